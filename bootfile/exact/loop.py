@@ -79,6 +79,9 @@ class Exact:
     max_bad_steps: the run ends after as many steps in a row that are not finite.
     slow_rank: the share of the time from which on a line names the rank that costs it, with a report.
     grace: seconds from a signal to the end of the process.
+    survivors: "first": rank 0 saves the last step when another rank is lost (survivor.py). "any": another
+        one does if rank 0 is lost; it needs a folder that all nodes see, and rank 0 sends the buffers of the
+        model to the others at the end of each step.
     stuck_after: seconds without the end of a step after which a line says where each rank is (stuck.py); 0:
         never. stuck_exit: end the run then.
     same_instructions: whether a restart on another instruction set is refused (default: only with exact
@@ -114,6 +117,7 @@ class Exact:
         max_bad_steps: int = 20,
         slow_rank: float = 0.1,
         grace: float = 25.0,
+        survivors: str = "first",
         stuck_after: float = 60.0,
         stuck_exit: bool = False,
         same_instructions: bool | None = None,
@@ -137,6 +141,9 @@ class Exact:
         self.reports = ReportTimes(report_every, report_after, evaluate_every)
         self.evaluate_every = evaluate_every
         self.grace = grace
+        if survivors not in ("first", "any"):
+            raise BadInput(f'survivors is "first" or "any", not {survivors!r}')
+        self._survivors = survivors
         self._stuck_options = (stuck_after, stuck_exit)
         self.processes = processes or Processes()
         self.say = say or _say
@@ -177,7 +184,7 @@ class Exact:
         self._replicas: Replicas | None = None  # if there are several ranks
         self.pace: Pace | None = None  # as well
         self.may_survive = True  # False: a rank keeps more than the state, which is lost with it
-        self._survivor: Survivor | None = None  # if rank 0 can save without the others
+        self._survivor: Survivor | None = None  # if a rank can save without the others
         self._label_mean: LabelMeanWatcher | None = None  # if gradients are averaged
         self._first = 0  # the first step of this process
         self._ended = 0  # steps that end_step() has counted
@@ -283,7 +290,7 @@ class Exact:
         self._progress = stuck.start(
             self.saver.folder, step, *self._stuck_options, tells_ends=not self.processes.may_change
         )
-        if self._survivor and ranks.is_first():
+        if self._survivor and self._survivor.may_save:
             self._progress.at_loss = self._survivor.save
 
     def announce(self, step: int) -> None:
@@ -544,7 +551,7 @@ class Exact:
             from bootfile.exact import survivor  # a job of one process has no other ranks
 
             if survivor.can_survive(self):
-                self._survivor = survivor.Survivor(self)
+                self._survivor = survivor.Survivor(self, self._survivors)
                 late = Agreement(self._survivor.is_record_late, self._survivor.note_late_record)
                 watchers.append(late)
         # torch calls it at each optimizer step of the process from here on

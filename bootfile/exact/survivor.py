@@ -1,21 +1,34 @@
-"""Save the last finished step when another rank is lost, on rank 0 and without a collective.
+"""Save the last finished step when another rank is lost, without a collective.
 
 From the end of a step to the next optimizer step only buffers change, such as BatchNorm's statistics. So rank
 0, whose backward pass or vote fails because another rank has died, has the whole state after the last step,
 once the buffers are restored. Only the receipt lacks samples: those of the other ranks since its last record.
 The next start reads them again, and adds them (Loader.lead()).
 
+If rank 0 itself is lost, another rank can save (Exact's survivors="any"). The buffers are then those of rank
+0, which sends them at the end of each step. The ranks that are left do not ask each other who saves: the one
+that first locks a file in the folder does.
+
 A model in parts has no such state, and with NCCL the host does not learn of the loss. Objects that are
 neither modules nor optimizers may change at any time.
 """
 
+import contextlib
+import fcntl
+import os
 import time
 from typing import Any, NamedTuple
 
 import torch
 
+from bootfile.exact import files
 from bootfile.exact.statistics import copy_all
-from bootfile.processes import ranks
+from bootfile.ground.errors import print_line
+from bootfile.ground.files import PARTIAL, lock, write_atomic
+from bootfile.processes import ranks, stuck
+
+_NOT_WHOLE = "gradients wait for an optimizer step, or a checkpoint cannot hold the step"
+FIRST, ANY = "first", "any"  # which ranks may save: `survivors` of Exact
 
 _EVERY = 30.0  # seconds between two records of the receipt: a restart reads at most these steps again
 # names of objects that do not change until the next optimizer step, or are kept
@@ -47,20 +60,54 @@ def can_survive(run: Any) -> bool:
 
 
 class Survivor:
-    """The last finished step of a run, as rank 0 can save it. run: the Exact, which calls the methods on each
-    rank in the thread of the loop."""
+    """The last finished step of a run, as rank 0, or each rank, can save it.
 
-    def __init__(self, run: Any):
+    run: the Exact. It makes the object on each rank after the state is restored, and calls the methods in the
+    thread of the loop. which: FIRST, or ANY: the ranks then find out here whether they see rank 0's folder.
+    """
+
+    def __init__(self, run: Any, which: str):
         self._run = run
+        self._shares = which == ANY  # rank 0 sends its buffers at the end of each step
+        self.may_save = ranks.is_first()  # this rank keeps what it needs for a save
+        self._claim = -1  # the descriptor of the file that gives this rank, not the first, the save
+        if self._shares:
+            self._meet()
         self._buffers: list[torch.Tensor] = []  # buffers of the model
         self._copies: list[torch.Tensor] = []  # their values after the last finished step
         self._tensors: list[torch.Tensor] = []
         self._has_marks = True  # changes of all tensors can be noticed
         self._finished: _Finished | None = None
+        self._lacks = _NOT_WHOLE  # why there is none after a step
         self._ended = 0  # the last step of which end_step() was called
         self._recorded = run.loader.receipt.step
         self._recorded_at = time.monotonic()
         self._is_late = False  # all ranks have agreed on a record of the receipt
+
+    def _meet(self) -> None:
+        """Give each rank what only rank 0 knows, and find out which of them see its folder."""
+        saver = self._run.saver
+        mark = os.path.join(saver.folder, f"{PARTIAL}meet-{os.getpid()}")
+        if ranks.is_first():
+            with contextlib.suppress(OSError):  # then no rank sees it
+                write_atomic(mark, "")
+        # the other ranks wait here for rank 0: the file exists
+        mark, self._run.state.run, keep_every = ranks.broadcast_object(
+            (mark, self._run.state.run, saver.keep_every)
+        )
+        saver.keep_every = keep_every
+        self.may_save = os.path.exists(mark)
+        seen = ranks.gather_objects(self.may_save)
+        # rank 0 waits here for all: none looks for the file any more
+        if ranks.is_first():
+            with contextlib.suppress(OSError):
+                os.unlink(mark)
+        blind = [str(rank) for rank, sees in enumerate(seen) if not sees]
+        if blind:
+            self._run.say(
+                f"warning: rank {', '.join(blind)} does not see {saver.folder} of rank 0, and cannot save if "
+                "rank 0 is lost: give all nodes the same mount"
+            )
 
     def is_record_late(self) -> bool:
         """Return whether the receipt needs a record: a question to all ranks (watchers.py)."""
@@ -75,13 +122,17 @@ class Survivor:
         self._is_late = True
 
     def end_step(self, step: int, is_whole: bool) -> None:
-        """Keep what the next step may change, on rank 0. is_whole: a checkpoint can hold this step."""
-        if not ranks.is_first():
-            return
+        """Keep what the next step may change. is_whole: a checkpoint can hold this step. Called on every
+        rank, which waits for rank 0 if that shares its buffers."""
         self._finished = None
+        self._lacks = _NOT_WHOLE
         self._ended = step
-        if not is_whole:
+        if not is_whole or not (self.may_save or self._shares):
             return
+        self._keep(step, self._shares)
+
+    def _keep(self, step: int, shares: bool) -> None:
+        """Keep what the next step may change. shares: all ranks do this now, and get rank 0's buffers."""
         if not self._tensors or step % len(self._run.loader) == 0:  # the loop may have replaced layers
             self._list_tensors()
             self._copies = [torch.empty_like(buffer) for buffer in self._buffers]
@@ -93,6 +144,11 @@ class Survivor:
                 copy_all(self._copies, [buffer.detach() for buffer in self._buffers])
             except RuntimeError:  # a buffer has got another size
                 self._copies = [buffer.detach().clone() for buffer in self._buffers]
+        if shares:
+            # DistributedDataParallel: each rank has statistics of its own batches, and goes on with rank 0's.
+            # If rank 0 is lost here, this step cannot be saved.
+            self._lacks = "rank 0 was lost before it had sent its buffers"
+            _send_from_first(self._copies)
         state = self._run.state
         self._finished = _Finished(step, self._mark(), state.schedule.state(), state.counts())
 
@@ -109,30 +165,58 @@ class Survivor:
             self._run.loader.commit(step, self._run.saver.folder)
 
     def save(self) -> None:
-        """Save the last finished step, and say it, or why not. Rank 0 calls it when a collective has failed:
-        the process ends with that error."""
+        """Save the last finished step, and say it, or why not.
+
+        A rank that may save calls it when a collective has failed: the process ends with that error. Ranks
+        other than rank 0 do nothing if that is alive.
+        """
         run = self._run
+        lost = "another rank"
+        say = run.say
+        if not ranks.is_first():
+            if not stuck.has_lost_first() or not self._is_claimed():
+                return
+            lost = "rank 0"
+            say = print_line
         try:
             step, reason = self._save()
         except Exception as error:  # the error that ends the run must be seen
             step = run.loader.step
             reason = str(error)
         if not reason:
-            run.say(f"saved at step {step}, after another rank was lost")
+            say(f"saved at step {step}, after {lost} was lost")
         elif step > run.saver.durable:
-            run.say(f"warning: step {step} was not saved after another rank was lost: {reason}")
+            say(f"warning: step {step} was not saved after {lost} was lost: {reason}")
+
+    def _is_claimed(self) -> bool:
+        """Return whether this rank is the one that saves in place of rank 0: the first of those that are left
+        which locks a file, until its process ends. Without locks each of them writes the same bytes."""
+        folder = self._run.saver.checkpoints
+        with contextlib.suppress(OSError):  # another rank has the lock, or the mount is lost
+            os.makedirs(folder, exist_ok=True)
+            path = os.path.join(folder, f"{PARTIAL}survivor")  # the next start deletes it
+            self._claim = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
+            lock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        return False
 
     def _save(self) -> tuple[int, str]:
         """Write the checkpoint and wait for it. Return (step, why it was not written or "")."""
         run = self._run
         step = run.loader.step
         if step != self._ended and run.ended_unasked():  # only the vote of a step that has ended has failed
-            self.end_step(step, not run.end_batch())
+            self._finished = None
+            self._lacks = _NOT_WHOLE
+            self._ended = step
+            if self._buffers and not ranks.is_first():
+                self._lacks = "rank 0 was lost before it had sent its buffers"
+            elif not run.end_batch():
+                self._keep(step, shares=False)
         finished = self._finished
         if not self._ended:  # no step since the restart
             return 0, "no step has ended"
         if finished is None:
-            return step, "gradients wait for an optimizer step, or a checkpoint cannot hold the step"
+            return step, self._lacks
         step = finished.step
         if reason := self._find_change(finished):
             return step, reason
@@ -148,6 +232,11 @@ class Survivor:
         def capture() -> dict[str, Any]:
             return {**run.state.capture(step), **finished.counts, "schedule": finished.schedule}
 
+        if not ranks.is_first():
+            path = os.path.join(run.saver.checkpoints, files.name_of(step))
+            if not os.path.exists(path):  # rank 0 may have saved this step before it was lost
+                run.saver.write_alone(capture(), run.state.run)
+            return step, ""
         run.saver.save_checkpoint(step, run.state.run, capture, is_planned=False)
         run.saver.collect(wait=True)
         return step, "" if run.saver.durable == step else "the write has failed"
@@ -178,6 +267,18 @@ class Survivor:
         """Return numbers that change when a tensor is written or gets other memory."""
         marks = [tensor._version for tensor in self._tensors]
         return marks + [tensor.data_ptr() for tensor in self._tensors]
+
+
+def _send_from_first(tensors: list[torch.Tensor]) -> None:
+    """Give all ranks the values that rank 0's tensors have: one broadcast for each dtype."""
+    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        by_dtype.setdefault(tensor.dtype, []).append(tensor)
+    for group in by_dtype.values():
+        flat = torch.cat([tensor.reshape(-1) for tensor in group])
+        torch.distributed.broadcast(flat, 0)
+        parts = flat.split([tensor.numel() for tensor in group])
+        copy_all(group, [part.view_as(tensor) for tensor, part in zip(group, parts, strict=True)])
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

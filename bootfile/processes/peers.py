@@ -369,10 +369,32 @@ class Peers:
                 holder = "the launcher of the first node, which holds the store,"
             print_line(f"{holder} has ended, or cannot be reached: {self._board.lost}")
 
+    def announce_loss(self) -> None:
+        """Tell the others that this rank has lost contact with one of them, and ends itself."""
+        self._board.write(f"left/{self.rank}", "lost contact")
+
+    def has_lost_first(self) -> bool:
+        """Return whether rank 0 has ended or cannot be reached, after announce_loss(). The main thread calls
+        it: it waits for some seconds at most, and only as long as nothing is known of rank 0."""
+        deadline = time.monotonic() + _LOSS
+        while True:
+            if 0 in self._local and self._local[0].has_ended():
+                return True
+            answer = self._board.read("left/0", "end/0")
+            if answer is None and self._board.lost:  # rank 0, or the launcher beside it, has held the store
+                return True
+            if answer and answer[0]:  # it lives, and has lost another rank itself
+                return False
+            if answer and answer[1]:  # a rank of its node has seen its end
+                return True
+            if time.monotonic() > deadline:
+                # on another node that is silent: a rank that lives loses contact as well, and says so
+                return 0 not in self._local
+            time.sleep(0.05)
+
     def explain_loss(self) -> None:
         """Wait for the reason why this rank has lost contact with another one, and tell it. The main thread
         calls it before this rank ends."""
-        self._board.write(f"left/{self.rank}", "lost contact")
         deadline = time.monotonic() + _LOSS
         while self._tells_ends and not self._told and time.monotonic() < deadline:
             now = time.monotonic()

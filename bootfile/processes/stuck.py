@@ -386,6 +386,8 @@ def explain(error: BaseException) -> None:
         time.sleep(2 * _FAREWELL)
     first_line = next(iter(str(error).splitlines()), "")
     is_contact = isinstance(error, RuntimeError) and _CONTACT.search(f"{type(error).__name__} {first_line}")
+    if watch._peers and is_contact:
+        watch._peers.announce_loss()  # before the save: the others then know that this rank is alive
     if is_contact and watch.at_loss:  # at once: a launcher may end this process after some seconds
         watch.at_loss()
     if watch._peers and is_contact:
@@ -396,6 +398,12 @@ def explain(error: BaseException) -> None:
     elif watch._peers and isinstance(error, Exception):
         watch._peers.announce_end(errors.in_one_line(error))
     stop()
+
+
+def has_lost_first() -> bool:
+    """Return whether rank 0 has ended, as far as this rank, which has lost contact with some rank, learns
+    within some seconds. The main thread calls it before this process ends."""
+    return _watch is not None and _watch._peers is not None and _watch._peers.has_lost_first()
 
 
 def compose(idle: float, step: int, places: dict[Any, Place], names: Any) -> str:

@@ -142,6 +142,7 @@ class Checkpointer(Events):
             max_bad_steps=args.max_bad_steps,
             slow_rank=args.slow_rank,
             grace=args.grace,
+            survivors=self._find_survivors(),
             stuck_after=args.stuck_after,
             stuck_exit=args.stuck_exit,
             same_instructions=same_instructions,
@@ -156,6 +157,14 @@ class Checkpointer(Events):
             learned=arguments.without_operation(args, settings),
             **parts,
         )
+
+    def _find_survivors(self) -> str:
+        """Return --survivors, or "first" and a warning if only rank 0's results are kept."""
+        survivors: str = self.args.survivors
+        if survivors != "first" and self.output.url:
+            self.say("warning: --survivors any has no effect: rank 0 alone uploads results to a URL")
+            return "first"
+        return survivors
 
     def _refuse_unused_limits(self) -> None:
         """Raise BadInput if the job does not give a limit of its options to its sampler."""
@@ -276,6 +285,8 @@ class Checkpointer(Events):
             )
         self.scores.note(score, self.log.metrics.best_of)
         if not ranks.is_first() and not exact.state.is_sharded:
+            # if rank 0 is lost, this rank may save the state (--survivors)
+            self.scores.best = max(self.scores.best, score)
             return  # rank 0 has all weights, unless each rank has a part of them
 
         best = "best.pth"

@@ -1,4 +1,5 @@
-"""Rank 0 saves the last finished step when another rank is lost, and the restart is exact."""
+"""Rank 0 saves the last finished step when another rank is lost, or another one if rank 0 is, and the restart
+is exact."""
 
 import functools
 import os
@@ -26,7 +27,7 @@ from tests.conftest import (
 
 EPOCH = 8  # steps
 EPOCHS = 3
-# The last rank waits before the forward pass of a step, or before its end if it does not call accepts(), if a
+# Rank LOST (-1: the last one) waits before the forward pass of a step, or before its end if it does not call accepts(), if a
 # file has the number of the step. Then the file gets another name.
 LOOP = """
 import os, sys, time, torch
@@ -60,10 +61,11 @@ if kind == "torch":
 else:
     loader = map_style_loader(Data(), BatchSampler(64, 8, 0, epochs=EPOCHS), torch.device("cpu"))
 run = Exact(
-    "OUT", loader, model=model, forward=forward, optimizer=optimizer, scheduler=scheduler, save_every=1000
+    "OUT", loader, model=model, forward=forward, optimizer=optimizer, scheduler=scheduler, save_every=1000,
+    survivors=SURVIVORS
 )
 def wait():
-    if rank == size - 1 and os.path.exists(hang) and open(hang).read() == str(loader.step):
+    if rank == LOST % size and os.path.exists(hang) and open(hang).read() == str(loader.step):
         os.rename(hang, hang + ".reached")
         while True:
             time.sleep(1)
@@ -92,24 +94,26 @@ if rank == 0:
 """
 
 
-def write(folder):
+def write(folder, lost=-1, survivors="first"):
     folder.mkdir(exist_ok=True)
-    text = f"ROOT, EPOCHS = {str(ROOT)!r}, {EPOCHS}\n"
+    values = (str(ROOT), EPOCHS, lost, survivors)
+    text = f"ROOT, EPOCHS, LOST, SURVIVORS = {values!r}\n"
     (folder / "own.py").write_text(text + LOOP)
     return folder / "own.py"
 
 
-def lose(folder, kind, step):
-    """Kill the last rank in the data of a step, and return what rank 0 printed."""
+def lose(folder, kind, step, ranks=2, lost=-1, survivors="first"):
+    """Kill a rank, the last one or `lost`, in the data of a step, and return what the others printed."""
     hang = folder / "hang"
-    script = write(folder)
+    script = write(folder, lost, survivors)
     hang.write_text(str(step))
-    jobs = start_ranks(script, kind, hang, cwd=folder, fresh=True)
-    wait_until((folder / "hang.reached").exists, jobs[1])
-    jobs[1].send_signal(signal.SIGKILL)
-    first, _ = [finish(job, None) for job in jobs]
-    assert first.returncode
-    return first.stdout
+    jobs = start_ranks(script, kind, hang, ranks=ranks, cwd=folder, fresh=True)
+    wait_until((folder / "hang.reached").exists, jobs[lost])
+    jobs[lost].send_signal(signal.SIGKILL)
+    jobs.pop(lost).wait()
+    ended = [finish(job, None) for job in jobs]
+    assert all(job.returncode for job in ended)
+    return "".join(job.stdout for job in ended)
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +150,44 @@ def test_a_run_continues_after_the_step_before_the_loss(run_undisturbed, tmp_pat
     assert compare_states(str(expected), str(out))[0]
 
 
+@pytest.mark.parametrize("step, saved", [(5, 4), (EPOCH + 1, EPOCH)])
+def test_another_rank_saves_if_rank_0_is_lost(run_undisturbed, tmp_path, step, saved):
+    """BatchNorm's statistics are those of rank 0, also if another rank has saved them."""
+    whole, printed = run_undisturbed("map")
+    lines = lose(tmp_path, "map", step, lost=0, survivors="any")
+    assert lines.count(f"saved at step {saved}, after rank 0 was lost") == 1
+    again = run_ranks(tmp_path / "own.py", "map", tmp_path / "hang", cwd=tmp_path)[0].stdout
+    assert re.search(r"^step (\d+)$", again, re.MULTILINE)[1] == str(saved + 1)
+    assert printed.splitlines()[-1] == again.splitlines()[-1]
+    out, expected = tmp_path / "OUT", whole / "OUT"
+    assert compare_receipts(str(expected), str(out))[0]
+    assert compare_states(str(expected), str(out))[0]
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_one_of_several_ranks_saves(tmp_path, lost):
+    lines = lose(tmp_path, "map", 5, ranks=4, lost=lost, survivors="any")
+    name = "another rank" if lost else "rank 0"
+    assert re.findall("saved at .*", lines) == [f"saved at step 4, after {name} was lost"]
+
+
+def test_no_other_rank_saves_unless_it_is_asked_to(tmp_path):
+    lines = lose(tmp_path, "map", 5, lost=0)
+    assert "saved at" not in lines
+    assert not os.path.exists(tmp_path / "OUT" / "checkpoints")
+
+
+def test_a_rank_that_does_not_see_the_folder_is_named(tmp_path):
+    """Nodes without a common mount: the last rank has a working folder of its own."""
+    script = write(tmp_path, survivors="any")
+    moved = "torch.manual_seed(0)\nos.chdir(str(rank))\n"
+    script.write_text(script.read_text().replace("torch.manual_seed(0)\n", moved))
+    for rank in range(2):
+        (tmp_path / str(rank)).mkdir()
+    first = run_ranks(script, "map", tmp_path / "hang", cwd=tmp_path)[0]
+    assert re.search("warning: rank 1 does not see OUT of rank 0, and cannot save", first.stdout)
+
+
 def test_gradients_that_wait_are_not_saved(tmp_path):
     printed = lose(tmp_path, "accumulate", 6)  # after the first of two batches
     assert "warning: step 6 was not saved after another rank was lost: gradients wait" in printed
@@ -169,14 +211,15 @@ def test_a_step_that_is_saved_already_is_not_saved_again(tmp_path):
 
 
 @pytest.mark.faults
-def test_a_job_whose_launcher_ends_the_other_ranks(tmp_path):
+@pytest.mark.parametrize("lost", [1, 0])
+def test_a_job_whose_launcher_ends_the_other_ranks(tmp_path, lost):
     words = ["jobs/train_ddp.py", *QUICK, "--processes_per_node=2", "--epochs=1", "--report_every=1"]
     run(*words, "--save_every=1000", f"--output_dir={tmp_path / 'whole'}")
-    words += ["--save_every=1000", f"--output_dir={tmp_path / 'killed'}"]
+    words += ["--save_every=1000", "--survivors=any", f"--output_dir={tmp_path / 'killed'}"]
     job = start(*words, fresh=True)
     read_until(job, " step=5/")
-    os.kill(processes_of(job)[1], signal.SIGKILL)
-    saved = re.search(r"saved at step (\d+), after another rank was lost", finish(job, None).stdout)
+    os.kill(processes_of(job)[lost], signal.SIGKILL)
+    saved = re.search(r"saved at step (\d+), after (another rank|rank 0) was lost", finish(job, None).stdout)
     again = run(*words).stdout
     assert f"step {saved[1]} " in re.search(r"resumed from .*", again)[0]
     assert compare_receipts(str(tmp_path / "whole"), str(tmp_path / "killed"))[0]
