@@ -234,8 +234,10 @@ class Survivor:
 
         if not ranks.is_first():
             path = os.path.join(run.saver.checkpoints, files.name_of(step))
-            if not os.path.exists(path):  # rank 0 may have saved this step before it was lost
-                run.saver.write_alone(capture(), run.state.run)
+            if os.path.exists(path):
+                run.saver.durable = step
+                return step, "rank 0 has saved it before it ended"
+            run.saver.write_alone(capture(), run.state.run)
             return step, ""
         run.saver.save_checkpoint(step, run.state.run, capture, is_planned=False)
         run.saver.collect(wait=True)

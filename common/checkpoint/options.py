@@ -183,7 +183,7 @@ def _add_arguments(parser: JobParser) -> None:
     help = "after SIGTERM or Ctrl-C: time to finish the step, save and exit (default: 25)"
     add("--grace", type=positive_float, default=25, metavar="SECONDS", help=help)
     help = (
-        "any: another rank saves the last step if rank 0 is lost, in one mount of all nodes (default: first)"
+        "any: another rank saves the last step if rank 0 is lost; needs a shared mount (default: first)"
     )
     add("--survivors", choices=["first", "any"], default="first", help=help)
     help = "say where each rank is if no step ends for so long; 0: never (default: 60 or 20 median steps)"

@@ -27,8 +27,8 @@ from tests.conftest import (
 
 EPOCH = 8  # steps
 EPOCHS = 3
-# Rank LOST (-1: the last one) waits before the forward pass of a step, or before its end if it does not call accepts(), if a
-# file has the number of the step. Then the file gets another name.
+# Rank LOST (-1: the last one) waits before the forward pass of a step, or before its end if it does not call
+# accepts(), if a file has the number of the step. Then the file gets another name.
 LOOP = """
 import os, sys, time, torch
 sys.path.insert(0, ROOT)
