@@ -182,9 +182,7 @@ def _add_arguments(parser: JobParser) -> None:
     add("--epoch_weights", type=boolean, default=True, help=help)
     help = "after SIGTERM or Ctrl-C: time to finish the step, save and exit (default: 25)"
     add("--grace", type=positive_float, default=25, metavar="SECONDS", help=help)
-    help = (
-        "any: another rank saves the last step if rank 0 is lost; needs a shared mount (default: first)"
-    )
+    help = "any: another rank saves the last step if rank 0 is lost; needs a shared mount (default: first)"
     add("--survivors", choices=["first", "any"], default="first", help=help)
     help = "say where each rank is if no step ends for so long; 0: never (default: 60 or 20 median steps)"
     add("--stuck_after", type=non_negative_float, default=60, metavar="SECONDS", help=help)
