@@ -37,8 +37,8 @@ OPTIONS = {
         --lr --max_steps --epoch_steps --report_every --resume --weights
         --from --at_step --skip_steps --without --keep_every
         --evaluate --save_every --keep --evaluate_every --epoch_weights --grace
-        --stuck_after --stuck_exit --survivors --max_bad_steps --slow_rank --sample_losses --tracker --threads
-        --cpu_level""",
+        --stuck_after --stuck_exit --survivors --recheck --max_bad_steps --slow_rank --sample_losses --tracker
+        --threads --cpu_level""",
     "train_ddp train_exact train_fsdp imagenet loader loader_dali": """
         --init_method --rank --world_size --local_rank --processes_per_node --timeout""",
     "train_exact imagenet": "--exact_shards",

@@ -96,6 +96,8 @@ class Checkpointer(Events):
         self.exact = self._make_exact(run, **parts)
         self.exact.state.extras = self.scores
         self._refuse_unused_limits()
+        if run.args.recheck:
+            self._recheck_shards(run.args.recheck)
         self._sample_losses: Any = None
         if run.args.sample_losses and self._writes:
             from common.run.sample_losses import SampleLosses  # most jobs do not keep them
@@ -165,6 +167,14 @@ class Checkpointer(Events):
             self.say("warning: --survivors any has no effect: rank 0 alone uploads results to a URL")
             return "first"
         return survivors
+
+    def _recheck_shards(self, every: int) -> None:
+        """Let another process compute one shard of every N-th step again. Raises BadInput without shards."""
+        shards = getattr(self.exact.forward, "exact_shards", None)
+        if shards is None:
+            raise BadInput(f"--recheck {every} needs --exact_shards: jobs/train_exact.py has it")
+        if not self.args.evaluate:
+            shards.recheck(every, self.say)
 
     def _refuse_unused_limits(self) -> None:
         """Raise BadInput if the job does not give a limit of its options to its sampler."""

@@ -190,6 +190,8 @@ def _add_arguments(parser: JobParser) -> None:
     add("--stuck_exit", type=boolean, default=False, help=help)
     help = "stop after N consecutive steps without a finite loss and gradient (default: 20)"
     add("--max_bad_steps", type=positive_int, default=20, help=help)
+    help = "with exact shards: another process computes a shard of every N-th step again (default: 0, never)"
+    add("--recheck", type=non_negative_int, default=0, metavar="N", help=help)
     help = "name the rank for which the others wait more than this share of the time (default: 0.1)"
     add("--slow_rank", type=positive_float, default=0.1, metavar="SHARE", help=help)
     help = "true: keep the loss of each sample, for `launch data RUN --around STEP` (default: false)"

@@ -124,6 +124,7 @@ class Shards:
         self._before: list[_Buffer] = []  # before the last step that was begun
         self._processes: Processes | None = None  # those of the run
         self._is_open = False  # from the forward pass of a shard until add()
+        self._recheck: Any = None  # if a shard is computed twice in some steps (recheck.py)
         fix_settings(device)
 
     def attach(self, forward: Any) -> None:
@@ -144,6 +145,21 @@ class Shards:
         self.guards = Guards(forward, self._list_trained)  # its hooks run after those above
         self.watch({})
         self.guards.install()
+
+    def recheck(self, every: int, say: Callable[[str], object]) -> None:
+        """Compute one shard in `every` steps a second time, on the next process, from now on. Call it on
+        every rank after attach(), before the first step. say: prints a line on rank 0. A process that
+        computes wrongly then ends the run with WrongResult (recheck.py), before the step is used."""
+        from common.parallel.recheck import Recheck  # most jobs compute each shard once
+
+        def find_owner(shard: int) -> int:
+            for rank in range(self.world_size):
+                if shard in part_of(self.count, rank, self.world_size):
+                    return rank
+            raise AssertionError(shard)
+
+        self._recheck = Recheck(self._forward, every, find_owner, self.count, self._device)
+        self._say = say
 
     def watch(self, objects: dict[str, Any], loader: Any = None, processes: Processes | None = None) -> None:
         """Treat the modules and the optimizers among these objects as those of the model: a shard begins with
@@ -197,9 +213,15 @@ class Shards:
         if is_first or self.index == _find_whole(counts):
             self._after = _read(self._buffers)
         self._check_loader(is_first)
+        if self._recheck:
+            self._recheck.end(self._loader.step, self.index)
         self._keep_gradients(is_first, counts)
+        restore_buffers = functools.partial(_write, self._buffers)
         if is_last and self.guards.is_checked:
-            self.guards.repeat_calls(functools.partial(_write, self._buffers))
+            self.guards.repeat_calls(restore_buffers)
+        if is_last and self._recheck:
+            with self.guards.repeating():
+                self._flags = self._recheck.compare(self._loader.step, restore_buffers)
         self._is_open = False
         if is_last:
             return self._end_step(counts)
@@ -230,12 +252,31 @@ class Shards:
         self._average(total, _find_whole(counts))
         rows = self._make_rows(self._losses)
         self._losses = []
-        self._buffers = []
-        if self.world_size > 1:
+        if self._recheck:
+            rows = self._judge(rows)
+        elif self.world_size > 1:
             with pace.waiting():
                 torch.distributed.all_reduce(rows)
+        self._buffers = []
         self.guards.end_step()
         return sum_rows(rows) / total
+
+    def _judge(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the losses of all shards [V], as all ranks do here, unless one that was computed twice
+        differs: then all raise WrongResult. rows: those of this rank's shards; its flags travel with them."""
+        flags = rows.new_tensor(self._flags)
+        sent = torch.cat([rows, flags])
+        if self.world_size > 1:
+            with pace.waiting():
+                torch.distributed.all_reduce(sent)
+        rows, flags = sent.split([len(rows), len(flags)])
+        # the host waits for the device here
+        values = flags.tolist()
+        if any(values):
+            restore_buffers = functools.partial(_write, self._buffers)
+            with self.guards.repeating():
+                self._recheck.judge(self._loader.step, values, restore_buffers, self._say)
+        return rows
 
     def _check_loader(self, is_first: bool) -> None:
         """Raise BadInput if the loader has begun another step since the first shard of this one: the job then
@@ -304,6 +345,8 @@ class Shards:
         if not self._buffers:
             self._buffers = _list_buffers(self._modules)
             self._before = self._buffers
+        if self._recheck and self._is_open:
+            self._recheck.note_more()
         if self._is_open or not torch.is_grad_enabled():
             return  # a second forward pass of a shard, or an evaluation
         self._is_open = True
@@ -311,6 +354,8 @@ class Shards:
         if is_first:
             self._hook_gradients()
             self.guards.begin_step(self._list_sources())
+        if self._recheck:
+            self._recheck.begin(self._loader.step, self.index, is_first, self._list_sources())
 
     def _hook_gradients(self) -> None:
         """Call _note_gradient() for each parameter that is trained. _begin_forward() calls it in each step:
@@ -350,6 +395,8 @@ class Shards:
             names = (name for name, candidate in named if candidate is parameter)
             name = next(names, "a parameter")
             raise BadInput(f"--exact_shards: the gradient of {name} is sparse, expected a dense one")
+        if self.guards.is_repeating:
+            return  # a shard is computed again, and its gradients are only compared
         is_first_shard = not self._losses
         if is_first_shard and parameter not in self._used and parameter.grad is not None:
             self._earlier[parameter] = parameter.grad

@@ -7,11 +7,12 @@ recorded and repeated at the end of the step, with other shards in between and o
 """
 
 import collections
+import contextlib
 import inspect
 import os
 import types
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +24,8 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from bootfile.ground.errors import BadInput
 from bootfile.machine import convolution
 from bootfile.processes import ranks
+
+T = TypeVar("T")
 
 _CHECK_EVERY = 32  # steps between two with repeated calls: a repeated call takes as long as the first one
 _DEPTH = 4  # levels of lists, dictionaries and attributes that are compared in a variable
@@ -193,7 +196,8 @@ class Guards:
         for call, (name, inputs, states, results) in zip(self._calls, of_rank_0, strict=False):
             restore_buffers()
             if call.name == name and results:
-                repeated = self._repeat(call, inputs, states)
+                with self.repeating():
+                    repeated = call.repeat(inputs, states)
                 different = [part for part, digest in repeated.items() if digest != results.get(part)]
                 differences += [f"{name}: {part}" for part in different]
             call.forget()
@@ -206,11 +210,12 @@ class Guards:
                     "begins"
                 )
 
-    def _repeat(self, call: "FirstCall", inputs: list[Any], states: list[Any]) -> dict[str, int]:
-        """Repeat one call, while is_repeating() is true for the hooks of others."""
+    @contextlib.contextmanager
+    def repeating(self) -> Iterator[None]:
+        """Let is_repeating() be true in a block, for the hooks of others: calls are only compared there."""
         self.is_repeating = True
         try:
-            return call.repeat(inputs, states)
+            yield
         finally:
             self.is_repeating = False
 
@@ -336,13 +341,18 @@ class FirstCall:
     def repeat(self, inputs: list[Any], states: list[Any]) -> dict[str, int]:
         """Call the module with the inputs and the states of rank 0, and return the results as in `results`;
         {} if this rank has recorded no call, or if the module raises an error. Guards.repeat_calls() calls it
-        on every rank in a checked step, after the backward pass of the rank's last shard.
+        on every rank in a checked step, after the backward pass of the rank's last shard."""
+        return self.call(inputs, states, self._list_results) or {}
+
+    def call(self, inputs: list[Any], states: list[Any], read: Callable[[Any], T]) -> T | None:
+        """Call the module with the inputs and the states of another rank, and return read(its output); None
+        if this rank has recorded no call, or if the module raises an error.
 
         Generators and attributes of the module are restored. The caller restores the buffers.
         """
         repetition = self._repetition
         if not repetition:
-            return {}
+            return None
         states_before = _get_states(repetition.sources)
         attributes_before = [dict(vars(module)) for module in repetition.modules]
         for module, mode in zip(repetition.modules, repetition.modes, strict=True):
@@ -352,9 +362,9 @@ class FirstCall:
         try:
             with torch.set_grad_enabled(repetition.has_grad), repetition.autocast:
                 args, kwargs = self._nest(repetition, inputs)
-                return self._list_results(self.module(*args, **kwargs))
+                return read(self.module(*args, **kwargs))
         except Exception:
-            return {}
+            return None
         finally:
             _set_states(repetition.sources, states_before)
             for module, attributes in zip(repetition.modules, attributes_before, strict=True):

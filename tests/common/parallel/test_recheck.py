@@ -1,0 +1,105 @@
+"""A shard of a step is computed a second time on another process, which names the one that computes wrongly."""
+
+import re
+
+import pytest
+
+from bootfile.receipt.compare import compare_states
+from common.parallel import recheck
+from tests.conftest import QUICK, refused, run_ranks
+from tests.support.exact import changed
+
+SHARDS = 4
+WORDS = (*QUICK, "--batch_size=128", f"--exact_shards={SHARDS}", "--max_steps=9", "--save_every=1step")
+BACKWARD = "            loss.backward()\n"
+LOSS = "            loss = criterion(logits, targets)\n"
+# A fault of the hardware: one gradient of a shard is another one. A file notes that it has happened.
+FAULT = """
+            import pathlib
+            marks = [pathlib.Path(f"FOLDER/{shards.index}-{train_loader.step}-{number}") for number in range(TIMES)]
+            for mark in marks:
+                if (shards.index, train_loader.step) == PLACE and not mark.exists():
+                    mark.touch()
+                    next(model.parameters()).grad.view(-1)[0] += 1
+                    break
+"""
+
+
+def make_job(folder, shard, step):
+    """Return a copy of train_exact.py that computes a shard of a step wrongly, once."""
+    fault = FAULT.replace("FOLDER", str(folder)).replace("PLACE", repr((shard, step))).replace("TIMES", "1")
+    return changed("train_exact.py", folder / "job.py", (BACKWARD, BACKWARD + fault))
+
+
+@pytest.mark.parametrize("processes, owner", [(3, 1), (1, 0)])
+def test_a_process_that_computes_wrongly_is_named_before_the_step_is_used(processes, owner, tmp_path):
+    words = (*WORDS, "--recheck=1")
+    whole = tmp_path / "whole"
+    run_ranks("jobs/train_exact.py", *words, f"--output_dir={whole}", ranks=processes)
+    job = make_job(tmp_path, 1, 5)  # the first shard of the second process of three
+    output = f"--output_dir={tmp_path / 'run'}"
+    results = run_ranks(job, *words, output, ranks=processes, code=20)
+    line = re.search("error: step 5: the gradients of shard 1 .*", results[0].stderr)[0]
+    assert f"differ: rank {owner} was wrong in 1 of " in line
+    assert "The step was not used" in line
+    again = run_ranks(job, *words, output, ranks=processes)[0].stdout
+    assert "step 4 of 9" in re.search("resumed from .*", again)[0]
+    assert compare_states(str(whole), str(tmp_path / "run"))[0]
+
+
+def test_the_bits_are_those_of_a_run_without_it(tmp_path):
+    for every, processes in ((0, 2), (1, 1), (2, 2), (1, 3)):
+        output = f"--output_dir={tmp_path / f'{every}-{processes}'}"
+        shown = run_ranks("jobs/train_exact.py", *WORDS, f"--recheck={every}", output, ranks=processes)[
+            0
+        ].stdout
+        assert "warning" not in shown
+        assert compare_states(str(tmp_path / "0-2"), str(tmp_path / f"{every}-{processes}"))[0]
+
+
+def test_a_first_difference_is_a_doubt(tmp_path):
+    """A process that is wrong in its own first shard may have a loss that cannot be compared."""
+    job = make_job(tmp_path, 1, 1)
+    output = f"--output_dir={tmp_path / 'run'}"
+    shown = run_ranks(job, *WORDS, "--recheck=1", output, ranks=2)[0].stdout
+    warnings = re.findall("warning: .*", shown)
+    assert len(warnings) == 1
+    assert warnings[0].startswith(
+        "warning: step 1: rank 0 has computed shard 1 twice, and the gradients differ"
+    )
+    assert "is off" not in warnings[0]
+
+
+def test_a_loss_that_uses_the_weights_is_not_compared(tmp_path):
+    other = (
+        LOSS + "            loss = loss + 1e-3 * sum(each.square().sum() for each in model.parameters())\n"
+    )
+    job = changed("train_exact.py", tmp_path / "job.py", (LOSS, other))
+    output = f"--output_dir={tmp_path / 'run'}"
+    shown = run_ranks(job, *WORDS, "--recheck=1", output, ranks=2)[0].stdout
+    warnings = re.findall("warning: .*", shown)
+    assert len(warnings) == 2
+    assert warnings[1].endswith("; --recheck is off")
+
+
+def test_a_job_without_shards_is_refused(tmp_path):
+    line = refused("jobs/train.py", *QUICK, "--recheck=1", f"--output_dir={tmp_path}")
+    assert "--recheck 1 needs --exact_shards" in line
+
+
+@pytest.mark.parametrize(
+    "votes, expected",
+    [
+        ([(0, 7), (1, 7), (1, 8), (2, 7)], "rank 1 was wrong in 1 of 2 (fc)"),
+        ([(0, 8), (0, 8), (1, 7), (1, 7), (2, 7)], "rank 0 was wrong in 2 of 2 (fc)"),
+        ([(0, 8), (0, 8), (1, 7), (1, 7)], "there is no majority"),
+        (
+            [(0, 8), (0, 7), (1, 7), (1, 6)],
+            "rank 0 was wrong in 1 of 2 (fc), rank 1 was wrong in 1 of 2 (fc)",
+        ),
+    ],
+)
+def test_the_majority_is_right(votes, expected):
+    text = recheck.describe(3, 1, [(rank, {"fc": digest}) for rank, digest in votes])
+    assert text.startswith(f"step 3: the gradients of shard 1 were computed {len(votes)} times, and differ")
+    assert expected in text
