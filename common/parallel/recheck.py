@@ -6,8 +6,8 @@ weights, and compares their digests. If they differ, all processes compute the s
 optimizer takes the step, and the majority says who was wrong. One process alone compares with itself.
 
 A shard is comparable if its gradients come from one call of the model alone: that of a loss which also uses
-the weights, for example, is not. Each process finds that out with its own first shard, which it computes twice
-itself. If two such shards differ, nothing is compared any more.
+the weights, for example, is not. Each process finds that out with its own first shard, which it computes
+twice itself. If two such shards differ, nothing is compared any more.
 
 Related work: torchtitan's replayer (pull request 4333), which computes the first step after a load twice.
 """
@@ -190,15 +190,19 @@ class Recheck:
             if not self._is_on:
                 end = "; --recheck is off"
             say(
-                f"warning: step {step}: rank {owner} has computed shard {chosen} twice, and the gradients differ: "
-                f"an error of its hardware, or they do not come from one call of the model alone{end}"
+                f"warning: step {step}: rank {owner} has computed shard {chosen} twice, and the gradients "
+                f"differ: an error of its hardware, or they do not come from one call of the model alone{end}"
             )
             return
         if not flags[0]:
             return
         # all ranks wait for the rank of the shard, and then compute it once more
-        shard = ranks.gather_objects(self._mine if self._rank == owner else None)[owner]
-        assert shard is not None
+        sent = None
+        if self._mine and self._rank == owner:
+            sent = self._mine._asdict()
+        received = ranks.gather_objects(sent)[owner]
+        assert received is not None
+        shard = _Shard(**received)
         votes = [(self._rank, self._compute(shard, restore_buffers))]
         if self._rank == owner:
             votes.append((owner, shard.digests))
@@ -291,8 +295,8 @@ def describe(step: int, shard: int, votes: list[tuple[int, _Digests]]) -> str:
         bad = sum(text != common for text in tries)
         names.append(f"rank {rank} was wrong in {bad} of {len(tries)} ({name})")
     return (
-        f"{head}: {', '.join(names)}. The step was not used. Look at that machine, and audit the steps before "
-        "it: python -m launch audit"
+        f"{head}: {', '.join(names)}. The step was not used. Look at that machine, and audit the steps "
+        "before it: python -m launch audit"
     )
 
 

@@ -1,4 +1,4 @@
-"""A shard of a step is computed a second time on another process, which names the one that computes wrongly."""
+"""A shard of a step is computed again on another process: one that computes wrongly is named."""
 
 import re
 
@@ -16,18 +16,16 @@ LOSS = "            loss = criterion(logits, targets)\n"
 # A fault of the hardware: one gradient of a shard is another one. A file notes that it has happened.
 FAULT = """
             import pathlib
-            marks = [pathlib.Path(f"FOLDER/{shards.index}-{train_loader.step}-{number}") for number in range(TIMES)]
-            for mark in marks:
-                if (shards.index, train_loader.step) == PLACE and not mark.exists():
-                    mark.touch()
-                    next(model.parameters()).grad.view(-1)[0] += 1
-                    break
+            mark = pathlib.Path(MARK)
+            if (shards.index, train_loader.step) == PLACE and not mark.exists():
+                mark.touch()
+                next(model.parameters()).grad.view(-1)[0] += 1
 """
 
 
 def make_job(folder, shard, step):
     """Return a copy of train_exact.py that computes a shard of a step wrongly, once."""
-    fault = FAULT.replace("FOLDER", str(folder)).replace("PLACE", repr((shard, step))).replace("TIMES", "1")
+    fault = FAULT.replace("MARK", repr(str(folder / "mark"))).replace("PLACE", repr((shard, step)))
     return changed("train_exact.py", folder / "job.py", (BACKWARD, BACKWARD + fault))
 
 
