@@ -2,6 +2,7 @@
 
     python -m tests.benchmarks.flips                     200 runs with a flip, 200 without
     python -m tests.benchmarks.flips --runs 20 --clean 5 --to flips.json
+    python -m tests.benchmarks.flips --exact             train_exact.py on two processes, audited on one
 
 A copy of train.py with a small network trains 20 steps on digits, in one process with one thread, and keeps
 a state after every second step. In each run a random bit of the weights, the gradients, the optimizer's state
@@ -16,6 +17,9 @@ are computed again by the functions of `launch audit`. Counted are
     share 0.1   of these, runs where the one interval that --share 0.1 --seed RUN draws differs
     alarms      runs that did not change, and runs without a flip of which every third one is killed at a
                 random moment and continued, with an interval that differs
+
+With --exact the bit is flipped on one of two processes. A killed run continues on one. If the flip is in the
+weights or the optimizer's state, the processes have other weights, which the run finds itself: it ends.
 
 The programs are forked from this one, which has imported torch: a start takes a tenth of a second.
 """
@@ -46,7 +50,7 @@ from bootfile.exact import digest_lines
 from bootfile.history import audit
 from bootfile.processes import sessions
 from tests.benchmarks.rounds import conditions
-from tests.conftest import ROOT
+from tests.conftest import ROOT, free_port
 from tests.support.exact import changed
 
 STEPS = 20
@@ -77,6 +81,9 @@ _IMPORTED = [
     "common.compute.models", "common.run.evaluation", "datasets.loaders.engines.memory",
     "datasets.memory.digits", "bootfile.exact.forked", "bootfile.exact.ladder",
 ]  # fmt: skip
+
+
+_EXACT = ["--exact_shards=4"]
 
 
 class Program:
@@ -137,6 +144,19 @@ def start(
     return Program(command, output, environment)
 
 
+def start_ranks(command: list[str], log: Any, environment: dict[str, str], size: int) -> list[Program]:
+    """Start a job on `size` processes, with the variables that launchers set."""
+    if size == 1:
+        return [Program(command, log, environment)]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(size))
+    ranks = []
+    for rank in range(size):
+        of_rank = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        ranks.append(Program(command, log, environment | of_rank))
+    return ranks
+
+
 def end(tasks: list[Program], number: Any) -> None:
     """End programs in place of sessions.end() and sessions.kill()."""
     for task in tasks:
@@ -159,12 +179,16 @@ def forked_programs() -> Iterator[None]:
 
 
 class Proof:
-    """Runs and audits. folder: for all of them, which are deleted one after the other."""
+    """Runs and audits. folder: for all of them, which are deleted one after the other. is_exact: of
+    train_exact.py on two processes."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, is_exact: bool = False):
         self._folder = folder
         self.ended = False  # the last run ended with an error
-        self.job = changed("train.py", folder / "job.py", (_MODEL, _SMALL), (_ENTRY, _ENTRY + _FLIP))
+        self.processes = 2 if is_exact else 1
+        self._words = [*_WORDS, *_EXACT] if is_exact else _WORDS
+        name = "train_exact.py" if is_exact else "train.py"
+        self.job = changed(name, folder / "job.py", (_MODEL, _SMALL), (_ENTRY, _ENTRY + _FLIP))
 
     def train(self, name: str, seed: int, flip: str = "", kill_after: float = 0.0) -> Path:
         """Train a run, and return its folder. kill_after: seconds, after which it is killed and continued."""
@@ -174,19 +198,22 @@ class Proof:
             place = self._folder / f"{name}-flip"
             place.mkdir()
             environment["BOOTFILE_FLIP"] = f"{place}:{flip}"
-        command = [sys.executable, str(self.job), *_WORDS, f"--seed={seed}", f"--output_dir={output}"]
+        command = [sys.executable, str(self.job), *self._words, f"--seed={seed}", f"--output_dir={output}"]
         with open(f"{output}.log", "ab") as log:
+            size = self.processes
             if kill_after:
-                killed = Program(command, log, environment)
+                killed = start_ranks(command, log, environment, size)
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    killed.wait(kill_after)
-                end([killed], signal.SIGKILL)
-            code = Program(command, log, environment).wait()
+                    killed[0].wait(kill_after)
+                end(killed, signal.SIGKILL)
+                size = 1
+            codes = [program.wait() for program in start_ranks(command, log, environment, size)]
+            code = max(codes, key=abs)
         text = Path(f"{output}.log").read_text(errors="replace")
         if code and not flip:
             raise RuntimeError(f"{command}: exit code {code}\n{text}")
         self.ended = code != 0
-        if flip and "flip: rank 0" not in text:
+        if flip and "flip: rank " not in text:
             raise RuntimeError(f"{flip}: no bit was flipped\n{text}")
         return output
 
@@ -194,7 +221,8 @@ class Proof:
         """Compute all intervals of a run again."""
         every = audit.find_intervals(str(run))
         with contextlib.redirect_stdout(io.StringIO()):
-            audit.audit(str(run), every, None, None, None, [])
+            # train.py has one process in any case
+            audit.audit(str(run), every, None, None, 1, [])
         return every
 
 
@@ -223,6 +251,7 @@ def main() -> None:
     )
     parser.add_argument("--runs", type=int, default=200, help="runs with a flip (default: 200)")
     parser.add_argument("--clean", type=int, default=200, help="runs without one (default: 200)")
+    parser.add_argument("--exact", action="store_true", help="an exact job on two processes")
     parser.add_argument("--seed", type=int, default=0, help="draws the flips (default: 0)")
     parser.add_argument("--seconds", type=float, help="begin no run after this time (default: no limit)")
     parser.add_argument("--to", help="also write the results as JSON")
@@ -238,7 +267,7 @@ def prove(args: argparse.Namespace) -> None:
     flips: list[dict[str, Any]] = []
     alarms: list[bool] = []  # each run without a flip has one
     with tempfile.TemporaryDirectory(prefix="bootfile-flips-") as folder, forked_programs():
-        proof = Proof(Path(folder))
+        proof = Proof(Path(folder), args.exact)
         clean = read_states(proof.train("clean", seed=0))
         for number in range(max(args.runs, args.clean)):
             if args.seconds and time.monotonic() - began > args.seconds:
@@ -259,7 +288,8 @@ def flip_a_bit(proof: Proof, draw: random.Random, number: int, clean: dict[int, 
     """Make a run with a flip, audit it, and return what was found. clean: the states without a flip."""
     kind = KINDS[number % len(KINDS)]
     step = draw.randrange(1, STEPS + 1)
-    run = proof.train(f"flip-{number}", 0, f"0,{step},{kind},{draw.randrange(2**40)}")
+    rank = draw.randrange(proof.processes)
+    run = proof.train(f"flip-{number}", 0, f"{rank},{step},{kind},{draw.randrange(2**40)}")
     [line] = re.findall(r"^flip: .*$", Path(f"{run}.log").read_text(), re.M)
     ended = proof.ended
     intervals = [] if ended else proof.audit(run)
