@@ -22,8 +22,7 @@ import os
 import re
 
 from bootfile.console import outputs
-from bootfile.console.parser import Parser, non_negative_int, positive_int
-from bootfile.ground.errors import BadInput
+from bootfile.console.parser import non_negative_int
 from bootfile.history import ranges
 
 _MARK = '"made by": "launch audit"'
@@ -41,10 +40,8 @@ def _share(text: str) -> float:
 
 def main(arguments: list[str]) -> int:
     """Compute the intervals, print the verdict and return the exit code. Raises BadInput."""
-    split = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = Parser(__doc__, "python -m launch audit")
+    parser = make_parser(__doc__, "python -m launch audit")
     add = parser.add_argument
-    add("run", metavar="RUN", help="output folder of a job; options of the job follow --")
     add("--steps", metavar="A-B", help="compute the intervals with these steps (default: --share)")
     add(
         "--share",
@@ -54,21 +51,12 @@ def main(arguments: list[str]) -> int:
         help="intervals to compute again (default: 0.02)",
     )
     add("--seed", type=non_negative_int, metavar="N", default=0, help="draws the intervals (default: 0)")
-    add(
-        "--processes",
-        type=positive_int,
-        metavar="N",
-        help="number of processes, for a job with --exact_shards (default: as in the run)",
-    )
-    add("--job", metavar="FILE", help="the script, if it is not where it was")
     add("--to", metavar="FILE", help="also write the result, such as audit.json")
     add("--force", action="store_true", help="replace FILE even if it is not a result of this command")
     add("--keep", metavar="FOLDER", help="keep what was computed in this new or empty folder")
-    args = parser.parse_args(arguments[:split])
+    args, options = parse(parser, arguments)
     if args.to:
         outputs.check_replaceable(args.to, re.compile(re.escape(_MARK)), args.force)
-    if not os.path.isdir(args.run):
-        raise BadInput(f"{args.run}: no such folder")
     from bootfile.history import audit  # imports torch, which --help does not need
 
     every = audit.find_intervals(args.run)
@@ -77,7 +65,7 @@ def main(arguments: list[str]) -> int:
         chosen = audit.choose(every, min(steps), max(steps), args.run)
     else:
         chosen = audit.draw(every, args.share, args.seed)
-    audit.audit(args.run, chosen, args.keep, args.job, args.processes, arguments[split + 1 :])
+    audit.audit(args.run, chosen, args.keep, args.job, args.processes, options)
     text, code = audit.conclude(chosen, every)
     print(text)
     if args.to:

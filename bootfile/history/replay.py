@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from bootfile.console.parser import Parser, positive_int
 from bootfile.ground.errors import BadInput, print_line
+from bootfile.history.arguments import make_parser, parse
 from bootfile.receipt import origins, removed
 from bootfile.receipt.recorded_run import Run
 
@@ -32,26 +32,15 @@ _SHOWN = 5  # samples that a line names
 
 def main(arguments: list[str]) -> int:
     """Start the job in the place of this process; or return 0 if there is nothing to do. Raises BadInput."""
-    split = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = Parser(__doc__, "python -m launch replay")
+    parser = make_parser(__doc__, "python -m launch replay")
     add = parser.add_argument
-    add("run", metavar="RUN", help="output folder of a job; options of the job follow --")
     add("--without", metavar="FILE", required=True, help="the ids of the samples, one on each line")
     add("--output_dir", metavar="NEW", required=True, help="a new folder for the results")
-    add(
-        "--processes",
-        type=positive_int,
-        metavar="N",
-        help="number of processes, for a job with --exact_shards (default: as in the run)",
-    )
-    add("--job", metavar="FILE", help="the script, if it is not where it was")
-    args = parser.parse_args(arguments[:split])
-    if not os.path.isdir(args.run):
-        raise BadInput(f"{args.run}: no such folder")
+    args, options = parse(parser, arguments)
     command = _plan(args.run, args.without, args.output_dir, args.job, args.processes)
     if not command:
         return 0
-    words = [*command, *arguments[split + 1 :]]
+    words = [*command, *options]
     print_line(f"starts {shlex.join(['python', *words])}")
     sys.stdout.flush()
     # signals of a user or a platform reach the job itself
