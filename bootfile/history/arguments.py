@@ -8,7 +8,7 @@ from bootfile.ground.errors import BadInput
 
 
 def make_parser(description: str | None, program: str) -> Parser:
-    """Return a parser with RUN and what the start of its job needs. description: the docstring of the verb."""
+    """Return a parser with RUN and what the start of its job needs. description: the docstring."""
     parser = Parser(description, program)
     add = parser.add_argument
     add("run", metavar="RUN", help="output folder of a job; options of the job follow --")

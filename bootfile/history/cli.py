@@ -24,6 +24,7 @@ import re
 from bootfile.console import outputs
 from bootfile.console.parser import non_negative_int
 from bootfile.history import ranges
+from bootfile.history.arguments import make_parser, parse
 
 _MARK = '"made by": "launch audit"'
 
