@@ -9,7 +9,8 @@ the two epochs that follow its restart, and continues. Each way of killing has a
     SIGTERM         all processes get it, as from a platform that gives notice
     a rank          SIGKILL of the last process
     a node          SIGKILL of the processes of the last node
-    first node      SIGKILL of those of the first one: no survivor has the state that is saved
+    first node      SIGKILL of those of the first one, and with it of rank 0
+    first node, any   the same, with Exact(survivors="any"): another rank saves
 
 Step N is computed twice if its end was printed before the kill, and the restart trains it again.
 """
@@ -32,6 +33,7 @@ _WAYS = {  # way -> (signal, ranks that get it)
     "a rank": (signal.SIGKILL, [_RANKS - 1]),
     "a node": (signal.SIGKILL, [_RANKS - 2, _RANKS - 1]),
     "first node": (signal.SIGKILL, [0, 1]),
+    "first node, any": (signal.SIGKILL, [0, 1]),
 }
 _END = 120.0  # seconds that survivors have to end
 LOOP = """
@@ -52,7 +54,7 @@ loader = map_style_loader(data, BatchSampler(samples, 8, 0, epochs=10**6), torch
 model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 1))
 forward = torch.nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(model.parameters())
-run = Exact("OUT", loader, model=model, forward=forward, optimizer=optimizer)
+run = Exact("OUT", loader, model=model, forward=forward, optimizer=optimizer, survivors=SURVIVORS)
 for _ in loader.epochs_from(run.resume()):
     for inputs, targets in loader:
         time.sleep(MILLISECONDS / 1000)
@@ -72,9 +74,10 @@ for _ in loader.epochs_from(run.resume()):
 def measure(folder: str, args: argparse.Namespace, way: str, saves: bool) -> list[int]:
     """Return the steps that were computed twice after each kill. folder: empty."""
     script = os.path.join(folder, "loop.py")
-    settings = f"ROOT, EPOCH, MILLISECONDS, SAVES = {(str(ROOT), args.epoch, args.milliseconds, saves)!r}\n"
+    survivors = "any" if way.endswith("any") else "first"
+    values = (str(ROOT), args.epoch, args.milliseconds, saves, survivors)
     with open(script, "w", encoding="utf-8") as file:
-        file.write(settings + LOOP)
+        file.write(f"ROOT, EPOCH, MILLISECONDS, SAVES, SURVIVORS = {values!r}\n{LOOP}")
     random.seed(0)  # the moments are the same for all ways
     number, killed = _WAYS[way]
     last = 0  # the last step whose end was printed before the kill
@@ -108,12 +111,14 @@ def main() -> None:
     parser = make_parser(__doc__)
     for name, default in (("kills", 9), ("epoch", 100), ("milliseconds", 50)):
         parser.add_argument(f"--{name}", type=int, default=default, help="default: %(default)s")
-    parser.add_argument("--ways", default=",".join(_WAYS), help="ways of killing (default: all)")
+    parser.add_argument(
+        "--ways", default=";".join(_WAYS), help="ways of killing, divided by ; (default: all)"
+    )
     args = parser.parse_args()
     with conditions():
         print(f"{_RANKS} processes, {args.epoch} steps of {args.milliseconds} ms in an epoch, n={args.kills}")
         print("\n| killed | steps computed twice | without the survivors' save |\n|---|---|---|", flush=True)
-        for way in args.ways.split(","):
+        for way in args.ways.split(";"):
             cells = []
             for saves in (True, False):
                 with tempfile.TemporaryDirectory() as folder:
