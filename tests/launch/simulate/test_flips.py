@@ -58,3 +58,13 @@ def test_the_proof_on_a_few_runs():
     assert runs == 8 and different == found == right >= 4
     assert "alarms: 0 of" in printed and ", 0 of 3 without" in printed
     assert flips.KINDS == ("weights", "gradients", "optimizer", "batch")
+
+
+@pytest.mark.faults
+def test_the_proof_on_exact_jobs_of_two_processes():
+    printed = run("-m", "tests.benchmarks.flips", "--exact", "--runs=4", "--clean=2").stdout
+    [row] = re.findall(r"^all +(\d+) +(\d+) +(\d+) +(\d+) +(\d+)", printed, re.M)
+    _, ended, different, found, right = map(int, row)
+    assert ended == 2  # other weights on one process: the run has found them itself
+    assert different == found == right >= 1
+    assert ", 0 of 2 without" in printed
