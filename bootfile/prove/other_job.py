@@ -85,13 +85,28 @@ class OtherJob(Job):
     def _run(self, case: Case, place: str | None) -> tuple[str, int]:
         """Run a case in the output folder, and return (what was done, files of tensors that were written).
 
+        A script may end before a SIGKILL reaches it. Then the run is made again, with an earlier one.
+
         place: the folder in which the script works, if it is another one. Raises trial.Failed, NotRun.
         """
-        kills: list[float] = []  # numbers of files after which the script is killed
-        if case.kills:
-            first = int(0.2 * self._writes)
-            last = int(0.8 * self._writes)
-            kills = trial.choose_steps(case.kills, max(1, first), max(1, last))
+        if not case.kills:
+            return self._run_once(case, place, [])
+        first = max(1, int(0.2 * self._writes))
+        last = max(1, int(0.8 * self._writes))
+        output = os.path.join(place or "", self._output)
+        before = len(self.doubts)
+        for bound in trial.lower_bounds(first, last):
+            if len(self.doubts) > before:  # those of the try before
+                del self.doubts[before:]
+                for folder in (output, *self._snapshots()):
+                    shutil.rmtree(folder, ignore_errors=True)
+            done, written = self._run_once(case, place, trial.choose_steps(case.kills, first, bound))
+            if len(self.doubts) == before:
+                break
+        return done, written
+
+    def _run_once(self, case: Case, place: str | None, kills: list[float]) -> tuple[str, int]:
+        """Run a case once, as _run() does. kills: numbers of files after which the script is killed."""
         writes = set[tuple[int, int]]()  # (inode, time) of each file that was seen
         left: list[Left] = []  # the files at each kill with a restart, and at the end
 

@@ -232,13 +232,33 @@ class OwnJob(Job):
         return self._describe_kills(case, killed)
 
     def _run_with_kills(self, case: Case, command: list[str]) -> list[float]:
-        """Run a case to its end, with its SIGKILLs, and return the steps so far at each. A kill waits until
-        this start has saved a checkpoint: otherwise the restart would repeat all of it.
+        """Run a case to its end, with its SIGKILLs, and return the steps so far at each.
 
-        Raises trial.Failed.
+        A job may end before a SIGKILL reaches it. Then the run is made again, with an earlier one. Raises
+        trial.Failed.
         """
+        first = self._every + 1
+        killed: list[float] = []
+        for bound in trial.lower_bounds(first, max(first, self.steps - 1)):
+            kills = trial.choose_steps(case.kills, first, bound, self._every)
+            killed = self._run_once(case, command, kills)
+            if not case.kills or self._has_trained_on(case):
+                break
+            if bound > first:  # the next try has a folder without results
+                shutil.rmtree(self.folder(case.name))
+                if case.name == KILLED:
+                    shutil.rmtree(self._snapshot, ignore_errors=True)
+        return killed
+
+    def _has_trained_on(self, case: Case) -> bool:
+        """Return whether a restart of a case had to train on: one from step 0 has lost the checkpoints, and one
+        from the last step trains nothing."""
+        return any(0 < start["step"] < self.steps for start in starts.read(self.folder(case.name))[1:])
+
+    def _run_once(self, case: Case, command: list[str], kills: list[float]) -> list[float]:
+        """Run a case once, and return the steps so far at each SIGKILL. A kill waits until this start has
+        saved a checkpoint: otherwise the restart would repeat all of it. Raises trial.Failed."""
         folder = self.folder(case.name)
-        kills = trial.choose_steps(case.kills, self._every + 1, self.steps - 1, self._every)
         resumed_from = 0  # the step of the newest checkpoint when the last start began
 
         def watch() -> int:
@@ -265,8 +285,7 @@ class OwnJob(Job):
         if not killed:
             self.doubts.append(f"{case.name}: no SIGKILL came before the end: give more --max_steps")
             return "no SIGKILL"
-        # a restart from step 0 has lost the checkpoints, and one from the last step trains nothing
-        if not any(0 < step < self.steps for step in resumed):
+        if not self._has_trained_on(case):
             self.doubts.append(f"{case.name}: no restart had to train on: give more --max_steps")
         killed_after = ", ".join(f"{step:.0f}" for step in killed)
         resumed_at = ", ".join(f"{step:.0f}" for step in resumed)

@@ -73,6 +73,12 @@ def run(
     return progress_at_kills
 
 
+def lower_bounds(first: int, last: int) -> list[int]:
+    """Return the largest progress at which to kill: for the first try, and for further ones, if the process
+    was faster than the SIGKILL, and no restart had to train on. The last one is the earliest moment."""
+    return sorted({last, (first + last) // 2, first}, reverse=True)
+
+
 def choose_steps(count: int, first: int, last: int, gap: int = 1, seed: int = 0) -> list[float]:
     """Return at most `count` numbers in first..last, ascending: always the same ones for a seed.
 

@@ -283,3 +283,26 @@ def test_the_linter_names_the_line_of_a_bug_that_was_found(tmp_path, capsys, mon
     (tmp_path / "train.py").write_text("not Python")
     runs._print_findings("train.py")
     assert not capsys.readouterr().out
+
+
+FAST_END = """
+import os, time, torch
+os.makedirs("out", exist_ok=True)
+weight, first = torch.ones(4), 0
+if os.path.exists("out/last.pt"):
+    saved = torch.load("out/last.pt")
+    weight, first = saved["weight"], saved["step"]
+for step in range(first, 10):
+    weight = weight * 0.9 + step
+    torch.save({"weight": weight, "step": step + 1}, "out/new")
+    os.replace("out/new", "out/last.pt")
+    if step == 1:
+        time.sleep(2)  # the others are written before a kill can reach the process
+"""
+
+
+def test_a_kill_that_comes_too_late_is_followed_by_an_earlier_one(tmp_path):
+    (tmp_path / "own.py").write_text(FAST_END)
+    words = ("own.py", "--compare", "out/*.pt", "--resume_with=", "--kills=1")
+    shown = proofs.prove(*words, cwd=tmp_path)
+    assert re.search("SIGKILL after file 2 of about 10", shown)
