@@ -251,8 +251,8 @@ class OwnJob(Job):
         return killed
 
     def _has_trained_on(self, case: Case) -> bool:
-        """Return whether a restart of a case had to train on: one from step 0 has lost the checkpoints, and one
-        from the last step trains nothing."""
+        """Return whether a restart of a case had to train on: one from step 0 has lost the checkpoints, and
+        one from the last step trains nothing."""
         return any(0 < start["step"] < self.steps for start in starts.read(self.folder(case.name))[1:])
 
     def _run_once(self, case: Case, command: list[str], kills: list[float]) -> list[float]:
