@@ -303,8 +303,8 @@ for step in range(first, 10):
     os.replace("out/new", "out/last.pt")
     if is_slow:
         time.sleep(0.2)
-    elif step == 1:
-        time.sleep(3)
+    elif step <= 1:
+        time.sleep(2)
 """
 
 
