@@ -161,6 +161,7 @@ def _saved_bytes(model: torch.nn.Module, shape: tuple[int, ...]) -> int:
     def unpack(tensor: torch.Tensor) -> torch.Tensor:  # for a backward pass, which does not come
         return tensor
 
+    # autograd calls keep() for each tensor that it saves; on the meta device they have no memory
     with torch.autograd.graph.saved_tensors_hooks(keep, unpack):
         model(torch.empty(shape, device="meta"))
         return sum(storage.nbytes() for storage in kept.values())
@@ -347,7 +348,9 @@ def infiniband(topology: Topology, root: str = "/") -> Finding:
     modules = ""
     with contextlib.suppress(OSError):
         modules = Path(root, "proc/modules").read_text()
-    peer = "nvidia_peermem" if re.search(r"^nvidia_peermem ", modules, re.MULTILINE) else "none"
+    peer = "none"
+    if re.search(r"^nvidia_peermem ", modules, re.MULTILINE):
+        peer = "nvidia_peermem"
     active = [port for port in ports if " ACTIVE" in port]
     warnings = []
     if topology.nodes > 1 and ports and not active:
@@ -357,9 +360,10 @@ def infiniband(topology: Topology, root: str = "/") -> Finding:
 
 def _presets(env: Mapping[str, str]) -> Finding:
     named = sorted(name for name in env if name.startswith(("NCCL_", "GLOO_")))
-    interfaces = [name for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if env.get(name)]
     warnings = []
-    for name in interfaces:
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        if not env.get(name):
+            continue
         missing = network.missing_interface(name, env[name])
         if missing:  # gloo and NCCL would fail at the first collective, without the name
             warnings.append(missing)

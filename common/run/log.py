@@ -150,6 +150,7 @@ class Log:
         check_map_style(test_set)
         self._files.class_names = class_names_of(train_set)
         self._unit = getattr(train_set, "unit", ("samples", 1))
+        # a data set of the user may have none: then its class says what it is
         source = getattr(train_set, "source", type(train_set).__name__)
         self.info(f"data train={len(train_set)} test={len(test_set)} source={source}")
 
@@ -197,7 +198,10 @@ class Log:
         rate = None
         if self._rate is not None:
             rate = self._rate()
-        of_ranks = {"ranks": self.pace()} if self.pace() else {}
+        of_ranks = {}
+        pace = self.pace()
+        if pace:  # several ranks
+            of_ranks["ranks"] = pace
         unit, per_sample = self._unit
         if self._bar:
             self._bar.set_postfix(loss=_short("loss", loss), refresh=False)
@@ -226,6 +230,7 @@ class Log:
             return
         self._trains = True
         step = self._loader.step
+        # here the host waits for the device
         _, correct, count = val_sums[:3].tolist()
         now = time.monotonic()
         # the time since the report before the evaluation: reports of steps do not count it
@@ -277,6 +282,7 @@ class Log:
             return
         progress += f" time={datetime.datetime.now().isoformat(timespec='seconds')}"
         if self._total_steps and step > self._first_step:
+            # the pace of this start, with its evaluations and saves, as the rest will have them
             seconds_per_step = (time.monotonic() - self._began) / (step - self._first_step)
             progress += f" eta={_hours(seconds_per_step * (self._total_steps - step))}"
         self.info(f"{progress} {_line(figures)}")
@@ -326,6 +332,7 @@ class Log:
     def info(self, line: str) -> None:
         """Print a line on rank 0, above the progress bar. Each rank may call it at any time."""
         if ranks.is_first():
+            # through tqdm: print() would write into the progress bar
             with contextlib.suppress(OSError, ValueError):  # a log on a full disk must not stop the training
                 tqdm.write(printable(line))
                 sys.stdout.flush()
@@ -341,6 +348,7 @@ class Log:
         self._end_lap("training")
         computing = self._laps["training"] - loader.waited - self._evaluating
         total = sum(self._laps.values())
+        # the lines with a hyphen are parts of the lap "training", so they are not in the total again
         rows = [
             *self._laps.items(),
             ("- waiting for data", loader.waited),
@@ -358,8 +366,9 @@ class Log:
                 f"{figures['lost_seconds']:.1f} s without a step: useful share {figures['useful_share']:.1%}"
             )
         seconds = f"training_seconds={self._laps['training']:.1f}"
-        if of_ranks := self.pace():
-            seconds += f" lost_to_slowest={of_ranks['lost']:.1%}"
+        pace = self.pace()
+        if pace:  # several ranks
+            seconds += f" lost_to_slowest={pace['lost']:.1%}"
         print(f"\n{self._result}{seconds} receipt={loader.receipt}", flush=True)
 
     def _commit(self, step: int) -> None:

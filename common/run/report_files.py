@@ -87,10 +87,12 @@ class ReportFiles:
                 if lost:
                     known["lost"] = lost
                 starts.write(folder, self._args, environment.facts(), **known)
+            # the receipt is that of the whole run: it begins where the first start began
             steps = [start.get("step") for start in starts.read(folder)]
             begun.receipt.begins_at(min(step for step in steps if type(step) is int))
             if self.class_names:
                 write_atomic(os.path.join(folder, CLASSES), json.dumps(self.class_names) + "\n")
+            # before the trackers open: one that fails is not tried again with each report
             self._trackers = {}
             self._open_trackers(self._trackers)
 
@@ -101,6 +103,7 @@ class ReportFiles:
         begin = begun.step
         if begun.repeats:
             begin -= 1
+        # each has its own warning: one that fails does not keep the others from opening
         with self._reported("TensorBoard"):
             opened["TensorBoard"] = _TensorBoard(self._output.folder, begin)
         name = arguments.pick(_Tracking, self._args).tracker
@@ -135,6 +138,7 @@ class ReportFiles:
         with self._reported():
             if self._trackers is not None:
                 append_json_line(self._path, line | {"time": round(time.time(), 3)})
+        # after the file: a tracker may be slow, or wait for its server
         for name, tracker in (self._trackers or {}).items():
             with self._reported(name):
                 tracker.log(scalars, step)
@@ -147,6 +151,7 @@ class ReportFiles:
             self._warn_once(
                 f"{len(counts['count'])} classes: {CONFUSION} has counts per class, and no matrix"
             )
+        # a matrix of 1,000 classes would be megabytes of text
         elif len(matrix) <= _MOST_CLASSES:
             content["matrix"] = matrix.tolist()
         with self._reported():
