@@ -141,6 +141,8 @@ def _read_content_once(path: str) -> Any:
             with warnings.catch_warnings(), allow([argparse.Namespace]):
                 warnings.simplefilter("ignore")  # torch warns about kinds of tensors that are refused below
                 content = checkpoint.load(path, _MOST)
+            # a checkpoint of a run has a sha256 beside it; a file of another program only the CRC of its zip
+            # parts
             if os.path.exists(f"{path}.json"):
                 checkpoint.verify(path)
             else:
@@ -281,6 +283,7 @@ def fill(
     for text, names in differences.items():
         if names:
             line += f"; {text}: {_some(names)}"
+    # a network of other names may still share the names of a few vectors: count the matrices
     matrices = [name for name in ours if ours[name].ndim > 1] or list(ours)
     loaded_matrices = set(fit.same) & set(matrices)
     if 2 * len(loaded_matrices) < len(matrices):
@@ -376,6 +379,7 @@ def match(
         counts = _count_prefixes(bare_ours, bare_theirs)
         top = max(counts.values(), default=0)
         best = [prefix for prefix, count in counts.items() if count == top]
+        # a prefix counts only if most names of the model are in the file with it
         if "" in best or 2 * top <= len(names):
             best = [""]
         if counts[best[0]] > most:

@@ -78,6 +78,7 @@ class Without:
                 "--without: expected a Loader with a BatchSampler, which knows the samples of each step, got "
                 f"{type(sampler).__name__}"
             )
+        # an id of another data set would remove nothing, without a word
         last = self.ids.max(initial=0)
         if last >= sampler.size:
             raise BadInput(f"--without {path}: sample {last} is not in 0..{sampler.size - 1}")
@@ -108,6 +109,7 @@ class Without:
             state.identity[_REMOVED] = removed.describe(before)
 
     def _check(self, parent: Parent, before: np.ndarray) -> None:
+        # the state was trained without these samples: they cannot come back in the middle of a run
         missing = np.setdiff1d(before, self.ids)
         if len(missing):
             raise BadInput(

@@ -111,11 +111,13 @@ def _explain_answer(answer: dict, url: str) -> StoreError:
     cause = _CAUSE_OF.get(code) or _CAUSE_OF.get(str(status))
     if code == "400":  # the answer to HEAD has no text, and boto3 gives its status as the code
         cause = "the store gives no reason; perhaps the credentials have expired: renew them"
+    # the code is text of the server: no more of it is shown than a word
     if not code.isalnum() or len(code) > 60:
         code = "unknown"
     is_known = bool(cause)
     if not is_known:
-        cause = f"the store {'failed' if status >= 500 else 'refused'} (status {status})"
+        what = "failed" if status >= 500 else "refused"
+        cause = f"the store {what} (status {status})"
     is_later = cause in _LATER or (status >= 500 and status != 501)
     is_refused = not is_known and status in _FORBIDDEN and code not in _PASSING
     is_forbidden = cause == "no permission" or is_refused

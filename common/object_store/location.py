@@ -104,15 +104,19 @@ def find_endpoint(scheme: str, bucket: str = "") -> Endpoint:
     if match:
         region = match[1]
     # a server of one's own often has a name, and none for its buckets
-    is_path = _address(host) or (bucket and _resolves(host) and not _resolves(f"{bucket}.{host}"))
-    return Endpoint(url, region or "us-east-1", "path" if is_path else "virtual")
+    style = "virtual"
+    if _address(host) or (bucket and _resolves(host) and not _resolves(f"{bucket}.{host}")):
+        style = "path"
+    return Endpoint(url, region or "us-east-1", style)
 
 
 def _check_endpoint(name: str, text: str) -> str:
     """Return an endpoint as scheme://host[:port]. Raises BadInput; it never shows a password. name: the
     variable of the environment."""
     if "://" not in text:
-        protocol = "http" if os.environ.get(_USE_HTTPS) == "0" else "https"
+        protocol = "https"
+        if os.environ.get(_USE_HTTPS) == "0":
+            protocol = "http"
         text = f"{protocol}://{text}"
     try:
         parts = urlsplit(text)
@@ -156,11 +160,15 @@ def explain_proxy(url: str) -> str:
     if not address or not address.is_loopback or urllib.request.proxy_bypass(parts.netloc):
         return ""
     text = urllib.request.getproxies().get(parts.scheme, "")
-    proxy = urlsplit(text if "://" in text else f"//{text}")
+    if "://" not in text:
+        text = f"//{text}"
+    proxy = urlsplit(text)
     if not proxy.hostname:
         return ""
     place = printable(proxy.netloc.rpartition("@")[2])  # without a password
-    host = f"[{parts.hostname}]" if address.version == 6 else parts.hostname  # as proxy_bypass() compares it
+    host = parts.hostname
+    if address.version == 6:  # as proxy_bypass() compares it
+        host = f"[{host}]"
     hint = (
         f"through the proxy {place} ({parts.scheme}_proxy): for a server of this machine set no_proxy={host}"
     )

@@ -69,12 +69,14 @@ def scratch_folder(kind: str, url: str) -> str:
     """
     location = parse(url)
     where = find_endpoint(location.scheme)
+    # of the server and the URL: the same bucket name at two servers gives two folders
     digest = hashlib.sha256("\0".join([where.url or "", *location]).encode()).hexdigest()[:12]
     name = re.sub(r"[^\w.-]+", "-", f"{location.bucket}-{location.prefix}".rstrip("-"))[-40:]
     place = os.path.expanduser(os.environ.get(SCRATCH, ""))
     if not place:
-        is_cache = os.path.isdir(_CACHE) and os.access(_CACHE, os.W_OK | os.X_OK)
-        place = _CACHE if is_cache else tempfile.gettempdir()
+        place = tempfile.gettempdir()
+        if os.path.isdir(_CACHE) and os.access(_CACHE, os.W_OK | os.X_OK):
+            place = _CACHE
     of_user = os.path.join(os.path.abspath(place), f"bootfile-{os.getuid()}")
     path = os.path.join(of_user, kind, f"{name}-{digest}")
     with explained(f"cannot create scratch folder {path} (set {SCRATCH} to another place)"):

@@ -75,6 +75,7 @@ class Guards:
         self._variables = None
         self._criterion = criterion
         self._is_in_step = False
+        # a call of the model repeats its parts: only other modules need a record of their own
         parts_of_model = {self._forward, *self._forward.module.modules()}
         for name, module in modules.items():
             if module not in parts_of_model:
@@ -192,6 +193,7 @@ class Guards:
         # a rank may have found fewer modules than rank 0, and then compares fewer calls
         for call, (name, inputs, states, results) in zip(self._calls, of_rank_0, strict=False):
             restore_buffers()
+            # a rank that calls other modules than rank 0 has nothing to compare
             if call.name == name and results:
                 repeated = self._repeat(call, inputs, states)
                 different = [part for part, digest in repeated.items() if digest != results.get(part)]
@@ -217,6 +219,7 @@ class Guards:
     def _check_optimizer(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
         """Raise BadInput for a step with a closure, or between two shards. torch calls it before the step of
         each optimizer of the process, with the arguments of step(); the first one is the optimizer."""
+        # an optimizer that sees one shard would change the weights before the gradients are complete
         trained = set(self._list_trained())
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if trained.isdisjoint(parameters):
@@ -315,9 +318,13 @@ class FirstCall:
         if not self._sources or not all(type(value) in _PLAIN for value in inputs):
             return
         modules = list(self.module.modules())
+        devices: list[torch.device | None] = []
+        for value in inputs:
+            is_tensor = isinstance(value, torch.Tensor)
+            devices.append(value.device if is_tensor else None)
         self._repetition = _Repetition(
             structure,
-            [value.device if isinstance(value, torch.Tensor) else None for value in inputs],
+            devices,
             self._sources,
             modules,
             [module.training for module in modules],
@@ -344,6 +351,7 @@ class FirstCall:
         if not repetition:
             return {}
         states_before = _get_states(repetition.sources)
+        # a module that counts its calls must not count this one: the step would depend on the check
         attributes_before = [dict(vars(module)) for module in repetition.modules]
         for module, mode in zip(repetition.modules, repetition.modes, strict=True):
             module.training = mode
@@ -371,6 +379,7 @@ class FirstCall:
     def _list_results(self, output: Any) -> dict[str, int]:
         """Return the digests of the outputs, parameters and buffers: directly after the first call, and after
         the repeated one."""
+        # not only the outputs: a call may change a weight, or a buffer by what it has kept
         values: dict[str, Any] = {}
         for place, value in enumerate(tree_flatten(output)[0]):
             values[f"output {place}"] = value
@@ -407,7 +416,9 @@ def _comparable(value: Any, depth: int = _DEPTH) -> Any:
     dictionary of them. None for what is not compared: modules, whose calls are repeated, classes, functions,
     and what is deeper than `depth` levels."""
     if isinstance(value, torch.Tensor):
-        return int(ranks.digest(value.detach())) if is_dense(value) else None
+        if not is_dense(value):
+            return None
+        return int(ranks.digest(value.detach()))
     if isinstance(value, np.ndarray | int | float | str):
         return repr(value)
     if isinstance(value, torch.nn.Module | type | types.ModuleType | types.FunctionType) or depth == 0:
