@@ -167,6 +167,7 @@ def _is_current(index: ImageFolderIndex, listing: Listing) -> bool:
         return False
     if (len(index), len(bad)) != (len(paths), count - len(paths)):
         return False
+    # all names and labels: they are in memory, and need no call of the file system
     names = np.insert(index.names, index.offsets[1:-1], 0).tobytes()  # with \0 between them
     if names != os.fsencode("\0".join(paths)):
         return False
@@ -183,6 +184,7 @@ def _is_current(index: ImageFolderIndex, listing: Listing) -> bool:
     rows = np.arange(count)
     if count > _COMPARED and listing.states is None:
         rows = np.linspace(0, count - 1, _COMPARED).astype(np.int64)
+    # the file system is asked for these rows only
     present = listing.get_states(rows)
     if not np.array_equal(present[:, :2], states[rows]):
         return False
@@ -236,8 +238,12 @@ def _inspect(path: str, member: Sequence[int] | None) -> tuple:
     member: bytes, mtime and ctime of a member. None: the open file has them, because a call of stat with its
     path would cost as much as reading it. Raises OSError or BadInput if the file cannot be read.
     """
-    place = None if member is None else tar_files.split_path(path)
-    file_path, offset = place or (path, 0)
+    file_path = path
+    offset = 0
+    if member is not None:
+        place = tar_files.split_path(path)
+        if place:
+            file_path, offset = place
     descriptor = os.open(file_path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
     try:
         if member is not None:
@@ -249,7 +255,9 @@ def _inspect(path: str, member: Sequence[int] | None) -> tuple:
         images.check_bytes(size)
         content = tar_files.read_descriptor(descriptor, offset, most)
         if len(content) != size:
-            now = len(content) if len(content) < size else "more"
+            now = "more"
+            if len(content) < size:
+                now = str(len(content))
             raise BadInput(f"{size} bytes when it was listed, {now} when read")
         return size, mtime, ctime, zlib.crc32(content), *images.inspect(content)
     except images.BadImage as error:
@@ -316,6 +324,7 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
     with progress(len(rows), f"scanning {listing.base}") as bar:
         for done in map_files(read, range(0, len(rows), FILES_PER_TASK)):
             bar.update(done)
+    # what could not be read is not in the index: the next start finds it new, and reads it
     good = np.ones(count, dtype=bool)
     good[[*bad, *unread]] = False
     columns["labels"] = listing.labels

@@ -74,7 +74,9 @@ def _describe_splits(names: list[_Name]) -> str:
     for name in names:
         if name.kind:
             pairs.setdefault(name.other, {}).setdefault(name.kind, name.title)
-    others = {word for name in names for word in name.other[1:] if len(word) > 1}
+    others = set()  # words besides that for the split
+    for name in names:
+        others.update(word for word in name.other[1:] if len(word) > 1)
     if all(name.kind for name in names) and others <= _IMAGES | _MASKS | _PARTS | _FILLERS:
         # training_data and test_images
         pairs[()] = {name.kind: name.title for name in reversed(names)}

@@ -51,6 +51,7 @@ def find_split(root: str, split: str, splits: str | None = None, log: Log | None
         name = split_names(splits)[split][0]
         links.refuse(os.path.join(root, name))
         raise BadInput(f"--splits {splits}: {root} has no folder {name} and no list {name}.txt")
+    # folders beside the splits may be a third one, such as test/ beside val/: the user is told
     used = {name.partition("/")[0] for name in chosen.values()}
     unused = sorted(name for name in folders - used if not is_hidden(name))
     if log and split == "val" and unused and used <= folders:
@@ -80,7 +81,9 @@ def _choose(names: tuple[str, ...], candidates: set[str], any_capitals: bool) ->
     differ in capitals, the one in small letters is first."""
     ranked = []
     for candidate in candidates:
-        name = candidate.lower() if any_capitals else candidate
+        name = candidate
+        if any_capitals:
+            name = candidate.lower()
         if name in names:
             has_capitals = candidate != candidate.lower()
             ranked.append((names.index(name), has_capitals, candidate))
@@ -194,6 +197,7 @@ def _choose_by_class(hashes: np.ndarray, labels: np.ndarray, counts: np.ndarray,
         first += count
         if count < 2:
             continue
+        # at least one for each split; images of one hash stay together
         number = min(max(math.floor(share * count + 0.5), 1), count - 1)
         while number < count - 1 and hashes[rows[number]] == hashes[rows[number - 1]]:
             number += 1

@@ -132,7 +132,9 @@ def load_index(
         states.append((path, status.st_size, status.st_mtime_ns))
     digest = hashlib.blake2b(repr((_FORMAT, states)).encode(), digest_size=8).hexdigest()
     folder = cache or os.path.dirname(paths[0])
-    owners = [] if cache else [os.stat(paths[0]).st_uid]  # who could change the files, too
+    owners = []
+    if not cache:  # the folder of the files: their owner could change them, too
+        owners.append(os.stat(paths[0]).st_uid)
     place = own_place(os.path.join(folder, f".files-{digest}.npy"), log, *owners)
     try:
         os.makedirs(folder, exist_ok=True)
@@ -142,6 +144,7 @@ def load_index(
                 return np.load(place, mmap_mode="r")
             parts = []
             for number, rows in enumerate(map_files(functools.partial(_scan_again, scan), paths)):
+                # all names of an array of NumPy have one width
                 longest = max((len(name) for *_, name in rows), default=0) or 1
                 parts.append(np.array([(number, *row) for row in rows], [*_FIELDS, ("name", f"S{longest}")]))
                 bar.update()
@@ -190,6 +193,7 @@ def scan_tar(path: str) -> list[Row]:
                     raise ValueError(f"{name} is there twice")
                 sample, _ = split_name(name)
                 label = -1
+                # refused only by those who read whole samples (check_samples())
                 if sample != before and sample in samples:
                     label = _TORN
                 elif name.lower().endswith(".cls"):
@@ -200,6 +204,8 @@ def scan_tar(path: str) -> list[Row]:
                 names.add(name)
                 rows.append((member.offset_data, member.size, label, sample != before, os.fsencode(name)))
             position = tar.offset
+            # a tar ends with empty blocks: without them it was cut between two files, which tarfile does not
+            # see
             if os.pread(file.fileno(), tarfile.BLOCKSIZE, position) != bytes(tarfile.BLOCKSIZE):
                 raise ValueError("neither a file nor the end of a tar begins here")
             if not rows:
@@ -274,9 +280,11 @@ def look(
     """
     paths = find(pattern)
     base = os.path.commonpath([*map(os.path.dirname, paths)])
+    # first by the names of the tar files, so that those of the other split are not read
     paths, are_named = _select_tars(pattern, paths, base, split, splits, log)
     index = load_index(paths, scan_tar, cache, log)
     rows = [(*row, os.fsdecode(raw).lstrip("/")) for *row, raw in index.tolist()]
+    # one .cls is enough: then each image needs a number, and folders are not classes
     has_cls = any(name.lower().endswith(".cls") for *_, name in rows)
     numbers: dict[int, str] = {}
     if has_cls:
@@ -296,6 +304,7 @@ def look(
         log(f"{pattern}: ignored {others}")
     if not members:
         raise BadInput(f"{pattern} holds no image ({' '.join(images.EXTENSIONS)}) of the split {split}")
+    # by path, as the images of a folder: the ids do not depend on the order in the tar files
     members.sort()
     names = []
     texts = []  # the class of each image, as text
@@ -344,14 +353,17 @@ def _select_tars(
     unused = [path for path, kind in kinds.items() if not kind]
     if unused:
         log(f"{pattern}: ignored {shown(unused)}")
-    paths = [path for path in paths if kinds[path.removeprefix(base)] == split]
-    if not paths:
+    of_split = []
+    for path in paths:
+        if kinds[path.removeprefix(base)] == split:
+            of_split.append(path)
+    if not of_split:
         words = " or ".join(split_names(splits)[split])
         raise BadInput(
             f"{pattern}: no file has {words} in its name, but others have the name of a split: "
             "--splits TRAIN,VAL names the words"
         )
-    return paths, True
+    return of_split, True
 
 
 class _Member(NamedTuple):
@@ -403,7 +415,9 @@ def _select_members(
 
 def _split_folder(member: _Member) -> str:
     """Return the first folder of an image's name, which may be a split; "" if that folder is its class."""
-    needed = 1 if member.number else 2  # train/1.jpg with a number, train/cat/1.jpg without
+    needed = 2  # train/cat/1.jpg
+    if member.number:  # train/1.jpg, with the class in a .cls
+        needed = 1
     if member.name.count("/") < needed:
         return ""
     return member.name.partition("/")[0]

@@ -157,6 +157,7 @@ def open_stores(args: argparse.Namespace, device: torch.device, log: Log) -> tie
         raise BadInput(f"--pack_form {args.pack_form}: there is no pack; name its folder with --pack")
     if args.class_weights != sample_weights.BALANCED:
         check_paths(class_weights=args.class_weights)
+    # now: a cluster that does not answer would else be noticed after the scan
     if backend == "ray":
         pool = ray_pool.connect(args.ray_address, args.workers or backends.cores())
         endings.at_success("loaders", pool.shutdown)
@@ -214,6 +215,7 @@ def _is_by_class(args: argparse.Namespace, output: Output) -> bool:
             return []
         return starts.read(weights.run_folder(path))
 
+    # the run whose weights this start uses: those that it evaluates, continues from, or begins with
     known: list[dict] = []
     if args.evaluate:
         known = read_starts(args.weights)
@@ -325,20 +327,7 @@ def open_loaders(
     val_plan = Plan(val_index, val_sampler, crop, args.val_image_size or args.image_size)
     backend = _backend(args, device)
     if backend == "auto":
-        last = ""
-        if ranks.is_first():  # it has the records of the run
-            last = _last_backend(args, device, log.output)
-        backend = ranks.broadcast_object(last)
-        if backend:
-            log.info(f"data_backend auto: {backend}, as in the last start of this run: equal pixels")
-        else:
-            rates: dict[str, float] = {}
-            if ranks.is_first():  # the other ranks wait for its choice
-                rates = measure.rates(
-                    train_store, train_plan, device, args.workers, interpolation=prepared.interpolation
-                )
-            backend = ranks.broadcast_object(measure.choose(rates))
-            log.info(f"data_backend auto: {backend}; measured: {measure.text(rates)}")
+        backend = _choose_backend(args, device, log, train_store, train_plan)
     delivery = {
         "workers": args.workers,
         "interpolation": prepared.interpolation,
@@ -357,6 +346,27 @@ def open_loaders(
     return train_loader, val_loader
 
 
+def _choose_backend(args: argparse.Namespace, device: torch.device, log: Log, store: Any, plan: Plan) -> str:
+    """Return the backend of the run's last start, or in a new run the one that rank 0 measures as the best.
+
+    open_loaders() calls it on every rank if --data_backend is auto. The others wait for rank 0, which has the
+    records of the run. store, plan: of the training."""
+    last = ""
+    if ranks.is_first():
+        last = _last_backend(args, device, log.output)
+    backend = ranks.broadcast_object(last)
+    if backend:
+        log.info(f"data_backend auto: {backend}, as in the last start of this run: equal pixels")
+        return backend
+    rates: dict[str, float] = {}
+    if ranks.is_first():
+        interpolation = preprocessing.values(vars(args)).interpolation
+        rates = measure.rates(store, plan, device, args.workers, interpolation=interpolation)
+    backend = ranks.broadcast_object(measure.choose(rates))
+    log.info(f"data_backend auto: {backend}; measured: {measure.text(rates)}")
+    return backend
+
+
 def _backend(args: argparse.Namespace, device: torch.device) -> str:
     """Return the name of --data_backend in BACKENDS, or "auto". Raises BadInput if it cannot run here. Each
     open_...() calls it on every rank."""
@@ -371,7 +381,10 @@ def _last_backend(args: argparse.Namespace, device: torch.device, output: Output
     open_loaders() calls it on rank 0 if the backend is "auto"."""
     if args.resume != "auto" or args.evaluate:
         return ""
-    name = next((start.get("data backend") for start in reversed(starts.read_output(output))), "")
+    name = ""
+    known = starts.read_output(output)
+    if known:
+        name = known[-1].get("data backend", "")
     if not name:
         return ""
     with contextlib.suppress(BadInput):

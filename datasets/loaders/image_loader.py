@@ -85,6 +85,7 @@ class ToDevice(Stage):
             else:
                 images = self._normalised(images)
             return Copy(images, labels)
+        # a GPU: the copies and kernels are put on the stream of the batches, and this call returns at once
         device = accelerator.of(self.device)
         if images.device.type != "cpu":  # from an engine on the GPU
             self.stream.wait_stream(device.current_stream(self.device))
@@ -145,6 +146,7 @@ class ToDevice(Stage):
                 part = torch.from_numpy(numbers[place : place + block])
                 part.copy_(pixels[place : place + block]).sub_(shift).mul_(scale)
 
+        # each thread takes every n-th block, so all end at about the same time
         threads = min(torch.get_num_threads(), -(-len(pixels) // block))
         if threads == 1:
             normalise(0, block)

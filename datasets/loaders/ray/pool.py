@@ -117,6 +117,7 @@ class Pool:
         # fault (Ray 2.60: 5 of 24 runs)
         atexit.register(self._finalizer)
         if self._cpus:
+            # if others hold the CPUs of the cluster, the actors would wait for them without an end
             calls = [actor.__ray_ready__.remote() for actor in self._actors]
             ready, _ = ray.wait(calls, num_returns=len(calls), timeout=_STARTED)
             if len(ready) < self.workers:
