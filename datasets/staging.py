@@ -117,6 +117,7 @@ def _update(store: ObjectStore, url: str, data: str, objects: list[Object], beat
         if not any(_compare(data, objects, beat)):
             print(f"staged before: {url}, {len(objects)} files unchanged at {data}", flush=True)
             return
+        # the name data/ stands for a complete copy: it is hidden as long as files are changed
         shutil.rmtree(hidden, ignore_errors=True)
         os.rename(data, hidden)
     missing, others = _compare(hidden, objects, beat)
@@ -126,6 +127,7 @@ def _update(store: ObjectStore, url: str, data: str, objects: list[Object], beat
         with contextlib.suppress(OSError):
             os.rmdir(base)  # only if it is empty
     progress = _Lines(url, sum(entry.size for entry in missing), beat)
+    # the old files are deleted, and nothing is fetched yet: a full disk would show only in the middle
     free = shutil.disk_usage(os.path.dirname(data)).free
     needed = progress.size + _SLACK * len(missing)
     if needed > free:

@@ -63,14 +63,19 @@ def load(data_url: str | None, custom_data: bool) -> _Sets:
     if custom_data:
         return generate_sets(_image_set, channels=3, side=32)
     folder = local_folder(data_url)
-    names = sorted(os.listdir(folder)) if is_folder(folder) else []
+    names: list[str] = []
+    if is_folder(folder):
+        names = sorted(os.listdir(folder))
     data: _Sets | None = None
     if names:
         data = _load_python(folder) or _load_class_folders(folder)
     if data:
         return data
     # another form, which a download must not replace; the others are what an earlier download has left
-    others = [name for name in names if "cifar" in name.lower() and not name.startswith((".", ARCHIVE))]
+    others = []
+    for name in names:
+        if "cifar" in name.lower() and not name.startswith((".", ARCHIVE)):
+            others.append(name)
     try:
         if others:
             raise BadInput(f"{', '.join(others)} is another form or data set, or one folder deeper")
@@ -101,6 +106,7 @@ class _ArraysOnly(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """Return a class or a function that the pickle asks for. Unpickler calls it."""
+        # anything else in a pickle could run code
         if (module, name) in {("numpy", "ndarray"), ("numpy", "dtype")}:
             return getattr(np, name)
         if module in {"numpy.core.multiarray", "numpy._core.multiarray"} and name == "_reconstruct":

@@ -56,6 +56,7 @@ def convert(index: Any, id: int, content: bytes, form: str, scratch: np.ndarray 
     height, width, _ = map(int, sizes(index, id, form))
     if form == "encoded":
         return Sample(height, width, content)
+    # a JPEG keeps its own quality; all other files are decoded first
     if form == "jpeg_full" and index.plain[id] and content.startswith(b"\xff\xd8"):
         return Sample(height, width, restart.encode_again(content))
     try:

@@ -105,6 +105,7 @@ class PackStore(Store):
             fault = "cannot be read"
         except (BadInput, LookupError, ValueError):
             fault = "is damaged"
+        # one line for each process: a damaged part has many samples
         if not self._has_warned:
             self._has_warned = True
             print(
@@ -189,10 +190,14 @@ def _description(index: Any, form: str) -> dict[str, Any]:
         "fingerprint": index.fingerprint,
         "form": form,
         "count": len(index),
-        "short_side": 0 if form in forms.WHOLE else forms.SHORT_SIDE,
+        "short_side": forms.SHORT_SIDE,
     }
     if form in forms.JPEGS:
-        description["quality"] = forms.QUALITY_FULL if form in forms.WHOLE else QUALITY
+        description["quality"] = QUALITY
+    if form in forms.WHOLE:  # the images have their own sizes
+        description["short_side"] = 0
+        if form in forms.JPEGS:
+            description["quality"] = forms.QUALITY_FULL
     return description
 
 
@@ -207,7 +212,9 @@ def _sizes(path: str, count: int) -> list[int]:
 
 def place(folder: str, index: Any, form: str = "decoded") -> str:
     """Return the path of a pack in a folder of packs. It differs for each data set and form."""
-    kind = "" if form == "decoded" else f"-{forms.label(form)}"
+    kind = ""
+    if form != "decoded":
+        kind = f"-{forms.label(form)}"
     return os.path.join(folder, f"{index.split}-{index.fingerprint[:12]}{kind}.pack")
 
 
@@ -230,7 +237,10 @@ def _fill(index: Any, path: str, form: str, threads: int) -> None:
     meta = described(path)
     wanted = _description(index, form)
     same = meta == meta | wanted
-    missing = [part for part in range(count) if not same or not _is_part(path, part, len(index))]
+    missing = []
+    for part in range(count):
+        if not same or not _is_part(path, part, len(index)):
+            missing.append(part)
     size = size_of(index, form) / max(1, count)  # bytes of a part
 
     def check_room(parts: int) -> None:
@@ -246,7 +256,9 @@ def _fill(index: Any, path: str, form: str, threads: int) -> None:
     if not same:
         shutil.rmtree(path, ignore_errors=True)
         os.makedirs(path)
+    # what a killed build has left behind: files without their names
     sweep(path)
+    # before the first part: a build that is killed from here on is continued by the next start
     write_atomic(os.path.join(path, META), json.dumps(wanted | {"whole": False}))
     done = min(len(index), (count - len(missing)) * SAMPLES_PER_FILE)
     bar = progress(len(index), f"packing {index.split}", done)
@@ -348,6 +360,7 @@ def _mapped(path: str) -> list[tuple[np.ndarray, ...]]:
         with arrow.ipc.open_file(arrow.memory_map(path)) as file:
             batches = [_columns(file.get_batch(number)) for number in range(file.num_record_batches)]
         lengths = [len(heights) for heights, *_ in batches]
+        # the place of a sample follows from its id only if all batches but the last have one length
         if not any(lengths) or set(lengths[:-1]) - {lengths[0]}:
             raise ValueError(f"its record batches have {lengths} samples")
         return batches

@@ -45,7 +45,9 @@ class Address(NamedTuple):
     form: str = "decoded"
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        if ":" in self.host:  # an IPv6 address
+            return f"[{self.host}]:{self.port}"
+        return f"{self.host}:{self.port}"
 
 
 def parse(text: str) -> Address:
@@ -67,7 +69,9 @@ def parse(text: str) -> Address:
         raise BadInput("--cache names several hosts: name one; one node of a Cluster is enough")
     if not host or parts.scheme not in ("redis", "rediss"):
         raise BadInput("--cache is not redis://host[:port] or rediss://host[:port]")
-    user = urllib.parse.unquote(parts.username) if parts.username else None
+    user = None
+    if parts.username:
+        user = urllib.parse.unquote(parts.username)
     address = Address(host, port, user, parts.scheme == "rediss")
     query = dict(urllib.parse.parse_qsl(parts.query, keep_blank_values=True))
     form = query.get("form", "decoded")
@@ -77,8 +81,12 @@ def parse(text: str) -> Address:
     if ca and not os.path.isfile(ca):
         raise BadInput(f"--cache: the file of certificates {ca} does not exist")
     folders = [folder for folder in parts.path.split("/") if folder]
-    database = int(folders.pop(0)) if folders and re.fullmatch("[0-9]{1,9}", folders[0]) else 0
-    prefix = folders.pop(0) if folders else "bootfile"
+    database = 0
+    if folders and re.fullmatch("[0-9]{1,9}", folders[0]):
+        database = int(folders.pop(0))
+    prefix = "bootfile"
+    if folders:
+        prefix = folders.pop(0)
     if folders or not re.fullmatch(r"[\w.:-]+", prefix):
         raise BadInput(f"--cache {address}: only [/database][/prefix] is valid after the host")
     return address._replace(ca=ca, database=database, prefix=prefix, form=form)

@@ -94,6 +94,7 @@ class RedisStore:
                 ("SET", self._key(id), self._value(id, sample), *self._expiry(id)) for id, sample in part
             ]
             try:
+                # in turns: a server that becomes full gets no further ones
                 if self.server.is_full():
                     break
                 answers = self.server.execute(*commands, errors=True)

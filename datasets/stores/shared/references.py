@@ -85,11 +85,13 @@ class Reference:
                 if self.mode == "active":
                     self.register()
                 commands.append(("ZADD", members, self.server.time() + LIFETIME, self._process))
+            # the member with the highest score: that of an offline data set is infinite
             last = self.server.execute(*commands, ("ZRANGE", members, -1, -1))[-1]
             self.is_offline = last == [_OFFLINE]  # before any key gets an expiry time
             if self.is_offline:
                 self.server.execute(("PERSIST", about), ("PERSIST", members))
             else:
+                # longer than the samples: remove() finds their keys by these
                 seconds = 2 * SAMPLE_LIFETIME
                 self.server.execute(("EXPIRE", about, seconds), ("EXPIRE", members, seconds))
         except Unavailable:
