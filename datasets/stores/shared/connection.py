@@ -82,8 +82,7 @@ class Server:
         cuts = [0, *np.flatnonzero(np.diff(np.cumsum(sizes) // _REQUEST)) + 1, len(keys)]
 
         def read(client: Any) -> list[bytes | None]:
-            # a time-out limits the wait for a byte only: a server that sends a few at a time would take for
-            # ever
+            # the time-out is for the next byte only: a server that sends a few at a time would not reach it
             end = time.monotonic() + CONNECT + READ + sizes.sum() / _SLOWEST
             values: list[bytes | None] = []
             for first, last in itertools.pairwise(cuts):
