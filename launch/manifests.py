@@ -64,6 +64,7 @@ def parse(content: bytes) -> dict | None:
     try:
         output_list.parse(content)
         manifest = json.loads(content)
+        # another program may have a manifest.json: only one with the digest of its list is ours
         valid = isinstance(manifest["name"], str) and "job" in manifest
         if valid and manifest["digest"] == _digest(manifest["files"]):
             return manifest

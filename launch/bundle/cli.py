@@ -97,7 +97,9 @@ def pack(job: str, to: str, allow_secret: Sequence[str] = (), code_dir: str | No
         made = one_file.write(to, manifest, contents, requirements.names(text))
     else:
         target, made = snapshot.write(to, manifest, contents)
-    verb = "packed" if made else "unchanged"
+    verb = "unchanged"
+    if made:
+        verb = "packed"
     git_tree = manifest["git"] or "none"
     print(f"{verb}={target} job={code.job_path} digest={manifest['digest']} git={git_tree}")
     return target
@@ -151,7 +153,6 @@ def _print_files(manifest: dict, skipped: dict[str, str]) -> None:
         rules[rule].append(path)
     for name, sizes in kept.items():
         print(f"kept     {name} files={len(sizes)} size={human_size(sum(sizes))}")
+    # all of them: a file that is missing on the platform is looked for here
     for rule, paths in rules.items():
-        print(
-            f"skipped  {' '.join(paths)}: {rule}"
-        )  # all of them: a file that is missing there is looked for here
+        print(f"skipped  {' '.join(paths)}: {rule}")

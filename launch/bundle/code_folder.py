@@ -47,6 +47,7 @@ class CodeFolder:
 
     def __init__(self, job: str, without: str | None = None, code_dir: str | None = None):
         job = os.path.abspath(job)
+        # the nearest of the folders above the script
         repository = next(filter(_is_repository, map(str, PurePosixPath(job).parents)), "")
         self.root = os.path.dirname(job)
         self._parts: set[str] = set()  # names at the top that are taken; empty: all
@@ -116,6 +117,7 @@ class CodeFolder:
         module: its path. path: that of the program. Raises BadInput if a rule skips it.
         """
         top = module.partition("/")[0]
+        # a package beside the job's folder: it is taken as a whole, and its files are collected again
         if module not in self.files and self._parts and top not in self._parts:
             self._parts.add(top)
             self._collect()

@@ -57,6 +57,7 @@ class Shared:
         except BadInput as error:
             raise BadInput(str(error).replace("--cache", "--to")) from None
         self.form = self.server.address.form
+        # a job continues without the cache; here there is nothing else to do
         reason = self.server.down
         if reason:
             self.close()
@@ -88,6 +89,7 @@ class Shared:
         def read(ids: np.ndarray) -> list[bytes | np.ndarray | str | None]:
             """Return the samples: the threads of check() call it."""
             samples: list[bytes | np.ndarray | str | None] = [*store.read(ids)]
+            # a miss may be a missing or a damaged sample: its length tells which
             lost = [place for place, sample in enumerate(samples) if sample is None]
             for place, length in zip(lost, store.lengths(ids[lost]), strict=True):
                 samples[place] = DAMAGED if length else MISSING

@@ -43,6 +43,7 @@ def write(args: argparse.Namespace) -> int:
     """
     is_image = os.path.isfile(args.folder) and not args.to
     args.to = args.to or "predictions.csv"
+    # before the network is loaded: a file that must not be replaced ends it at once
     if not is_image:
         outputs.check_replaceable(args.to, re.compile("^path,error,class_1,"), args.force)
     places = [torch.device(accelerator.kind(), gpu) for gpu in range(devices.count_gpus(args))]
@@ -146,7 +147,12 @@ def predict(
             with autocast:
                 logits = model(batch)
             logits = logits.float()
-            begun.append((part, reasons, logits.sigmoid() if is_binary else logits.softmax(1)))
+            if is_binary:
+                probabilities = logits.sigmoid()
+            else:
+                probabilities = logits.softmax(1)
+            begun.append((part, reasons, probabilities))
+            # one batch for each device is under way; the oldest is waited for when a further one has begun
             if len(begun) > len(places):
                 yield from _wait_for(*begun.popleft())
         for batch_begun in begun:

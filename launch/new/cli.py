@@ -115,6 +115,7 @@ def _add_ddp(folder: Path) -> None:
     for option in ("exact", "fsdp"):
         if f"train_{option}.py" in text:
             raise BadInput(f"{job} was written with --{option}, which has these blocks")
+    # the job as `new` wrote it, without and with the blocks: their difference is what is added
     base = make_job(False, has_amp, text=is_text)
     variant = make_job(True, has_amp, text=is_text)
     changed, count = adding.add(text, base, variant, str(job))
@@ -122,6 +123,7 @@ def _add_ddp(folder: Path) -> None:
         raise BadInput(f"{job} has these blocks already")
     write_atomic(str(job), changed.encode())
     print(f"{job}: added {count} blocks of train_ddp.py")
+    # the test of the project must start two processes now, or the blocks would not be tested
     test = folder / "tests/test_train.py"
     option = "--processes_per_node=2"
     line = f'OPTIONS += ["{option}"]\n'
@@ -165,6 +167,7 @@ def make_job(ddp: bool, amp: bool, exact: bool = False, fsdp: bool = False, text
     [step_of_user] = _STEP.findall(variants[0])
     if not text:
         variants[0] = variants[0].replace(step_of_user, step)  # another variant may have its own
+    # as the variants of Bootfile are made: the base, and the blocks of each
     combined = blocks.combine(base, *variants)
     if exact or fsdp:  # its base is train_ddp.py
         more = "train_fsdp.py"
@@ -178,11 +181,13 @@ def make_job(ddp: bool, amp: bool, exact: bool = False, fsdp: bool = False, text
     combined = blocks.without_replaced(combined)
     if not text:
         [step] = _STEP.findall(combined)
+        # in a project the whole step is one block: it is what the user changes
         mark = step_of_user.split("\n")[0]
         combined = combined.replace(step, _mark(step, mark), 1)
     lines = blocks.without_docstring(blocks.renumber(combined)).split("\n")
     for start in _UNUSED:
-        lines.remove(next(line for line in lines if line.startswith(start)))
+        unused = [line for line in lines if line.startswith(start)]
+        lines.remove(unused[0])
     job = "\n".join(lines).replace(" boolean,", "", 1)  # only --custom_data needs this import
     example = ""
     if ddp:

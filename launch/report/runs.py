@@ -189,6 +189,7 @@ def _read_starts(run: Run) -> list[Start]:
 def _read_lines(run: Run) -> list[dict[str, float]]:
     """Return the numbers of each line of metrics.jsonl that has a step, and set the receipt of the run. Note
     how many lines are left out. Raises BadInput."""
+    # a job that has not reported yet has no file: the page shows its settings
     path = os.path.join(run.path, METRICS)
     content = b""
     with explained(f"cannot read {path}"), contextlib.suppress(FileNotFoundError):

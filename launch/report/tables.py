@@ -81,6 +81,7 @@ def _final(run: Run) -> dict[str, str]:
     cells["lost processes"] = format_number(run.last("lost_processes"))
     cells["seconds without a step"] = format_number(run.last("lost_seconds"))
     cells["useful share"] = format_number(run.last("useful_share"), PERCENT)
+    # a run that was killed has no end: its last report, or the begin of a start without one
     reports = [*run.times[1]]
     begins = reports[:1]
     ends = reports[-1:]
@@ -212,6 +213,7 @@ def make_class_table(run: Run) -> list[list[str]]:
         return []
     if not isinstance(names, list) or len(names) != len(counts):
         names = range(len(counts))
+    # with many classes the job writes no matrix: then the last column is empty
     if not isinstance(matrix, list) or len(matrix) != len(counts):
         matrix = [[]] * len(counts)
     rows = []
@@ -342,6 +344,7 @@ def compare_receipts(runs: list[Run]) -> list[list[str]]:
 
     Each run is compared with the first. A run whose receipt cannot be read has a row with the reason.
     """
+    # a run without a receipt must not hide the comparison of the others
     receipts = {}
     by_name = {}
     rows = []

@@ -82,6 +82,7 @@ def main(argv: list[str]) -> int:
     args = _parse_args(argv)
     simulation = Simulation(args.processes, args.faults, args.limit)
     with contextlib.ExitStack() as stack:
+        # from here on a signal ends the nodes first; when main() returns, the old handlers are back
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:  # under nohup it stays ignored
                 stack.callback(signal.signal, number, signal.signal(number, simulation.interrupt))
@@ -92,7 +93,9 @@ def main(argv: list[str]) -> int:
         for index in range(args.nodes):
             nodes.append(Node(index, os.path.join(folder, f"node-{index}"), args.code, args.data))
         commands = Commands(args)
-        kept = "" if args.keep else " (--keep FOLDER keeps them)"
+        kept = ""
+        if not args.keep:
+            kept = " (--keep FOLDER keeps them)"
         log(
             f"platform={args.platform} nodes={args.nodes} processes={args.processes} "
             f"device={commands.device} folders={folder}{kept}"
@@ -110,7 +113,9 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     job_arguments: what follows `--`. code: the uploaded files. faults: parsed. data: the folder of
     --data_url, None if the job fetches it or there is none. below: what follows that folder in --data_url.
     """
-    split = argv.index("--") if "--" in argv else len(argv)
+    split = len(argv)
+    if "--" in argv:
+        split = argv.index("--")
     parser = _Parser(__doc__, "python -m launch simulate")
     add = parser.add_argument
     add("job", help="the script; its arguments follow --")

@@ -68,6 +68,7 @@ def parse(spec: str, nodes: int, processes: int) -> Fault:
     given = [key for key, _ in pairs]
     are_keys = any(_are_keys(given, keys) for keys in choices)
     if not are_keys or len({*given}) < len(given):
+        # the error names the forms that the user may have meant: those that have all given keys
         near = [keys for keys in choices if {*given} <= _names(keys)]
         names = " or ".join(", ".join(keys) for keys in near or choices)
         raise BadInput(f"--fault {spec}: expected {kind} with the keys {names}, each once")

@@ -168,9 +168,8 @@ def _is_here(store: ObjectStore, path: str, entry: Object, listed: dict[str, str
             return False
         stored = store.head(entry.key)
         digest = (stored and stored.digest) or listed.get(entry.key)
-        if (
-            stored and not digest
-        ):  # the only proof is the content itself: slow, but nothing is replaced in vain
+        # the only proof is the content itself: slow, but nothing is replaced in vain
+        if stored and not digest:
             with tempfile.TemporaryDirectory() as folder:
                 copy = os.path.join(folder, "copy")
                 store.fetch(entry.key, copy, entry.size)
