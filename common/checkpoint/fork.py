@@ -86,6 +86,7 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
             raise BadInput(f"--from: expected a training without --{name}")
     if args.resume:
         raise BadInput(f"--from --resume {args.resume}: leave out --resume: a restart continues by itself")
+    # the old run is only read: nothing of the new one may be written to its folder
     given_folder = args.output_dir or ""
     if os.path.realpath(given_folder) == os.path.realpath(args.from_run):
         raise BadInput(f"--output_dir {given_folder} is the run of --from: expected a new folder")

@@ -145,6 +145,7 @@ class Mirror:
         self._wake.set()
         if self._thread.ident is None:  # there was no training
             self._release()
+        # the thread does the work; this one waits in short parts, so that a signal and the limit end the wait
         heartbeat = Heartbeat(_SAY)
         while self._thread.is_alive():
             if seconds is not None and heartbeat.seconds > seconds:

@@ -43,6 +43,7 @@ def claim(args: argparse.Namespace, output: Output) -> None:
                 mirror.start(0)
         except BadInput as refused:
             error = refused
+    # every rank comes here: without the error of rank 0 the others would train and lose their results
     barrier.wait_for_all("output folder", "to open the output folder", error)
 
 

@@ -95,6 +95,7 @@ def file_of(args: argparse.Namespace, output: Output) -> str | None:
     pretrained.check(arch, name)
     may_resume = output.url or checkpoints(output.folder)
 
+    # now, on rank 0, before the model is built: without a network the job ends early
     def download() -> None:
         if not may_resume:
             pretrained.read(arch, name)
@@ -172,6 +173,7 @@ def _choose_state(path: str, content: Any) -> tuple[Any, str]:
         if not isinstance(state, dict):
             return {}, ""
         return state, ""
+    # of another program: the weights are the file itself, or one of its dictionaries
     inner = {name: value for name, value in content.items() if _tensors(value)}
     if not inner:
         return content, ""
@@ -291,6 +293,7 @@ def fill(
         raise BadInput(
             f"{line}: they belong to another network, or to one of other names: " + CONVERT.format(new)
         )
+    # numbers that are not floats, such as counters, may be left over
     left: list[str] = []
     if not published:
         left = [name for name in unused if tensors[name].is_floating_point()]
@@ -303,6 +306,7 @@ def fill(
             f"--weights {path},partial uses those that fit"
         )
     same = {name: given[name] for name in fit.same}
+    # before the first weight changes
     _check_values(path, model, same)
     if not any(tensor.is_meta for tensor in ours.values()):
         loaded = dtensors.distribute(same, ours)

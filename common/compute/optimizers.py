@@ -69,6 +69,7 @@ def build(
         for name, weight in learned.items():
             if depths[name] != depth:
                 continue
+            # matrices and convolutions decay; norms and biases do not
             if weight.ndim > 1:
                 decay.append(weight)
             else:
@@ -92,11 +93,15 @@ def count_following(model: torch.nn.Module) -> dict[str, int]:
     names = [name for name, _ in model.named_parameters()]
     blocks = []  # of each weight; "" for one outside of the blocks
     for name in names:
+        block = ""
         match = _BLOCK.match(name)
-        blocks.append(match[0] if match else "")
+        if match:
+            block = match[0]
+        blocks.append(block)
     order = list(dict.fromkeys(filter(None, blocks)))
     if not order:
         raise BadInput("--layer_decay: the network has no numbered blocks, as blocks.3")
+    # the weights are in the order of the network: one outside of the blocks belongs to the last layer begun
     begun = 0  # layers that have begun so far
     layers = []
     for block in blocks:
@@ -137,7 +142,9 @@ def build_scheduler(
         fall = lr_scheduler.LambdaLR(optimizer, cosine)
     else:
         fall = lr_scheduler.CosineAnnealingLR(optimizer, total_steps - warmup, eta_min=args.min_lr)
-    return lr_scheduler.SequentialLR(optimizer, [rise, fall], [warmup]) if warmup else fall
+    if not warmup:
+        return fall
+    return lr_scheduler.SequentialLR(optimizer, [rise, fall], [warmup])
 
 
 def clip(args: argparse.Namespace, model: torch.nn.Module) -> None:

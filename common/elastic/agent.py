@@ -163,6 +163,7 @@ class _Agent:
             assert topology.master_host and topology.master_port
             host = topology.master_host
             port = topology.master_port
+        # the forks inherit it: where the store is, who their parent is, and that the output folder is held
         os.environ[HELD] = "1"
         os.environ[STARTED_BY] = str(os.getpid())
         os.environ["MASTER_ADDR"] = host

@@ -104,6 +104,7 @@ class Roll:
         if now - self._ticked_at > _TICK:
             self._ticked_at = now
             tick(self._store)
+        # one request in each round; more only if something has changed, or the heartbeats are due
         news = self._store.add("news", 0)
         is_due = news != self._news
         self._news = news

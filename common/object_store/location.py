@@ -53,6 +53,7 @@ def parse(url: str) -> Location:
             f"{printable(url)}: {printable(bucket)!r} is not a bucket name (3 to 63 of a-z, 0-9 and -; a "
             "name with dots has no certificate)"
         )
+    # keys become paths on the node: none may leave its folder
     prefix = prefix.strip("/")
     if (prefix and {"", ".", ".."} & set(prefix.split("/"))) or not prefix.isprintable():
         raise BadInput(f"{printable(url)}: the prefix holds an empty part, . or .., or a control character")

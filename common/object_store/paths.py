@@ -49,6 +49,7 @@ def make_path(folder: str, key: str) -> str:
     path = os.path.join(folder, key)
     inside = os.path.realpath(folder)
     parent = os.path.dirname(path)
+    # before the folders are made: one of them may be a link that another program has put there
     if os.path.commonpath([inside, os.path.realpath(parent)]) != inside:
         raise BadInput(f"key {printable(key)}: a link leads out of {folder}")
     try:

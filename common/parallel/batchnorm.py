@@ -30,6 +30,7 @@ def convert_sync_batchnorm(model: nn.Module) -> nn.Module:
     if torch.distributed.get_world_size() == 1:
         return model
     layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
+    # all are checked before the first one changes
     for layer in layers:
         if type(layer) not in _KINDS:
             raise BadInput(

@@ -309,6 +309,7 @@ class Shards:
         forward pass, also of an evaluation."""
         self.guards.before_forward()
         check_settings()
+        # the first forward pass since the last step: each shard begins with these values
         if not self._buffers:
             self._buffers = _list_buffers(self._modules)
             self._before = self._buffers

@@ -331,6 +331,7 @@ class FirstCall:
             torch.is_grad_enabled(),
             _find_autocast(inputs),
         )
+        # on the CPU: rank 0 sends them to all, and the loop may change its own tensors
         self.inputs = tree_map_only(torch.Tensor, _copy, inputs)
         self.states = _get_states(self._sources)
         self._sources = []  # later calls of the step are not recorded

@@ -268,6 +268,7 @@ def _limits() -> Finding:
         ("open_files", "set ulimit -n", resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
         ("processes", "set ulimit -u", resource.getrlimit(resource.RLIMIT_NPROC)[0]),
     ]
+    # a container may have fewer than its user
     for limit in control_groups.process_limits():
         limits.append(("processes", f"raise {limit.name} to", limit.most))
     for name, advice, most in limits:

@@ -198,6 +198,7 @@ def _place_numbers(names: set[str], classes: tuple[str, ...], source: str) -> di
     for place, title in enumerate(classes):
         if title.isdecimal():
             places[int(title)] = place
+    # classes of names: the labels count the folders
     if not places:
         places = dict(enumerate(range(len(classes))))
     outside = sorted(set(map(int, names)) - places.keys())

@@ -116,6 +116,7 @@ def scan_listing(listing: Listing, cache: str, log: Log) -> ImageFolderIndex:
     load() and the loaders of pairs call it at each start; it reads images only if they are new or changed."""
     root = listing.root
     folder = own_place(_name_index(listing, cache), log)
+    # without the lock: at most starts the index is there, and no file has changed
     index = open_intact(folder)
     if index is None or not _is_current(index, listing):
         with explained(f"cannot write the index of {root} to {cache}"):
@@ -252,6 +253,7 @@ def _inspect(path: str, member: Sequence[int] | None) -> tuple:
         else:
             size, mtime, ctime = _state(os.fstat(descriptor))
             most = size + 1  # one byte more, to notice a file that grows while it is read
+        # before it is read: the whole file is taken into memory
         images.check_bytes(size)
         content = tar_files.read_descriptor(descriptor, offset, most)
         if len(content) != size:

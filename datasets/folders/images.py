@@ -155,6 +155,7 @@ def decode(content: bytes, plain: bool | None = None, out: np.ndarray | None = N
     the beginning of `out` (flat uint8) if that is large enough. The threads and worker processes that read
     batches call it for each sample.
     """
+    # most images: these pixels are the same with every decoder, and threads decode them in parallel
     if plain and content.startswith(b"\xff\xd8"):
         read_header = simplejpeg.decode_jpeg_header  # without the package Pillow must not decide
         try:
@@ -354,6 +355,7 @@ def _walk_jpeg(content: bytes) -> tuple[int, int, bool]:
             segment = content[position + 4 : end]
             if segment.startswith(b"Exif\0\0") or b"tiff:Orientation" in segment:
                 may_be_turned = True
+        # a frame: of these sixteen markers two are tables, and one is reserved
         elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
             frame = marker
             bits = content[position + 4]

@@ -53,6 +53,7 @@ def read_list(source: str, log: Log) -> tuple[list[str], list[str]]:
     columns = _find_columns(first_line, lines[-1][1], separator)
     if columns is None:
         raise BadInput(f"{source}, line {first_number}: {expected}; found {first_line[:60]!r}")
+    # the columns were found by names and titles: the user should see which ones
     if columns.path > 0 or columns.total > 2:
         log(
             f"{source}: the path is column {columns.path + 1} and the label column {columns.label + 1} of "

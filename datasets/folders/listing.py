@@ -80,6 +80,7 @@ def look(
     root = os.path.abspath(files.local_folder(root))
     name = find_split(root, split, splits, log)
     if not name:
+        # a folder with one split only: if it were divided by hashes, images of that split would be in both
         other_split = "train"
         if split == "train":
             other_split = "val"

@@ -136,6 +136,7 @@ def _parse(title: str) -> _Name:
             kinds.append((place, "val"))
     kind = ""
     other: tuple = ()
+    # test_train has both words: it says nothing
     if len(kinds) == 1:
         [(place, kind)] = kinds
         other = (place, *words[:place], *words[place + 1 :])

@@ -51,6 +51,7 @@ def find(patterns: str | Iterable[str]) -> list[str]:
         fixed, wild = split_pattern(pattern)
         folder = files.local_folder(fixed)
         names = [wild]
+        # each number of {000..127} must be there: a shard that is missing would not be noticed otherwise
         span = re.search(r"\{(\d+)\.\.(\d+)\}", wild)
         if span:
             names = []
@@ -478,6 +479,7 @@ def _read_labels(paths: list[str], rows: list[tuple]) -> dict[int, str]:
                 labels.append(rows[place][3])
             if field.endswith("cls") or is_image(f".{field}"):
                 is_of_images = True
+        # samples of another kind, such as texts, may be in the same tar
         if not is_of_images:
             continue
         sample, _ = split_name(rows[first][-1])

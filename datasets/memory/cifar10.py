@@ -118,6 +118,7 @@ def _load_python(folder: str) -> _Sets | None:
     """Load the official batches from the folder, its subfolder or its archive; None if it has none."""
     place = os.path.join(folder, FOLDER)
     archive = os.path.join(folder, ARCHIVE)
+    # the user may name the folder of the batches itself
     if is_file(os.path.join(folder, TRAIN_FILES[0])):
         place = folder
     names = TRAIN_FILES + TEST_FILES

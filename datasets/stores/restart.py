@@ -93,6 +93,7 @@ def read_header(content: bytes) -> Header | None:
         elif marker == _RESTART_INTERVAL:
             interval = _number(content, body)
         elif marker == _START_OF_SCAN:
+            # a progressive file has several scans, of parts of the coefficients: none can be cut
             is_whole = content[body] == components and content[end - 3 : end] == _WHOLE_SCAN
             if not interval or not size_at or not is_whole:
                 return None

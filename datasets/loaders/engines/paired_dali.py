@@ -62,10 +62,15 @@ class PairedDali(Dali):
         """Return the outputs (images, ids) for the inputs from _source(). It is called once a pipeline."""
         fn, types = load_dali()
         resizes = self.store.index.rows > 0
+        outputs = 6
+        if resizes:  # and the sizes
+            outputs = 7
         contents, anchors, shapes, horizontal, vertical, *sizes, ids = fn.external_source(
-            self._source, num_outputs=7 if resizes else 6, no_copy=True
+            self._source, num_outputs=outputs, no_copy=True
         )
-        decoder = (NVJPEG if self.device else {"device": "cpu"}) | {"output_type": types.RGB}
+        decoder = {"device": "cpu", "output_type": types.RGB}
+        if self.device:
+            decoder |= NVJPEG
         box = {"axes": (0, 1), "normalized_anchor": False, "normalized_shape": False}
         if resizes:
             images = fn.decoders.image(contents, **decoder)

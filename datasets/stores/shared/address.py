@@ -54,6 +54,7 @@ def parse(text: str) -> Address:
     """Return the Address of a URL. Raises BadInput; its message never contains a possible password.
 
     Every rank calls it when it opens its stores, before it connects."""
+    # first: no later message may show it
     if re.search(r"//[^@/]*:[^@]*@", text):
         raise BadInput(
             f"--cache: remove the password from the URL, which every user of the machine can read; change "
