@@ -132,6 +132,7 @@ def _drop(store: FileStore, head: measure.Head) -> None:
 
 def _compute_rate(args: argparse.Namespace, classes: int, device: torch.device) -> float:
     """Return images/s of training steps of the model, without data."""
+    # the ceiling: what the model computes if it never waits for data
     model = classifiers.build(args.arch, classes, args.image_size)
     model = model.to(device).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)

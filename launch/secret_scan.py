@@ -202,6 +202,7 @@ def _judge(name: str, value: str, has_user: bool) -> str | None:
     if not _OFTEN_PUBLIC.fullmatch(name):
         if RANDOM.fullmatch(value) or (has_user and is_mixed(value)):
             return "a key or token"
+    # the name alone says little: such a value counts only beside the name of a user
     elif has_user and is_mixed(value) and _KEY_OF_USER.fullmatch(value):
         return "a user and a key"
     return None

@@ -27,17 +27,17 @@ from tests.support.density import (
 MOST_COMPACT = 60
 # room -> the number of places of each of KINDS, and compact expressions in 1,000 lines
 CEILINGS = {
-    "bootfile/console": (0, 0, 0, 0, 0, 0, 15),
-    "bootfile/prove": (0, 0, 0, 0, 0, 0, 27),
+    "bootfile/console": (0, 0, 0, 0, 0, 0, 12),
+    "bootfile/prove": (0, 0, 0, 0, 0, 0, 25),
     "bootfile/receipt": (0, 0, 0, 0, 0, 0, 18),
-    "common/console": (0, 0, 0, 0, 0, 0, 30),
-    "common/platform": (0, 0, 0, 0, 0, 0, 30),
-    "datasets/folders": (0, 0, 0, 0, 0, 0, 32),
-    "datasets/loaders": (0, 0, 0, 0, 0, 0, 21),
-    "launch/data": (0, 0, 0, 0, 0, 0, 40),
-    "launch/new": (0, 0, 0, 0, 0, 0, 26),
-    "launch/platforms": (0, 0, 0, 0, 0, 0, 35),
-    "launch/report": (0, 0, 0, 0, 0, 0, 19),
+    "common/console": (0, 0, 0, 0, 0, 0, 11),
+    "common/platform": (0, 0, 0, 0, 0, 0, 20),
+    "datasets/folders": (0, 0, 0, 0, 0, 0, 23),
+    "datasets/loaders": (0, 0, 0, 0, 0, 0, 16),
+    "launch/data": (0, 0, 0, 0, 0, 0, 7),
+    "launch/new": (0, 0, 0, 0, 0, 0, 25),
+    "launch/platforms": (0, 0, 0, 0, 0, 0, 16),
+    "launch/report": (0, 0, 0, 0, 0, 0, 18),
     "launch/transfer": (0, 0, 0, 0, 0, 0, 15),
 }
 # files in the list "not calm yet" of pyproject.toml

@@ -156,6 +156,7 @@ class CodeFolder:
         for entry in os.scandir(os.path.join(self.root, folder)):
             path = folder + entry.name
             is_folder = entry.is_dir()
+            # before a link is resolved: a link that a rule skips may lead anywhere
             rule = self._find_rule(path, is_folder, entry.path)
             if rule:
                 self.skipped[f"{path}/" if is_folder else path] = rule

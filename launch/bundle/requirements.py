@@ -122,6 +122,7 @@ def _imports(path: str) -> Iterator[str]:
             raise BadInput(f"{path} is not a Python program: {error}") from error
     while todo:
         node = todo.pop()
+        # what a function imports comes later, or never
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             continue
         if isinstance(node, ast.Import):

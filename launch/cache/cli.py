@@ -96,6 +96,7 @@ def rm(place: Shared, args: argparse.Namespace) -> int:
     if not args.all:
         unwanted = [server.choose(stored, args.dataset)]
     for data_set in unwanted:
+        # all are checked before the first one is deleted
         if data_set.users and not args.force:
             users = ", ".join(data_set.users)
             raise BadInput(f"{data_set.name} is in use: {users}; --force deletes it anyway")
@@ -168,6 +169,7 @@ def _load_indexes(args: argparse.Namespace) -> list[image_index.ImageFolderIndex
     train = load("train")
     if args.split == "train":
         return [train]
+    # the training set is always indexed: its classes number those of the other split
     val = load("val", classes=train.classes)
     if args.split == "val":
         return [val]

@@ -155,6 +155,7 @@ class Shared:
 
         def send(part: np.ndarray) -> int:
             """Make and store samples in a thread of the pool. Return how many were stored."""
+            # the parts that are left end at once: the next preload stores them
             if self.server.full_until or self.server.down:
                 return 0
             return store.put(part, [forms.make(files, id, store.form) for id in part.tolist()])

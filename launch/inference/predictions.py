@@ -139,6 +139,7 @@ def predict(
                 interpolation=network.settings.get("interpolation", BILINEAR),
                 traits=traits,
             )
+            # this waits for the images of the batch, while the devices compute the batches before it
             reasons = list(pool.map(fill, [os.path.join(root, path) for path in part], memory))
             pixels = torch.from_numpy(memory).permute(0, 3, 1, 2)
             if network.channels == 1:
@@ -175,6 +176,7 @@ def _fill(path: str, out: np.ndarray, share: float, interpolation: str, traits: 
         with open(path, "rb", opener=opener) as file:
             images.check_bytes(os.fstat(file.fileno()).st_size)
             content = file.read()
+        # as the scan of a training inspects them: also what would be dark, or of one colour
         header = images.inspect(content)
         pixels = images.decode(content, header.plain)
         traits.append(header.traits)

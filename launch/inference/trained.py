@@ -161,6 +161,7 @@ def _read_settings(folder: str, given: dict[str, Any], is_own: bool) -> dict[str
         print_line(
             "warning: the run had --antialias false, which was removed: its accuracy is not exactly met"
         )
+    # the folder may be another user's: each option is checked as one of a command line
     kinds = dict(_OPTIONS)
     if is_own:
         for name in _NETWORK:

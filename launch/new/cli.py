@@ -87,6 +87,7 @@ def main(arguments: list[str]) -> int:
         if args.add:
             _add_ddp(folder)
             return 0
+        # options that exclude each other are refused above, before there is a folder
         folder.mkdir(parents=True, exist_ok=True)
         if args.receipt:
             _write_receipt(folder)

@@ -151,6 +151,7 @@ def _find_changes(slowest: np.ndarray) -> list[int]:
 
 def _list_charts(runs: list[Run]) -> list[tuple[str, ...]]:
     """Return (heading, figures) of each chart: _RESULTS, other figures of evaluations, _RATES, others."""
+    # the charts that every run may have come first, and those of the job's own figures after them
     known = set()
     for _, *names in (*_RESULTS, *_RATES):
         known.update(names)

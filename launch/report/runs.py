@@ -221,6 +221,7 @@ def _read_ranks(run: Run, objects: list[dict]) -> None:
         if not isinstance(of_ranks, dict):
             continue
         step = _numbers(line).get("step", math.nan)
+        # the file may be damaged, or of another version: a line without all five numbers is left out
         busy = _numbers(of_ranks.get("busy"))
         row = [step, *(busy.get(name, math.nan) for name in ("min", "median", "max", "rank"))]
         if np.isfinite(row).all():
@@ -239,6 +240,7 @@ def _read_metrics(run: Run) -> None:
         names.pop(name, None)
     if len(names) > _MOST_FIGURES:
         run.notes.append(f"only the first {_MOST_FIGURES} figures are shown")
+    # a user's loop may report a name for each layer: more charts than anybody reads
     for name in [*names][:_MOST_FIGURES]:
         steps, values = np.array([(line["step"], line[name]) for line in lines if name in line]).T
         run.figures[name] = steps, values

@@ -177,6 +177,7 @@ def summarize(run: Run) -> str:
 
 def make_title(runs: list[Run]) -> str:
     """Return the title of the page: the job and its data, if all runs have the same, and their names."""
+    # the job and its data are in the title only if all runs have the same
     jobs = set()
     for run in runs:
         words = []

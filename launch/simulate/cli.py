@@ -137,6 +137,7 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     addresses = ["127.0.0.1"] * args.nodes
     make_starts(args.platform, 0, args.nodes, args.processes, addresses, 1, somewhere)  # checks
     parsed = [faults.parse(spec, args.nodes, args.processes) for spec in args.fault]
+    # the folder of the data becomes the input of each node; what follows it, such as a pattern, stays
     data = get_option(given, "--data_url")
     below: list[str] = []
     if data and "://" in data:  # the job itself fetches it

@@ -168,6 +168,7 @@ class Injector:
         pid = self._find_first(fault)
         if pid is None:
             return
+        # counted from now: the job makes no step while it is paused
         self._due[fault] = self._job.step + fault.steps
         self._stop(fault, self._find_pids(fault))
         self._stop(fault, self._find_pids(fault))  # again: some may just have forked

@@ -200,6 +200,7 @@ class Node:
                 if task.poll() is None:
                     pids[self.index * count + local_rank] = task.pid
             return pids
+        # workers of a rank have its variables, and it as their parent
         for pid, rank in rank_of.items():
             is_child = rank_of.get(parents[pid]) == rank
             if not is_child:
