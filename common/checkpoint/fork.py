@@ -62,6 +62,7 @@ def inherit(args: argparse.Namespace) -> dict[str, Any]:
         if args.at_step is not None:
             step = max(1, args.at_step)
         settings = origins.start_of(read_starts(args.from_run), step)["settings"]
+    # not inherited: options of one start, such as its folder, and values that the record shows as ***
     defaults = {}
     for name, value in settings.items():
         if name not in _OF_A_START and "***" not in str(value):  # a part that is secret

@@ -90,6 +90,7 @@ def restore(store: ObjectStore, folder: str, files: dict[str, File]) -> set[str]
             has_later = ours.get("run") == facts.get("run") and ours.get("step", 0) >= step
             if not ours or not (has_it or has_later):
                 _download(store, folder, step, facts)
+                # only now, when the new one is whole: until here the others could still be used
                 if ours.get("run") != facts.get("run"):
                     path = os.path.join(folder, names_of(step)[0])
                     for other in set(checkpoint.list_newest_first(os.path.dirname(path))) - {path}:

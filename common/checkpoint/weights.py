@@ -380,6 +380,7 @@ def match(
         bare_theirs = {_bare(name, wrappers): name for name in tensors}
         if len(bare_ours) < len(names) or len(bare_theirs) < len(tensors):
             continue  # two tensors would have one name
+        # the prefix with which most names of the file are names of the model
         counts = _count_prefixes(bare_ours, bare_theirs)
         top = max(counts.values(), default=0)
         best = [prefix for prefix, count in counts.items() if count == top]

@@ -82,6 +82,7 @@ class Without:
         last = self.ids.max(initial=0)
         if last >= sampler.size:
             raise BadInput(f"--without {path}: sample {last} is not in 0..{sampler.size - 1}")
+        # `launch data --guilty` starts the job again, and leaves samples out of one step only
         ids_of_step = None
         step, _, path_of_step = os.environ.get(compute.WITHOUT_IN, "0").partition(":")
         self.step = int(step)  # the only one without further samples

@@ -126,6 +126,7 @@ def build_scheduler(
         milestones = [int(-(-share * args.epochs * steps_per_epoch // 1)) for share in (1 / 3, 2 / 3, 8 / 9)]
         milestones = [max(warmup, milestone) for milestone in milestones]  # the rate rises first
         return lr_scheduler.ChainedScheduler([rise, lr_scheduler.MultiStepLR(optimizer, milestones)])
+    # a trial of a few steps may end while the rate still rises
     if warmup == total_steps:
         return rise
     fall: lr_scheduler.LRScheduler

@@ -63,6 +63,7 @@ def to_words(values: Mapping[str, Any], options: Mapping[str, argparse.Action]) 
     for key, value in values.items():
         if key == "config":
             raise BadInput("config cannot be set in a file")
+        # an unknown key becomes an unknown option, which the parser of the job refuses
         action = options.get(key.replace("-", "_"))
         is_flag = action is not None and action.nargs == 0  # an option without a value
         types: tuple[type, ...] = (bool, int, float, str)

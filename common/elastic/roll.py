@@ -207,6 +207,7 @@ class Roll:
         self._step = step
         self._began_at = now
         self._furthest = max(self._furthest, step)
+        # rank 0 of this generation has printed these
         self._said = [(number, reason) for number, reason in self._said if number not in told]
         self._check_losses(self._losses, f"in step {step + 1}")
         self._check_losses(self._total_losses, f"after step {self._furthest_of_all}")

@@ -317,6 +317,7 @@ class ObjectStore(contextlib.AbstractContextManager):
         parts. Raises StoreError and OSError for the errors of the block."""
         from boto3.s3.transfer import TransferConfig
 
+        # a file of one part is one request; of a larger one PARTS parts are under way at a time
         config = TransferConfig(
             multipart_threshold=_PART + 1,
             multipart_chunksize=_PART,

@@ -228,6 +228,8 @@ class Shards:
     def _end_step(self, counts: tuple[int, ...]) -> torch.Tensor:
         """End a step after its last shard on this process, and return the mean loss. All ranks wait for each
         other here, and nowhere else in a step that is not checked. counts: see _count_rest()."""
+        # the buffers after a shard of this rank; _average() replaces them if the shard of the step is
+        # elsewhere
         _write(self._after)
         self.index = self.first
         total = self.count

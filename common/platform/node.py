@@ -204,6 +204,7 @@ def _accelerators(args: argparse.Namespace, env: Mapping[str, str], topology: To
         facts += f", CUDA_VISIBLE_DEVICES={env['CUDA_VISIBLE_DEVICES']!r}"
     errors = []
     warnings = []
+    # one finding: the first of these that is true explains the others
     if args.enable_gpu is False:
         facts += ", not used: --enable_gpu=false"
     elif promised and gpus < promised:

@@ -138,6 +138,7 @@ def first_host(text: str) -> str:
 
     It does the same as `scontrol show hostnames`, which is missing in most containers.
     """
+    # the commas inside of brackets belong to one name
     match = re.match(r"(?:[^,\[\]\s]|\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\])+(?=,|$)", text, re.ASCII)
     if not match:
         raise BadInput(f"{text!r} is not a Slurm host list")

@@ -196,6 +196,7 @@ def promised_gpus(env: Mapping[str, str]) -> int | None:
 
 def _from_launcher(args: argparse.Namespace, env: Mapping[str, str]) -> Topology:
     started_by_job = STARTED_BY in env  # the parent process has applied the arguments already
+    # a script may set some of them by hand: then none of the others is guessed
     for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "MASTER_PORT"):
         if name not in env:
             other = "LOCAL_RANK" if "LOCAL_RANK" in env else "TORCHELASTIC_RUN_ID"

@@ -346,6 +346,7 @@ class Log:
     def _print_time_cost(self, loader: Any) -> None:
         """Print the table at the end of the log, after the last lap. finish() calls it on rank 0."""
         self._end_lap("training")
+        # what is left of the training: the time in which the rank neither waited for data nor evaluated
         computing = self._laps["training"] - loader.waited - self._evaluating
         total = sum(self._laps.values())
         # the lines with a hyphen are parts of the lap "training", so they are not in the total again

@@ -208,6 +208,7 @@ def make_default() -> str:
         return os.environ.get(_OWN, parent)
     job = os.path.splitext(os.path.basename(sys.argv[0]))[0].strip("-") or "job"
     name = f"{job}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+    # what this start makes it also removes at the end, if nothing was written
     made = missing_folders(parent)
     with explained(f"output_dir {parent} cannot be written"):
         os.makedirs(parent, exist_ok=True)

@@ -67,6 +67,7 @@ class KSpeedFolder:
         self._given = os.path.join(os.fspath(root), "")  # how the caller's paths may begin
         if not os.path.isdir(self.root):
             raise BadInput(f"{self.root} does not exist or is not a folder")
+        # the classes would be `train` and `val`
         inner = find_split(self.root, "train") or find_split(self.root, "val")
         if inner:
             raise BadInput(f"{self.root} has splits: expected one of them, such as {self.root}/{inner}")

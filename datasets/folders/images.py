@@ -222,6 +222,7 @@ def _traits(image: Image.Image, content: bytes, kind: str) -> int:
         traits |= GREY
     elif mode[:3] != "RGB":
         traits |= OTHER
+    # the pixels are looked at only if something in them may be lost
     if not has_alpha and not is_deep and not is_float:
         return traits
     values = np.asarray(image)
@@ -384,6 +385,7 @@ def _inspect_png(content: bytes) -> Header:
         if chunk == b"eXIf" or content.startswith(_PNG_TAGS, position + 8):
             may_be_turned = True
         position = end + 4
+    # a text or Exif may hold an orientation: Pillow decides, as in decode()
     if may_be_turned or not plain:
         return _inspect_decoded(content, "PNG", plain)
     traits = 0

@@ -118,6 +118,7 @@ def _find_columns(first: str, last: str, separator: str) -> _Columns | None:
         for column in candidates:
             if PATH_TITLE.fullmatch(titles[column]):
                 paths.append(column)
+    # and one column for the label, which only a title can name if there are more than two
     labels = []
     for column in range(total):
         # of two columns, the other one has the labels, whatever its title is

@@ -108,6 +108,7 @@ def look(
         ordered, labels = number_sets(names, classes, source, is_list)
     else:
         ordered, labels = number_classes(names, classes, source, is_list)
+    # only for the training split: the other one has its classes
     has_one_label = labels.ndim == 1
     if labelled and classes is None and has_one_label:
         check_classes(ordered, source, paths, name, splits, log)
@@ -141,6 +142,7 @@ def _list_class_folders(base: str, classes: Sequence[str] | None, log: Log) -> t
         if ".tar " in others:
             line += f"; tar files: pass '{base}/**/*.tar'"
         raise BadInput(line)
+    # images beside the class folders have no class: they are ignored, unless there is no class folder
     nested = [path for path in paths if "/" in path]
     ignored = []
     if others:

@@ -127,6 +127,7 @@ def _look(root: str, split: str, log: Log) -> Listing:
     if alone:
         count = f"{len(alone)} of {len(blurry) + len(sharp)}"
         raise BadInput(f"{count} images of {base} have no partner: {shown(alone)}")
+    # the blurry ones and then the sharp ones, in one order: their ids differ by the number of pairs
     names = sorted(blurry)
     paths = [blurry[name] for name in names]
     paths += [sharp[name] for name in names]

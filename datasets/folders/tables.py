@@ -196,6 +196,7 @@ def _read(path: str) -> list[_Row]:
         if path.lower().endswith((".json", ".jsonl")):
             return _read_json(path)
         with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+            # the separator that the first line has most often
             first = file.readline(_LONGEST)
             if len(first) == _LONGEST:  # not a table
                 return []
@@ -232,6 +233,7 @@ def _read_json(path: str) -> list[_Row]:
                     content.append(json.loads(line))
         else:
             content = json.load(file)
+    # COCO and others have their list inside of an object
     if isinstance(content, dict):
         content = _find_entries(content)
     if not isinstance(content, list):

@@ -464,6 +464,7 @@ def _read_labels(paths: list[str], rows: list[tuple]) -> dict[int, str]:
         is_first = row[4]
         if is_first:
             firsts.append(place)
+    # a sample is a row of files with one name: its image gets the number of its .cls
     for first, end in itertools.pairwise([*firsts, len(rows)]):
         fields = []  # the kinds of the files of a sample: "jpg", "cls", "seg.png"
         pictures = []

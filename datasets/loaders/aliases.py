@@ -105,6 +105,7 @@ def merge(args: argparse.Namespace) -> dict[str, Any]:
     if use_dali or dali_cpu:
         has_nvidia = accelerator.of("cuda").device_count() > 0
         on_gpu = not dali_cpu and args.enable_gpu is not False and has_nvidia
+        # DALI on the GPU is the default of these options, and its CPU engine takes its place without a GPU
         backend = SPELLINGS.get(args.data_backend, args.data_backend)
         option = "--use_dali"
         allowed = ["auto", "dali", "dali-gpu", "dali-kspeed"]

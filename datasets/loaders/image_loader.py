@@ -100,6 +100,7 @@ class ToDevice(Stage):
             if change:
                 images, labels = change(images, labels)
             images = self._normalised(images)
+            # the stream of the training waits for it when the loop takes the batch
             ready = accelerator.new_event(self.device)
             ready.record()
             if not on_host:  # an engine's own memory is read until here
@@ -202,6 +203,7 @@ def start_pool(workers: int, name: str) -> ThreadPoolExecutor:
 
     pool = ThreadPoolExecutor(workers, name, initializer=begin)
     try:
+        # one task for each thread, so that all of them start now
         wait([pool.submit(int) for _ in range(workers)])
     except RuntimeError as error:
         refused.set()

@@ -139,6 +139,7 @@ def find(arch: str, name: str | None) -> dict[str, Any]:
         if runs:
             known = {"mean": _DEFAULTS["mean"], "std": _DEFAULTS["std"]}
             return known | starts.check_settings(runs[-1]["settings"], KINDS, folder)
+    # no run of ours: what timm or torchvision have published with the network or its weights
     values_of_model = None
     if arch.startswith(TIMM):
         values_of_model = _find_in_timm(arch.removeprefix(TIMM), name if is_name else None)

@@ -155,6 +155,7 @@ def _load_class_folders(folder: str) -> _Sets | None:
         labels = torch.from_numpy(part.labels)
         return _image_set(_decode(part), labels, source=source, class_names=train.classes)
 
+    # only folders with splits: other folders of images are not a copy of CIFAR-10
     names = [splits.find_split(folder, split) for split in splits.SPLITS]
     if not any(name and is_folder(os.path.join(folder, name)) for name in names):
         return None

@@ -128,6 +128,7 @@ def from_args(args: argparse.Namespace, local_batch: int) -> Effects | None:
             "--mixup and --cutmix mix pairs of images: expected an even number of samples of a step for each "
             f"process, got {local_batch}"
         )
+    # the loader is then an ordinary one, without parameters in its batches
     if not any(effects):
         return None
     return effects

@@ -94,6 +94,7 @@ class PackStore(Store):
             sample, checksum = self.stored(id)
             if self._checked[id]:
                 return sample
+            # the first read of a sample in this process: compare it with the index
             rows, columns, length = map(int, forms.sizes(self.index, id, self.form))
             length = length or max(1, len(sample.content))  # the length of a JPEG is not known
             expected = rows, columns, length
@@ -252,6 +253,7 @@ def _fill(index: Any, path: str, form: str, threads: int) -> None:
                 f"{free / 1e9:.2f} GB are free"
             )
 
+    # before the old pack is deleted
     check_room(len(missing))
     if not same:
         shutil.rmtree(path, ignore_errors=True)

@@ -86,6 +86,7 @@ def pack(job: str, to: str, allow_secret: Sequence[str] = (), code_dir: str | No
         if text:
             contents[REQUIREMENTS[0]] = text.encode()
     _refuse_secrets(contents, allow_secret)
+    # the name of the snapshot, before its digest: from the job's path, so jobs do not mix
     path = code.job_path.removeprefix("jobs/").removesuffix(".py")
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path).strip("-.") or "job"  # for every shell, URL and store
     manifest = manifests.describe(name, contents, code.job_path, git.describe_tree(code.root))

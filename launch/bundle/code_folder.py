@@ -68,6 +68,7 @@ class CodeFolder:
         self._rules = ignore.Rules(self.root, _DOCUMENTS if self._parts else ())
         self.files: dict[str, str] = {}
         self.skipped: dict[str, str] = {}
+        # a job that `pack` wrote as one file has all its modules in it
         if zipfile.is_zipfile(job):
             self.files = {self.job_path: job}
             self.is_repository = "common/distributed/entry.py" in zipfile.ZipFile(job).namelist()

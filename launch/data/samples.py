@@ -53,6 +53,7 @@ def open_data(run: Run, data_url: str | None) -> Iterator[Any]:
         try:
             source = data_url or settings.get("data_url")
             is_generated = settings.get("custom_data")
+            # as the job of the run made its data: a set in memory, or a folder of images
             if settings.get("dataset") in image_set.NAMES:
                 data, _ = image_set.load(settings["dataset"], source, is_generated)
                 data = dataclasses.replace(data, reflect=bool(settings.get("short_recipe")))

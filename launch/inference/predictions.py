@@ -124,6 +124,7 @@ def predict(
     for place in places:
         model = copy.deepcopy(network.model).to(place).to(memory_format=torch.channels_last)
         copies.append((model, ToDevice(place, network.mean, network.std)))
+    # trained with bce each class is a question of its own; else the classes exclude each other
     is_binary = network.settings.get("loss") == "bce"
     autocast, _ = precision.choose(places[0], network.settings.get("amp"))
     begun: collections.deque = collections.deque()  # batches that the devices may still compute

@@ -76,6 +76,7 @@ def load(
         name = model or str(arch)
         channels = 3
         size = settings.get("image_size", 224)
+    # code that the user names: the number of its classes is that of its output
     if model:
         size = settings.get("val_image_size", size)
         network, count = _call(model, size)

@@ -214,6 +214,7 @@ def _mark(step: str, mark: str) -> str:
 
 def _write_project(folder: Path, args: argparse.Namespace, ddp: bool) -> None:
     """Write the files of a project into an empty folder. ddp: whether an option needs the blocks of DDP."""
+    # first: it is what may fail, and the folder is still empty
     job = make_job(ddp, args.amp, args.exact, args.fsdp, args.text)
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.resolve().name)[:64]
     given = []  # the words of _ONLY

@@ -54,6 +54,7 @@ def make_body(config: JobConfig, outputs: dict[str, str]) -> dict[str, Any]:
         for channel in channels:
             channel["prefetch_to_local"] = True
     retries = config.retries.model_dump(exclude_none=True, by_alias=True)
+    # the service has the affinity in a table of its own
     schedule = config.schedule.model_dump(exclude_none=True)
     affinity = {}
     for name in [*schedule]:

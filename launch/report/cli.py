@@ -67,6 +67,7 @@ def render_page(runs: list[Run], title: str | None = None) -> str:
     from bootfile.console import page
     from launch.report import charts  # imports matplotlib, which --help does not need
 
+    # the settings and the environment of the last start: those with which the run has ended
     settings = []
     environments = []
     for run in runs:

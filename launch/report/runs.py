@@ -167,6 +167,7 @@ def _read_starts(run: Run) -> list[Start]:
         if settings.get("resume") == "never":  # another training in the same folder began here
             history = []
             lost = {}
+        # the process began earlier, by the seconds of the laps before its training
         set_up = sum(seconds for seconds in _numbers(line.get("laps")).values() if seconds >= 0)
         start = Start(
             time=time,

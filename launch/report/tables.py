@@ -223,6 +223,7 @@ def make_class_table(run: Run) -> list[list[str]]:
         if count:
             share = hits / count
         rows.append((share, [str(name), f"{count:,}", f"{hits:,}", format_number(share, PERCENT), NONE]))
+        # the class for which images of this one were taken most often, besides itself
         others = _whole_numbers(taken)
         if len(others) == len(counts) and count > hits:
             others[len(rows) - 1] = -1  # the right class

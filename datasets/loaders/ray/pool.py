@@ -165,6 +165,8 @@ class Pool:
                 self._check()
             return self._ray.get(reference)
         except errors.RayTaskError as error:
+            # an error of the data set is the same wherever it is read: one line, without the trace of the
+            # actor
             if isinstance(error.cause, BadInput):
                 raise error.cause from None
             raise

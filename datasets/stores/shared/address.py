@@ -81,6 +81,7 @@ def parse(text: str) -> Address:
     ca = query.get("ca") or os.environ.get(CA)
     if ca and not os.path.isfile(ca):
         raise BadInput(f"--cache: the file of certificates {ca} does not exist")
+    # /database/prefix, both optional: a number is a database
     folders = [folder for folder in parts.path.split("/") if folder]
     database = 0
     if folders and re.fullmatch("[0-9]{1,9}", folders[0]):
