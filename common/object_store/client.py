@@ -63,7 +63,7 @@ class Client:
         operation: list_objects or list_multipart_uploads. kind: the name of the entries in its answer.
         parameters: those of the operation; Prefix is one of them.
         """
-        # with a known size an answer that is full, and does not say whether it is the last one, is noticed below
+        # with a known size: a full answer that does not say whether it is the last one is noticed below
         if operation == "list_objects":
             parameters["MaxKeys"] = _PAGE
         pages = self.s3.get_paginator(operation).paginate(Bucket=self.location.bucket, **parameters)
