@@ -78,7 +78,7 @@ class Without:
                 "--without: expected a Loader with a BatchSampler, which knows the samples of each step, got "
                 f"{type(sampler).__name__}"
             )
-        # an id of another data set would remove nothing, without a word
+        # an id of another data set would remove nothing, and no error would tell it
         last = self.ids.max(initial=0)
         if last >= sampler.size:
             raise BadInput(f"--without {path}: sample {last} is not in 0..{sampler.size - 1}")

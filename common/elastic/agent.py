@@ -367,7 +367,7 @@ class _Agent:
             return
         self._beat_at = now + HEARTBEAT
         self._store.add(f"beat/{self._number}", 1)
-        # a process that SIGSTOP holds answers nobody and does not end, so all others would wait for it
+        # a process that SIGSTOP holds neither answers nor ends: all others would wait for it
         stopped = [name for name, child in self._children.items() if is_stopped(child.pid)]
         self._stopped = {name: self._stopped.get(name, now) for name in stopped}
         for name, since in self._stopped.items():

@@ -200,7 +200,7 @@ def write_index(folder: str, paths: list[str], columns: dict[str, np.ndarray], *
     columns = {name: np.ascontiguousarray(columns[name], dtype) for name, dtype in types.items()}
     meta |= {"format": _FORMAT, "fingerprint": _fingerprint(meta["classes"], columns)}
     meta["checksums"] = {name: zlib.crc32(column.data) for name, column in columns.items()}
-    # whole or not at all: a process that is killed here leaves the old index
+    # a process that is killed while it writes leaves the old index
     with make_folder_atomic(folder) as new:
         for name, content in columns.items():
             with open(os.path.join(new, f"{name}.npy"), "wb") as file:

@@ -33,7 +33,6 @@ def make_run_name(name: str) -> str:
 def make_outputs(outputs: Mapping[str, str], run: str, resume_from: str | None = None) -> dict[str, str]:
     """Return names and places of a run's outputs: below the run's own prefix, or at `resume_from`. Two active
     jobs must not share an output. Raises BadInput."""
-    # a name that no other run has: a restart by hand would find files of another run otherwise
     if resume_from is None:
         return {name: f"{place.rstrip('/')}/{run}" for name, place in outputs.items()}
     if not resume_from.startswith("/"):

@@ -254,7 +254,7 @@ def _draw_curve(
     style %= len(DASHES)
     colour = _colour(f"c{style}")
     points = np.count_nonzero(~np.isnan(y))
-    # a browser draws hundreds of thousands of points for seconds, and the eye sees their range
+    # more points than the curve has pixels: draw the means and the ranges of intervals
     if len(x) > _MOST_POINTS:
         x, y, low, high = _summarize(x, y)
         axes.fill_between(x, low, high, color=colour, alpha=0.25, linewidth=0)

@@ -241,7 +241,7 @@ def _read_metrics(run: Run) -> None:
         names.pop(name, None)
     if len(names) > _MOST_FIGURES:
         run.notes.append(f"only the first {_MOST_FIGURES} figures are shown")
-    # a user's loop may report a name for each layer: more charts than anybody reads
+    # a loop may report a name for each layer: the page would have hundreds of charts
     for name in [*names][:_MOST_FIGURES]:
         steps, values = np.array([(line["step"], line[name]) for line in lines if name in line]).T
         run.figures[name] = steps, values
