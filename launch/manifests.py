@@ -40,6 +40,7 @@ def describe(
     Raises BadInput if a file cannot be read.
     """
     paths = sorted(sources)
+    # in threads: hashlib releases Python's lock for large blocks
     with ThreadPoolExecutor() as pool:
         files = list(pool.map(describe_file, paths, [sources[path] for path in paths]))
     listed = {"format": output_list.FORMAT, "name": name, "digest": _digest(files), "files": files}

@@ -47,7 +47,7 @@ class GPT(nn.Module):
             if weight.ndim <= 1:
                 continue
             std = 0.02
-            # the last layer of each branch is smaller, as in GPT-2: the outputs of 2 * layers branches are added
+            # smaller for the last layer of each branch, as in GPT-2: 2 * layers branches are added
             if "output" in name:
                 std = 0.02 / (2 * layers) ** 0.5
             nn.init.normal_(weight, std=std)

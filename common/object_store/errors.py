@@ -92,6 +92,7 @@ def explain(error: Exception, url: str, endpoint: str) -> StoreError | None:
     answer = getattr(error, "response", None)
     if isinstance(answer, dict):  # botocore's ClientError
         return _explain_answer(answer, url)
+    # the class of the error first, then those above it
     for kind in type(error).__mro__:
         cause = _CAUSE_OF.get(kind.__name__)
         if cause:

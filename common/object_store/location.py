@@ -101,6 +101,7 @@ def find_endpoint(scheme: str, bucket: str = "") -> Endpoint:
             )
         url = _check_endpoint("OBS_REGION", f"https://obs.{region}.myhuaweicloud.com")
     host = urlsplit(url).hostname or ""
+    # the address of OBS names its region, which the signature of a request needs
     match = re.fullmatch(r"obs\.([a-z0-9-]+)\.myhuaweicloud\.\w+", host)
     if match:
         region = match[1]

@@ -199,6 +199,7 @@ class Guards:
                 different = [part for part, digest in repeated.items() if digest != results.get(part)]
                 differences += [f"{name}: {part}" for part in different]
             call.forget()
+        # on all ranks: one that continued would wait for the others in the next collective
         for of_rank in ranks.gather_objects(differences):
             if of_rank:
                 raise BadInput(
@@ -225,6 +226,7 @@ class Guards:
         if trained.isdisjoint(parameters):
             return  # it trains the input, for example
         name = f"--exact_shards: {type(optimizer).__name__}.step()"
+        # step(closure): args[0] is the optimizer
         closures = [*args[1:2], kwargs.get("closure")]
         if any(closure is not None for closure in closures):
             raise BadInput(f"{name} got a closure, which sees one shard: expected an optimizer without one")

@@ -131,6 +131,7 @@ def check_memory(model: torch.nn.Module, shape: tuple[int, ...], batch: int, sha
     support is not checked.
     """
     try:
+        # two batches of different sizes: what does not depend on the size is in both
         copied = copy.deepcopy(model).to("meta")
         few = _saved_bytes(copied, (2, *shape))
         more = _saved_bytes(copied, (4, *shape))
@@ -326,6 +327,7 @@ def _versions() -> Finding:
     if torch.__version__ < "2.1":
         errors.append("torch 2.1 or later is needed")
     try:
+        # the first conversion would fail in the training, after the data were read
         torch.zeros(1).numpy()
     except RuntimeError as error:  # NumPy is missing, or torch was built for another major version
         errors.append(f"torch cannot use NumPy ({error}): install another, torch before 2.3 needs numpy<2")

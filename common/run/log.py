@@ -290,6 +290,7 @@ class Log:
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:
         """Show the time of the block as a separate row of the TIME COST table."""
+        # the time until the block is that of the lap before
         self._end_lap("model and checkpoint")
         yield
         self._end_lap(name)

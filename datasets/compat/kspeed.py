@@ -111,6 +111,7 @@ class KSpeedFolder:
             id = self.index.find(name)
             if id is not None:
                 ids[name] = id
+        # one request for all of them
         contents: dict[str, Any] = {}
         if self._store and ids:
             contents = dict(zip(ids, self._store.read(np.array([*ids.values()])), strict=True))

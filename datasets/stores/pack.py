@@ -178,6 +178,7 @@ def is_whole(index: Any, path: str, form: str) -> bool:
     meta = described(path)
     try:
         sizes = _sizes(path, len(index))
+        # equal if meta has all of these values already
         return meta == meta | _description(index, form) | {"whole": True, "sizes": sizes}
     except OSError as error:
         _raise_if_temporary(error, path)
@@ -237,6 +238,7 @@ def _fill(index: Any, path: str, form: str, threads: int) -> None:
     count = -(-len(index) // SAMPLES_PER_FILE)
     meta = described(path)
     wanted = _description(index, form)
+    # whether meta has all of these values already
     same = meta == meta | wanted
     missing = []
     for part in range(count):
@@ -275,6 +277,7 @@ def _fill(index: Any, path: str, form: str, threads: int) -> None:
         """Start the tasks of a record batch, while earlier ones are written."""
         return [pool.submit(make, id) for id in ids]
 
+    # threads make the samples of the next batches while this one writes
     with concurrent.futures.ThreadPoolExecutor(threads, "pack") as pool, bar:
         batches = [batch for part in missing for batch in _batches(part, len(index))]
         with contextlib.closing(work_ahead(batches, begin, _AHEAD)) as made:

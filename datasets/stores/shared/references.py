@@ -203,6 +203,7 @@ def _remove_unused(server: Server, name: str) -> None:
 
     release() and sweep() call it."""
     members = _key(server, name, _REFERENCES)
+    # by the server's clock, by which the references were written
     _, number = server.execute(
         ("ZREMRANGEBYSCORE", members, "-inf", server.time()),
         ("ZCARD", members),
@@ -218,6 +219,7 @@ def _read_set(server: Server, name: str) -> StoredSet:
         ("HGETALL", _key(server, name, _ABOUT)),
         ("ZRANGE", _key(server, name, _REFERENCES), 0, -1, "WITHSCORES"),
     )
+    # the answer is one list: member, score, member, score, ...
     ends = dict(zip(scores[::2], map(float, scores[1::2]), strict=True))
     mode = "active"
     if _OFFLINE in ends:
