@@ -206,21 +206,8 @@ def _from_launcher(args: argparse.Namespace, env: Mapping[str, str]) -> Topology
     size = whole(env, "WORLD_SIZE")
     count = _local_world_size(args, env, rank, local_rank, size)
     elastic = "TORCHELASTIC_RUN_ID" in env
-    # torchrun itself was started by a launcher that started several: do they make one job?
-    claim = platforms.of_launcher(env)
-    if claim and not started_by_job and claim.nodes * (claim.processes or 1) > 1:
-        if elastic and env["TORCHELASTIC_RUN_ID"] == "none" and whole(env, "GROUP_WORLD_SIZE", 0) == 1:
-            raise BadInput(
-                f"GROUP_WORLD_SIZE=1 contradicts {claim.said}: {claim.source} started several torchrun, each "
-                "for itself: torchrun --nnodes=N --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT makes one job "
-                "of them, and --standalone jobs of their own"
-            )
-        if size == 1 and not elastic:
-            raise BadInput(
-                f"RANK={rank} LOCAL_RANK={local_rank} WORLD_SIZE=1 contradict {claim.said}: {claim.source} "
-                f"started several processes; remove what does not belong to this job: env -u RANK -u "
-                "LOCAL_RANK -u WORLD_SIZE ... python"
-            )
+    if not started_by_job:
+        _refuse_outer_launcher(env, rank, local_rank, size)
     # Under torchrun two nodes with different numbers of processes can each look consistent.
     node_name = "NODE_RANK"
     nodes_name = "AZUREML_NODE_COUNT"
@@ -263,6 +250,27 @@ def _from_launcher(args: argparse.Namespace, env: Mapping[str, str]) -> Topology
         level="process",
         source=source,
     )
+
+
+def _refuse_outer_launcher(env: Mapping[str, str], rank: int, local_rank: int, size: int) -> None:
+    """Raise BadInput if MPI or Slurm has started several torchrun, or several processes with these ranks, and
+    each takes itself for the whole job: all of them would write into one folder."""
+    claim = platforms.of_launcher(env)
+    if not claim or claim.nodes * (claim.processes or 1) <= 1:
+        return
+    elastic = "TORCHELASTIC_RUN_ID" in env
+    if elastic and env["TORCHELASTIC_RUN_ID"] == "none" and whole(env, "GROUP_WORLD_SIZE", 0) == 1:
+        raise BadInput(
+            f"GROUP_WORLD_SIZE=1 contradicts {claim.said}: {claim.source} started several torchrun, each "
+            "for itself: torchrun --nnodes=N --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT makes one job "
+            "of them, and --standalone jobs of their own"
+        )
+    if size == 1 and not elastic:
+        raise BadInput(
+            f"RANK={rank} LOCAL_RANK={local_rank} WORLD_SIZE=1 contradict {claim.said}: {claim.source} "
+            f"started several processes; remove what does not belong to this job: env -u RANK -u "
+            "LOCAL_RANK -u WORLD_SIZE ... python"
+        )
 
 
 def _local_world_size(

@@ -283,15 +283,7 @@ def look(
     base = os.path.commonpath([*map(os.path.dirname, paths)])
     # first by the names of the tar files, so that those of the other split are not read
     paths, are_named = _select_tars(pattern, paths, base, split, splits, log)
-    index = load_index(paths, scan_tar, cache, log)
-    rows = [(*row, os.fsdecode(raw).lstrip("/")) for *row, raw in index.tolist()]
-    # one .cls is enough: then each image needs a number, and folders are not classes
-    has_cls = any(name.lower().endswith(".cls") for *_, name in rows)
-    numbers: dict[int, str] = {}
-    if has_cls:
-        check_samples(paths, index)
-        numbers = _read_labels(paths, rows)
-    members, ignored = _list_members(paths, base, rows, numbers, has_cls)
+    members, ignored, has_cls = _list_members(paths, base, load_index(paths, scan_tar, cache, log))
     # a second way to find the split: the names of the images
     folders = {_split_folder(member) for member in members}
     kinds = _find_splits(pattern, folders, splits, is_word)
@@ -377,11 +369,16 @@ class _Member(NamedTuple):
     mtime: int  # of the tar file, nanoseconds
 
 
-def _list_members(
-    paths: list[str], base: str, rows: list[tuple], numbers: dict[int, str], has_cls: bool
-) -> tuple[list[_Member], Counter[str]]:
-    """Return (the images in tar files, ending of an ignored file -> count). numbers: of _read_labels().
-    Raises BadInput if an image has no class."""
+def _list_members(paths: list[str], base: str, index: np.ndarray) -> tuple[list[_Member], Counter[str], bool]:
+    """Return (the images in tar files, ending of an ignored file -> count, whether .cls files have their
+    classes). index: of load_index(). Raises BadInput if an image has no class."""
+    rows = [(*row, os.fsdecode(raw).lstrip("/")) for *row, raw in index.tolist()]
+    # one .cls is enough: then each image needs a number, and folders are not classes
+    has_cls = any(name.lower().endswith(".cls") for *_, name in rows)
+    numbers: dict[int, str] = {}
+    if has_cls:
+        check_samples(paths, index)
+        numbers = _read_labels(paths, rows)
     members: list[_Member] = []
     ignored = Counter[str]()
     times = [os.stat(path).st_mtime_ns for path in paths]
@@ -395,7 +392,7 @@ def _list_members(
             raise BadInput(f"{paths[file]}: {name}: expected CLASS/NAME without .., or NAME with a NAME.cls")
         path = f"{os.path.relpath(paths[file], base)}/{offset:012}/{name}"
         members.append(_Member(path, name, number, size, times[file]))
-    return members, ignored
+    return members, ignored, has_cls
 
 
 def _select_members(

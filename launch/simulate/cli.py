@@ -138,16 +138,7 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     addresses = ["127.0.0.1"] * args.nodes
     make_starts(args.platform, 0, args.nodes, args.processes, addresses, 1, somewhere)  # checks
     parsed = [faults.parse(spec, args.nodes, args.processes) for spec in args.fault]
-    # the folder of the data becomes the input of each node; what follows it, such as a pattern, stays
-    data = get_option(given, "--data_url")
-    below: list[str] = []
-    if data and "://" in data:  # the job itself fetches it
-        data = None
-    if data is not None and not os.path.isdir(data):
-        if not os.path.isfile(data) and not set(data) & set("*?[{"):
-            raise BadInput(f"--data_url {data} is not a folder on this machine")
-        tar_files.find(data)  # a file, or a pattern that matches some: their folder is the input
-        data, *below = tar_files.split_pattern(data)
+    data, below = _find_input(given)
     keep = args.keep and os.path.abspath(args.keep)
     if keep:
         outputs.make_empty(keep)
@@ -158,3 +149,18 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     args.data = data and os.path.abspath(data)
     args.below = below
     return args
+
+
+def _find_input(given: list[str]) -> tuple[str | None, list[str]]:
+    """Return the folder of --data_url, which becomes the input of each node, and what follows it, such as a
+    pattern. None if the job fetches the data itself, or has none. Raises BadInput. given: the job's words."""
+    data = get_option(given, "--data_url")
+    if data and "://" in data:  # the job itself fetches it
+        return None, []
+    if data is None or os.path.isdir(data):
+        return data, []
+    if not os.path.isfile(data) and not set(data) & set("*?[{"):
+        raise BadInput(f"--data_url {data} is not a folder on this machine")
+    tar_files.find(data)  # a file, or a pattern that matches some: their folder is the input
+    folder, *below = tar_files.split_pattern(data)
+    return folder, below
