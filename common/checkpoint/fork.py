@@ -137,6 +137,11 @@ class Fork:
                 self._parent = Parent(self._args.from_run, self.facts["step"])
                 self._parent.state = self.facts["state"]
             return "auto"
+        return self._begin(state)
+
+    def _begin(self, state: RunState) -> str:
+        """Return the path of the checkpoint from which the new run begins, or "never" for step 1. choose()
+        calls it on rank 0 of a start without a checkpoint of its own. Raises BadInput."""
         step = self._args.at_step
         if step is None and self.facts:
             step = self.facts["step"]

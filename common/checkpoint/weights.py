@@ -278,13 +278,7 @@ def fill(
     fit = _compare(model, ours, given)
     count = len(ours) - len(fit.lost) - len(fit.other)
     line = f"weights from {path}: {count} of {len(ours)} tensors{taken}{note}"
-    shapes = []
-    for name in fit.other:
-        shapes.append(f"{name} {_kind(given[name])} in the file, {_kind(ours[name])} in the model")
-    differences = {"different shape": shapes, "not in the file": fit.missing, "not in the model": unused}
-    for text, names in differences.items():
-        if names:
-            line += f"; {text}: {_some(names)}"
+    line += _describe_differences(ours, given, fit, unused)
     # a network of other names may still share the names of a few vectors: count the matrices
     matrices = [name for name in ours if ours[name].ndim > 1] or list(ours)
     loaded_matrices = set(fit.same) & set(matrices)
@@ -313,6 +307,24 @@ def fill(
         model.load_state_dict(loaded, strict=False)
     if fit.other or fit.missing:
         return f"{line}; the rest keeps its initial values"
+    return line
+
+
+def _describe_differences(
+    ours: dict[str, torch.Tensor],
+    given: dict[str, torch.Tensor],
+    fit: _Fit,
+    unused: list[str],
+) -> str:
+    """Return which tensors of a file and of a model do not fit, as the end of a line; "" if all do."""
+    shapes = []
+    for name in fit.other:
+        shapes.append(f"{name} {_kind(given[name])} in the file, {_kind(ours[name])} in the model")
+    differences = {"different shape": shapes, "not in the file": fit.missing, "not in the model": unused}
+    line = ""
+    for text, names in differences.items():
+        if names:
+            line += f"; {text}: {_some(names)}"
     return line
 
 

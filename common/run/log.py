@@ -182,11 +182,13 @@ class Log:
         self._trains = True
         # a collective: every rank comes here for each report
         self._commit(step)
-        if not ranks.is_first():
-            running.zero_()
-            return
-        loss_sum, correct, count = running.tolist()  # here the host waits for the device
+        if ranks.is_first():
+            self._write_steps(step, running)
         running.zero_()
+
+    def _write_steps(self, step: int, running: torch.Tensor) -> None:
+        """Write and print the report of the steps since the last one, on rank 0. running: their sums."""
+        loss_sum, correct, count = running.tolist()  # here the host waits for the device
         # the host has waited for the device: all steps of this report have ended
         now = time.monotonic()
         waited = self._loader.waited

@@ -326,25 +326,42 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
     with progress(len(rows), f"scanning {listing.base}") as bar:
         for done in map_files(read, range(0, len(rows), FILES_PER_TASK)):
             bar.update(done)
-    # what could not be read is not in the index: the next start finds it new, and reads it
-    good = np.ones(count, dtype=bool)
+    index = _write_good(folder, listing, columns, bad, set(unread))
+    if unread:  # raised after it: the next scan reuses the files that were read
+        raise _explain_unread(listing, unread, failures)
+    return index
+
+
+def _write_good(
+    folder: str,
+    listing: Listing,
+    columns: dict[str, np.ndarray],
+    bad: dict[int, tuple],
+    unread: set[int],
+) -> ImageFolderIndex:
+    """Write the index of the files that were read, and are whole images. Raises OSError.
+
+    columns: with a row for each file of the listing. bad: row -> bytes, mtime, reason. unread: rows, which
+    are not in the index: the next start finds them new, and reads them.
+    """
+    good = np.ones(len(listing.paths), dtype=bool)
     good[[*bad, *unread]] = False
     columns["labels"] = listing.labels
     columns = {name: column[good] for name, column in columns.items()}
+    stamp = "complete"  # version 0.25 has a digest here
+    if unread:
+        stamp = ""
     meta: dict[str, Any] = {
         "root": listing.root,
         "base": listing.base,
         "split": listing.split,
         "classes": listing.classes,
         "division": listing.division,
-        "stamp": "" if unread else "complete",  # version 0.25 has a digest here
-        "bad": [(paths[row], *bad[row]) for row in sorted(bad)],
+        "stamp": stamp,
+        "bad": [(listing.paths[row], *bad[row]) for row in sorted(bad)],
     }
-    good_paths = [paths[row] for row in np.flatnonzero(good)]
-    index = write_index(folder, good_paths, columns, **meta)
-    if unread:  # raised after write_index(): the next scan reuses the files that were read
-        raise _explain_unread(listing, unread, failures)
-    return index
+    good_paths = [listing.paths[row] for row in np.flatnonzero(good)]
+    return write_index(folder, good_paths, columns, **meta)
 
 
 def _explain_unread(listing: Listing, unread: dict[int, str], failures: list[Exception]) -> BadInput:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,13 +55,27 @@ def write(args: argparse.Namespace) -> int:
     top = min(TOP, len(network.classes))
     predictions = predict(network, root, paths, places or [torch.device("cpu")], args.batch_size)
     if is_image:
-        [(path, reason, probabilities)] = predictions
+        [(_, reason, probabilities)] = predictions
         if reason:
             raise BadInput(f"{args.folder}: {reason}")
         values, labels = probabilities.topk(top)
         for value, label in zip(values.tolist(), labels.tolist(), strict=True):
             print(f"{value:.6f} {printable(network.classes[label])}")
         return 0
+    with progress(len(paths), "predicting") as bar:
+        unreadable = _write_table(args.to, predictions, network.classes, top, bar)
+    bad = ""
+    if unreadable:
+        bad = f", {unreadable} of them unreadable"
+    print(f"{args.to}: {len(paths)} images{bad}; {network.name}, {len(network.classes)} classes")
+    return 0
+
+
+def _write_table(path: str, predictions: Iterator, classes: Sequence[str], top: int, bar: Any) -> int:
+    """Write a row for each image to a CSV, as it is predicted. Return the number of unreadable images.
+
+    predictions: of predict(). top: classes of a row. bar: moves with each image.
+    """
     header = []
     for rank in range(1, top + 1):
         header += [f"class_{rank}", f"probability_{rank}"]
@@ -68,28 +83,24 @@ def write(args: argparse.Namespace) -> int:
     # pandas reads as missing or as a number.
     numbers = [f"number_{rank}" for rank in range(1, top + 1)]
     unreadable = 0
-    with outputs.open_result(args.to) as file, progress(len(paths), "predicting") as bar:
+    with outputs.open_result(path) as file:
         text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="", write_through=True)
         rows = csv.writer(text)
         rows.writerow(["path", "error", *header, *numbers])
-        for path, reason, probabilities in predictions:
+        for name, reason, probabilities in predictions:
             cells = [""] * (len(header) + len(numbers))
             if not reason:
                 values, labels = probabilities.topk(top)
                 end = len(header)
-                cells[:end:2] = [network.classes[label] for label in labels.tolist()]
+                cells[:end:2] = [classes[label] for label in labels.tolist()]
                 cells[1:end:2] = [f"{value:.6f}" for value in values.tolist()]
                 cells[end:] = [str(label) for label in labels.tolist()]
-            rows.writerow([path, printable(reason), *cells])
+            rows.writerow([name, printable(reason), *cells])
             if reason:
                 unreadable += 1
             bar.update()
         text.detach()
-    bad = ""
-    if unreadable:
-        bad = f", {unreadable} of them unreadable"
-    print(f"{args.to}: {len(paths)} images{bad}; {network.name}, {len(network.classes)} classes")
-    return 0
+    return unreadable
 
 
 def find_images(folder: str) -> tuple[str, list[str]]:
