@@ -37,14 +37,16 @@ def add_arguments(add: Callable[..., Any]) -> None:
 
 def check(args: argparse.Namespace) -> dict[str, float]:
     """Return the options that were not given and whose default depends on the optimizer. Raises BadInput."""
-    defaults = _DEFAULTS[args.optimizer].items()
-    given = {name: value for name, value in defaults if getattr(args, name) is None}
-    lr = given.get("lr", args.lr)
+    completed = {}
+    for name, default in _DEFAULTS[args.optimizer].items():
+        if getattr(args, name) is None:
+            completed[name] = default
+    lr = completed.get("lr", args.lr)
     if args.min_lr > lr:
         raise BadInput(f"--min_lr {args.min_lr} exceeds --lr {lr}")
     if args.min_lr and args.lr_schedule == "step":
         raise BadInput(f"--min_lr {args.min_lr} needs --lr_schedule cosine or linear")
-    return given
+    return completed
 
 
 def build(

@@ -267,9 +267,11 @@ class _Agent:
             reason = f"exit code {child.exitcode}"
             if child.exitcode < 0:
                 reason = signal.Signals(-child.exitcode).name
-            if child.exitcode == -signal.SIGKILL and (killed := self._kills.explain()):
-                reason += killed
-                self._kills = MemoryKills()  # the next one may have another reason
+            if child.exitcode == -signal.SIGKILL:
+                lack_of_memory = self._kills.explain()
+                if lack_of_memory:
+                    reason += lack_of_memory
+                    self._kills = MemoryKills()  # the next one may have another reason
             if place and crash.is_crash(reason):
                 reason = f"{reason} at {place}"
             self._judge([name], child.exitcode, reason)

@@ -82,7 +82,9 @@ def node_of(name: str) -> int:
 
 def read(store: torch.distributed.Store, key: str) -> str:
     """Return the value of a key; "" without one. Does not wait."""
-    return store.get(key).decode() if store.check([key]) else ""
+    if not store.check([key]):
+        return ""
+    return store.get(key).decode()
 
 
 def announce(store: torch.distributed.Store, key: str, value: str) -> None:

@@ -427,7 +427,10 @@ class Shards:
         places = {id(result): place for place, result in enumerate(ordered[0])}
         # a few large messages: one for each parameter would cost a round trip each
         for results in torch._utils._take_tensors(ordered[0], _FLAT):
-            sent = [part[places[id(result)]].reshape(-1) for part in ordered for result in results]
+            sent = []
+            for part in ordered:
+                for result in results:
+                    sent.append(part[places[id(result)]].reshape(-1))
             rows = torch.cat(sent).view(len(parts), -1)
             total = self._sum_over_ranks(rows)
             sizes = [result.numel() for result in results]

@@ -376,7 +376,10 @@ class FirstCall:
         """Return the inputs of rank 0 as (args, kwargs), on the devices of this process."""
         moved = []
         for value, device in zip(inputs, repetition.devices, strict=True):
-            moved.append(_copy(value, device) if device else value)
+            if device:
+                moved.append(_copy(value, device))
+            else:
+                moved.append(value)
         return tree_unflatten(moved, repetition.structure)
 
     def _list_results(self, output: Any) -> dict[str, int]:

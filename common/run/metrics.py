@@ -257,7 +257,9 @@ class ConfusionMatrix:
         predictions = outputs.argmax(dim=1).reshape(-1)
         counted = (labels >= 0) & (labels < self.classes)
         # the place of each sample among the sums; the one after the last is for samples that do not count
-        places = labels * self.classes + predictions if self.has_matrix else labels
+        places = labels
+        if self.has_matrix:
+            places = labels * self.classes + predictions
         # no `if` on the host for each label: the last place takes those that do not count
         places = torch.where(counted, places, self.size)
         # without a matrix each sample has a second place, which counts it if its prediction is right

@@ -131,7 +131,9 @@ def open_output(args: argparse.Namespace, topology: Topology) -> Output:
         else:
             folder = local_output(PARENT)
         return Output(folder, is_default=os.environ.get(_OWN) == folder)
-    url = given if is_url(given) else None
+    url = None
+    if is_url(given):
+        url = given
     return Output(folder_of(given), url)
 
 

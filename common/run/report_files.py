@@ -130,7 +130,9 @@ class ReportFiles:
         except MissingPackage as error:
             self._warn_once(str(error))
         except Exception as error:  # OSError if the disk is full; packages of trackers raise other types
-            what = f"figures of {tracker}" if tracker else f"reports in {self._output.folder}"
+            what = f"reports in {self._output.folder}"
+            if tracker:
+                what = f"figures of {tracker}"
             self._warn_once(f"warning: {what} are incomplete: {' '.join(str(error).split())}", tracker)
 
     def write(self, step: int, line: dict[str, Any], scalars: Mapping[str, float]) -> None:

@@ -115,8 +115,12 @@ def merge(args: argparse.Namespace) -> dict[str, Any]:
         if backend not in allowed:
             raise BadInput(f"{option} contradicts --data_backend {args.data_backend}")
         if backend == "auto":
-            backend = "dali-gpu" if on_gpu else "dali"
+            backend = "dali"
+            if on_gpu:
+                backend = "dali-gpu"
         merged["data_backend"] = backend
     if args.gather_checkpoints:
-        merged["keep"] = args.gather_checkpoints if args.gather_checkpoints > 0 else sys.maxsize
+        merged["keep"] = args.gather_checkpoints
+        if args.gather_checkpoints < 0:  # without a number: all
+            merged["keep"] = sys.maxsize
     return merged

@@ -24,10 +24,13 @@ class PairedDali(Dali):
     """
 
     def __init__(self, store: PairFiles, workers: int, device: torch.device, where: str | None = None):
-        where = where or ("gpu" if device.type == "cuda" else "cpu")
-        if where == "gpu" and device.type != "cuda":
+        has_gpu = device.type == "cuda"
+        if where == "gpu" and not has_gpu:
             raise BadInput("--dali_device gpu: it needs a GPU")
-        super().__init__(store, workers, device if where == "gpu" else None)
+        decodes_on: torch.device | None = None  # the CPU
+        if where == "gpu" or (not where and has_gpu):
+            decodes_on = device
+        super().__init__(store, workers, decodes_on)
         self._empty: list[Batch] = []  # the batches of the epoch without a sample of this rank
 
     def run(self, plan: Plan) -> Data:

@@ -202,7 +202,9 @@ def _address_of_this_machine() -> str:
     if not path.exists():
         return ""
     address = path.read_text().strip()
-    return address if _is_reached(address) else ""
+    if not _is_reached(address):
+        return ""
+    return address
 
 
 def _no_cluster(address: str, reason: str) -> BadInput:
