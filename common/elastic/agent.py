@@ -289,6 +289,7 @@ class _Agent:
                 os.kill(child.pid, signal.SIGKILL)
         for reader in self._stacks.values():
             reader.close()
+        # all together: the next round forks as many, from a new server
         names = [*self._children]
         self._children.clear()
         self._stacks.clear()

@@ -36,6 +36,7 @@ def check_keys(keys: Iterable[str], url: str) -> None:
                 "255 bytes without a backslash or control character, not ., .. or that of an unfinished "
                 "download"
             )
+        # the folders that this key needs: no other key may be a file of that name
         folders.update("/".join(parts[:count]) for count in range(1, len(parts)))
     for key in keys & folders:
         raise BadInput(f"{url}: key {printable(key)} is both a file and a folder of other keys")

@@ -148,6 +148,7 @@ class ObjectStore(contextlib.AbstractContextManager):
         """
         try:
             with open_atomic(path) as file:
+                # one request for a small object; of a larger one several parts are under way
                 if size <= _PART:
                     content, entry = self._read(key, size, sha256)
                     file.write(content)

@@ -429,6 +429,7 @@ def _comparable(value: Any, depth: int = _DEPTH) -> Any:
         return repr(value)
     if isinstance(value, torch.nn.Module | type | types.ModuleType | types.FunctionType) or depth == 0:
         return None
+    # level by level: a count may be in a list, or in an attribute of an object
     if isinstance(value, dict):
         parts = value
     elif isinstance(value, list | tuple | collections.deque):

@@ -204,5 +204,6 @@ def _keep_lines(path: str, step: int, repeats: bool = False) -> dict[str, float]
                     last = {"step": figures["step"], "time": figures["time"]}
             except (ValueError, KeyError, TypeError, RecursionError):
                 continue
+    # in one step: a kill must not leave a part of the earlier reports
     write_atomic(path, "".join(lines))
     return last

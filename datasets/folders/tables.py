@@ -148,6 +148,7 @@ def _find_labels(rows: list[_Row], path_column: str) -> str:
             labels.append(title)
     if len(labels) == 1:
         return labels[0]
+    # a column whose values all differ numbers the images: it has no labels
     if len(others) == 1 and len({row.get(others[0]) for row in rows}) < len(rows):
         return others[0]
     return ""

@@ -341,6 +341,7 @@ def _select_tars(
     """Return (tar files of a split, True) by their names below `base`; or (all, False) if none has the name
     of a split. Raises BadInput if only the other split has files."""
     kinds = _find_splits(pattern, [path.removeprefix(base) for path in paths], splits, has_word)
+    # the files are not named by splits: look() then asks the names of the images
     if not any(kinds.values()):
         return paths, False
     unused = [path for path, kind in kinds.items() if not kind]

@@ -110,6 +110,7 @@ def sizes(index: Any, ids: np.ndarray | slice | int, form: str) -> tuple[np.ndar
         return heights, widths, np.asarray(index.bytes[ids], dtype=np.int64)
     if form in WHOLE:
         return heights, widths, np.zeros_like(heights)
+    # as convert() scales the short side: smaller images stay as they are
     scale = np.minimum(1.0, SHORT_SIDE / np.minimum(heights, widths))
     heights = np.rint(heights * scale).astype(np.int64)
     widths = np.rint(widths * scale).astype(np.int64)

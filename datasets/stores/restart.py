@@ -229,6 +229,7 @@ def _with_lengths(content: bytes) -> bytes:
     size = 2 + len(_NAME) + 2 * len(lengths)
     if lengths.max() > _MOST or size > _MOST:
         return content
+    # an application segment: decoders that do not know it skip it
     start = bytes((0xFF, _LENGTHS)) + size.to_bytes(2, "big") + _NAME
     return content[:2] + start + lengths.astype(">u2").tobytes() + content[2:]
 
@@ -243,6 +244,7 @@ def _read_ends(content: bytes, header: Header, segments: int) -> np.ndarray | No
     if ends[-1] != len(content):
         return None
     coded = np.frombuffer(content, np.uint8)
+    # the lengths count only if each of them ends at its marker
     is_marker = coded[ends - 2] == 0xFF
     if not is_marker.all() or not np.array_equal(coded[ends - 1], _list_markers(segments)):
         return None

@@ -138,6 +138,7 @@ class CodeFolder:
 
     def _check_limits(self) -> None:
         """Raise BadInput if the platform would refuse the folder."""
+        # the platform counts folders, too
         entries = set()
         for path in map(PurePosixPath, self.files):
             entries.update(str(entry) for entry in (path, *path.parents))

@@ -126,6 +126,7 @@ class Shared:
         note = policy
         if limit:
             most = f"{limit / 1e9:.3f} GB"
+            # with another policy the server deletes samples to make room: jobs would read their files
             if policy != "noeviction":
                 note = f"{policy}: set it to noeviction"
         line = f"{self.server.address}: {known.get('used_memory', 0) / 1e9:.3f} GB used of {most}"

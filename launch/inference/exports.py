@@ -86,6 +86,7 @@ def _onnx(network: Trained) -> tuple[bytes, Run]:
     model = program.model_proto
     onnx.helper.set_model_props(model, {NOTE: facts(network)})
     content = model.SerializeToString()
+    # from the bytes that are written, and not from the program in memory
     session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
 
     def run(images: torch.Tensor) -> torch.Tensor:
