@@ -32,6 +32,7 @@ def describe(path: str) -> str:
     while os.path.dirname(place) != place:
         place = os.path.dirname(place)
         parents.append(place)
+    # from the root on: the first link that leads nowhere is the reason
     for part in reversed(parents):
         if not os.path.islink(part):
             continue

@@ -94,13 +94,18 @@ class ParquetRows(Dataset):
         cache_dir: str | None = None,
     ):
         self.paths, self.index = _open(files, _scan_parquet, cache_dir)
-        self.columns = None if columns is None else tuple(columns)
+        self.columns: tuple[str, ...] | None = None
+        if columns is not None:
+            self.columns = tuple(columns)
         self.transform = transform
         self._first = np.append(0, np.cumsum(self.index["size"]))  # rows of the groups
-        for path in self.paths if self.columns else []:
+        if not self.columns:
+            return
+        # now, and not in a worker at some sample of the first epoch
+        for path in self.paths:
             with explained(f"cannot read {path}", ValueError):
                 known = read_again(functools.partial(_parquet().read_schema, path), path).names
-            missing = set(self.columns or ()).difference(known)
+            missing = set(self.columns).difference(known)
             if missing:
                 raise BadInput(f"{path} has no column {min(missing)}; it has {', '.join(known)}")
 
@@ -125,7 +130,10 @@ def _open(
 ) -> tuple[list[str], np.memmap]:
     """Return (paths, index) of the files. The data sets call it when they are made, on every rank: of the
     processes that share the folder of the index one scans the files."""
-    patterns = [files] if isinstance(files, str) else list(files)
+    if isinstance(files, str):
+        patterns = [files]
+    else:
+        patterns = list(files)
     if cache_dir is None and any(map(is_url, patterns)):
         cache_dir = os.path.expanduser(os.path.join("~", ".cache", "bootfile"))
     paths = tar_files.find(patterns)

@@ -77,22 +77,12 @@ def _complete(url: str, place: str) -> None:
         heartbeat.beat(text)
 
     with ObjectStore(url) as store:
-        objects = []
-        for entry in store.list():
-            if not (entry.etag or entry.modified):
-                raise BadInput(
-                    f"{url}: the listing has neither ETag nor LastModified, so a changed object is not seen: "
-                    "download the data, and pass the folder"
-                )
-            objects.append(entry)
-            beat(f"staging {url}: {len(objects)} objects listed")
-        if not objects:
-            raise BadInput(f"no objects below {url}")
-        check_keys((entry.key for entry in objects), url)
+        objects = _list_objects(store, url, beat)
         while True:
             # the exclusive lock is free only if no other job reads or changes the copy
             with contextlib.suppress(BlockingIOError), locked(lock, wait=False):
                 _update(store, url, data, objects, beat)
+            # then a shared one, and the copy is compared again: another job may change it between the two
             with contextlib.suppress(BlockingIOError), contextlib.ExitStack() as stack:
                 stack.enter_context(locked(lock, shared=True, wait=False))
                 if not any(_compare(data, objects, beat)):
@@ -108,6 +98,24 @@ def _complete(url: str, place: str) -> None:
             time.sleep(0.2)
 
 
+def _list_objects(store: ObjectStore, url: str, beat: _Beat) -> list[Object]:
+    """Return the objects below the URL, whose keys are checked. Raises BadInput if there are none, or if the
+    store does not tell when an object changes."""
+    objects = []
+    for entry in store.list():
+        if not (entry.etag or entry.modified):
+            raise BadInput(
+                f"{url}: the listing has neither ETag nor LastModified, so a changed object is not seen: "
+                "download the data, and pass the folder"
+            )
+        objects.append(entry)
+        beat(f"staging {url}: {len(objects)} objects listed")
+    if not objects:
+        raise BadInput(f"no objects below {url}")
+    check_keys((entry.key for entry in objects), url)
+    return objects
+
+
 def _update(store: ObjectStore, url: str, data: str, objects: list[Object], beat: _Beat) -> None:
     """Make the folder `data` equal to the objects. _complete() calls it with the exclusive lock: no job reads
     the folder."""
@@ -117,6 +125,7 @@ def _update(store: ObjectStore, url: str, data: str, objects: list[Object], beat
         if not any(_compare(data, objects, beat)):
             print(f"staged before: {url}, {len(objects)} files unchanged at {data}", flush=True)
             return
+        # the name data/ stands for a complete copy: it is hidden as long as files are changed
         shutil.rmtree(hidden, ignore_errors=True)
         os.rename(data, hidden)
     missing, others = _compare(hidden, objects, beat)
@@ -126,6 +135,7 @@ def _update(store: ObjectStore, url: str, data: str, objects: list[Object], beat
         with contextlib.suppress(OSError):
             os.rmdir(base)  # only if it is empty
     progress = _Lines(url, sum(entry.size for entry in missing), beat)
+    # the old files are deleted, and nothing is fetched yet: a full disk would show only in the middle
     free = shutil.disk_usage(os.path.dirname(data)).free
     needed = progress.size + _SLACK * len(missing)
     if needed > free:

@@ -46,8 +46,9 @@ def main(arguments: list[str]) -> int:
     from bootfile.ground import accelerator  # imports torch, which --help does not need
     from common.platform import node
 
-    gpus = 0 if args.enable_gpu is False else accelerator.count()
-
+    gpus = 0
+    if args.enable_gpu is not False:
+        gpus = accelerator.count()
     start = time.monotonic()
     topology = resolve(args, os.environ, gpus)
     if args.nodes and topology.world_size < 2:
@@ -61,6 +62,7 @@ def main(arguments: list[str]) -> int:
         print(*map(printable, map(str, [topology, *findings])), sep="\n")
         seconds = time.monotonic() - start
         print(f"check verdict={node.worst(findings)} exit_code={code} seconds={seconds:.2f}", flush=True)
+    # not on a node with an error: the measurement would wait for processes that cannot run
     if args.nodes and not code:
         return _measure(args, topology)
     return code
@@ -75,6 +77,7 @@ def _measure(args: argparse.Namespace, topology: Topology) -> int:
 
     from common.distributed import devices, launcher, process_group
 
+    # the steps of a job: its device, the other processes of the node, the group
     device = devices.select(args, topology)
     if topology.starts_processes:
         return launcher.start(topology, _GRACE)

@@ -43,7 +43,9 @@ class Row(NamedTuple):
 
 def compare(args: argparse.Namespace) -> int:
     """Measure, print a table and the choice, and return 0. Raises BadInput."""
-    device = torch.device(accelerator.kind() if devices.count_gpus(args) else "cpu")
+    device = torch.device("cpu")
+    if devices.count_gpus(args):
+        device = torch.device(accelerator.kind())
     options = {"max_bad": args.max_bad_images, "splits": args.splits, "log": log}
     index = image_folder.load(args.data_url, "train", args.cache_dir, **options)
     plan = Plan(index, BatchSampler(len(index), args.batch_size, 0), random_resized_crop, args.image_size)
@@ -53,7 +55,8 @@ def compare(args: argparse.Namespace) -> int:
     rows = _rows(args, stores, plan, device)
     log(f"measuring the speed of {args.arch} without data, the last part")
     ceiling = _compute_rate(args, len(index.classes), device)
-    slowest = next(row.warm for row in rows if row.backend == "pytorch")
+    by_name = {row.backend: row for row in rows}
+    slowest = by_name["pytorch"].warm
     machine = f"{platform.processor() or platform.machine()}, {available_cores()} cores, {device.type}"
     print(f"\n{machine}, load average {os.getloadavg()[0]:.2f}")
     print(f"{index.root}: {len(index)} images, {int(index.bytes.mean()) / 1000:.0f} kB on average")
@@ -61,7 +64,9 @@ def compare(args: argparse.Namespace) -> int:
     for row in rows:
         wait = _describe_wait(row.warm, ceiling, device)
         wait_cold = _describe_wait(row.cold, ceiling, device)
-        cold = f"{row.cold:.0f}" if row.cold else "-"
+        cold = "-"
+        if row.cold:
+            cold = f"{row.cold:.0f}"
         print(
             f"{row.backend:<18}{row.warm:>10.0f}{f'{row.least:.0f}-{row.most:.0f}':>14}"
             f"{row.warm / slowest:>7.1f}x{cold:>10}{wait:>8}{wait_cold:>8}"
@@ -81,6 +86,7 @@ def _rows(args: argparse.Namespace, stores: dict, plan: Plan, device: torch.devi
             candidates.append((backend, backend, stores[""]))
         else:
             candidates += [(backend + suffix, backend, store) for suffix, store in stores.items()]
+    # in rounds, not one backend after the other: a busy machine then slows all of them down
     rates = dict[str, list[tuple]]()
     for name, backend, store in tqdm(candidates * args.rounds, f"loaders, {args.rounds} rounds"):
         rates.setdefault(name, []).append(_measure(args, backend, store, measure.Head(plan), device))
@@ -88,7 +94,9 @@ def _rows(args: argparse.Namespace, stores: dict, plan: Plan, device: torch.devi
     for name, rounds in rates.items():
         warm = [warm_rate for warm_rate, _ in rounds if warm_rate]
         cold = [cold_rate for _, cold_rate in rounds if cold_rate]
-        cold_rate = statistics.median(cold) if cold else None
+        cold_rate = None
+        if cold:
+            cold_rate = statistics.median(cold)
         rows.append(Row(name, statistics.median(warm), min(warm), max(warm), cold_rate))
     return sorted(rows, key=lambda row: row.warm, reverse=True)
 
@@ -98,10 +106,13 @@ def _measure(
 ) -> tuple[float, float | None]:
     """Return images/s warm and cold. Without files, cold is None."""
     reads = backend != "synthetic"
+    # the pages of these files go, so that the first round reads them from the disk
     if reads:
         _drop(store, head)
     with backends.build(backend, store, head, device, args.workers or backends.cores()) as loader:
-        cold = measure.rate(itertools.islice(loader, measure.HEAD), math.inf) if reads else None
+        cold = None
+        if reads:  # each file once: the rounds after it come from the page cache
+            cold = measure.rate(itertools.islice(loader, measure.HEAD), math.inf)
         return measure.rate(loader, args.seconds), cold
 
 
@@ -121,6 +132,7 @@ def _drop(store: FileStore, head: measure.Head) -> None:
 
 def _compute_rate(args: argparse.Namespace, classes: int, device: torch.device) -> float:
     """Return images/s of training steps of the model, without data."""
+    # the ceiling: what the model computes if it never waits for data
     model = classifiers.build(args.arch, classes, args.image_size)
     model = model.to(device).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
@@ -138,7 +150,9 @@ def _compute_rate(args: argparse.Namespace, classes: int, device: torch.device) 
         loss.backward()
         optimizer.step()
 
-    steps = _CPU_STEPS if device.type == "cpu" else _STEPS
+    steps = _STEPS
+    if device.type == "cpu":
+        steps = _CPU_STEPS
     for count in (1, steps):  # the first is slower
         begun = time.perf_counter()
         for _ in range(count):

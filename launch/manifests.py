@@ -40,6 +40,7 @@ def describe(
     Raises BadInput if a file cannot be read.
     """
     paths = sorted(sources)
+    # in threads: hashlib releases Python's lock for large blocks
     with ThreadPoolExecutor() as pool:
         files = list(pool.map(describe_file, paths, [sources[path] for path in paths]))
     listed = {"format": output_list.FORMAT, "name": name, "digest": _digest(files), "files": files}
@@ -64,6 +65,7 @@ def parse(content: bytes) -> dict | None:
     try:
         output_list.parse(content)
         manifest = json.loads(content)
+        # another program may have a manifest.json: only one with the digest of its list is ours
         valid = isinstance(manifest["name"], str) and "job" in manifest
         if valid and manifest["digest"] == _digest(manifest["files"]):
             return manifest

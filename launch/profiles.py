@@ -221,6 +221,7 @@ def make_starts(
     if nodes > 1:
         arguments += profile.between_nodes
     starts = []
+    # one Start for each process that the platform itself starts
     for local_rank in range(processes if profile.each_rank else 1):
         values |= {"local_rank": local_rank, "rank": node * processes + local_rank}
         environment = {}

@@ -94,7 +94,9 @@ def describe(path: str, findings: list[Finding]) -> str:
             more = f", and in {len(lines) - 1} more lines"
         place = f"line {lines[0]} "
         if not parts:  # as compilers write it; no line for a file that is refused by its name
-            place = f"{path}:{lines[0]} " if lines[0] else f"{path} "
+            place = f"{path} "
+            if lines[0]:
+                place = f"{path}:{lines[0]} "
         parts.append(f"{place}({kind}{more})")
     return ", ".join(parts)
 
@@ -160,6 +162,7 @@ def _find_assignment(text: str, begin: int, line: str, is_program: bool, is_json
             continue
         if match["comma"] and (not RANDOM.fullmatch(value) or _NAME.fullmatch(value)):
             continue  # ("password", "email") and ("token", "r2_credentials") are lists of names
+        # publicKeyToken, page_token and the like are no secrets
         if _PUBLIC.search(line, max(0, match.start() - 60), match.start()):
             continue
         kind = _judge(match[1], value, has_user=_names_user(text, begin + match.start(), begin + match.end()))
@@ -191,12 +194,15 @@ def _judge(name: str, value: str, has_user: bool) -> str | None:
     if PLACEHOLDER.fullmatch(value):
         return None
     if _PASSWORD.fullmatch(name):
-        return "a password" if len(value) >= 4 and value[0] not in "/." else None
+        if len(value) < 4 or value[0] in "/.":  # a path
+            return None
+        return "a password"
     if is_user_and_password(value):
         return "a user and a password in base64"
     if not _OFTEN_PUBLIC.fullmatch(name):
         if RANDOM.fullmatch(value) or (has_user and is_mixed(value)):
             return "a key or token"
+    # the name alone says little: such a value counts only beside the name of a user
     elif has_user and is_mixed(value) and _KEY_OF_USER.fullmatch(value):
         return "a user and a key"
     return None

@@ -51,14 +51,18 @@ def inherit(args: argparse.Namespace) -> dict[str, Any]:
         )
     settings: Mapping[str, Any] = {}
     source = args.from_run
+    # a restart: the new run has begun, and its first start has the options
     if args.output_dir and not is_url(args.output_dir):
         begun = starts.read(args.output_dir)
         if begun and begun[0].get("parent"):
             settings = begun[0]["settings"]
             source = args.output_dir
     if not settings:
-        step = sys.maxsize if args.at_step is None else max(1, args.at_step)
+        step = sys.maxsize  # of the last start
+        if args.at_step is not None:
+            step = max(1, args.at_step)
         settings = origins.start_of(read_starts(args.from_run), step)["settings"]
+    # not inherited: options of one start, such as its folder, and values that the record shows as ***
     defaults = {}
     for name, value in settings.items():
         if name not in _OF_A_START and "***" not in str(value):  # a part that is secret
@@ -74,13 +78,16 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
     """Return --skip_steps in one form. Raises BadInput for options that contradict each other."""
     given = vars(args)
     if not args.from_run:
-        name = "--at_step" if args.at_step is not None else "--skip_steps"
+        name = "--skip_steps"
+        if args.at_step is not None:
+            name = "--at_step"
         raise BadInput(f"{name} needs --from RUN, the folder of the run from which this one begins")
     for name in ("evaluate", "prof", "elastic"):
         if given.get(name):
             raise BadInput(f"--from: expected a training without --{name}")
     if args.resume:
         raise BadInput(f"--from --resume {args.resume}: leave out --resume: a restart continues by itself")
+    # the old run is only read: nothing of the new one may be written to its folder
     given_folder = args.output_dir or ""
     if os.path.realpath(given_folder) == os.path.realpath(args.from_run):
         raise BadInput(f"--output_dir {given_folder} is the run of --from: expected a new folder")
@@ -118,8 +125,10 @@ class Fork:
         run, or "never" to begin with step 1. Called on rank 0, which holds the folder. Raises BadInput."""
         known = starts.read(self._folder)
         names = checkpoints(self._folder)
+        # a restart: the folder must hold this new run, not another one
         if known or names:
             self.facts = self._find_facts(known)
+        # it has a checkpoint of its own, perhaps of a step before K: it is compared with the old run up to K
         if names:
             if self._args.skip_steps:
                 state.identity[_SKIPPED] = self._args.skip_steps
@@ -128,12 +137,19 @@ class Fork:
                 self._parent = Parent(self._args.from_run, self.facts["step"])
                 self._parent.state = self.facts["state"]
             return "auto"
+        return self._begin(state)
+
+    def _begin(self, state: RunState) -> str:
+        """Return the path of the checkpoint from which the new run begins, or "never" for step 1. choose()
+        calls it on rank 0 of a start without a checkpoint of its own. Raises BadInput."""
         step = self._args.at_step
         if step is None and self.facts:
             step = self.facts["step"]
         latest: int | None = None
+        # this start only computes the steps between, for the new run: from the state that it has chosen
         if compute.ONLY in os.environ:
             latest = int(os.environ[compute.ONLY])
+        # no checkpoint yet: the new run begins here, again if an earlier start has saved none
         parent = Parent(self._args.from_run, step, latest)
         self._parent = parent
         self._begins = True
@@ -166,6 +182,7 @@ class Fork:
 
     def settle(self, exact: Forked, step: int) -> None:
         """Tell the loop what it has to do, on every rank, when it has restored the state after `step`."""
+        # only rank 0 has read the old run
         if self._parent and step < self._parent.step:
             points = [point for point in self._parent.points if point > step]
             skipped = [number for number in self._parent.skipped if number > step]
@@ -184,6 +201,7 @@ class Fork:
         removes = None
         if self._without:
             removes = self._without.takes_all
+            # from a step with fewer samples on, the state is not that of the old run
             if self._without.step:
                 points = [point for point in points if point < self._without.step]
         is_part = compute.ONLY in os.environ
@@ -197,7 +215,9 @@ class Fork:
         difference = self._parent.check(self._folder, step, line)
         if not difference and step == self._parent.step:
             states = self._parent.compared
-            plural = "" if states == 1 else "s"
+            plural = "s"
+            if states == 1:
+                plural = ""
             self._say(
                 f"steps {self._parent.state + 1}-{step} are those of {self._parent.folder}: the same "
                 f"samples, and the same state in {states} comparison{plural}"
@@ -206,7 +226,9 @@ class Fork:
 
     def _find_facts(self, known: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the facts of the run in the folder. Raises BadInput if it did not begin as this one."""
-        facts: dict[str, Any] = known[0].get("parent") or {} if known else {}
+        facts: dict[str, Any] = {}
+        if known:
+            facts = known[0].get("parent") or {}
         step = self._args.at_step
         is_same = bool(facts) and step in (None, facts["step"])
         if is_same and facts["folder"] != os.path.realpath(self._args.from_run):  # it may have been moved
@@ -236,6 +258,7 @@ class Fork:
         for name, value in arguments.without_operation(self._args, settings).items():
             if name in parent.settings and parent.settings[name] != value:
                 names.append(f"--{name} {parent.settings[name]}")
+        # exact shards give the same bits on any number of processes
         is_exact = settings.get("exact_shards") is not None
         if ranks.world_size() != parent.world_size and not is_exact:
             names.append(f"{parent.world_size} processes")
@@ -250,6 +273,7 @@ class Fork:
                 f"{parent.state + 1}-{parent.step} need its {changed}, which this start has not: begin at "
                 f"step {parent.state}, or at another step whose checkpoint is there"
             )
+        # what may change at a restart is that of this start, such as paths and the number of workers
         options = []
         given = arguments.settings(self._args)
         for name, value in given.items():
@@ -258,6 +282,7 @@ class Fork:
                 options.append(f"--{name}={value}")
         folder = os.path.join(self._folder, _COMPUTED)
         path = compute.compute(parent, folder, os.path.abspath(sys.argv[0]), parent.world_size, options)
+        # the new run continues the receipt of the steps between
         receipt = os.path.join(folder, "receipt.bin")
         if os.path.exists(receipt):
             shutil.copy(receipt, self._folder)

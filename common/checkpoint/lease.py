@@ -54,6 +54,8 @@ class UrlLease(Lease):
         if not self.version:
             reason = "returns no ETag"
         else:
+            # this job has the lease, so there is a record: a store with conditions must refuse another first
+            # one
             etag = self.replace(None)
             if etag is not None:
                 self.version = etag

@@ -71,6 +71,7 @@ class Mirror:
         self._ending = threading.Event()  # the thread uploads once more and ends
         self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
         shutil.rmtree(os.path.join(self.folder, SNAPSHOTS), ignore_errors=True)
+        # from here on no other job writes to the URL; if this start fails, the next one need not wait
         self.lease = UrlLease(self.store)
         self._keeps_all = False  # whether the store does not delete objects
         try:
@@ -144,6 +145,7 @@ class Mirror:
         self._wake.set()
         if self._thread.ident is None:  # there was no training
             self._release()
+        # the thread does the work; this one waits in short parts, so that a signal and the limit end the wait
         heartbeat = Heartbeat(_SAY)
         while self._thread.is_alive():
             if seconds is not None and heartbeat.seconds > seconds:
@@ -175,6 +177,7 @@ class Mirror:
             if not self._ending.is_set():
                 self._try(self._step)
         deadline = time.monotonic() + _PATIENCE
+        # a cause that may pass is tried until the deadline, another one once more
         for step in self._last_steps():
             pause = 1.0
             attempts = 0  # that failed
@@ -209,7 +212,10 @@ class Mirror:
             self._upload(step)
             self.error = ""
         except Exception as error:  # no error of an upload may stop the training
-            reason = str(error) if isinstance(error, BadInput) else describe(error, self.folder)
+            if isinstance(error, BadInput):
+                reason = str(error)
+            else:
+                reason = describe(error, self.folder)
             self.error = f"not uploaded to {self.url}: {reason}"
             self._may_pass = isinstance(error, StoreError) and error.later
             if self.error != before and not self._ending.is_set():
@@ -239,6 +245,8 @@ class Mirror:
                 if file:
                     changed[name] = file
             self._write_list()  # without the files that are overwritten
+            # the list is written after each of the two: what a restart needs counts before the rest has
+            # arrived
             for names in (first, others):
                 for name in names:
                     if name not in changed:
@@ -254,8 +262,9 @@ class Mirror:
                 self._write_list()
         finally:
             shutil.rmtree(os.path.join(self.folder, SNAPSHOTS), ignore_errors=True)
-        # until a checkpoint of this run is stored, those that the list names stay
-        gone = self._doomed if replaces else self._doomed - self._files.keys()
+        gone = self._doomed
+        if not replaces:  # until a checkpoint of this run is stored, those that the list names stay
+            gone = self._doomed - self._files.keys()
         if gone and not self._keeps_all:
             self.lease.check()
             self._delete(sorted(gone))
@@ -322,6 +331,7 @@ class Mirror:
             return None
         file = File(os.path.getsize(snapshot), sha256_file(snapshot))
         self._sent[name] = state
+        # written again with the same content: it is at the URL
         if self._files.get(name) == file:
             return None
         self._files.pop(name, None)

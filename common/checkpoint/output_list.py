@@ -28,6 +28,7 @@ def parse(content: bytes) -> dict[str, File]:
         if table["format"] != FORMAT:
             raise ValueError("another format")
         files = {entry["path"]: File(entry["size"], entry["sha256"]) for entry in table["files"]}
+        # one entry that is wrong refuses the whole list: it decides which files of a run count
         for path, file in files.items():
             is_size = type(file.size) is int and file.size >= 0
             if not (isinstance(path, str) and is_size and _SHA256.fullmatch(file.sha256)):

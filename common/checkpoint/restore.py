@@ -31,7 +31,12 @@ def step_of(path: str) -> int | None:
 
 def steps_of(paths: Iterable[str]) -> set[int]:
     """Return the steps of the checkpoints, and of their checksums, among paths below a URL."""
-    return {step for step in map(step_of, paths) if step is not None}
+    steps = set()
+    for path in paths:
+        step = step_of(path)
+        if step is not None:
+            steps.add(step)
+    return steps
 
 
 def of_steps(paths: Iterable[str], steps: Collection[int]) -> set[str]:
@@ -85,12 +90,14 @@ def restore(store: ObjectStore, folder: str, files: dict[str, File]) -> set[str]
             has_later = ours.get("run") == facts.get("run") and ours.get("step", 0) >= step
             if not ours or not (has_it or has_later):
                 _download(store, folder, step, facts)
+                # only now, when the new one is whole: until here the others could still be used
                 if ours.get("run") != facts.get("run"):
                     path = os.path.join(folder, names_of(step)[0])
                     for other in set(checkpoint.list_newest_first(os.path.dirname(path))) - {path}:
                         checkpoint.discard(other)
             return refused
         except (checkpoint.Refused, StoreError) as error:
+            # the store cannot be reached: that is no reason to continue from an older checkpoint
             if isinstance(error, StoreError) and error.reason not in _OF_THE_OBJECT:
                 raise
             refused |= of_steps(files, {step})
@@ -129,6 +136,7 @@ def _download(store: ObjectStore, folder: str, step: int, facts: dict) -> None:
         wanted.append(Object(os.path.join(dtensor_folder(name), shard), size, sha256=sha256))
     # in order: if this checkpoint is refused, an earlier one is fetched with the same store
     sync.fetch(store, folder, wanted, _Lines(f"restoring {store.location.url(name)}"), in_order=True)
+    # before the checksum, so that a checkpoint that counts always has its history
     for history in HISTORY:
         _restore_history(store, folder, history)
     for weights in filter(WEIGHTS.fullmatch, os.listdir(folder)):

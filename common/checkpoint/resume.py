@@ -43,6 +43,7 @@ def claim(args: argparse.Namespace, output: Output) -> None:
                 mirror.start(0)
         except BadInput as refused:
             error = refused
+    # every rank comes here: without the error of rank 0 the others would train and lose their results
     barrier.wait_for_all("output folder", "to open the output folder", error)
 
 
@@ -60,6 +61,7 @@ def take_output(
     """
     mirror = None
     output.hold()
+    # before the training: a file system that cannot replace a file shows it at the first save, hours later
     check_rename(output.folder)
     count = platforms.count_restarts(os.environ)
     if count and not output.url and not list_results(output.folder) and not starts.read(output.folder):
@@ -72,7 +74,11 @@ def take_output(
 
         # It restores the newest checkpoint of the URL, if the job may continue from it.
         mirror = Mirror(output, arguments.pick(_Resuming, args).resume, keep)
-    if reason := refusal(args, output, is_own, mirror.results() if mirror else (), is_later):
+    at_url: list[str] = []
+    if mirror:
+        at_url = mirror.results()
+    reason = refusal(args, output, is_own, at_url, is_later)
+    if reason:
         raise BadInput(reason)
     return mirror
 

@@ -95,6 +95,7 @@ def file_of(args: argparse.Namespace, output: Output) -> str | None:
     pretrained.check(arch, name)
     may_resume = output.url or checkpoints(output.folder)
 
+    # now, on rank 0, before the model is built: without a network the job ends early
     def download() -> None:
         if not may_resume:
             pretrained.read(arch, name)
@@ -141,6 +142,8 @@ def _read_content_once(path: str) -> Any:
             with warnings.catch_warnings(), allow([argparse.Namespace]):
                 warnings.simplefilter("ignore")  # torch warns about kinds of tensors that are refused below
                 content = checkpoint.load(path, _MOST)
+            # a checkpoint of a run has a sha256 beside it; a file of another program only the CRC of its zip
+            # parts
             if os.path.exists(f"{path}.json"):
                 checkpoint.verify(path)
             else:
@@ -170,6 +173,7 @@ def _choose_state(path: str, content: Any) -> tuple[Any, str]:
         if not isinstance(state, dict):
             return {}, ""
         return state, ""
+    # of another program: the weights are the file itself, or one of its dictionaries
     inner = {name: value for name, value in content.items() if _tensors(value)}
     if not inner:
         return content, ""
@@ -274,13 +278,8 @@ def fill(
     fit = _compare(model, ours, given)
     count = len(ours) - len(fit.lost) - len(fit.other)
     line = f"weights from {path}: {count} of {len(ours)} tensors{taken}{note}"
-    shapes = []
-    for name in fit.other:
-        shapes.append(f"{name} {_kind(given[name])} in the file, {_kind(ours[name])} in the model")
-    differences = {"different shape": shapes, "not in the file": fit.missing, "not in the model": unused}
-    for text, names in differences.items():
-        if names:
-            line += f"; {text}: {_some(names)}"
+    line += _describe_differences(ours, given, fit, unused)
+    # a network of other names may still share the names of a few vectors: count the matrices
     matrices = [name for name in ours if ours[name].ndim > 1] or list(ours)
     loaded_matrices = set(fit.same) & set(matrices)
     if 2 * len(loaded_matrices) < len(matrices):
@@ -288,6 +287,7 @@ def fill(
         raise BadInput(
             f"{line}: they belong to another network, or to one of other names: " + CONVERT.format(new)
         )
+    # numbers that are not floats, such as counters, may be left over
     left: list[str] = []
     if not published:
         left = [name for name in unused if tensors[name].is_floating_point()]
@@ -300,12 +300,31 @@ def fill(
             f"--weights {path},partial uses those that fit"
         )
     same = {name: given[name] for name in fit.same}
+    # before the first weight changes
     _check_values(path, model, same)
     if not any(tensor.is_meta for tensor in ours.values()):
         loaded = dtensors.distribute(same, ours)
         model.load_state_dict(loaded, strict=False)
     if fit.other or fit.missing:
         return f"{line}; the rest keeps its initial values"
+    return line
+
+
+def _describe_differences(
+    ours: dict[str, torch.Tensor],
+    given: dict[str, torch.Tensor],
+    fit: _Fit,
+    unused: list[str],
+) -> str:
+    """Return which tensors of a file and of a model do not fit, as the end of a line; "" if all do."""
+    shapes = []
+    for name in fit.other:
+        shapes.append(f"{name} {_kind(given[name])} in the file, {_kind(ours[name])} in the model")
+    differences = {"different shape": shapes, "not in the file": fit.missing, "not in the model": unused}
+    line = ""
+    for text, names in differences.items():
+        if names:
+            line += f"; {text}: {_some(names)}"
     return line
 
 
@@ -373,9 +392,11 @@ def match(
         bare_theirs = {_bare(name, wrappers): name for name in tensors}
         if len(bare_ours) < len(names) or len(bare_theirs) < len(tensors):
             continue  # two tensors would have one name
+        # the prefix with which most names of the file are names of the model
         counts = _count_prefixes(bare_ours, bare_theirs)
         top = max(counts.values(), default=0)
         best = [prefix for prefix, count in counts.items() if count == top]
+        # a prefix counts only if most names of the model are in the file with it
         if "" in best or 2 * top <= len(names):
             best = [""]
         if counts[best[0]] > most:

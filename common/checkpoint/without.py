@@ -78,9 +78,11 @@ class Without:
                 "--without: expected a Loader with a BatchSampler, which knows the samples of each step, got "
                 f"{type(sampler).__name__}"
             )
+        # an id of another data set would remove nothing, and no error would tell it
         last = self.ids.max(initial=0)
         if last >= sampler.size:
             raise BadInput(f"--without {path}: sample {last} is not in 0..{sampler.size - 1}")
+        # `launch data --guilty` starts the job again, and leaves samples out of one step only
         ids_of_step = None
         step, _, path_of_step = os.environ.get(compute.WITHOUT_IN, "0").partition(":")
         self.step = int(step)  # the only one without further samples
@@ -108,6 +110,7 @@ class Without:
             state.identity[_REMOVED] = removed.describe(before)
 
     def _check(self, parent: Parent, before: np.ndarray) -> None:
+        # the state was trained without these samples: they cannot come back in the middle of a run
         missing = np.setdiff1d(before, self.ids)
         if len(missing):
             raise BadInput(

@@ -36,6 +36,7 @@ class MovingAverage(AveragedModel):
                 currents.append(current.detach())
             else:
                 average.copy_(current)
+        # 0 in a step that was skipped, which only the device knows: the host does not ask it
         taken = 1 - found_inf
         differences = torch._foreach_sub(currents, averages)
         torch._foreach_mul_(differences, torch.where(self.n_averaged > 0, 1 - self.decay, 1.0) * taken)

@@ -56,13 +56,20 @@ def build(name: str, classes: int, image_size: int, kwargs: str = NO_KWARGS) -> 
     Input float [N, 3, image_size, image_size], output logits [N, classes]. kwargs: arguments of its class, an
     inline table of TOML. Raises BadInput if it has no such argument, or cannot take images of that size.
     """
-    given = f"--arch {name}" if kwargs == NO_KWARGS else f"--arch {name} --model_kwargs {kwargs}"
+    given = f"--arch {name}"
+    if kwargs != NO_KWARGS:
+        given += f" --model_kwargs {kwargs}"
     cannot = f"{given} cannot take images of --image_size {image_size}"
-    build_network = _build_timm if name.startswith(TIMM) else _build_torchvision
+    build_network = _build_torchvision
+    if name.startswith(TIMM):
+        build_network = _build_timm
     values = config.table(kwargs)
     if "num_classes" in values:
         raise BadInput(f"--model_kwargs {kwargs}: leave num_classes out: the classes are counted")
-    with explained(given if values else cannot, Exception):  # the values have any type: it may raise anything
+    failure = cannot
+    if values:  # mostly one of them is wrong
+        failure = given
+    with explained(failure, Exception):  # the values have any type: it may raise anything
         model = build_network(name, classes, image_size, **values)
     _try(model.eval(), image_size, cannot, classes)
     return model.train()
@@ -72,7 +79,9 @@ def _try(model: nn.Module, size: int, cannot: str, classes: int) -> None:
     """Raise BadInput if the network does not turn one image of this size into logits [1, classes]."""
     with explained(cannot, Exception), torch.no_grad():  # with unusual arguments it may raise anything
         output = model(torch.zeros(1, 3, size, size))
-    shape = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+    shape: Any = type(output).__name__
+    if isinstance(output, torch.Tensor):
+        shape = list(output.shape)
     if shape != [1, classes]:
         raise BadInput(f"{cannot}: its output is {shape}, expected logits [1, {classes}]")
 

@@ -41,10 +41,16 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
+        # one table for both: a token that comes in and one that is predicted have the same vector
         self.head.weight = self.tokens.weight
         for name, weight in self.named_parameters():
-            if weight.ndim > 1:
-                nn.init.normal_(weight, std=0.02 / (2 * layers) ** 0.5 if "output" in name else 0.02)
+            if weight.ndim <= 1:
+                continue
+            std = 0.02
+            # smaller for the last layer of each branch, as in GPT-2: 2 * layers branches are added
+            if "output" in name:
+                std = 0.02 / (2 * layers) ** 0.5
+            nn.init.normal_(weight, std=std)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the logits of the token after each token: see the class."""

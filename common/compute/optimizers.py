@@ -37,14 +37,16 @@ def add_arguments(add: Callable[..., Any]) -> None:
 
 def check(args: argparse.Namespace) -> dict[str, float]:
     """Return the options that were not given and whose default depends on the optimizer. Raises BadInput."""
-    defaults = _DEFAULTS[args.optimizer].items()
-    given = {name: value for name, value in defaults if getattr(args, name) is None}
-    lr = given.get("lr", args.lr)
+    completed = {}
+    for name, default in _DEFAULTS[args.optimizer].items():
+        if getattr(args, name) is None:
+            completed[name] = default
+    lr = completed.get("lr", args.lr)
     if args.min_lr > lr:
         raise BadInput(f"--min_lr {args.min_lr} exceeds --lr {lr}")
     if args.min_lr and args.lr_schedule == "step":
         raise BadInput(f"--min_lr {args.min_lr} needs --lr_schedule cosine or linear")
-    return given
+    return completed
 
 
 def build(
@@ -69,6 +71,7 @@ def build(
         for name, weight in learned.items():
             if depths[name] != depth:
                 continue
+            # matrices and convolutions decay; norms and biases do not
             if weight.ndim > 1:
                 decay.append(weight)
             else:
@@ -92,11 +95,15 @@ def count_following(model: torch.nn.Module) -> dict[str, int]:
     names = [name for name, _ in model.named_parameters()]
     blocks = []  # of each weight; "" for one outside of the blocks
     for name in names:
+        block = ""
         match = _BLOCK.match(name)
-        blocks.append(match[0] if match else "")
+        if match:
+            block = match[0]
+        blocks.append(block)
     order = list(dict.fromkeys(filter(None, blocks)))
     if not order:
         raise BadInput("--layer_decay: the network has no numbered blocks, as blocks.3")
+    # the weights are in the order of the network: one outside of the blocks belongs to the last layer begun
     begun = 0  # layers that have begun so far
     layers = []
     for block in blocks:
@@ -121,6 +128,7 @@ def build_scheduler(
         milestones = [int(-(-share * args.epochs * steps_per_epoch // 1)) for share in (1 / 3, 2 / 3, 8 / 9)]
         milestones = [max(warmup, milestone) for milestone in milestones]  # the rate rises first
         return lr_scheduler.ChainedScheduler([rise, lr_scheduler.MultiStepLR(optimizer, milestones)])
+    # a trial of a few steps may end while the rate still rises
     if warmup == total_steps:
         return rise
     fall: lr_scheduler.LRScheduler
@@ -137,7 +145,9 @@ def build_scheduler(
         fall = lr_scheduler.LambdaLR(optimizer, cosine)
     else:
         fall = lr_scheduler.CosineAnnealingLR(optimizer, total_steps - warmup, eta_min=args.min_lr)
-    return lr_scheduler.SequentialLR(optimizer, [rise, fall], [warmup]) if warmup else fall
+    if not warmup:
+        return fall
+    return lr_scheduler.SequentialLR(optimizer, [rise, fall], [warmup])
 
 
 def clip(args: argparse.Namespace, model: torch.nn.Module) -> None:

@@ -70,8 +70,11 @@ def pick(part: type[_Part], args: argparse.Namespace) -> _Part:
     """Return the options that a part of a job reads: the dataclass `part`, with the values of the fields'
     names. A field whose option the job does not have keeps its default. Raises TypeError if it has none."""
     given = vars(args)
-    names = [field.name for field in dataclasses.fields(part)]  # type: ignore[arg-type]
-    return part(**{name: given[name] for name in names if name in given})
+    values = {}
+    for field in dataclasses.fields(part):  # type: ignore[arg-type]
+        if field.name in given:
+            values[field.name] = given[field.name]
+    return part(**values)
 
 
 class secret(str):
@@ -91,6 +94,7 @@ def settings(args: argparse.Namespace) -> dict[str, str | int | float | bool | N
     for name, value in vars(args).items():
         if _is_credential(name, value):
             continue
+        # a value of another class is left out: checkpoints and starts.jsonl have plain values only
         if isinstance(value, Interval):
             shown[name] = str(value)
         elif isinstance(value, str | PurePath):
@@ -134,7 +138,11 @@ def _as_plain(part: Any) -> Any:
 
 def without_operation(args: Arguments, values: dict[str, Any]) -> dict[str, Any]:
     """Return the values of options that may change the training."""
-    return {name: value for name, value in values.items() if _role(args, name) != OPERATION}
+    kept = {}
+    for name, value in values.items():
+        if _role(args, name) != OPERATION:
+            kept[name] = value
+    return kept
 
 
 def _role(args: Arguments, name: str) -> str:
@@ -251,6 +259,7 @@ class Parser(parser.Parser):
         """Return the namespace and the names of the unknown options. Raises BadInput if a folder or a file of
         this machine is a URL."""
         parsed, unknown = super().parse_known_args(args, namespace)
+        # after parsing, before the job makes a folder
         for action in self._actions:
             kind = str(action.metavar).partition(".")[0]
             if kind not in ("FOLDER", "FILE"):

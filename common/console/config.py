@@ -20,8 +20,12 @@ from bootfile.ground.files import explained, read_file
 def read(path: str) -> dict[str, Any]:
     """Return the content of a file: JSON if its name ends in .json, else TOML. Raises BadInput; its message
     does not name the file."""
-    kind = "JSON" if path.endswith(".json") else "TOML"
-    loads = json.loads if kind == "JSON" else _import_toml().loads
+    if path.endswith(".json"):
+        kind = "JSON"
+        loads = json.loads
+    else:
+        kind = "TOML"
+        loads = _import_toml().loads
     try:
         content = loads(read_file(path, 2**20).decode())  # a file of options is small
     except OSError as error:
@@ -59,10 +63,15 @@ def to_words(values: Mapping[str, Any], options: Mapping[str, argparse.Action]) 
     for key, value in values.items():
         if key == "config":
             raise BadInput("config cannot be set in a file")
+        # an unknown key becomes an unknown option, which the parser of the job refuses
         action = options.get(key.replace("-", "_"))
         is_flag = action is not None and action.nargs == 0  # an option without a value
-        if not isinstance(value, bool if is_flag else bool | int | float | str):
-            expected = "true or false" if is_flag else "one text, number, true or false"
+        types: tuple[type, ...] = (bool, int, float, str)
+        expected = "one text, number, true or false"
+        if is_flag:
+            types = (bool,)
+            expected = "true or false"
+        if not isinstance(value, types):
             if isinstance(value, dict):  # --model_kwargs gets a table as a text
                 expected += f"; a table as a text: {key} = '{{name = value}}'"
             raise BadInput(f"{key} = {value!r:.80}: expected {expected}")

@@ -183,6 +183,7 @@ def _look_for_lost(
     if not beats:  # the first call
         for key in keys:
             store.add(key, 0)  # a key that does not exist would be waited for
+    # the ranks send only counts: the times are those of this clock, as clocks of nodes may differ
     now = time.monotonic()
     values = [int(value) for value in store.multi_get(keys)]
     for rank, (is_here, count) in enumerate(zip(values, values[world_size:], strict=False)):

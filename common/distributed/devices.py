@@ -80,7 +80,9 @@ def count_gpus(args: argparse.Namespace) -> int:
         raise BadInput(
             f"--enable_gpu=true, but torch {torch.__version__} sees no GPU on {socket.gethostname()}"
         )
-    return 0 if args.enable_gpu is False else gpus
+    if args.enable_gpu is False:
+        return 0
+    return gpus
 
 
 def identify_gpu() -> str:

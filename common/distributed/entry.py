@@ -57,6 +57,8 @@ def run(main: Callable[[], object]) -> None:
         except BadInput:
             raise
         except Exception as error:
+            # a known cause, such as data, options or a limit, is one line; any other error keeps its
+            # traceback
             reason = endings.explain(error) or _explain_missing_package(error)
             if not reason:
                 raise
@@ -78,6 +80,7 @@ def run(main: Callable[[], object]) -> None:
         _exit(error)
     except Exception as error:
         endings.end(error)
+        # Python prints the traceback now; at the end _report_unseen() sees whether it did
         _written = streams.count_errors()
         raise
 

@@ -87,27 +87,10 @@ def start(topology: Topology, grace: float) -> int:
     count = topology.processes_per_node
     # before the first child: one that finds no room for a thread would only abort
     check_room(count)
-    environment = dict(os.environ)
-    if topology.nodes == 1:
-        store, host, port = hold_store()
-        environment[AGENT_STORE] = "True"
-    else:
-        assert topology.master_host and topology.master_port  # several nodes: topology.resolve() has checked
-        host = topology.master_host
-        port = topology.master_port
-        store = None  # rank 0 holds it
+    environment, store = _make_environment(topology)
     # the children write their errors here: four ranks that report the same one give one line
     receive_errors, send_errors = os.pipe()
-    environment |= {
-        "MASTER_ADDR": host,
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(topology.world_size),
-        "LOCAL_WORLD_SIZE": str(count),
-        ERROR_PIPE: str(send_errors),
-        STARTED_BY: str(os.getpid()),
-    }
-    environment.setdefault("OMP_NUM_THREADS", str(threads.share(count)))
-    environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, available_cores() // count)))
+    environment[ERROR_PIPE] = str(send_errors)
     # the handler below is called between any two statements: it reads these two lists
     children: list[subprocess.Popen] = []
     asked: list[tuple[int, float]] = []  # received signals and their times
@@ -153,6 +136,32 @@ def start(topology: Topology, grace: float) -> int:
     os.close(receive_errors)
     del store
     return code
+
+
+def _make_environment(topology: Topology) -> tuple[dict[str, str], torch.distributed.Store | None]:
+    """Return (the variables that all processes of the node get, the store if this process holds it, which it
+    does for a single node)."""
+    count = topology.processes_per_node
+    environment = dict(os.environ)
+    if topology.nodes == 1:
+        store, host, port = hold_store()
+        environment[AGENT_STORE] = "True"
+    else:
+        assert topology.master_host and topology.master_port  # several nodes: topology.resolve() has checked
+        host = topology.master_host
+        port = topology.master_port
+        store = None  # rank 0 holds it
+    environment |= {
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(topology.world_size),
+        "LOCAL_WORLD_SIZE": str(count),
+        STARTED_BY: str(os.getpid()),
+    }
+    # if the user has not chosen: the cores are divided by the processes
+    environment.setdefault("OMP_NUM_THREADS", str(threads.share(count)))
+    environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, available_cores() // count)))
+    return environment, store
 
 
 def _wait(

@@ -86,6 +86,7 @@ def start(topology: Topology, args: argparse.Namespace, hold: Callable[[], objec
             f"--elastic: {topology.source} has started a process for each rank: start one process for each "
             "node (torchrun --nproc-per-node=1), which starts and replaces the others itself"
         )
+    # the members of node 0 change, so the agent holds the output folder for all of them
     if topology.node_rank == 0:
         hold()
     sys.exit(_Agent(topology, args.timeout, args.grace).run())
@@ -118,6 +119,7 @@ class _Agent:
         launcher.check_room(self._topology.processes_per_node)
         server = self._open_store()
         process_group.choose_interface(self._topology, "gloo")  # its processes inherit the choice
+        # in the environment of the forks: each has its share of the cores
         for name in ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
             threads = max(1, available_cores() // self._topology.processes_per_node)
             os.environ.setdefault(name, str(threads))
@@ -131,11 +133,13 @@ class _Agent:
                 self._topology.processes_per_node,
                 self._timeout,
             )
+        # from here on a signal is for the children: they save, and this process waits for their ends
         signals.forget()
         for number in signals.SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._forward)
         sockets.find_short_folder()
+        # the server imports the job and PyTorch once: a new process is there in the time of a fork
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["__main__", _PRELOAD])
         try:
@@ -159,6 +163,7 @@ class _Agent:
             assert topology.master_host and topology.master_port
             host = topology.master_host
             port = topology.master_port
+        # the forks inherit it: where the store is, who their parent is, and that the output folder is held
         os.environ[HELD] = "1"
         os.environ[STARTED_BY] = str(os.getpid())
         os.environ["MASTER_ADDR"] = host
@@ -186,6 +191,7 @@ class _Agent:
         line = read(self._store, "failure")
         if line:
             endings.say_error(line)
+        # node 0 ends last, as the store ends with it
         self._store.set(f"ended/{self._topology.node_rank}", "")
         if roll:
             roll.wait_for_ends()
@@ -197,6 +203,7 @@ class _Agent:
         on this node for _CALM seconds: a fork takes cores, and the members begin again after a loss.
         """
         now = time.monotonic()
+        # no spare before the first generation: the cores load the data of the members
         if not self._spare_at and self._store.check([Plan.key(0)]):
             self._spare_at = now + _CALM
         count = self._topology.processes_per_node
@@ -215,6 +222,7 @@ class _Agent:
 
     def _fork(self, name: str) -> None:
         """Fork a process. If the fork server has to start, wait until it has PyTorch loaded."""
+        # a process alone, until Members.join() gives it a rank
         variables = {
             MEMBER: name,
             "RANK": "0",
@@ -246,6 +254,8 @@ class _Agent:
         for name, child in list(self._children.items()):
             if child.exitcode is None:
                 continue
+            # the server reports the ends of its forks: without it this code comes for all, also for those
+            # that run
             if child.exitcode == _SERVER_LOST:
                 end_of_server = _find_end_of_server()
                 if end_of_server:
@@ -257,9 +267,11 @@ class _Agent:
             reason = f"exit code {child.exitcode}"
             if child.exitcode < 0:
                 reason = signal.Signals(-child.exitcode).name
-            if child.exitcode == -signal.SIGKILL and (killed := self._kills.explain()):
-                reason += killed
-                self._kills = MemoryKills()  # the next one may have another reason
+            if child.exitcode == -signal.SIGKILL:
+                lack_of_memory = self._kills.explain()
+                if lack_of_memory:
+                    reason += lack_of_memory
+                    self._kills = MemoryKills()  # the next one may have another reason
             if place and crash.is_crash(reason):
                 reason = f"{reason} at {place}"
             self._judge([name], child.exitcode, reason)
@@ -277,6 +289,7 @@ class _Agent:
                 os.kill(child.pid, signal.SIGKILL)
         for reader in self._stacks.values():
             reader.close()
+        # all together: the next round forks as many, from a new server
         names = [*self._children]
         self._children.clear()
         self._stacks.clear()
@@ -288,6 +301,7 @@ class _Agent:
         names: of processes that ended together. code: their exit code, negative after a signal.
         reason: begins with the name of the signal, if they crashed.
         """
+        # deaths of members are counted by the roll; here only those of processes that never were one
         was_member = any(self._store.check([f"member/{name}"]) for name in names)
         if was_member:
             self._deaths.clear()
@@ -305,10 +319,12 @@ class _Agent:
             if counts and not self._code:
                 self._code = code
             return
+        # a process ends with 0 only after the last step
         if code == 0 and self._topology.node_rank == 0:
             announce(self._store, "done", "")  # a node without members does not see it otherwise
             self._end(0)
             return
+        # this end was asked for: its code is that of the node
         if code == 0 or self._asked or self._store.check(["stop"]):
             self._end(code)
             return
@@ -354,6 +370,7 @@ class _Agent:
             return
         self._beat_at = now + HEARTBEAT
         self._store.add(f"beat/{self._number}", 1)
+        # a process that SIGSTOP holds neither answers nor ends: all others would wait for it
         stopped = [name for name, child in self._children.items() if is_stopped(child.pid)]
         self._stopped = {name: self._stopped.get(name, now) for name in stopped}
         for name, since in self._stopped.items():
@@ -392,6 +409,7 @@ class _Agent:
         """
         self._is_over = True
         self._code = code
+        # no error: the job is done, or a signal stops it, and its members end by themselves
         is_stop = bool(self._asked) or code in (0, signals.exit_code())
         is_error = code in _ENDS or not is_stop
         if is_error:

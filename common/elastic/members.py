@@ -60,6 +60,7 @@ class Plan(NamedTuple):
         nodes = [node_of(member) for member in self.ids]
         node = nodes[rank]
         count = nodes.count(node)
+        # a launcher's variables describe only nodes with equal numbers of processes
         is_even = all(nodes.count(other_node) == count for other_node in nodes)
         local_rank = 0
         local_world_size = 1
@@ -81,7 +82,9 @@ def node_of(name: str) -> int:
 
 def read(store: torch.distributed.Store, key: str) -> str:
     """Return the value of a key; "" without one. Does not wait."""
-    return store.get(key).decode() if store.check([key]) else ""
+    if not store.check([key]):
+        return ""
+    return store.get(key).decode()
 
 
 def announce(store: torch.distributed.Store, key: str, value: str) -> None:
@@ -180,12 +183,17 @@ class Members:
 
         Memory.restore() calls it on every rank of a new generation, in the place of a load from a checkpoint.
         """
-        step = self.kept["step"] if self.kept else -1
+        step = -1
+        if self.kept:
+            step = self.kept["step"]
         steps = ranks.gather_objects(step)
         furthest = max(steps)
         if furthest < 0:
             return None
-        state = self.kept if step == furthest else None
+        state = None
+        if step == furthest:
+            state = self.kept
+        # if all are at the same step, each continues from its own state and nothing is sent
         if min(steps) < furthest:
             state = ranks.broadcast_object(state, steps.index(furthest), is_known=state is not None)
         self.kept = state
@@ -212,11 +220,15 @@ class Members:
         self.was_begun = True
         plan = self.plan
         count = len(plan.ids)
+        # every process counts what was told, as each may be rank 0 of the next generation
         reasons = [reason for number, reason in plan.said if number > self._told]
         self._told = max([number for number, _ in plan.said], default=self._told)
         if reasons:
-            they = f"{count} processes continue" if count > 1 else "1 process continues"
+            they = "1 process continues"
+            if count > 1:
+                they = f"{count} processes continue"
             say(f"{'; '.join(reasons)}; {they} at step {step}")
+        # the roll reads it: what was lost up to here is replaced
         self._store.set(f"begun/{plan.generation}", str(step))
         say(f"generation {plan.generation + 1}: pids {' '.join(map(str, plan.pids))}")
 
@@ -239,6 +251,7 @@ class Members:
 
         Group.gives_up = staticmethod(self._has_lost.is_set)
         Group.failed = staticmethod(self._fail)
+        # a prefix for each generation: the keys of a group that broke are still in the store
         store = torch.distributed.PrefixStore(f"group/{self.plan.generation}", connect())
         return {
             "backend": ranks.ELASTIC,
@@ -250,10 +263,12 @@ class Members:
 
     def leave_group(self) -> None:
         """Close what main() has opened, after it was ended by Changed. The state stays in `kept`."""
+        # first, before anything closes: it reads the model, the optimizer and the sums of the last step
         if self.keep:
             self.kept = self.keep()
             self.keep = None
         self._voice.close()
+        # closes the log, the loaders and their workers, as at the end of main(), but the process stays
         endings.end(Changed())
         if torch.distributed.is_initialized():
             group: Any = torch.distributed.group.WORLD
@@ -273,6 +288,7 @@ class Members:
         the process is refused; ends the process if it was asked to leave.
         """
         generation = self.plan.generation + 1  # of the plan that this process looks at
+        # the number first, then the look at the keys: a plan that comes between has a later tick
         self._ticks = self._store.add("ticks", 0)
         while True:
             if not self._has(Plan.key(generation)):
@@ -298,8 +314,10 @@ class Members:
             self.due = False
             self._has_lost.clear()
         self._look(self._store)  # _listen() may have seen a later plan before this one was known
+        # as a launcher of processes sets them: main() finds its topology there
         os.environ.update(plan.place(self.name))
         signals.identify(plan.ids.index(self.name), "")
+        # the times of the log begin again with this main()
         endings.STARTED = time.monotonic()
 
     def silence(self) -> contextlib.AbstractContextManager:
@@ -317,9 +335,11 @@ class Members:
     def _meet(self, plan: Plan) -> bool:
         """Wait until all members are in join(), and return True; False if a newer plan comes first."""
         key = f"here/{plan.generation}"
+        # the last one that arrives wakes the others, which sleep in the store
         if self._store.add(key, 1) == len(plan.ids):
             barrier.tick(self._store)
         while self._store.add(key, 0) < len(plan.ids):
+            # one of them was lost on its way here: the newer plan has the others
             if self._has(Plan.key(plan.generation + 1)):
                 return False
             self._wait()
@@ -408,6 +428,8 @@ class Members:
             plan = Plan(*json.loads(store.get(following)))
             with self._lock:
                 if self.plan is current:  # else join() has this plan already, or a later one
+                    # a plan that only adds members waits for the end of the step; without a lost one it
+                    # cannot end
                     if not {*current.ids} <= {*plan.ids}:
                         self._has_lost.set()
                     self.due = True

@@ -52,11 +52,13 @@ class Memory(Processes):
 
         In a process that is alone main() ends here: it runs again when the process is a member.
         """
+        # the roll refuses a process with other values: its numbers would differ from those of the members
         versions = {"torch": torch.__version__, "numpy": np.__version__, "bootfile": __version__}
         machine = facts.describe()
         for name in INSTRUCTIONS:
             versions[name] = str(machine[name])
         options = {f"--{name}": value for name, value in run.state.schedule.settings.items()}
+        # main() ends here in a process that is alone, and runs again when the process is a member
         self._members.arrive(options | run.state.identity | run.state.sampling | versions)
         living = self._members.share()
         if living is None:
@@ -79,6 +81,7 @@ class Memory(Processes):
         if run.running is not None and finished.running is not None:
             run.running.copy_(finished.running)
         run.rate = finished.rate
+        # durations: the monotonic clock of another node has another zero
         since_save, since_report, self.pauses, self.began = living["times"]
         now = time.monotonic()
         run.saves.saved_at = now - since_save
@@ -102,7 +105,10 @@ class Memory(Processes):
     def end_step(self, run: Any, step: int, due: Due) -> None:
         """Keep what a member that comes later needs in addition to the objects. Their values do not change
         until all members have sent their parts of the next step."""
-        running = None if run.running is None else run.running.clone()
+        # a copy: the next step adds to the sums before it is known whether all members finish it
+        running = None
+        if run.running is not None:
+            running = run.running.clone()
         receipt = run.loader.receipt
         self._finished = _Finished(
             step,
@@ -114,6 +120,7 @@ class Memory(Processes):
             run.rate,
             time.time(),
         )
+        # the step is kept now; a run that stops saves it with the members that it has
         if self.is_changing and not run.is_stopping:
             raise Changed
 
@@ -135,6 +142,7 @@ class Memory(Processes):
         finished = self._finished
         now = time.monotonic()
         assert finished is not None
+        # a lost member may have ended main() in the middle of a step
         run.abandon_step(finished.step)
         state: dict[str, Any] = {**run.state.capture(finished.step), **finished.counts}
         state["objects"]["receipt"] = finished.receipt

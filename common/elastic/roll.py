@@ -104,6 +104,7 @@ class Roll:
         if now - self._ticked_at > _TICK:
             self._ticked_at = now
             tick(self._store)
+        # one request in each round; more only if something has changed, or the heartbeats are due
         news = self._store.add("news", 0)
         is_due = news != self._news
         self._news = news
@@ -120,6 +121,7 @@ class Roll:
 
         The agent of node 0 calls it last: the store ends with its process.
         """
+        # a node that is lost writes no end: the wait has a limit
         deadline = time.monotonic() + launcher.GRACE
         ends = [f"ended/{node}" for node in range(self._nodes)]
         while self._nodes > 1 and time.monotonic() < deadline and not self._store.check(ends):
@@ -152,12 +154,14 @@ class Roll:
             name, pid, agent = json.loads(text)
             self._known[name] = _Process(pid, agent)
         begun = f"begun/{self._plan.generation}"
+        # before the losses below: they count for the newest generation that has begun
         if self._plan is not self._began and self._store.check([begun]):
             self._note_begin(int(self._store.get(begun)))
         for name, process in list(self._known.items()):
             reason = read(self._store, f"gone/{name}")
             if reason:
                 del self._known[name]
+                # no loss: a spare, a process that has done its last step, one that leaves
                 if name in self._plan.ids and reason != "exit code 0" and not process.was_asked:
                     who = f"new process {name} on node {node_of(name)}"
                     if name in self._began.ids:
@@ -168,6 +172,7 @@ class Roll:
                 continue
             if not process.was_asked:
                 process.was_asked = self._store.check([f"asked/{name}"])
+            # a process is ready when its main() has loaded the data, alone, up to resume()
             if not process.is_ready:
                 facts = read(self._store, f"ready/{name}")
                 if facts:
@@ -178,6 +183,7 @@ class Roll:
         job. Called once for each generation that begins."""
         now = time.monotonic()
         told = {number for number, _ in self._plan.said}
+        # the losses that this begin ends
         recent = [loss for loss in self._losses if loss.begun == self._began.generation]
         for loss in recent:
             loss.seconds = now - loss.at
@@ -201,6 +207,7 @@ class Roll:
         self._step = step
         self._began_at = now
         self._furthest = max(self._furthest, step)
+        # rank 0 of this generation has printed these
         self._said = [(number, reason) for number, reason in self._said if number not in told]
         self._check_losses(self._losses, f"in step {step + 1}")
         self._check_losses(self._total_losses, f"after step {self._furthest_of_all}")
@@ -210,8 +217,12 @@ class Roll:
         job."""
         now = time.monotonic()
         begun = self._began.generation
-        last = self._losses[-1] if self._losses else None
-        if last is None or last.begun != begun or now - last.at > _TOGETHER:
+        is_together = False
+        if self._losses:
+            last = self._losses[-1]
+            is_together = last.begun == begun and now - last.at <= _TOGETHER
+        # a node dies with several members: they are one loss
+        if not is_together:
             self._losses.append(_Loss(begun, now))
         self._losses[-1].members.append((who, reason))
         place = "before its first step"
@@ -225,6 +236,8 @@ class Roll:
         Called after each loss, and when members begin: without an end, a job whose step kills its processes
         would replace them for ever.
         """
+        # a crash comes again in the same step, so few are enough; machines may be lost many times in a long
+        # step
         crashes = [*itertools.takewhile(_Loss.is_crash, reversed(losses))]  # the newest first
         if len(crashes) >= crash.MOST:
             who, reason = crashes[0].members[0]
@@ -241,6 +254,7 @@ class Roll:
 
     def _describe_losses(self, losses: list[_Loss], place: str) -> tuple[str, str]:
         """Return how often members are lost and what a step needs, and what to do."""
+        # a step that needs longer than the time between two losses never ends
         gaps = [later.at - earlier.at for earlier, later in itertools.pairwise(losses)]
         every = statistics.median(gaps)
         begins = [loss.seconds for loss in losses if loss.seconds]
@@ -272,6 +286,7 @@ class Roll:
             if node_of(name) != 0:
                 return False
             self._facts = facts
+        # versions, options and data: with others the states of the two would not be those of one training
         for key in sorted(facts.keys() | self._facts.keys()):
             value = facts.get(key)
             expected = self._facts.get(key)
@@ -287,21 +302,13 @@ class Roll:
 
         look() calls it when the news were read. asked: as for look().
         """
-        asks = [name for name in self._plan.ids if name in self._known and self._known[name].was_asked]
-        if not asks:
-            self._asked_at = 0.0
-        elif not self._asked_at:
-            self._asked_at = now
-        if not self._stops and (asked or self._stops_job(asks)):
-            self._stops = True
-            numbers = [read(self._store, f"asked/{name}") for name in asks]
-            announce(self._store, "stop", numbers[0] if numbers else f"{signal.SIGTERM:d}")
-        leaves = set[str]()
-        if not self._stops and now - self._asked_at > _PATIENCE:
-            leaves = {*asks}
+        leaves = self._read_signals(now, asked)
         of_nodes = self._choose(leaves)
-        ids = [name for names in of_nodes.values() for name in names[: self._per_node]]
+        ids = []
+        for names in of_nodes.values():
+            ids += names[: self._per_node]
         is_whole = len(ids) == self._nodes * self._per_node or now > self._deadline
+        # a collective has failed: mostly a member is lost, and its loss makes a plan of others
         if not self._broken_at and self._store.check([f"broken/{self._plan.generation}"]):
             self._broken_at = now
         is_broken = self._broken_at and now - self._broken_at > _DELAY
@@ -309,22 +316,54 @@ class Roll:
             return  # rank 0 has to be on node 0, and the first generation waits for all
         if ids == self._plan.ids and not is_broken:
             return
+        # a member that ended well has done the last step: the others end too, and rank 0 may still write
         if any(read(self._store, f"gone/{name}") == "exit code 0" for name in self._plan.ids):
             end = read(self._store, f"gone/{self._plan.ids[0]}")
             if end not in ("", "exit code 0"):
                 line = f"rank 0 ended in its last writes, after the last step ({end}): start the job again"
                 announce_failure(self._store, 128 + signal.SIGKILL, line)
-            return  # the job is done
+            return
+        self._write_plan(ids, leaves)
+
+    def _read_signals(self, now: float, asked: bool) -> set[str]:
+        """Return the members that leave after a signal of their own; announce it if the whole job stops.
+
+        The signals that stop a whole job reach the nodes one after the other. So a member leaves only if no
+        other signal makes it a stop of the job within _PATIENCE seconds. asked: as for look().
+        """
+        asks = []
+        for name in self._plan.ids:
+            if name in self._known and self._known[name].was_asked:
+                asks.append(name)
+        if not asks:
+            self._asked_at = 0.0
+        elif not self._asked_at:
+            self._asked_at = now
+        if not self._stops and (asked or self._stops_job(asks)):
+            self._stops = True
+            number = f"{signal.SIGTERM:d}"
+            if asks:
+                number = read(self._store, f"asked/{asks[0]}")
+            announce(self._store, "stop", number)
+        if not self._stops and now - self._asked_at > _PATIENCE:
+            return {*asks}
+        return set()
+
+    def _write_plan(self, ids: list[str], leaves: set[str]) -> None:
+        """Publish the next plan, with these members. leaves: members that leave, which the user is told."""
         for name in self._plan.ids:
             if name in leaves:
                 self._say(f"process {name} leaves, as asked")
         came = [name for name in ids if name not in self._plan.ids]
         if came and self._plan.generation >= 0:
-            processes = "1 process" if len(came) == 1 else f"{len(came)} processes"
+            processes = "1 process"
+            if len(came) > 1:
+                processes = f"{len(came)} processes"
             self._say(f"{processes} joined on node {node_of(came[0])}")
         pids = [self._known[name].pid for name in ids]
         self._plan = Plan(self._plan.generation + 1, ids, pids, [*self._said], self._lost)
         self._broken_at = 0.0
+        # before the plan: a process that reads the plan, and an agent that judges its end, need these keys
         self._store.set("first", ids[0])
         for name in came:
             self._store.set(f"member/{name}", "")
@@ -345,7 +384,11 @@ class Roll:
         If the job stops, no spare joins. leaves: members that leave.
         """
         ready = [name for name, process in self._known.items() if process.is_ready and name not in leaves]
+        # members keep their order: rank 0 stays rank 0, and a spare comes last
         chosen = [name for name in self._plan.ids if name in ready]
         if not self._stops:
             chosen += [name for name in ready if name not in chosen]
-        return {node: [name for name in chosen if node_of(name) == node] for node in range(self._nodes)}
+        of_nodes: dict[int, list[str]] = {node: [] for node in range(self._nodes)}
+        for name in chosen:
+            of_nodes[node_of(name)].append(name)
+        return of_nodes

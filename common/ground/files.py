@@ -38,6 +38,7 @@ def make_folder_atomic(path: str) -> Iterator[str]:
     try:
         yield new
         if os.path.isdir(path):
+            # a folder cannot take the place of another one in one step: for a moment there is none
             os.rename(path, old)
         os.rename(new, path)
     except BaseException:
@@ -111,6 +112,7 @@ def check_fstab(path: str) -> None:
     """Raise BadInput if /etc/fstab has a file system that holds a path, and it is not mounted: the results of
     earlier starts are not seen. "noauto" file systems may be left out. A start calls it on rank 0 before it
     makes its output folder."""
+    # a mount that is missing is an empty folder: the job would fill the disk below it
     path = os.path.realpath(path)
     lines: list[str] = []
     with contextlib.suppress(OSError), open(_FSTAB, encoding="utf-8", errors="surrogateescape") as file:

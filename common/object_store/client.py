@@ -63,6 +63,7 @@ class Client:
         operation: list_objects or list_multipart_uploads. kind: the name of the entries in its answer.
         parameters: those of the operation; Prefix is one of them.
         """
+        # with a known size: a full answer that does not say whether it is the last one is noticed below
         if operation == "list_objects":
             parameters["MaxKeys"] = _PAGE
         pages = self.s3.get_paginator(operation).paginate(Bucket=self.location.bucket, **parameters)
@@ -72,13 +73,19 @@ class Client:
                 entries = page.get(kind, [])
                 before = len(seen)
                 for entry in entries:
-                    name = entry["Prefix" if kind == "CommonPrefixes" else "Key"]
+                    if kind == "CommonPrefixes":
+                        name = entry["Prefix"]
+                    else:
+                        name = entry["Key"]
                     if not name.startswith(parameters["Prefix"]):
                         raise Damaged(f"the answer lists {printable(name)}")
-                    identity = (name, entry["UploadId"]) if kind == "Uploads" else name
+                    identity = name
+                    if kind == "Uploads":  # a key may have several
+                        identity = (name, entry["UploadId"])
                     if identity not in seen:
                         seen.add(identity)
                         yield entry
+                # a page without a new entry that is not the last one comes again for ever
                 is_last = page.get("IsTruncated") is False
                 if number == _MOST_PAGES or (entries and len(seen) == before and not is_last):
                     raise Damaged("the listing does not end: the store repeats a page")
@@ -108,6 +115,7 @@ class Client:
         except Exception as error:
             failure = explain(error, self.location.url(key), self.endpoint.name)
             if failure:
+                # perhaps it was the proxy that failed or answered
                 if self._proxy and failure.reason not in MISSING:
                     failure.args = (f"{failure}{self._proxy}",)
                 raise failure from error
@@ -134,6 +142,7 @@ class Client:
         from botocore.config import Config
         from botocore.utils import conditionally_calculate_md5
 
+        # boto3 reads AWS_* by itself, and does not know OBS_*
         keys = {}
         obs_key = os.environ.get("OBS_ACCESS_KEY_ID")
         if obs_key and (self.location.scheme == "obs" or not os.environ.get("AWS_ACCESS_KEY_ID")):

@@ -92,6 +92,7 @@ def explain(error: Exception, url: str, endpoint: str) -> StoreError | None:
     answer = getattr(error, "response", None)
     if isinstance(answer, dict):  # botocore's ClientError
         return _explain_answer(answer, url)
+    # the class of the error first, then those above it
     for kind in type(error).__mro__:
         cause = _CAUSE_OF.get(kind.__name__)
         if cause:
@@ -111,11 +112,13 @@ def _explain_answer(answer: dict, url: str) -> StoreError:
     cause = _CAUSE_OF.get(code) or _CAUSE_OF.get(str(status))
     if code == "400":  # the answer to HEAD has no text, and boto3 gives its status as the code
         cause = "the store gives no reason; perhaps the credentials have expired: renew them"
+    # the code is text of the server: no more of it is shown than a word
     if not code.isalnum() or len(code) > 60:
         code = "unknown"
     is_known = bool(cause)
     if not is_known:
-        cause = f"the store {'failed' if status >= 500 else 'refused'} (status {status})"
+        what = "failed" if status >= 500 else "refused"
+        cause = f"the store {what} (status {status})"
     is_later = cause in _LATER or (status >= 500 and status != 501)
     is_refused = not is_known and status in _FORBIDDEN and code not in _PASSING
     is_forbidden = cause == "no permission" or is_refused

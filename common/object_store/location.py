@@ -53,6 +53,7 @@ def parse(url: str) -> Location:
             f"{printable(url)}: {printable(bucket)!r} is not a bucket name (3 to 63 of a-z, 0-9 and -; a "
             "name with dots has no certificate)"
         )
+    # keys become paths on the node: none may leave its folder
     prefix = prefix.strip("/")
     if (prefix and {"", ".", ".."} & set(prefix.split("/"))) or not prefix.isprintable():
         raise BadInput(f"{printable(url)}: the prefix holds an empty part, . or .., or a control character")
@@ -100,19 +101,24 @@ def find_endpoint(scheme: str, bucket: str = "") -> Endpoint:
             )
         url = _check_endpoint("OBS_REGION", f"https://obs.{region}.myhuaweicloud.com")
     host = urlsplit(url).hostname or ""
+    # the address of OBS names its region, which the signature of a request needs
     match = re.fullmatch(r"obs\.([a-z0-9-]+)\.myhuaweicloud\.\w+", host)
     if match:
         region = match[1]
     # a server of one's own often has a name, and none for its buckets
-    is_path = _address(host) or (bucket and _resolves(host) and not _resolves(f"{bucket}.{host}"))
-    return Endpoint(url, region or "us-east-1", "path" if is_path else "virtual")
+    style = "virtual"
+    if _address(host) or (bucket and _resolves(host) and not _resolves(f"{bucket}.{host}")):
+        style = "path"
+    return Endpoint(url, region or "us-east-1", style)
 
 
 def _check_endpoint(name: str, text: str) -> str:
     """Return an endpoint as scheme://host[:port]. Raises BadInput; it never shows a password. name: the
     variable of the environment."""
     if "://" not in text:
-        protocol = "http" if os.environ.get(_USE_HTTPS) == "0" else "https"
+        protocol = "https"
+        if os.environ.get(_USE_HTTPS) == "0":
+            protocol = "http"
         text = f"{protocol}://{text}"
     try:
         parts = urlsplit(text)
@@ -156,11 +162,15 @@ def explain_proxy(url: str) -> str:
     if not address or not address.is_loopback or urllib.request.proxy_bypass(parts.netloc):
         return ""
     text = urllib.request.getproxies().get(parts.scheme, "")
-    proxy = urlsplit(text if "://" in text else f"//{text}")
+    if "://" not in text:
+        text = f"//{text}"
+    proxy = urlsplit(text)
     if not proxy.hostname:
         return ""
     place = printable(proxy.netloc.rpartition("@")[2])  # without a password
-    host = f"[{parts.hostname}]" if address.version == 6 else parts.hostname  # as proxy_bypass() compares it
+    host = parts.hostname
+    if address.version == 6:  # as proxy_bypass() compares it
+        host = f"[{host}]"
     hint = (
         f"through the proxy {place} ({parts.scheme}_proxy): for a server of this machine set no_proxy={host}"
     )

@@ -36,6 +36,7 @@ def check_keys(keys: Iterable[str], url: str) -> None:
                 "255 bytes without a backslash or control character, not ., .. or that of an unfinished "
                 "download"
             )
+        # the folders that this key needs: no other key may be a file of that name
         folders.update("/".join(parts[:count]) for count in range(1, len(parts)))
     for key in keys & folders:
         raise BadInput(f"{url}: key {printable(key)} is both a file and a folder of other keys")
@@ -49,6 +50,7 @@ def make_path(folder: str, key: str) -> str:
     path = os.path.join(folder, key)
     inside = os.path.realpath(folder)
     parent = os.path.dirname(path)
+    # before the folders are made: one of them may be a link that another program has put there
     if os.path.commonpath([inside, os.path.realpath(parent)]) != inside:
         raise BadInput(f"key {printable(key)}: a link leads out of {folder}")
     try:
@@ -69,12 +71,14 @@ def scratch_folder(kind: str, url: str) -> str:
     """
     location = parse(url)
     where = find_endpoint(location.scheme)
+    # of the server and the URL: the same bucket name at two servers gives two folders
     digest = hashlib.sha256("\0".join([where.url or "", *location]).encode()).hexdigest()[:12]
     name = re.sub(r"[^\w.-]+", "-", f"{location.bucket}-{location.prefix}".rstrip("-"))[-40:]
     place = os.path.expanduser(os.environ.get(SCRATCH, ""))
     if not place:
-        is_cache = os.path.isdir(_CACHE) and os.access(_CACHE, os.W_OK | os.X_OK)
-        place = _CACHE if is_cache else tempfile.gettempdir()
+        place = tempfile.gettempdir()
+        if os.path.isdir(_CACHE) and os.access(_CACHE, os.W_OK | os.X_OK):
+            place = _CACHE
     of_user = os.path.join(os.path.abspath(place), f"bootfile-{os.getuid()}")
     path = os.path.join(of_user, kind, f"{name}-{digest}")
     with explained(f"cannot create scratch folder {path} (set {SCRATCH} to another place)"):

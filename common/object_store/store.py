@@ -73,7 +73,9 @@ class ObjectStore(contextlib.AbstractContextManager):
         list them by key, but not all."""
         skip = len(self.location.full(""))
         folder = prefix.strip("/")
-        below = self.location.full(f"{folder}/" if folder else "")
+        if folder:
+            folder += "/"
+        below = self.location.full(folder)
         # not ListObjectsV2: stores without it stop silently at 1,000 keys
         for entry in self.client.entries("list_objects", "Contents", Prefix=below):
             with self.client.explained(prefix):
@@ -146,6 +148,7 @@ class ObjectStore(contextlib.AbstractContextManager):
         """
         try:
             with open_atomic(path) as file:
+                # one request for a small object; of a larger one several parts are under way
                 if size <= _PART:
                     content, entry = self._read(key, size, sha256)
                     file.write(content)
@@ -175,6 +178,7 @@ class ObjectStore(contextlib.AbstractContextManager):
                 self.client.s3.upload_fileobj(file, ExtraArgs={"Metadata": {_SHA256: actual}}, **options)
 
         try:
+            # the file is read twice, for its digest and for the request: it must not change between
             before = state_of(path)
             actual = sha256_file(path)
             if sha256 not in (None, actual):
@@ -207,6 +211,7 @@ class ObjectStore(contextlib.AbstractContextManager):
         except StoreError as error:
             if error.reason == "NotImplemented":
                 return self.write(key, content)
+            # a store answers a condition on an object that is gone with 404
             if error.reason in (*MISSING, "412", "PreconditionFailed"):
                 return None
             raise
@@ -254,18 +259,16 @@ class ObjectStore(contextlib.AbstractContextManager):
             if size not in (None, length):
                 text = f"it has {length} bytes, expected {size}: it was replaced"
                 raise StoreError(f"{self.location.url(key)}: {text}", "replaced")
+            # our sha256, if bootfile or a user has sent the object with one
             metadata = {name.lower(): value for name, value in answer.get("Metadata", {}).items()}
             sha256 = metadata.get(_SHA256, "").lower()  # some stores write the name with a capital letter
+            entry = Object(key, length, etag, _seconds(answer.get("LastModified")))
+            if re.fullmatch("[0-9a-f]{64}", sha256):
+                entry = entry._replace(sha256=sha256)
+            # the ETag of an encrypted object is not the MD5 of its bytes
             is_encrypted = any("encryption" in name for name in answer["ResponseMetadata"]["HTTPHeaders"])
-            is_md5 = re.fullmatch("[0-9a-f]{32}", etag) and not is_encrypted
-            entry = Object(
-                key,
-                length,
-                etag,
-                _seconds(answer.get("LastModified")),
-                sha256 if re.fullmatch("[0-9a-f]{64}", sha256) else None,
-                etag if is_md5 else None,
-            )
+            if re.fullmatch("[0-9a-f]{32}", etag) and not is_encrypted:
+                entry = entry._replace(md5=etag)
             return entry, answer
 
     def _read(self, key: str, size: int | None = None, sha256: str | None = None) -> tuple[bytes, Object]:
@@ -282,6 +285,7 @@ class ObjectStore(contextlib.AbstractContextManager):
                     _check_digest(io.BytesIO(content), entry, sha256)
                     return content, entry
             except StoreError as error:
+                # the bytes were cut or damaged on their way: another answer may be whole
                 error.again = True
                 raise
 
@@ -302,6 +306,7 @@ class ObjectStore(contextlib.AbstractContextManager):
         with self._transfer(key, size, progress) as options:
             self.client.s3.download_fileobj(Fileobj=file, **options)
             file.flush()
+            # the parts have arrived in any order: the digest is that of the file
             with open(file.fileno(), "rb", closefd=False) as written:
                 written.seek(0)
                 _check_digest(written, entry, sha256)
@@ -313,6 +318,7 @@ class ObjectStore(contextlib.AbstractContextManager):
         parts. Raises StoreError and OSError for the errors of the block."""
         from boto3.s3.transfer import TransferConfig
 
+        # a file of one part is one request; of a larger one PARTS parts are under way at a time
         config = TransferConfig(
             multipart_threshold=_PART + 1,
             multipart_chunksize=_PART,
@@ -337,6 +343,7 @@ class ObjectStore(contextlib.AbstractContextManager):
             with self.client.explained(key):
                 yield place | {"Callback": note, "Config": config}
                 _check_count(count, size)
+        # these bytes come again, or never
         except StoreError:
             progress(-count)
             raise

@@ -162,6 +162,7 @@ def run(
                 results[running.pop(ended)] = ended.result()
             if report:
                 report()
+    # also after Ctrl-C: otherwise the other threads would first end their files
     except BaseException:
         store.stop()
         raise

@@ -30,15 +30,18 @@ def convert_sync_batchnorm(model: nn.Module) -> nn.Module:
     if torch.distributed.get_world_size() == 1:
         return model
     layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
+    # all are checked before the first one changes
     for layer in layers:
         if type(layer) not in _KINDS:
             raise BadInput(
                 f"a layer {type(layer).__name__} cannot be synchronised over the processes: expected one of "
                 f"{', '.join(kind.__name__ for kind in _KINDS)}"
             )
-    is_vendors = torch.distributed.get_backend() in _VENDORS
+    kind: type[_BatchNorm] = GlooSyncBatchNorm
+    if torch.distributed.get_backend() in _VENDORS:
+        kind = nn.SyncBatchNorm
     for layer in layers:  # torch's own conversion makes new layers, but not for the second name of a layer
-        layer.__class__ = nn.SyncBatchNorm if is_vendors else GlooSyncBatchNorm
+        layer.__class__ = kind
         layer.process_group = None  # type: ignore[assignment]  # None stands for all ranks, as in SyncBatchNorm
     return model
 
@@ -61,6 +64,7 @@ class GlooSyncBatchNorm(_BatchNorm):
         self._check_input_dim(features)
         weight = self.weight
         bias = self.bias
+        # without affine parameters: the kernels below expect a weight and a bias
         if weight is None:
             options = {"dtype": torch.promote_types(features.dtype, torch.float32), "device": features.device}
             weight = torch.ones(self.num_features, **options)
@@ -71,8 +75,11 @@ class GlooSyncBatchNorm(_BatchNorm):
         with torch.no_grad():
             assert self.num_batches_tracked is not None  # it is tracked with the running statistics
             self.num_batches_tracked += 1
-            momentum = 1 / int(self.num_batches_tracked) if self.momentum is None else self.momentum
+            momentum = self.momentum
+            if momentum is None:  # the mean over all batches so far
+                momentum = 1 / int(self.num_batches_tracked)
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+            # the running variance is the unbiased one, as torch's
             variance = variance * (count / (count - 1))
             self.running_var.lerp_(variance.to(self.running_var.dtype), momentum)
         return output
@@ -118,6 +125,7 @@ class _Normalize(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of the features, the weight and the bias. autograd calls it in the backward
         pass; all ranks wait for each other here. The gradients of weight and bias are those of this rank."""
+        # first the gradient as if the statistics were constants; their part needs the sums of all ranks
         features, weight, mean, variance, count = ctx.saved_tensors
         unsaved = mean.new_empty(0)  # the forward kernel saves no fixed statistics; CUDA's refuses None
         fixed, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(

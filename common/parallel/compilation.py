@@ -52,7 +52,9 @@ def compile_module(
     log: called with one line.
     graphs: on a GPU, make its kernels a CUDA graph, which overwrites its outputs in the next call.
     """
-    mode = "reduce-overhead" if graphs and examples[0].is_cuda else None
+    mode = None
+    if graphs and examples[0].is_cuda:
+        mode = "reduce-overhead"
     wrapper = None
     module = forward
     if isinstance(forward, DistributedDataParallel):
@@ -92,6 +94,7 @@ def _configure(shapes: int) -> None:
     float32 scatter in another layout: a step of ResNet-50 would be 3 to 5 % longer (estimated). It is called
     before the first pass, in which torch compiles. shapes: the number of examples."""
     config: Any = importlib.import_module("torch._dynamo.config")
+    # with more shapes than the limit torch would run the rest without compiling
     config.cache_size_limit = max(config.cache_size_limit, shapes + 1)
     table = getattr(importlib.import_module("torch._inductor.decomposition"), "decompositions", {})
     table.pop(torch.ops.aten.max_pool2d_with_indices_backward.default, None)

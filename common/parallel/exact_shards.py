@@ -205,11 +205,15 @@ class Shards:
         self.guards.check_collectives()
         counts = self._count_rest()
         loss = accelerator.double(loss.detach()).squeeze()
-        if counts:  # the loss of a shard without a sample may be NaN
-            loss = loss * counts[self.index] if counts[self.index] else torch.zeros_like(loss)
+        if counts:
+            if counts[self.index]:
+                loss = loss * counts[self.index]
+            else:  # the loss of a shard without a sample may be NaN
+                loss = torch.zeros_like(loss)
         self._losses.append(loss)
         is_first = len(self._losses) == 1
         is_last = len(self._losses) == self.local
+        # of all shards one gives its buffers to the step; a rank without it gets them in _average()
         if is_first or self.index == _find_whole(counts):
             self._after = _read(self._buffers)
         self._check_loader(is_first)
@@ -217,6 +221,7 @@ class Shards:
             self._recheck.end(self._loader.step, self.index)
         self._keep_gradients(is_first, counts)
         restore_buffers = functools.partial(_write, self._buffers)
+        # before the gradients are added over the ranks: code that is refused has not changed the weights
         if is_last and self.guards.is_checked:
             self.guards.repeat_calls(restore_buffers)
         if is_last and self._recheck:
@@ -225,6 +230,7 @@ class Shards:
         self._is_open = False
         if is_last:
             return self._end_step(counts)
+        # the next shard begins with the buffers that the step has begun with
         _write(self._buffers)
         self.index += 1
         self.guards.count_collectives()
@@ -244,12 +250,15 @@ class Shards:
     def _end_step(self, counts: tuple[int, ...]) -> torch.Tensor:
         """End a step after its last shard on this process, and return the mean loss. All ranks wait for each
         other here, and nowhere else in a step that is not checked. counts: see _count_rest()."""
+        # the buffers after a shard of this rank; _average() replaces them if the shard of the step is
+        # elsewhere
         _write(self._after)
         self.index = self.first
         total = self.count
         if counts:
             total = max(1, sum(counts))
         self._average(total, _find_whole(counts))
+        # each rank adds zeros to the rows of the others: nothing is rounded before sum_rows()
         rows = self._make_rows(self._losses)
         self._losses = []
         if self._recheck:
@@ -325,6 +334,7 @@ class Shards:
         check_settings()
         sampler = loader.plan.sampler
         sums = []
+        # each shard by itself, as another rank would evaluate it: no sum has samples of two shards
         with contextlib.closing(iter(loader)) as batches:
             for shard in sampler.parts:
                 count = math.ceil(len(shard) / sampler.largest)  # batches of the shard
@@ -342,6 +352,7 @@ class Shards:
         forward pass, also of an evaluation."""
         self.guards.before_forward()
         check_settings()
+        # the first forward pass since the last step: each shard begins with these values
         if not self._buffers:
             self._buffers = _list_buffers(self._modules)
             self._before = self._buffers
@@ -391,10 +402,11 @@ class Shards:
         """Set a gradient from before the step aside. autograd calls it in a backward pass, before it adds the
         gradient to that of the parameter."""
         if gradient.layout != torch.strided:
-            named = self._forward.module.named_parameters()
-            names = (name for name, candidate in named if candidate is parameter)
-            name = next(names, "a parameter")
-            raise BadInput(f"--exact_shards: the gradient of {name} is sparse, expected a dense one")
+            shown = "a parameter"
+            for name, candidate in self._forward.module.named_parameters():
+                if candidate is parameter:
+                    shown = name
+            raise BadInput(f"--exact_shards: the gradient of {shown} is sparse, expected a dense one")
         if self.guards.is_repeating:
             return  # a shard is computed again, and its gradients are only compared
         is_first_shard = not self._losses
@@ -410,6 +422,7 @@ class Shards:
         sums: _Sums = {}
         for parameter in self._list_trained():
             gradient = parameter.grad
+            # the next backward() would add to it, in another order than that of the tree
             parameter.grad = None
             if is_first and gradient is not None and parameter not in self._used:
                 self._earlier[parameter] = gradient  # the backward pass has not touched it
@@ -421,6 +434,7 @@ class Shards:
         if counts:
             torch._foreach_mul_(list(sums.values()), counts[self.index])
         self._used.clear()
+        # the tree says when two sums are added, so the order does not depend on the number of processes
         for _ in range(_push_node(self._nodes, range(self.index, self.index + 1))):
             left = self._sums.pop()
             torch._foreach_add_(list(sums.values()), [left[parameter] for parameter in sums])
@@ -435,6 +449,7 @@ class Shards:
         if self.world_size > 1:
             self._add_over_ranks(parts)
             buffers = [buffer.holder.get(buffer.name) for buffer in self._buffers]
+            # the buffers come from the rank that has computed this shard
             source = 0
             while whole not in part_of(self.count, source, self.world_size):
                 source += 1
@@ -457,8 +472,12 @@ class Shards:
             orders[parameter] = sorted(dimensions, key=parameter.stride, reverse=True)
         ordered = [[sums[parameter].permute(order) for parameter, order in orders.items()] for sums in parts]
         places = {id(result): place for place, result in enumerate(ordered[0])}
+        # a few large messages: one for each parameter would cost a round trip each
         for results in torch._utils._take_tensors(ordered[0], _FLAT):
-            sent = [part[places[id(result)]].reshape(-1) for part in ordered for result in results]
+            sent = []
+            for part in ordered:
+                for result in results:
+                    sent.append(part[places[id(result)]].reshape(-1))
             rows = torch.cat(sent).view(len(parts), -1)
             total = self._sum_over_ranks(rows)
             sizes = [result.numel() for result in results]
@@ -476,7 +495,9 @@ class Shards:
         slices = rows.tensor_split(size, dim=1)  # for each rank
         widths = [columns.shape[1] for columns in slices]
         width = widths[ranks.rank()]  # of the slice that this rank adds
-        sent = rows.view(-1) if len(rows) == 1 else torch.cat([columns.reshape(-1) for columns in slices])
+        sent = rows.view(-1)
+        if len(rows) > 1:  # the slices of several nodes do not lie in a row
+            sent = torch.cat([columns.reshape(-1) for columns in slices])
         received = rows.new_empty(sum(map(len, nodes)), width)
         with pace.waiting():
             torch.distributed.all_to_all_single(
@@ -485,6 +506,7 @@ class Shards:
                 [len(nodes_of_rank) * width for nodes_of_rank in nodes],
                 [len(rows) * columns for columns in widths],
             )
+        # the nodes of all ranks are in the order of the shards, and are added as within a process
         sums: list[torch.Tensor] = []
         joined: list[range] = []
         for node, row in zip(itertools.chain.from_iterable(nodes), received, strict=True):
@@ -492,6 +514,7 @@ class Shards:
             for _ in range(_push_node(joined, node)):
                 right = sums.pop()
                 sums[-1].add_(right)
+        # the sum of this slice goes to every rank
         total = rows.new_empty(sum(widths))
         with pace.waiting():
             torch.distributed.all_to_all_single(total, sums[0].repeat(size), widths, [width] * size)
@@ -523,8 +546,9 @@ def _read(buffers: list[_Buffer]) -> list[_Buffer]:
     present = []
     for buffer in buffers:
         value = buffer.holder.get(buffer.name)
-        copy = None if value is None else value.detach().clone()
-        present.append(buffer._replace(value=copy))
+        if value is not None:
+            value = value.detach().clone()
+        present.append(buffer._replace(value=value))
     return present
 
 

@@ -52,6 +52,7 @@ def layers(model: nn.Module, precision: str) -> Iterator[tuple[nn.Module, Any]]:
         whole = MixedPrecisionPolicy(torch.bfloat16, torch.float32, output_dtype=torch.float32)
     for layer in _elements(model):
         yield layer, policy
+    # last: it takes the weights that no layer has taken
     yield model, whole
 
 
@@ -74,7 +75,7 @@ def _elements(module: nn.Module) -> Iterator[nn.Module]:
     for child in module.children():
         if not isinstance(module, nn.Sequential | nn.ModuleList):
             yield from _elements(child)
-        elif not isinstance(child, _BatchNorm) and any(True for _ in child.parameters()):
+        elif not isinstance(child, _BatchNorm) and list(child.parameters()):
             yield child
 
 

@@ -78,6 +78,7 @@ class Guards:
         self._variables = None
         self._criterion = criterion
         self._is_in_step = False
+        # a call of the model repeats its parts: only other modules need a record of their own
         parts_of_model = {self._forward, *self._forward.module.modules()}
         for name, module in modules.items():
             if module not in parts_of_model:
@@ -195,12 +196,14 @@ class Guards:
         # a rank may have found fewer modules than rank 0, and then compares fewer calls
         for call, (name, inputs, states, results) in zip(self._calls, of_rank_0, strict=False):
             restore_buffers()
+            # a rank that calls other modules than rank 0 has nothing to compare
             if call.name == name and results:
                 with self.repeating():
                     repeated = call.repeat(inputs, states)
                 different = [part for part, digest in repeated.items() if digest != results.get(part)]
                 differences += [f"{name}: {part}" for part in different]
             call.forget()
+        # on all ranks: one that continued would wait for the others in the next collective
         for of_rank in ranks.gather_objects(differences):
             if of_rank:
                 raise BadInput(
@@ -222,11 +225,13 @@ class Guards:
     def _check_optimizer(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
         """Raise BadInput for a step with a closure, or between two shards. torch calls it before the step of
         each optimizer of the process, with the arguments of step(); the first one is the optimizer."""
+        # an optimizer that sees one shard would change the weights before the gradients are complete
         trained = set(self._list_trained())
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if trained.isdisjoint(parameters):
             return  # it trains the input, for example
         name = f"--exact_shards: {type(optimizer).__name__}.step()"
+        # step(closure): args[0] is the optimizer
         closures = [*args[1:2], kwargs.get("closure")]
         if any(closure is not None for closure in closures):
             raise BadInput(f"{name} got a closure, which sees one shard: expected an optimizer without one")
@@ -320,15 +325,20 @@ class FirstCall:
         if not self._sources or not all(type(value) in _PLAIN for value in inputs):
             return
         modules = list(self.module.modules())
+        devices: list[torch.device | None] = []
+        for value in inputs:
+            is_tensor = isinstance(value, torch.Tensor)
+            devices.append(value.device if is_tensor else None)
         self._repetition = _Repetition(
             structure,
-            [value.device if isinstance(value, torch.Tensor) else None for value in inputs],
+            devices,
             self._sources,
             modules,
             [module.training for module in modules],
             torch.is_grad_enabled(),
             _find_autocast(inputs),
         )
+        # on the CPU: rank 0 sends them to all, and the loop may change its own tensors
         self.inputs = tree_map_only(torch.Tensor, _copy, inputs)
         self.states = _get_states(self._sources)
         self._sources = []  # later calls of the step are not recorded
@@ -354,6 +364,7 @@ class FirstCall:
         if not repetition:
             return None
         states_before = _get_states(repetition.sources)
+        # a module that counts its calls must not count this one: the step would depend on the check
         attributes_before = [dict(vars(module)) for module in repetition.modules]
         for module, mode in zip(repetition.modules, repetition.modes, strict=True):
             module.training = mode
@@ -375,12 +386,16 @@ class FirstCall:
         """Return the inputs of rank 0 as (args, kwargs), on the devices of this process."""
         moved = []
         for value, device in zip(inputs, repetition.devices, strict=True):
-            moved.append(_copy(value, device) if device else value)
+            if device:
+                moved.append(_copy(value, device))
+            else:
+                moved.append(value)
         return tree_unflatten(moved, repetition.structure)
 
     def _list_results(self, output: Any) -> dict[str, int]:
         """Return the digests of the outputs, parameters and buffers: directly after the first call, and after
         the repeated one."""
+        # not only the outputs: a call may change a weight, or a buffer by what it has kept
         values: dict[str, Any] = {}
         for place, value in enumerate(tree_flatten(output)[0]):
             values[f"output {place}"] = value
@@ -417,11 +432,14 @@ def _comparable(value: Any, depth: int = _DEPTH) -> Any:
     dictionary of them. None for what is not compared: modules, whose calls are repeated, classes, functions,
     and what is deeper than `depth` levels."""
     if isinstance(value, torch.Tensor):
-        return int(ranks.digest(value.detach())) if is_dense(value) else None
+        if not is_dense(value):
+            return None
+        return int(ranks.digest(value.detach()))
     if isinstance(value, np.ndarray | int | float | str):
         return repr(value)
     if isinstance(value, torch.nn.Module | type | types.ModuleType | types.FunctionType) or depth == 0:
         return None
+    # level by level: a count may be in a list, or in an attribute of an object
     if isinstance(value, dict):
         parts = value
     elif isinstance(value, list | tuple | collections.deque):

@@ -36,7 +36,9 @@ def missing_interface(variable: str, value: str) -> str:
     else:  # NCCL uses those that exist
         are_whole = value.lstrip("^").startswith("=")
         named = [name for name in names if _is_named(name, given, are_whole)]
-        left = len(names) - len(named) if value.startswith("^") else len(named)
+        left = len(named)
+        if value.startswith("^"):
+            left = len(names) - len(named)
         is_missing = bool(given) and not left
     if not is_missing:
         return ""

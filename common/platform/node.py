@@ -131,6 +131,7 @@ def check_memory(model: torch.nn.Module, shape: tuple[int, ...], batch: int, sha
     support is not checked.
     """
     try:
+        # two batches of different sizes: what does not depend on the size is in both
         copied = copy.deepcopy(model).to("meta")
         few = _saved_bytes(copied, (2, *shape))
         more = _saved_bytes(copied, (4, *shape))
@@ -161,6 +162,7 @@ def _saved_bytes(model: torch.nn.Module, shape: tuple[int, ...]) -> int:
     def unpack(tensor: torch.Tensor) -> torch.Tensor:  # for a backward pass, which does not come
         return tensor
 
+    # autograd calls keep() for each tensor that it saves; on the meta device they have no memory
     with torch.autograd.graph.saved_tensors_hooks(keep, unpack):
         model(torch.empty(shape, device="meta"))
         return sum(storage.nbytes() for storage in kept.values())
@@ -203,6 +205,7 @@ def _accelerators(args: argparse.Namespace, env: Mapping[str, str], topology: To
         facts += f", CUDA_VISIBLE_DEVICES={env['CUDA_VISIBLE_DEVICES']!r}"
     errors = []
     warnings = []
+    # one finding: the first of these that is true explains the others
     if args.enable_gpu is False:
         facts += ", not used: --enable_gpu=false"
     elif promised and gpus < promised:
@@ -267,6 +270,7 @@ def _limits() -> Finding:
         ("open_files", "set ulimit -n", resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
         ("processes", "set ulimit -u", resource.getrlimit(resource.RLIMIT_NPROC)[0]),
     ]
+    # a container may have fewer than its user
     for limit in control_groups.process_limits():
         limits.append(("processes", f"raise {limit.name} to", limit.most))
     for name, advice, most in limits:
@@ -323,6 +327,7 @@ def _versions() -> Finding:
     if torch.__version__ < "2.1":
         errors.append("torch 2.1 or later is needed")
     try:
+        # the first conversion would fail in the training, after the data were read
         torch.zeros(1).numpy()
     except RuntimeError as error:  # NumPy is missing, or torch was built for another major version
         errors.append(f"torch cannot use NumPy ({error}): install another, torch before 2.3 needs numpy<2")
@@ -347,7 +352,9 @@ def infiniband(topology: Topology, root: str = "/") -> Finding:
     modules = ""
     with contextlib.suppress(OSError):
         modules = Path(root, "proc/modules").read_text()
-    peer = "nvidia_peermem" if re.search(r"^nvidia_peermem ", modules, re.MULTILINE) else "none"
+    peer = "none"
+    if re.search(r"^nvidia_peermem ", modules, re.MULTILINE):
+        peer = "nvidia_peermem"
     active = [port for port in ports if " ACTIVE" in port]
     warnings = []
     if topology.nodes > 1 and ports and not active:
@@ -357,9 +364,10 @@ def infiniband(topology: Topology, root: str = "/") -> Finding:
 
 def _presets(env: Mapping[str, str]) -> Finding:
     named = sorted(name for name in env if name.startswith(("NCCL_", "GLOO_")))
-    interfaces = [name for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if env.get(name)]
     warnings = []
-    for name in interfaces:
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        if not env.get(name):
+            continue
         missing = network.missing_interface(name, env[name])
         if missing:  # gloo and NCCL would fail at the first collective, without the name
             warnings.append(missing)

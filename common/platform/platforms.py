@@ -138,6 +138,7 @@ def first_host(text: str) -> str:
 
     It does the same as `scontrol show hostnames`, which is missing in most containers.
     """
+    # the commas inside of brackets belong to one name
     match = re.match(r"(?:[^,\[\]\s]|\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\])+(?=,|$)", text, re.ASCII)
     if not match:
         raise BadInput(f"{text!r} is not a Slurm host list")
@@ -242,6 +243,7 @@ def _mpi(env: Mapping[str, str]) -> Claim | None:
         if names[3].endswith("NNODES"):  # it gives the nodes, not the processes of a node
             count = size // max(1, count)
         said = values_of(env, *names)
+        # a claim has the node and the local rank only: another placement could give two processes one rank
         if not 0 <= local_rank < count or size % count or rank % count != local_rank:
             raise BadInput(
                 f"{said} do not fit: every node must run the same number of processes, with ranks in a row: "
@@ -363,6 +365,7 @@ def _slurm(env: Mapping[str, str]) -> Claim | None:
 def _volcano(env: Mapping[str, str]) -> Claim | None:
     """Return the claim of Volcano. The pytorch plugin numbers all pods by RANK. Without it, VC_TASK_INDEX
     counts the pods of one task only."""
+    # Volcano sets a list of hosts for each task, which is a group of pods of the job
     lists = sorted(name for name in env if re.fullmatch(r"VC_\w+_HOSTS", name) and env[name].strip())
     if lists and "WORLD_SIZE" in env:
         return _Platform("volcano", ("WORLD_SIZE",), ("WORLD_SIZE",), ("RANK",)).read(env)
@@ -430,16 +433,21 @@ def find_master(
     env: Mapping[str, str], hosts: Sequence[str], default_port: int = _PORT, port_name: str = "MASTER_PORT"
 ) -> tuple[str | None, int | None]:
     """Return (host, port) of the master, or (None, None) if no variable names a host."""
-    host = hosts[0] if hosts else env.get("MASTER_ADDR")
+    host = env.get("MASTER_ADDR")
+    if hosts:
+        host = hosts[0]
     if not host:
         return None, None
+    # the port of the platform, then MASTER_PORT, then the default
     name = port_name if port_name in env else "MASTER_PORT"
     return host, port(env, name, default_port)
 
 
 def _without_address(env: Mapping[str, str], hosts: list[str]) -> list[str]:
     """Return the hosts of a launcher; none if MASTER_ADDR is set, which comes first then."""
-    return [] if env.get("MASTER_ADDR") else hosts
+    if env.get("MASTER_ADDR"):
+        return []
+    return hosts
 
 
 def values_of(env: Mapping[str, str], *names: str) -> str:

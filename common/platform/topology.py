@@ -136,6 +136,7 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str], gpus: int = 0) -> 
     # torchrun and the like have started this process: the platform started only torchrun
     if "LOCAL_RANK" in env or "TORCHELASTIC_RUN_ID" in env:
         return _from_launcher(args, env)
+    # no launcher of processes: --rank and --world_size count nodes
     wish = _Wish.of(args)
     claim = platforms.detect(env)
     address = _address(wish)
@@ -146,8 +147,20 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str], gpus: int = 0) -> 
         given = False  # mpirun ... --rank $OMPI_COMM_WORLD_RANK repeats the claim
     if not given:  # the user has not said how the processes belong together: the variables must
         unknown_launchers.refuse(env, claim)
-        claim = claim or Claim("modelarts-arguments" if address else "plain", 0, 1, "", None, None)
-    host, port = address or ((claim.host, claim.port) if claim else platforms.find_master(env, []))
+        if claim is None:
+            source = "modelarts-arguments" if address else "plain"
+            claim = Claim(source, 0, 1, "", None, None)
+    # --init_method comes first, then the platform, then MASTER_ADDR
+    host: str | None
+    port: int | None
+    if address:
+        host, port = address
+    elif claim:
+        host = claim.host
+        port = claim.port
+    else:
+        host, port = platforms.find_master(env, [])
+    # the options name no rank, or repeat that of the platform
     if claim and not given:
         rank = claim.node_rank
         size = claim.nodes
@@ -183,36 +196,30 @@ def promised_gpus(env: Mapping[str, str]) -> int | None:
 
 def _from_launcher(args: argparse.Namespace, env: Mapping[str, str]) -> Topology:
     started_by_job = STARTED_BY in env  # the parent process has applied the arguments already
+    # a script may set some of them by hand: then none of the others is guessed
     for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "MASTER_PORT"):
         if name not in env:
             other = "LOCAL_RANK" if "LOCAL_RANK" in env else "TORCHELASTIC_RUN_ID"
             raise BadInput(f"{other} is set, but {name} is not: start the job with torchrun")
-    rank, local_rank, size = (whole(env, name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    rank = whole(env, "RANK")
+    local_rank = whole(env, "LOCAL_RANK")
+    size = whole(env, "WORLD_SIZE")
     count = _local_world_size(args, env, rank, local_rank, size)
     elastic = "TORCHELASTIC_RUN_ID" in env
-    # torchrun itself was started by a launcher that started several: do they make one job?
-    claim = platforms.of_launcher(env)
-    if claim and not started_by_job and claim.nodes * (claim.processes or 1) > 1:
-        if elastic and env["TORCHELASTIC_RUN_ID"] == "none" and whole(env, "GROUP_WORLD_SIZE", 0) == 1:
-            raise BadInput(
-                f"GROUP_WORLD_SIZE=1 contradicts {claim.said}: {claim.source} started several torchrun, each "
-                "for itself: torchrun --nnodes=N --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT makes one job "
-                "of them, and --standalone jobs of their own"
-            )
-        if size == 1 and not elastic:
-            raise BadInput(
-                f"RANK={rank} LOCAL_RANK={local_rank} WORLD_SIZE=1 contradict {claim.said}: {claim.source} "
-                f"started several processes; remove what does not belong to this job: env -u RANK -u "
-                "LOCAL_RANK -u WORLD_SIZE ... python"
-            )
+    if not started_by_job:
+        _refuse_outer_launcher(env, rank, local_rank, size)
     # Under torchrun two nodes with different numbers of processes can each look consistent.
-    node_name = "GROUP_RANK" if elastic else "NODE_RANK"
-    nodes_name = "GROUP_WORLD_SIZE" if elastic else "AZUREML_NODE_COUNT"
+    node_name = "NODE_RANK"
+    nodes_name = "AZUREML_NODE_COUNT"
+    if elastic:
+        node_name = "GROUP_RANK"
+        nodes_name = "GROUP_WORLD_SIZE"
     node_rank = 0
     nodes = 0
     if count > 0:
         node_rank = rank // count
         nodes = size // count
+    # torchrun and Azure ML also give the node: it must be the one that follows from the ranks
     consistent = (
         count > 0
         and 0 <= rank < size
@@ -245,6 +252,27 @@ def _from_launcher(args: argparse.Namespace, env: Mapping[str, str]) -> Topology
     )
 
 
+def _refuse_outer_launcher(env: Mapping[str, str], rank: int, local_rank: int, size: int) -> None:
+    """Raise BadInput if MPI or Slurm has started several torchrun, or several processes with these ranks, and
+    each takes itself for the whole job: all of them would write into one folder."""
+    claim = platforms.of_launcher(env)
+    if not claim or claim.nodes * (claim.processes or 1) <= 1:
+        return
+    elastic = "TORCHELASTIC_RUN_ID" in env
+    if elastic and env["TORCHELASTIC_RUN_ID"] == "none" and whole(env, "GROUP_WORLD_SIZE", 0) == 1:
+        raise BadInput(
+            f"GROUP_WORLD_SIZE=1 contradicts {claim.said}: {claim.source} started several torchrun, each "
+            "for itself: torchrun --nnodes=N --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT makes one job "
+            "of them, and --standalone jobs of their own"
+        )
+    if size == 1 and not elastic:
+        raise BadInput(
+            f"RANK={rank} LOCAL_RANK={local_rank} WORLD_SIZE=1 contradict {claim.said}: {claim.source} "
+            f"started several processes; remove what does not belong to this job: env -u RANK -u "
+            "LOCAL_RANK -u WORLD_SIZE ... python"
+        )
+
+
 def _local_world_size(
     args: argparse.Namespace, env: Mapping[str, str], rank: int, local_rank: int, size: int
 ) -> int:
@@ -272,7 +300,8 @@ def _complete(rank: int | None, size: int | None, claim: Claim | None) -> tuple[
     """Return --rank and --world_size. One that is missing (None) is that of the claim, or of one node. Raises
     BadInput if they contradict each other or the claim."""
     # one of the two alone says nothing if there is no platform that has the other one
-    if not claim and (rank or 0, 1 if size is None else size) != (0, 1):
+    is_one_node = not rank and size in (None, 1)
+    if not claim and not is_one_node:
         for value, option, other in ((rank, "--rank", "--world_size"), (size, "--world_size", "--rank")):
             if value is None:
                 raise BadInput(f"{other} without {option}: expected both")

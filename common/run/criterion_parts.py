@@ -23,15 +23,21 @@ def compare_parts(criterion: Callable[..., Any], *parts: tuple[Any, Any]) -> tup
         tensors, structure = tree_flatten(part)
         tensors_of_parts.append(tensors)
     first = tensors_of_parts[0][0]
-    device = first.device if torch.is_tensor(first) else torch.device("cpu")
+    device = torch.device("cpu")
+    if torch.is_tensor(first):
+        device = first.device
     try:
         for tensors in tensors_of_parts:
             sizes = {len(tensor) for tensor in tensors}
+            # without one row for each sample the parts cannot be joined
             if len(sizes) != 1:
                 return None
             counts.append(sizes.pop())
         joined = [torch.cat(pieces) for pieces in zip(*tensors_of_parts, strict=True)]
-        devices = [] if device.type == "cpu" else [device]
+        devices = []
+        if device.type != "cpu":
+            devices.append(device)
+        # a criterion that draws random numbers must not take them from the run
         with torch.random.fork_rng(devices, device_type=device.type):
             whole = _call(criterion, tree_unflatten(joined, structure))
             values = [_call(criterion, part) for part in parts]
@@ -39,7 +45,9 @@ def compare_parts(criterion: Callable[..., Any], *parts: tuple[Any, Any]) -> tup
         return None
     total = sum(value * count for value, count in zip(values, counts, strict=True))
     mean = total / sum(counts)
-    rounding = 0.03 if any(tensor.dtype in _HALF for tensor in joined) else 1e-3
+    rounding = 1e-3
+    if any(tensor.dtype in _HALF for tensor in joined):
+        rounding = 0.03
     if math.isnan(whole) or math.isclose(whole, mean, rel_tol=rounding, abs_tol=1e-6):
         return None
     return whole, mean

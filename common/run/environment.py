@@ -117,6 +117,9 @@ def facts() -> dict[str, str | int]:
         device = getattr(module, "get_device_name", accelerator.kind)()
     else:
         device = describe_processor()
+    backend = "none"
+    if ranks.is_initialized():
+        backend = torch.distributed.get_backend()
     of_process = {
         "job": job(),
         "bootfile": __version__,
@@ -127,7 +130,7 @@ def facts() -> dict[str, str | int]:
         "nodes": max(1, world_size // per_node),
         "processes per node": min(per_node, world_size),
         "world size": world_size,
-        "backend": torch.distributed.get_backend() if ranks.is_initialized() else "none",
+        "backend": backend,
     }
     return of_process | machine.describe()
 

@@ -39,6 +39,7 @@ class JobParser(Parser):
         if "config" in parsed:
             words = self._read_config(parsed.config) + words
             parsed, unknown = self.parse_known_args(words, Arguments())
+        # once more with defaults that depend on other options: what the user has given still counts
         defaults = self.read_defaults(parsed)
         if defaults:
             self.set_defaults(**{name: value for name, value in defaults.items() if name in parsed})
@@ -86,13 +87,13 @@ class JobParser(Parser):
         """
         given = {plain(word.partition("=")[0]) for word in sys.argv[1:] if word.startswith("-")}
         on_platform = platforms.recognised(os.environ) or bool(given & platforms.INJECTED - {"local_rank"})
-        # a platform may add options of its own: only what looks like a mistake of the user is refused
-        refused = [
-            name
-            for name in unknown
-            if plain(name) not in platforms.INJECTED
-            and (not on_platform or self.resembling(name) or plain(name) in self.hints)
-        ]
+        refused = []
+        for name in unknown:
+            if plain(name) in platforms.INJECTED:
+                continue
+            # a platform may add options of its own: only what looks like a mistake of the user is refused
+            if not on_platform or self.resembling(name) or plain(name) in self.hints:
+                refused.append(name)
         if refused and not everything:
             self.error(f"{self.unknown(refused)}; --ignore_unknown true ignores them")
         return unknown

@@ -150,6 +150,7 @@ class Log:
         check_map_style(test_set)
         self._files.class_names = class_names_of(train_set)
         self._unit = getattr(train_set, "unit", ("samples", 1))
+        # a data set of the user may have none: then its class says what it is
         source = getattr(train_set, "source", type(train_set).__name__)
         self.info(f"data train={len(train_set)} test={len(test_set)} source={source}")
 
@@ -181,11 +182,13 @@ class Log:
         self._trains = True
         # a collective: every rank comes here for each report
         self._commit(step)
-        if not ranks.is_first():
-            running.zero_()
-            return
-        loss_sum, correct, count = running.tolist()  # here the host waits for the device
+        if ranks.is_first():
+            self._write_steps(step, running)
         running.zero_()
+
+    def _write_steps(self, step: int, running: torch.Tensor) -> None:
+        """Write and print the report of the steps since the last one, on rank 0. running: their sums."""
+        loss_sum, correct, count = running.tolist()  # here the host waits for the device
         # the host has waited for the device: all steps of this report have ended
         now = time.monotonic()
         waited = self._loader.waited
@@ -197,7 +200,10 @@ class Log:
         rate = None
         if self._rate is not None:
             rate = self._rate()
-        of_ranks = {"ranks": self.pace()} if self.pace() else {}
+        of_ranks = {}
+        pace = self.pace()
+        if pace:  # several ranks
+            of_ranks["ranks"] = pace
         unit, per_sample = self._unit
         if self._bar:
             self._bar.set_postfix(loss=_short("loss", loss), refresh=False)
@@ -226,6 +232,7 @@ class Log:
             return
         self._trains = True
         step = self._loader.step
+        # here the host waits for the device
         _, correct, count = val_sums[:3].tolist()
         now = time.monotonic()
         # the time since the report before the evaluation: reports of steps do not count it
@@ -277,6 +284,7 @@ class Log:
             return
         progress += f" time={datetime.datetime.now().isoformat(timespec='seconds')}"
         if self._total_steps and step > self._first_step:
+            # the pace of this start, with its evaluations and saves, as the rest will have them
             seconds_per_step = (time.monotonic() - self._began) / (step - self._first_step)
             progress += f" eta={_hours(seconds_per_step * (self._total_steps - step))}"
         self.info(f"{progress} {_line(figures)}")
@@ -284,6 +292,7 @@ class Log:
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:
         """Show the time of the block as a separate row of the TIME COST table."""
+        # the time until the block is that of the lap before
         self._end_lap("model and checkpoint")
         yield
         self._end_lap(name)
@@ -326,6 +335,7 @@ class Log:
     def info(self, line: str) -> None:
         """Print a line on rank 0, above the progress bar. Each rank may call it at any time."""
         if ranks.is_first():
+            # through tqdm: print() would write into the progress bar
             with contextlib.suppress(OSError, ValueError):  # a log on a full disk must not stop the training
                 tqdm.write(printable(line))
                 sys.stdout.flush()
@@ -339,8 +349,10 @@ class Log:
     def _print_time_cost(self, loader: Any) -> None:
         """Print the table at the end of the log, after the last lap. finish() calls it on rank 0."""
         self._end_lap("training")
+        # what is left of the training: the time in which the rank neither waited for data nor evaluated
         computing = self._laps["training"] - loader.waited - self._evaluating
         total = sum(self._laps.values())
+        # the lines with a hyphen are parts of the lap "training", so they are not in the total again
         rows = [
             *self._laps.items(),
             ("- waiting for data", loader.waited),
@@ -358,8 +370,9 @@ class Log:
                 f"{figures['lost_seconds']:.1f} s without a step: useful share {figures['useful_share']:.1%}"
             )
         seconds = f"training_seconds={self._laps['training']:.1f}"
-        if of_ranks := self.pace():
-            seconds += f" lost_to_slowest={of_ranks['lost']:.1%}"
+        pace = self.pace()
+        if pace:  # several ranks
+            seconds += f" lost_to_slowest={pace['lost']:.1%}"
         print(f"\n{self._result}{seconds} receipt={loader.receipt}", flush=True)
 
     def _commit(self, step: int) -> None:

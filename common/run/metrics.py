@@ -31,6 +31,7 @@ class Metrics:
         names = ["loss", "acc", *metrics]
         if best is not None and best not in names:
             raise BadInput(f"Metrics(best={best!r}): unknown metric, expected one of {', '.join(names)}")
+        # a report has one figure of each name
         taken = metrics.keys() & {"loss", "acc", "count"}
         if taken:
             raise BadInput(f"a metric cannot have the name {taken.pop()!r}: every evaluation reports it")
@@ -87,6 +88,7 @@ class Metrics:
 
     def values(self, sums: torch.Tensor) -> dict[str, float]:
         """Return the value of each metric. sums: from evaluate(), over all ranks. Raises BadInput."""
+        # NaN without samples: a division by zero would end the evaluation
         count = sums[2].item() or math.nan
         values = {}
         for (name, metric), part in zip(self.metrics.items(), self._split(sums), strict=True):
@@ -105,6 +107,7 @@ class Metrics:
         # each rank has the sums of all ranks, so each finds the same score without a collective
         figures = {"loss": self.loss(sums), "acc": correct / (count or math.nan)}
         figures |= self.values(sums)
+        # without best= the job decides: the accuracy if it has one, else the loss
         best = self.best
         is_lowest_best = self.lowest
         if not best:
@@ -203,6 +206,7 @@ class R2:
         outputs, targets = _columns(outputs, targets, "R2")
         if targets.shape[1] != self.columns:
             raise BadInput(f"R2({self.columns}): the targets have {targets.shape[1]} columns")
+        # the coefficient needs the mean of all targets, which is known after the last batch: sums until then
         parts = [torch.ones_like(targets), targets, targets**2, (outputs - targets) ** 2]
         return torch.stack(parts).sum(dim=1).reshape(-1)
 
@@ -253,9 +257,12 @@ class ConfusionMatrix:
         predictions = outputs.argmax(dim=1).reshape(-1)
         counted = (labels >= 0) & (labels < self.classes)
         # the place of each sample among the sums; the one after the last is for samples that do not count
-        places = labels * self.classes + predictions if self.has_matrix else labels
+        places = labels
+        if self.has_matrix:
+            places = labels * self.classes + predictions
         # no `if` on the host for each label: the last place takes those that do not count
         places = torch.where(counted, places, self.size)
+        # without a matrix each sample has a second place, which counts it if its prediction is right
         if not self.has_matrix:
             is_right = counted & (labels == predictions)
             places = torch.cat([places, torch.where(is_right, labels + self.classes, self.size)])
@@ -309,6 +316,7 @@ def _columns(outputs: torch.Tensor, targets: torch.Tensor, name: str) -> tuple[t
 
 def count_samples(targets: Any) -> int:
     """Return the number of samples: the length of the first tensor, or of a list of dictionaries or texts."""
+    # go down to the first tensor; a list of texts or of dictionaries has one sample an element
     while isinstance(targets, dict | list | tuple) and targets:
         first = next(iter(targets.values())) if isinstance(targets, dict) else targets[0]
         if not isinstance(targets, dict) and not isinstance(first, torch.Tensor | list | tuple):

@@ -121,6 +121,7 @@ def open_output(args: argparse.Namespace, topology: Topology) -> Output:
     args: output_dir (a folder, an s3:// or obs:// URL, or None for a new folder in PARENT) and, if
     the job has them, prof and evaluate. Raises BadInput; nothing is left on the disk then.
     """
+    # the user names a folder, or each start makes a new one
     given = args.output_dir
     if not given:
         # one process of the job makes the folder, and its name has the time: the others must not
@@ -130,7 +131,9 @@ def open_output(args: argparse.Namespace, topology: Topology) -> Output:
         else:
             folder = local_output(PARENT)
         return Output(folder, is_default=os.environ.get(_OWN) == folder)
-    url = given if is_url(given) else None
+    url = None
+    if is_url(given):
+        url = given
     return Output(folder_of(given), url)
 
 
@@ -159,6 +162,7 @@ def folder_of(given: str) -> str:
     from common.object_store.location import parse  # only a job with a URL needs the object store
     from common.object_store.paths import scratch_folder
 
+    # at the root of a bucket the files of all jobs would mix
     if not parse(given).prefix:
         raise BadInput(
             f"{given} is a whole bucket: give every job a folder of its own, {given.rstrip('/')}/NAME"
@@ -175,6 +179,7 @@ def local_output(path: str) -> str:
 
 def check_writable(option: str, path: str) -> None:
     """Raise BadInput if a folder cannot be made or written. Nothing is left on the disk."""
+    # other addresses would become a local folder of that name
     if "://" in path:
         raise BadInput(
             f"{option} {path} is a URL; expected a folder, s3:// or obs:// (these only for output_dir): let "
@@ -205,6 +210,7 @@ def make_default() -> str:
         return os.environ.get(_OWN, parent)
     job = os.path.splitext(os.path.basename(sys.argv[0]))[0].strip("-") or "job"
     name = f"{job}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+    # what this start makes it also removes at the end, if nothing was written
     made = missing_folders(parent)
     with explained(f"output_dir {parent} cannot be written"):
         os.makedirs(parent, exist_ok=True)
@@ -234,6 +240,7 @@ def list_results(folder: str) -> list[str]:
     names: list[str] = []
     if os.path.isdir(folder):
         names = sorted(os.listdir(folder))
+    # classes.json and starts.jsonl do not count: a start may write them before it has a result
     results = [f"{CHECKPOINTS}/{name}" for name in checkpoints(folder)]
     results += [name for name in names if WEIGHTS.fullmatch(name)]
     reports = []

@@ -87,10 +87,12 @@ class ReportFiles:
                 if lost:
                     known["lost"] = lost
                 starts.write(folder, self._args, environment.facts(), **known)
+            # the receipt is that of the whole run: it begins where the first start began
             steps = [start.get("step") for start in starts.read(folder)]
             begun.receipt.begins_at(min(step for step in steps if type(step) is int))
             if self.class_names:
                 write_atomic(os.path.join(folder, CLASSES), json.dumps(self.class_names) + "\n")
+            # before the trackers open: one that fails is not tried again with each report
             self._trackers = {}
             self._open_trackers(self._trackers)
 
@@ -101,6 +103,7 @@ class ReportFiles:
         begin = begun.step
         if begun.repeats:
             begin -= 1
+        # each has its own warning: one that fails does not keep the others from opening
         with self._reported("TensorBoard"):
             opened["TensorBoard"] = _TensorBoard(self._output.folder, begin)
         name = arguments.pick(_Tracking, self._args).tracker
@@ -127,7 +130,9 @@ class ReportFiles:
         except MissingPackage as error:
             self._warn_once(str(error))
         except Exception as error:  # OSError if the disk is full; packages of trackers raise other types
-            what = f"figures of {tracker}" if tracker else f"reports in {self._output.folder}"
+            what = f"reports in {self._output.folder}"
+            if tracker:
+                what = f"figures of {tracker}"
             self._warn_once(f"warning: {what} are incomplete: {' '.join(str(error).split())}", tracker)
 
     def write(self, step: int, line: dict[str, Any], scalars: Mapping[str, float]) -> None:
@@ -135,6 +140,7 @@ class ReportFiles:
         with self._reported():
             if self._trackers is not None:
                 append_json_line(self._path, line | {"time": round(time.time(), 3)})
+        # after the file: a tracker may be slow, or wait for its server
         for name, tracker in (self._trackers or {}).items():
             with self._reported(name):
                 tracker.log(scalars, step)
@@ -147,6 +153,7 @@ class ReportFiles:
             self._warn_once(
                 f"{len(counts['count'])} classes: {CONFUSION} has counts per class, and no matrix"
             )
+        # a matrix of 1,000 classes would be megabytes of text
         elif len(matrix) <= _MOST_CLASSES:
             content["matrix"] = matrix.tolist()
         with self._reported():
@@ -197,5 +204,6 @@ def _keep_lines(path: str, step: int, repeats: bool = False) -> dict[str, float]
                     last = {"step": figures["step"], "time": figures["time"]}
             except (ValueError, KeyError, TypeError, RecursionError):
                 continue
+    # in one step: a kill must not leave a part of the earlier reports
     write_atomic(path, "".join(lines))
     return last

@@ -48,7 +48,8 @@ class SampleLosses:
                 f"{_CANNOT} gives only a mean: expected a module with the attribute `reduction`, such as "
                 f"torch.nn.CrossEntropyLoss, got {getattr(criterion, '__name__', type(criterion).__name__)}"
             )
-        if any(True for _ in criterion.parameters()):
+        # they are trained, and the copy below would keep their first values
+        if list(criterion.parameters()):
             raise BadInput(f"{_CANNOT} has parameters of its own: expected one without")
         self._criterion = criterion
         self._copy = _copy_without_reduction(criterion)
@@ -86,6 +87,7 @@ class SampleLosses:
             return
         if shard_guards.is_repeating():  # Shards compares its results: the call is counted already
             return
+        # the second call of the criterion may draw random numbers too, on the CPU or on the device
         sources = [torch, accelerator.of(getattr(result, "device", "cpu"))]
         generators = [source for source in sources if hasattr(source, "get_rng_state")]
         states = [generator.get_rng_state() for generator in generators]
@@ -95,6 +97,7 @@ class SampleLosses:
         finally:  # the random numbers of the step do not change
             for generator, state in zip(generators, states, strict=True):
                 generator.set_rng_state(state)
+        # a step may call the criterion for parts of one batch: the calls of a batch stay together
         if not self._batches or self._batches[-1].batch is not batch:
             self._check(is_whole=True)
             self._batches.append(_Losses(self._loader.step, batch, []))
@@ -124,6 +127,7 @@ class SampleLosses:
         self._batches = []
         if not batches:
             return
+        # one copy from the device for all steps since the last report
         means = [_mean_of_samples(calls, len(batch.ids)) for _, batch, calls in batches]
         losses = torch.cat(means).cpu().numpy().astype("<f4")
         steps: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}  # a step may have several batches
@@ -132,6 +136,7 @@ class SampleLosses:
             count = len(batch.ids)
             steps.setdefault(step, []).append((batch.ids, losses[place : place + count]))
             place += count
+        # a record of the file for each step: its head, then the ids, then the losses
         content = []
         for step, parts in steps.items():
             ids = np.concatenate([ids_of_batch for ids_of_batch, _ in parts])
@@ -149,18 +154,27 @@ class SampleLosses:
         are trained again."""
         folder = os.path.dirname(self._path)
         check_mounted(folder)
+        # the first write of this start: steps after the checkpoint are in the file already, and come again
         if self._end is None:
             os.makedirs(folder, exist_ok=True)
             self._end = 0
             if os.path.exists(self._path):
-                with open(self._path, "rb", opener=opener) as file:
-                    ends = [file.tell() + 12 * count for step, count in _walk(file) if step <= self._begun]
-                self._end = max(ends, default=0)
+                self._end = self._find_end()
+        # one write of the whole report, at the end that the last write has left
         with open(self._path, "ab", opener=opener) as file:
             file.truncate(min(file.tell(), self._end))  # a write that failed left a part
             end = file.seek(0, os.SEEK_END) + len(content)
             file.write(content)
         self._end = end
+
+    def _find_end(self) -> int:
+        """Return the end in the file of the last step up to the step of begin(); 0 without one."""
+        end = 0
+        with open(self._path, "rb", opener=opener) as file:
+            for step, count in _walk(file):
+                if step <= self._begun:
+                    end = file.tell() + 12 * count
+        return end
 
 
 def read(folder: str, rank: int, steps: Container[int]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
@@ -198,6 +212,7 @@ class _Losses(NamedTuple):
 def _samples(calls: list[torch.Tensor], count: int) -> float:
     """Return the number of samples that the losses of one or several calls belong to; infinity for a mean.
     One call may have several losses in a row for each of the `count` samples of a batch."""
+    # a criterion that ignores `reduction` returns a mean: it belongs to no sample
     rows = [len(losses) if losses.ndim else math.inf for losses in calls]
     if len(rows) == 1 and rows[0] and rows[0] % count == 0:
         return count
@@ -214,6 +229,7 @@ def _mean_of_samples(calls: list[torch.Tensor], count: int) -> torch.Tensor:
 
 def _walk(file: BinaryIO) -> Iterator[tuple[int, int]]:
     """Yield (step, count) of each step, with the file at its ids. A step that is cut is left out."""
+    # a kill may have cut the last step: what it has must not be read as another step
     size = os.fstat(file.fileno()).st_size
     place = 0
     while place + STEP.itemsize <= size:

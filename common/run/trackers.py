@@ -67,6 +67,7 @@ class WandbLike:
 
     def __init__(self, package: str, run: str, title: str, settings: Mapping[str, Any]):
         module = import_optional(package, f"--tracker {package} needs its package")
+        # wandb continues the run of this id
         place = {"id": run, "name": title}
         if package == "trackio":  # it has no ids: it continues a run of the same name
             place = {"project": os.environ.get("TRACKIO_PROJECT", "bootfile"), "name": f"{title} {run}"}

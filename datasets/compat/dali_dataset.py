@@ -84,6 +84,7 @@ class Loader:
         loader.plan = self.plan
         self.epoch, self.step = self._next
         self._next = (self.epoch + 1, 0)
+        # the training loader is open for all epochs: its plan is moved; the other one begins anew
         if self._kept:
             self.plan.seek((self.epoch - 1) * len(self) + self.step)
         try:
@@ -158,14 +159,13 @@ class Dataset:
         self.device = torch.device("cpu")
         if cuda and torch.cuda.is_available():
             self.device = torch.device("cuda", torch.cuda.current_device())
-        named = "pytorch"
-        if use_dali:
-            named = "dali" if dali_cpu else "dali-gpu"
-        self.backend = backends.resolve(backend or named, self.device)
+        self.backend = backends.resolve(backend or _name_backend(use_dali, dali_cpu), self.device)
         if rank is None and world_size > 1 and not ranks.is_initialized():
             raise BadInput(f"world_size {world_size} needs a rank: join the process group, or pass rank=")
         if rank is None:
-            rank = ranks.rank() if world_size > 1 else 0
+            rank = 0
+            if world_size > 1:
+                rank = ranks.rank()
         self._place = {"rank": rank, "world_size": world_size}
         self._size = size
         self._scale = (min_crop_size, 1.0)
@@ -176,12 +176,16 @@ class Dataset:
         self._train_index = load("train")
         self._val_index = load("val", classes=self._train_index.classes)
 
-        unit = 1 if all(deviation < 1 for deviation in std) else 255
+        unit = 255
+        if all(deviation < 1 for deviation in std):  # of pixels / 255 already
+            unit = 1
         delivery: dict[str, Any] = {
             "mean": tuple(value / unit for value in mean),
             "std": tuple(value / unit for value in std),
-            "dtype": torch.float16 if fp16 else None,
+            "dtype": None,
         }
+        if fp16:
+            delivery["dtype"] = torch.float16
 
         def make_build(index: image_index.ImageFolderIndex) -> Callable[[Plan], loaders.Loader]:
             """Return the function that opens the loader of an index, when its first batch is needed."""
@@ -240,6 +244,15 @@ class Dataset:
         order = BatchSampler(len(self._train_index), together, self._seed, **self._place)
         crop = functools.partial(random_resized_crop, scale=self._scale)
         return Plan(self._train_index, order, crop, self._size)
+
+
+def _name_backend(use_dali: bool, dali_cpu: bool) -> str:
+    """Return the backend of the article's two arguments."""
+    if not use_dali:
+        return "pytorch"
+    if dali_cpu:
+        return "dali"
+    return "dali-gpu"
 
 
 def _check_count(name: str, value: int) -> None:

@@ -67,6 +67,7 @@ class KSpeedFolder:
         self._given = os.path.join(os.fspath(root), "")  # how the caller's paths may begin
         if not os.path.isdir(self.root):
             raise BadInput(f"{self.root} does not exist or is not a folder")
+        # the classes would be `train` and `val`
         inner = find_split(self.root, "train") or find_split(self.root, "val")
         if inner:
             raise BadInput(f"{self.root} has splits: expected one of them, such as {self.root}/{inner}")
@@ -78,7 +79,9 @@ class KSpeedFolder:
         stores = _open_stores(place.strip(), user, password, mode, log)
         self._finalizer: Callable | None = weakref.finalize(self, _close, stores, os.getpid())
         # the split's name in its data set, so that the data set's pack is found
-        split = "val" if os.path.basename(self.root).lower() in SPLITS["val"] else "train"
+        split = "train"
+        if os.path.basename(self.root).lower() in SPLITS["val"]:
+            split = "val"
 
         def ignore(text: str) -> None:
             pass
@@ -108,11 +111,15 @@ class KSpeedFolder:
             id = self.index.find(name)
             if id is not None:
                 ids[name] = id
+        # one request for all of them
         contents: dict[str, Any] = {}
         if self._store and ids:
             contents = dict(zip(ids, self._store.read(np.array([*ids.values()])), strict=True))
         # bad images, and other files than images, are not in the index
-        return [contents[name] if name in contents else Path(name).read_bytes() for name in names]
+        for name in names:
+            if name not in contents:
+                contents[name] = Path(name).read_bytes()
+        return [contents[name] for name in names]
 
     def size(self, path: str | None = None) -> int:
         """Return the size in bytes of a file, or of all good images. Raises OSError."""
@@ -237,6 +244,7 @@ class KSpeedCallable:
             raise BadInput("a source of KSpeed needs fn.external_source(..., batch=False)")
         if info.iteration >= self.full_iters:
             raise StopIteration
+        # the source counts the batches by its own size: with another one it would give wrong samples
         if info.idx_in_epoch - info.iteration * self.batch_size != info.idx_in_batch:
             raise BadInput(f"the pipeline has another batch_size than {self.batch_size}")
         step = info.epoch_idx * len(self.sampler) + info.iteration
@@ -265,8 +273,11 @@ def _open_stores(
         return Stores(place or None, None, mode, log, "encoded")
     if password and not os.environ.get(address.PASSWORD_FILE):  # a pickle may be stored on a disk
         os.environ[address.PASSWORD] = os.environ.get(address.PASSWORD) or password
+    if "://" not in place:
+        place = f"redis://{place}"
     try:
-        where = address.parse(place if "://" in place else f"redis://{place}")._replace(form="encoded")
+        where = address.parse(place)._replace(form="encoded")
+        # a user in the URL comes first
         if where.user or not user:
             return Stores(None, where, mode, log)
         try:

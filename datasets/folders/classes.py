@@ -87,6 +87,8 @@ def _refuse_splits(source: str, paths: list[str]) -> None:
     counts = Counter[str]()  # class -> images in folders below it, less those that are not
     below: dict[str, dict[str, str]] = {}  # class -> name of a folder of images below it -> its parent
     for path in paths:
+        # an image below CLASS/FOLDER says that CLASS may be a split, and one directly in CLASS that it is
+        # none
         first, *parts = path.split("/")[:-1]
         if not parts:
             counts[first] -= 1
@@ -138,7 +140,9 @@ def number_classes(
     The look() of folders and of tar files calls it at each start. Raises BadInput.
     """
     used = set(names)
-    ordered = tuple(sorted(used) if classes is None else classes)
+    ordered = tuple(sorted(used))
+    if classes is not None:
+        ordered = tuple(classes)
     places = {_one_form(name): place for place, name in enumerate(ordered)}
     if len(places) < len(ordered):
         twins = []
@@ -146,6 +150,7 @@ def number_classes(
             if places[_one_form(name)] != place:
                 twins.append(ascii(name))
         raise BadInput(f"{source}: two classes have one name in different Unicode forms: {shown(twins)}")
+    # labels of the val split are looked up among the classes of the train split
     labels = {}
     unknown = []  # names that no class has
     for name in sorted(used):
@@ -193,6 +198,7 @@ def _place_numbers(names: set[str], classes: tuple[str, ...], source: str) -> di
     for place, title in enumerate(classes):
         if title.isdecimal():
             places[int(title)] = place
+    # classes of names: the labels count the folders
     if not places:
         places = dict(enumerate(range(len(classes))))
     outside = sorted(set(map(int, names)) - places.keys())

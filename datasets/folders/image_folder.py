@@ -116,6 +116,7 @@ def scan_listing(listing: Listing, cache: str, log: Log) -> ImageFolderIndex:
     load() and the loaders of pairs call it at each start; it reads images only if they are new or changed."""
     root = listing.root
     folder = own_place(_name_index(listing, cache), log)
+    # without the lock: at most starts the index is there, and no file has changed
     index = open_intact(folder)
     if index is None or not _is_current(index, listing):
         with explained(f"cannot write the index of {root} to {cache}"):
@@ -167,6 +168,7 @@ def _is_current(index: ImageFolderIndex, listing: Listing) -> bool:
         return False
     if (len(index), len(bad)) != (len(paths), count - len(paths)):
         return False
+    # all names and labels: they are in memory, and need no call of the file system
     names = np.insert(index.names, index.offsets[1:-1], 0).tobytes()  # with \0 between them
     if names != os.fsencode("\0".join(paths)):
         return False
@@ -183,6 +185,7 @@ def _is_current(index: ImageFolderIndex, listing: Listing) -> bool:
     rows = np.arange(count)
     if count > _COMPARED and listing.states is None:
         rows = np.linspace(0, count - 1, _COMPARED).astype(np.int64)
+    # the file system is asked for these rows only
     present = listing.get_states(rows)
     if not np.array_equal(present[:, :2], states[rows]):
         return False
@@ -236,8 +239,12 @@ def _inspect(path: str, member: Sequence[int] | None) -> tuple:
     member: bytes, mtime and ctime of a member. None: the open file has them, because a call of stat with its
     path would cost as much as reading it. Raises OSError or BadInput if the file cannot be read.
     """
-    place = None if member is None else tar_files.split_path(path)
-    file_path, offset = place or (path, 0)
+    file_path = path
+    offset = 0
+    if member is not None:
+        place = tar_files.split_path(path)
+        if place:
+            file_path, offset = place
     descriptor = os.open(file_path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
     try:
         if member is not None:
@@ -246,10 +253,13 @@ def _inspect(path: str, member: Sequence[int] | None) -> tuple:
         else:
             size, mtime, ctime = _state(os.fstat(descriptor))
             most = size + 1  # one byte more, to notice a file that grows while it is read
+        # before it is read: the whole file is taken into memory
         images.check_bytes(size)
         content = tar_files.read_descriptor(descriptor, offset, most)
         if len(content) != size:
-            now = len(content) if len(content) < size else "more"
+            now = "more"
+            if len(content) < size:
+                now = str(len(content))
             raise BadInput(f"{size} bytes when it was listed, {now} when read")
         return size, mtime, ctime, zlib.crc32(content), *images.inspect(content)
     except images.BadImage as error:
@@ -316,24 +326,42 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
     with progress(len(rows), f"scanning {listing.base}") as bar:
         for done in map_files(read, range(0, len(rows), FILES_PER_TASK)):
             bar.update(done)
-    good = np.ones(count, dtype=bool)
+    index = _write_good(folder, listing, columns, bad, set(unread))
+    if unread:  # raised after it: the next scan reuses the files that were read
+        raise _explain_unread(listing, unread, failures)
+    return index
+
+
+def _write_good(
+    folder: str,
+    listing: Listing,
+    columns: dict[str, np.ndarray],
+    bad: dict[int, tuple],
+    unread: set[int],
+) -> ImageFolderIndex:
+    """Write the index of the files that were read, and are whole images. Raises OSError.
+
+    columns: with a row for each file of the listing. bad: row -> bytes, mtime, reason. unread: rows, which
+    are not in the index: the next start finds them new, and reads them.
+    """
+    good = np.ones(len(listing.paths), dtype=bool)
     good[[*bad, *unread]] = False
     columns["labels"] = listing.labels
     columns = {name: column[good] for name, column in columns.items()}
+    stamp = "complete"  # version 0.25 has a digest here
+    if unread:
+        stamp = ""
     meta: dict[str, Any] = {
         "root": listing.root,
         "base": listing.base,
         "split": listing.split,
         "classes": listing.classes,
         "division": listing.division,
-        "stamp": "" if unread else "complete",  # version 0.25 has a digest here
-        "bad": [(paths[row], *bad[row]) for row in sorted(bad)],
+        "stamp": stamp,
+        "bad": [(listing.paths[row], *bad[row]) for row in sorted(bad)],
     }
-    good_paths = [paths[row] for row in np.flatnonzero(good)]
-    index = write_index(folder, good_paths, columns, **meta)
-    if unread:  # raised after write_index(): the next scan reuses the files that were read
-        raise _explain_unread(listing, unread, failures)
-    return index
+    good_paths = [listing.paths[row] for row in np.flatnonzero(good)]
+    return write_index(folder, good_paths, columns, **meta)
 
 
 def _explain_unread(listing: Listing, unread: dict[int, str], failures: list[Exception]) -> BadInput:

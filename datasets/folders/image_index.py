@@ -72,6 +72,7 @@ class ImageFolderIndex:
     unit = "images", 1  # what a log counts per second, and how many a sample has
 
     def __init__(self, folder: str):
+        # another process may replace the folder meanwhile: the columns would be those of two indexes
         inode = os.stat(folder).st_ino
         with open(os.path.join(folder, "index.json"), encoding="utf-8") as file:
             meta = json.load(file)
@@ -186,7 +187,9 @@ def write_index(folder: str, paths: list[str], columns: dict[str, np.ndarray], *
     paths: relative, ascending. columns: the others of ImageFolderIndex. meta: root, base, split, classes,
     division, stamp, bad (path, size, mtime, reason). Raises OSError.
     """
-    names = os.fsencode("\0".join(paths)).split(b"\0") if paths else []
+    names = []
+    if paths:
+        names = os.fsencode("\0".join(paths)).split(b"\0")
     columns = columns | {
         "offsets": np.cumsum([0, *map(len, names)]),
         "names": np.frombuffer(b"".join(names), np.uint8),
@@ -197,6 +200,7 @@ def write_index(folder: str, paths: list[str], columns: dict[str, np.ndarray], *
     columns = {name: np.ascontiguousarray(columns[name], dtype) for name, dtype in types.items()}
     meta |= {"format": _FORMAT, "fingerprint": _fingerprint(meta["classes"], columns)}
     meta["checksums"] = {name: zlib.crc32(column.data) for name, column in columns.items()}
+    # a process that is killed while it writes leaves the old index
     with make_folder_atomic(folder) as new:
         for name, content in columns.items():
             with open(os.path.join(new, f"{name}.npy"), "wb") as file:

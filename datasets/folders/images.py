@@ -120,6 +120,7 @@ def judge(traits: np.ndarray) -> str:
 
     Each start of a job calls it, after the scan. decode() calls it for an image alone."""
     for flag, name, range in ((DEEP, "more than 8 bits", 65535), (FLOAT, "floats", 255)):
+        # for example 12 bits in files of 16: their upper 8 bits have only 16 values
         of_kind = traits[traits & flag > 0]
         if len(of_kind) and (of_kind & DARK > 0).all():
             bits = int(_top_of(of_kind).max()).bit_length()
@@ -138,8 +139,12 @@ def judge(traits: np.ndarray) -> str:
             f"{lost} images would be of one colour: their content is in alpha or in the lower bits. Put them "
             "on a background, or give them 8 bits"
         )
-    counts = {text: np.count_nonzero(traits & flag) for flag, text in _TRAITS.items()}
-    return ", ".join(f"{count} {text}" for text, count in counts.items() if count)
+    changes = []
+    for flag, text in _TRAITS.items():
+        count = np.count_nonzero(traits & flag)
+        if count:
+            changes.append(f"{count} {text}")
+    return ", ".join(changes)
 
 
 def decode(content: bytes, plain: bool | None = None, out: np.ndarray | None = None) -> np.ndarray:
@@ -150,13 +155,15 @@ def decode(content: bytes, plain: bool | None = None, out: np.ndarray | None = N
     the beginning of `out` (flat uint8) if that is large enough. The threads and worker processes that read
     batches call it for each sample.
     """
+    # most images: these pixels are the same with every decoder, and threads decode them in parallel
     if plain and content.startswith(b"\xff\xd8"):
         read_header = simplejpeg.decode_jpeg_header  # without the package Pillow must not decide
         try:
             height, width, _, _ = read_header(content)
             _check_size(width, height)
-            fits = out is not None and out.size >= height * width * 3
-            return simplejpeg.decode_jpeg(content, "RGB", buffer=out if fits else None)
+            if out is not None and out.size < height * width * 3:
+                out = None
+            return simplejpeg.decode_jpeg(content, "RGB", buffer=out)
         except Exception:
             pass  # it is too large, or libjpeg warns: Pillow can repair some files, so it decides below
     kind = _kind(content)
@@ -176,7 +183,9 @@ def _rgb(image: Image.Image) -> Image.Image:
     try:
         if image.mode[0] in "IF":  # integers or floats with more than 8 bits: Pillow would clip at 255
             values = np.asarray(image)
-            most = 255 if image.mode == "F" else 65535
+            most = 65535
+            if image.mode == "F":
+                most = 255
             low = values.min()
             high = values.max()
             is_in_range = low >= 0 and high <= most  # False for NaN
@@ -213,6 +222,7 @@ def _traits(image: Image.Image, content: bytes, kind: str) -> int:
         traits |= GREY
     elif mode[:3] != "RGB":
         traits |= OTHER
+    # the pixels are looked at only if something in them may be lost
     if not has_alpha and not is_deep and not is_float:
         return traits
     values = np.asarray(image)
@@ -225,6 +235,7 @@ def _traits(image: Image.Image, content: bytes, kind: str) -> int:
         if kind == "PPM" and mode == "RGB" and top > 0:
             top -= 1  # Pillow rounds the values of such a PPM to 8 bits, and cuts those of others
         traits |= DEEP | _dark_and_top(top)
+    # an image that was drawn in alpha or in the lower bits becomes one colour
     pixels = values.reshape(len(rgb), -1)
     has_one_colour = (rgb == rgb[0]).all()
     had_one_colour = (pixels == pixels[0]).all()
@@ -299,6 +310,7 @@ def _inspect_jpeg(content: bytes) -> Header:
         return _inspect_decoded(content, "JPEG")
     _check_size(width, height)
     frame, bits, may_be_turned = _walk_jpeg(content)
+    # not every decoder knows such a file: it is decoded, and counts as not plain
     if frame not in _JPEG_FRAMES or bits != 8 or space not in _JPEG_COLOURS:
         return _inspect_decoded(content, "JPEG")
     if not content.endswith(b"\xff\xd9"):  # cut, or other bytes follow the end marker
@@ -309,6 +321,7 @@ def _inspect_jpeg(content: bytes) -> Header:
     orientation = 1
     if may_be_turned:
         orientation = _orientation(_open(content, "JPEG"))
+    # a quarter turn: width and height change places
     if orientation >= 5:
         width, height = height, width
     traits = 0
@@ -343,6 +356,7 @@ def _walk_jpeg(content: bytes) -> tuple[int, int, bool]:
             segment = content[position + 4 : end]
             if segment.startswith(b"Exif\0\0") or b"tiff:Orientation" in segment:
                 may_be_turned = True
+        # a frame: of these sixteen markers two are tables, and one is reserved
         elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
             frame = marker
             bits = content[position + 4]
@@ -371,9 +385,12 @@ def _inspect_png(content: bytes) -> Header:
         if chunk == b"eXIf" or content.startswith(_PNG_TAGS, position + 8):
             may_be_turned = True
         position = end + 4
+    # a text or Exif may hold an orientation: Pillow decides, as in decode()
     if may_be_turned or not plain:
         return _inspect_decoded(content, "PNG", plain)
-    traits = GREY if image.mode == "L" else 0
+    traits = 0
+    if image.mode == "L":
+        traits = GREY
     return Header(*image.size, plain, traits)
 
 

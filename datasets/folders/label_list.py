@@ -53,6 +53,7 @@ def read_list(source: str, log: Log) -> tuple[list[str], list[str]]:
     columns = _find_columns(first_line, lines[-1][1], separator)
     if columns is None:
         raise BadInput(f"{source}, line {first_number}: {expected}; found {first_line[:60]!r}")
+    # the columns were found by names and titles: the user should see which ones
     if columns.path > 0 or columns.total > 2:
         log(
             f"{source}: the path is column {columns.path + 1} and the label column {columns.label + 1} of "
@@ -68,9 +69,12 @@ def read_list(source: str, log: Log) -> tuple[list[str], list[str]]:
             raise BadInput(f"{source}, line {number}: {expected}; found {line[:60]!r}")
         path, label = row
         path = path.removeprefix(folder)
+        # an index has paths below its base only
         if os.path.isabs(path) or ".." in path.split("/"):
             raise BadInput(f"{source}, line {number}: {path} is not below the folder of {source}")
-        plain = os.path.normpath(path) if "./" in path or "//" in path else path
+        plain = path
+        if "./" in path or "//" in path:
+            plain = os.path.normpath(path)
         if plain in rows:
             raise BadInput(f"{source} lists {path} twice, with labels {rows[plain][1]} and {label}")
         rows[plain] = path, label
@@ -95,7 +99,9 @@ def _find_columns(first: str, last: str, separator: str) -> _Columns | None:
     the path or the label is not clear."""
     head = _split(first, separator)
     values = _split(last, separator)
-    total = 2 if separator == " " else len(values)
+    total = len(values)
+    if separator == " ":  # the last word is the label, and all before it the path
+        total = 2
     titles = [""] * total
     if len(head) == total:
         titles = [re.sub("[^a-z]", "", title.lower()) for title in head]
@@ -112,6 +118,7 @@ def _find_columns(first: str, last: str, separator: str) -> _Columns | None:
         for column in candidates:
             if PATH_TITLE.fullmatch(titles[column]):
                 paths.append(column)
+    # and one column for the label, which only a title can name if there are more than two
     labels = []
     for column in range(total):
         # of two columns, the other one has the labels, whatever its title is
@@ -131,7 +138,9 @@ def _find_columns(first: str, last: str, separator: str) -> _Columns | None:
 def _has_header(first: str, columns: _Columns) -> bool:
     """Return whether the first line is a header. Before spaces any two words look like a row, so both must be
     titles."""
-    needed = 2 if columns.separator == " " else 1
+    needed = 1
+    if columns.separator == " ":
+        needed = 2
     has_image = any(map(is_image, _split(first, columns.separator)))
     return columns.titles >= needed and not has_image
 
@@ -145,6 +154,7 @@ def _read_row(line: str, columns: _Columns) -> tuple[str, str] | None:
     label = values[columns.label]
     # before spaces a name without an ending is a path, too, unless spaces are in it
     is_path = is_image(path) or (columns.separator == " " and " " not in path)
+    # several labels are written as 3,17: another form is refused, not guessed
     is_label = not is_image(label) and not _UNCLEAR.fullmatch(label)
     if not path or not label or not is_path or not is_label:
         return None
@@ -155,7 +165,9 @@ def _read_lines(source: str) -> list[tuple[int, str]]:
     """Return (number, text) of the lines that are neither empty nor comments. Raises BadInput without one."""
     with explained(f"cannot read {source}"):
         content = read_whole(source)
-    code = "utf-16" if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+    code = "utf-8-sig"
+    if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        code = "utf-16"
     try:
         text = io.StringIO(content.decode(code, "surrogateescape"), newline=None)
     except UnicodeError as error:

@@ -80,17 +80,24 @@ def look(
     root = os.path.abspath(files.local_folder(root))
     name = find_split(root, split, splits, log)
     if not name:
-        other = find_split(root, "val" if split == "train" else "train", splits)
+        # a folder with one split only: if it were divided by hashes, images of that split would be in both
+        other_split = "train"
+        if split == "train":
+            other_split = "val"
+        other = find_split(root, other_split, splits)
         if other:
             raise BadInput(
                 f"{root} has {other}, but no {' or '.join(SPLITS[split])} (a folder, or a list .txt): "
                 f"--splits TRAIN,VAL names the two folders; --splits {NO_SPLITS} takes all folders as classes"
             )
-    base = os.path.join(root, name) if name else root
+    base = root
+    if name:
+        base = os.path.join(root, name)
     source = f"{base}.txt"
     is_list = bool(name) and is_file(source)
     if is_list:
         paths, names = read_list(source, log)
+        # the first path decides whether those of the list are below the root or below the folder of the split
         first = os.path.join(root, paths[0])
         if mode_of(first) is not None or links.describe(first) or not is_folder(base):
             base = root
@@ -101,6 +108,7 @@ def look(
         ordered, labels = number_sets(names, classes, source, is_list)
     else:
         ordered, labels = number_classes(names, classes, source, is_list)
+    # only for the training split: the other one has its classes
     has_one_label = labels.ndim == 1
     if labelled and classes is None and has_one_label:
         check_classes(ordered, source, paths, name, splits, log)
@@ -134,8 +142,11 @@ def _list_class_folders(base: str, classes: Sequence[str] | None, log: Log) -> t
         if ".tar " in others:
             line += f"; tar files: pass '{base}/**/*.tar'"
         raise BadInput(line)
+    # images beside the class folders have no class: they are ignored, unless there is no class folder
     nested = [path for path in paths if "/" in path]
-    ignored = [others] if others else []
+    ignored = []
+    if others:
+        ignored.append(others)
     if nested and len(nested) < len(paths):
         ignored.append(f"{len(paths) - len(nested)} images outside class folders")
     if ignored:

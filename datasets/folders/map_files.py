@@ -47,6 +47,7 @@ def map_files(task: Callable[[_Task], _Result], tasks: Iterable[_Task]) -> Itera
             has_waited = seconds > 2 * cpu_seconds and _count_waits() > waits_before
             yield result
             if has_waited:
+                # a turn in threads; then this thread does one task, and measures again
                 yield from pool.map(task, itertools.islice(remaining, turn))
                 turn *= 2
             else:

@@ -74,7 +74,9 @@ def _describe_splits(names: list[_Name]) -> str:
     for name in names:
         if name.kind:
             pairs.setdefault(name.other, {}).setdefault(name.kind, name.title)
-    others = {word for name in names for word in name.other[1:] if len(word) > 1}
+    others = set()  # words besides that for the split
+    for name in names:
+        others.update(word for word in name.other[1:] if len(word) > 1)
     if all(name.kind for name in names) and others <= _IMAGES | _MASKS | _PARTS | _FILLERS:
         # training_data and test_images
         pairs[()] = {name.kind: name.title for name in reversed(names)}
@@ -134,6 +136,7 @@ def _parse(title: str) -> _Name:
             kinds.append((place, "val"))
     kind = ""
     other: tuple = ()
+    # test_train has both words: it says nothing
     if len(kinds) == 1:
         [(place, kind)] = kinds
         other = (place, *words[:place], *words[place + 1 :])

@@ -89,6 +89,7 @@ def load(root: str, split: str, cache: str, rows: int = 0, log: Log = print) -> 
         count = f"{len(index.excluded)} of {len(listing.paths)}"
         raise BadInput(f"{count} images of {listing.base} are bad: {reasons}")
     stored = PairIndex(index)
+    # both get the same crop: their sizes must be equal
     shapes = np.stack([stored.widths, stored.heights]).reshape(2, 2, -1)  # [width or height, side, pair]
     different = []
     for pair in np.flatnonzero((shapes[:, 0] != shapes[:, 1]).any(axis=0)).tolist():
@@ -108,13 +109,16 @@ def _look(root: str, split: str, log: Log) -> Listing:
     base = os.path.join(root, split)
     links.refuse(base)
     if not is_folder(base):  # the folder of the split may have another name
-        key = "train" if split == "train" else "val"
+        key = "val"
+        if split == "train":
+            key = "train"
         base = os.path.join(root, find_split(root, key, log=log) or split)
     if not is_folder(base):
         raise BadInput(f"{root} has no folder {split}/")
     here = _find_sides(base)
     blurry = _by_name(base, here[0], log)
     sharp = _by_name(base, here[1], log)
+    # all that have no partner at once: a list for the user
     alone = []
     for name in sorted(blurry.keys() - sharp.keys()):
         alone.append(f"{blurry[name]} has no {here[1]}/{name}.*")
@@ -123,6 +127,7 @@ def _look(root: str, split: str, log: Log) -> Listing:
     if alone:
         count = f"{len(alone)} of {len(blurry) + len(sharp)}"
         raise BadInput(f"{count} images of {base} have no partner: {shown(alone)}")
+    # the blurry ones and then the sharp ones, in one order: their ids differ by the number of pairs
     names = sorted(blurry)
     paths = [blurry[name] for name in names]
     paths += [sharp[name] for name in names]
@@ -181,6 +186,8 @@ def plan(index: PairIndex, sampler: Any, size: int, augment: bool = False) -> Pl
     if small:
         which = shown([f"{index.path(id)} has {index.shape(id)}" for id in small])
         raise BadInput(f"{len(small)} of {len(index.labels)} images are smaller than --crop {size}: {which}")
-    crop = square_crop if augment else center_square
+    crop = center_square
+    if augment:
+        crop = square_crop
     window = functools.partial(crop, side=size)
     return Plan(index, sampler, window, size, views=2)

@@ -51,6 +51,7 @@ def find_split(root: str, split: str, splits: str | None = None, log: Log | None
         name = split_names(splits)[split][0]
         links.refuse(os.path.join(root, name))
         raise BadInput(f"--splits {splits}: {root} has no folder {name} and no list {name}.txt")
+    # folders beside the splits may be a third one, such as test/ beside val/: the user is told
     used = {name.partition("/")[0] for name in chosen.values()}
     unused = sorted(name for name in folders - used if not is_hidden(name))
     if log and split == "val" and unused and used <= folders:
@@ -80,7 +81,9 @@ def _choose(names: tuple[str, ...], candidates: set[str], any_capitals: bool) ->
     differ in capitals, the one in small letters is first."""
     ranked = []
     for candidate in candidates:
-        name = candidate.lower() if any_capitals else candidate
+        name = candidate
+        if any_capitals:
+            name = candidate.lower()
         if name in names:
             has_capitals = candidate != candidate.lower()
             ranked.append((names.index(name), has_capitals, candidate))
@@ -152,32 +155,37 @@ def divide(
         is_val = _choose_by_class(hashes, labels, counts, share)
     else:
         is_val = _choose_by_path(hashes, labels, counts, share)
-    val_count = int(is_val.sum())
+    # both splits are divided in the same way: one line about it is enough
     if split == "train":
+        val_count = int(is_val.sum())
         way = "by path"
         if not by_class:
             way = "by path, without regard to classes, as earlier versions did it"
-        line = (
-            f"train={len(is_val) - val_count} test={val_count} split of {root} {way}, "
-            f"--val_share {100 * share:g}%"
-        )
         val_counts = np.bincount(labels[is_val], minlength=len(classes))
-        without = [classes[place] for place in np.flatnonzero((counts > 0) & (val_counts == 0)).tolist()]
-        if not val_count:
-            line += ": no image for validation, because each class has only one"
-        elif without and by_class:
-            line += f"; no image for validation in classes with only one image: {shown(without)}"
-        elif without:
-            line += f"; no image for validation in {shown(without)}"
-        log(line)
-    elif not val_count:
+        places = np.flatnonzero((counts > 0) & (val_counts == 0)).tolist()
+        without = [classes[place] for place in places]
+        log(
+            f"train={len(is_val) - val_count} test={val_count} split of {root} {way}, "
+            f"--val_share {100 * share:g}%{_describe_without(without, val_count, by_class)}"
+        )
+        return np.flatnonzero(~is_val)
+    if not is_val.any():
         raise BadInput(
             f"{root} has {len(paths)} images, one in each class: none remains for validation. "
             "Add val/ next to train/, or more images"
         )
-    if split == "val":
-        return np.flatnonzero(is_val)
-    return np.flatnonzero(~is_val)
+    return np.flatnonzero(is_val)
+
+
+def _describe_without(without: list[str], val_count: int, by_class: bool) -> str:
+    """Return the end of the line about a division: which classes have no image for validation."""
+    if not val_count:
+        return ": no image for validation, because each class has only one"
+    if not without:
+        return ""
+    if by_class:
+        return f"; no image for validation in classes with only one image: {shown(without)}"
+    return f"; no image for validation in {shown(without)}"
 
 
 def _choose_by_class(hashes: np.ndarray, labels: np.ndarray, counts: np.ndarray, share: float) -> np.ndarray:
@@ -194,6 +202,7 @@ def _choose_by_class(hashes: np.ndarray, labels: np.ndarray, counts: np.ndarray,
         first += count
         if count < 2:
             continue
+        # at least one for each split; images of one hash stay together
         number = min(max(math.floor(share * count + 0.5), 1), count - 1)
         while number < count - 1 and hashes[rows[number]] == hashes[rows[number - 1]]:
             number += 1

@@ -73,6 +73,7 @@ def find(folders: Iterable[str], paths: list[str]) -> Table | None:
 
 def _find_by_name(paths: list[str], tables: list[list[_Row]]) -> dict[str, list[str]]:
     """Return name of an image, with and without its ending -> its paths, for the names that tables have."""
+    # only names that tables have: a folder may have a million images, and mostly no table
     wanted = set()
     for row in itertools.chain.from_iterable(tables):
         wanted.update(map(_last_part, row.values()))
@@ -99,6 +100,7 @@ def describe_other_labels(table: Table, titles: list[str]) -> str:
             if column != table.path_column:
                 folders_of.setdefault(column, {}).setdefault(value, set()).add(folder)
     for values in folders_of.values():
+        # a column that has one value for each folder says the same as the folders
         largest = max(map(len, values.values()))
         if largest == 1 and len(values) == len(listed) > 1:
             return ""
@@ -136,10 +138,17 @@ def _match(source: str, rows: list[_Row], by_name: dict[str, list[str]]) -> Tabl
 def _find_labels(rows: list[_Row], path_column: str) -> str:
     """Return the title of the column of the labels; "" if it is not clear: several have such a title, or none
     and there are more than two columns, or each value of the other column is different."""
-    others = [title for title in rows[0] if title != path_column]
-    labels = [title for title in others if LABEL_TITLE.fullmatch(_plain(title))]
+    others = []
+    labels = []
+    for title in rows[0]:
+        if title == path_column:
+            continue
+        others.append(title)
+        if LABEL_TITLE.fullmatch(_plain(title)):
+            labels.append(title)
     if len(labels) == 1:
         return labels[0]
+    # a column whose values all differ numbers the images: it has no labels
     if len(others) == 1 and len({row.get(others[0]) for row in rows}) < len(rows):
         return others[0]
     return ""
@@ -188,6 +197,7 @@ def _read(path: str) -> list[_Row]:
         if path.lower().endswith((".json", ".jsonl")):
             return _read_json(path)
         with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+            # the separator that the first line has most often
             first = file.readline(_LONGEST)
             if len(first) == _LONGEST:  # not a table
                 return []
@@ -224,14 +234,20 @@ def _read_json(path: str) -> list[_Row]:
                     content.append(json.loads(line))
         else:
             content = json.load(file)
+    # COCO and others have their list inside of an object
     if isinstance(content, dict):
         content = _find_entries(content)
     if not isinstance(content, list):
         return []
     rows = []
     for entry in content[:_ROWS]:
-        if isinstance(entry, dict):
-            rows.append({str(key): str(value) for key, value in entry.items() if _is_plain(value)})
+        if not isinstance(entry, dict):
+            continue
+        row = {}
+        for key, value in entry.items():
+            if _is_plain(value):  # not the boxes of COCO, which are lists
+                row[str(key)] = str(value)
+        rows.append(row)
     return rows
 
 

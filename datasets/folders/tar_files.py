@@ -51,6 +51,7 @@ def find(patterns: str | Iterable[str]) -> list[str]:
         fixed, wild = split_pattern(pattern)
         folder = files.local_folder(fixed)
         names = [wild]
+        # each number of {000..127} must be there: a shard that is missing would not be noticed otherwise
         span = re.search(r"\{(\d+)\.\.(\d+)\}", wild)
         if span:
             names = []
@@ -132,7 +133,9 @@ def load_index(
         states.append((path, status.st_size, status.st_mtime_ns))
     digest = hashlib.blake2b(repr((_FORMAT, states)).encode(), digest_size=8).hexdigest()
     folder = cache or os.path.dirname(paths[0])
-    owners = [] if cache else [os.stat(paths[0]).st_uid]  # who could change the files, too
+    owners = []
+    if not cache:  # the folder of the files: their owner could change them, too
+        owners.append(os.stat(paths[0]).st_uid)
     place = own_place(os.path.join(folder, f".files-{digest}.npy"), log, *owners)
     try:
         os.makedirs(folder, exist_ok=True)
@@ -142,6 +145,7 @@ def load_index(
                 return np.load(place, mmap_mode="r")
             parts = []
             for number, rows in enumerate(map_files(functools.partial(_scan_again, scan), paths)):
+                # all names of an array of NumPy have one width
                 longest = max((len(name) for *_, name in rows), default=0) or 1
                 parts.append(np.array([(number, *row) for row in rows], [*_FIELDS, ("name", f"S{longest}")]))
                 bar.update()
@@ -190,6 +194,7 @@ def scan_tar(path: str) -> list[Row]:
                     raise ValueError(f"{name} is there twice")
                 sample, _ = split_name(name)
                 label = -1
+                # refused only by those who read whole samples (check_samples())
                 if sample != before and sample in samples:
                     label = _TORN
                 elif name.lower().endswith(".cls"):
@@ -200,6 +205,8 @@ def scan_tar(path: str) -> list[Row]:
                 names.add(name)
                 rows.append((member.offset_data, member.size, label, sample != before, os.fsencode(name)))
             position = tar.offset
+            # a tar ends with empty blocks: without them it was cut between two files, which tarfile does not
+            # see
             if os.pread(file.fileno(), tarfile.BLOCKSIZE, position) != bytes(tarfile.BLOCKSIZE):
                 raise ValueError("neither a file nor the end of a tar begins here")
             if not rows:
@@ -274,15 +281,9 @@ def look(
     """
     paths = find(pattern)
     base = os.path.commonpath([*map(os.path.dirname, paths)])
+    # first by the names of the tar files, so that those of the other split are not read
     paths, are_named = _select_tars(pattern, paths, base, split, splits, log)
-    index = load_index(paths, scan_tar, cache, log)
-    rows = [(*row, os.fsdecode(raw).lstrip("/")) for *row, raw in index.tolist()]
-    has_cls = any(name.lower().endswith(".cls") for *_, name in rows)
-    numbers: dict[int, str] = {}
-    if has_cls:
-        check_samples(paths, index)
-        numbers = _read_labels(paths, rows)
-    members, ignored = _list_members(paths, base, rows, numbers, has_cls)
+    members, ignored, has_cls = _list_members(paths, base, load_index(paths, scan_tar, cache, log))
     # a second way to find the split: the names of the images
     folders = {_split_folder(member) for member in members}
     kinds = _find_splits(pattern, folders, splits, is_word)
@@ -296,6 +297,7 @@ def look(
         log(f"{pattern}: ignored {others}")
     if not members:
         raise BadInput(f"{pattern} holds no image ({' '.join(images.EXTENSIONS)}) of the split {split}")
+    # by path, as the images of a folder: the ids do not depend on the order in the tar files
     members.sort()
     names = []
     texts = []  # the class of each image, as text
@@ -339,19 +341,23 @@ def _select_tars(
     """Return (tar files of a split, True) by their names below `base`; or (all, False) if none has the name
     of a split. Raises BadInput if only the other split has files."""
     kinds = _find_splits(pattern, [path.removeprefix(base) for path in paths], splits, has_word)
+    # the files are not named by splits: look() then asks the names of the images
     if not any(kinds.values()):
         return paths, False
     unused = [path for path, kind in kinds.items() if not kind]
     if unused:
         log(f"{pattern}: ignored {shown(unused)}")
-    paths = [path for path in paths if kinds[path.removeprefix(base)] == split]
-    if not paths:
+    of_split = []
+    for path in paths:
+        if kinds[path.removeprefix(base)] == split:
+            of_split.append(path)
+    if not of_split:
         words = " or ".join(split_names(splits)[split])
         raise BadInput(
             f"{pattern}: no file has {words} in its name, but others have the name of a split: "
             "--splits TRAIN,VAL names the words"
         )
-    return paths, True
+    return of_split, True
 
 
 class _Member(NamedTuple):
@@ -364,11 +370,16 @@ class _Member(NamedTuple):
     mtime: int  # of the tar file, nanoseconds
 
 
-def _list_members(
-    paths: list[str], base: str, rows: list[tuple], numbers: dict[int, str], has_cls: bool
-) -> tuple[list[_Member], Counter[str]]:
-    """Return (the images in tar files, ending of an ignored file -> count). numbers: of _read_labels().
-    Raises BadInput if an image has no class."""
+def _list_members(paths: list[str], base: str, index: np.ndarray) -> tuple[list[_Member], Counter[str], bool]:
+    """Return (the images in tar files, ending of an ignored file -> count, whether .cls files have their
+    classes). index: of load_index(). Raises BadInput if an image has no class."""
+    rows = [(*row, os.fsdecode(raw).lstrip("/")) for *row, raw in index.tolist()]
+    # one .cls is enough: then each image needs a number, and folders are not classes
+    has_cls = any(name.lower().endswith(".cls") for *_, name in rows)
+    numbers: dict[int, str] = {}
+    if has_cls:
+        check_samples(paths, index)
+        numbers = _read_labels(paths, rows)
     members: list[_Member] = []
     ignored = Counter[str]()
     times = [os.stat(path).st_mtime_ns for path in paths]
@@ -382,7 +393,7 @@ def _list_members(
             raise BadInput(f"{paths[file]}: {name}: expected CLASS/NAME without .., or NAME with a NAME.cls")
         path = f"{os.path.relpath(paths[file], base)}/{offset:012}/{name}"
         members.append(_Member(path, name, number, size, times[file]))
-    return members, ignored
+    return members, ignored, has_cls
 
 
 def _select_members(
@@ -403,7 +414,9 @@ def _select_members(
 
 def _split_folder(member: _Member) -> str:
     """Return the first folder of an image's name, which may be a split; "" if that folder is its class."""
-    needed = 1 if member.number else 2  # train/1.jpg with a number, train/cat/1.jpg without
+    needed = 2  # train/cat/1.jpg
+    if member.number:  # train/1.jpg, with the class in a .cls
+        needed = 1
     if member.name.count("/") < needed:
         return ""
     return member.name.partition("/")[0]
@@ -449,6 +462,7 @@ def _read_labels(paths: list[str], rows: list[tuple]) -> dict[int, str]:
         is_first = row[4]
         if is_first:
             firsts.append(place)
+    # a sample is a row of files with one name: its image gets the number of its .cls
     for first, end in itertools.pairwise([*firsts, len(rows)]):
         fields = []  # the kinds of the files of a sample: "jpg", "cls", "seg.png"
         pictures = []
@@ -464,6 +478,7 @@ def _read_labels(paths: list[str], rows: list[tuple]) -> dict[int, str]:
                 labels.append(rows[place][3])
             if field.endswith("cls") or is_image(f".{field}"):
                 is_of_images = True
+        # samples of another kind, such as texts, may be in the same tar
         if not is_of_images:
             continue
         sample, _ = split_name(rows[first][-1])

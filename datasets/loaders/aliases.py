@@ -105,6 +105,7 @@ def merge(args: argparse.Namespace) -> dict[str, Any]:
     if use_dali or dali_cpu:
         has_nvidia = accelerator.of("cuda").device_count() > 0
         on_gpu = not dali_cpu and args.enable_gpu is not False and has_nvidia
+        # DALI on the GPU is the default of these options, and its CPU engine takes its place without a GPU
         backend = SPELLINGS.get(args.data_backend, args.data_backend)
         option = "--use_dali"
         allowed = ["auto", "dali", "dali-gpu", "dali-kspeed"]
@@ -114,8 +115,12 @@ def merge(args: argparse.Namespace) -> dict[str, Any]:
         if backend not in allowed:
             raise BadInput(f"{option} contradicts --data_backend {args.data_backend}")
         if backend == "auto":
-            backend = "dali-gpu" if on_gpu else "dali"
+            backend = "dali"
+            if on_gpu:
+                backend = "dali-gpu"
         merged["data_backend"] = backend
     if args.gather_checkpoints:
-        merged["keep"] = args.gather_checkpoints if args.gather_checkpoints > 0 else sys.maxsize
+        merged["keep"] = args.gather_checkpoints
+        if args.gather_checkpoints < 0:  # without a number: all
+            merged["keep"] = sys.maxsize
     return merged

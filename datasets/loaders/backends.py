@@ -37,12 +37,14 @@ _MUCH_MEMORY = 40e9
 def reasons(device: torch.device) -> dict[str, str | None]:
     """Return engine -> the reason why it is not available with this device; None if it is available."""
     dali = missing()
-    needs_gpu = None if device.type == "cuda" else "it needs a GPU"
+    dali_gpu = dali
+    if not dali and device.type != "cuda":
+        dali_gpu = "it needs a GPU"
     return {
         "pytorch": None,
         "threads": None,
         "dali": dali,
-        "dali-gpu": dali or needs_gpu,
+        "dali-gpu": dali_gpu,
         "synthetic": None,
     }
 
@@ -54,7 +56,9 @@ def resolve(backend: str, device: torch.device) -> str:
     backend = SPELLINGS.get(backend, backend)
     known = reasons(device)
     known |= {name: known[engine] for name, engine in CACHED.items()}
-    known["ray"] = None if importlib.util.find_spec("ray") else f"Ray is not installed: pip install {RAY}"
+    known["ray"] = None
+    if not importlib.util.find_spec("ray"):
+        known["ray"] = f"Ray is not installed: pip install {RAY}"
     reason = known.get(backend, "unknown backend")
     if reason is None:
         return backend
@@ -103,8 +107,11 @@ def engine(
     if backend == "synthetic":
         return Synthetic(device)
     if backend == "dali-gpu":
+        # each thread has buffers on the GPU: more of them only if it has room
         memory = accelerator.of(device).get_device_properties(device).total_memory
-        most = _MORE_THREADS if memory >= _MUCH_MEMORY else _MIXED_THREADS
+        most = _MIXED_THREADS
+        if memory >= _MUCH_MEMORY:
+            most = _MORE_THREADS
         return Dali(store, min(workers, most), device, interpolation)
     if backend == "dali":
         return Dali(store, workers, None, interpolation)

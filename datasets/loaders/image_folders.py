@@ -157,6 +157,7 @@ def open_stores(args: argparse.Namespace, device: torch.device, log: Log) -> tie
         raise BadInput(f"--pack_form {args.pack_form}: there is no pack; name its folder with --pack")
     if args.class_weights != sample_weights.BALANCED:
         check_paths(class_weights=args.class_weights)
+    # now: a cluster that does not answer would else be noticed after the scan
     if backend == "ray":
         pool = ray_pool.connect(args.ray_address, args.workers or backends.cores())
         endings.at_success("loaders", pool.shutdown)
@@ -214,6 +215,7 @@ def _is_by_class(args: argparse.Namespace, output: Output) -> bool:
             return []
         return starts.read(weights.run_folder(path))
 
+    # the run whose weights this start uses: those that it evaluates, continues from, or begins with
     known: list[dict] = []
     if args.evaluate:
         known = read_starts(args.weights)
@@ -287,58 +289,20 @@ def open_loaders(
     # a pack may be written here, for hours
     train_store = stores.open(train_index)
     val_store = stores.open(val_index)
-    side = max(args.image_size, args.val_image_size or 0)
-    most = forms.SHORT_SIDE
-    is_small = (args.pack or args.cache) and train_store.form not in forms.WHOLE and side > most
-    if is_small and (np.minimum(train_index.widths, train_index.heights) > most).any():
-        raise BadInput(
-            f"--image_size {side}: {train_store.form} images of a pack or cache have a short side of at most "
-            f"{most} pixels; store whole ones (--pack_form encoded or jpeg_full)"
-        )
+    _check_stored_size(args, train_store)
     barrier.wait_for_all("prepared", "to prepare")  # a node that scans its data takes longer
     # all ranks compare: nodes with other files would train on different data without a sign of it
     fingerprints = {index.split: index.fingerprint for index in indexes}
     ranks.assert_equal_across_ranks("data set (fingerprints)", fingerprints)
-    shard = {"rank": ranks.rank(), "world_size": ranks.world_size()}
-    size = len(train_index)
-    batch = args.batch_size
-    if args.evaluate:  # no training batch is made, but the sampler needs one sample for each rank
-        size = max(size, ranks.world_size())
-        batch = ranks.world_size()
-    drawn = None
-    if args.class_weights and not args.evaluate:
-
-        def read_weights() -> torch.Tensor:
-            return torch.from_numpy(sample_weights.read(args.class_weights, train_index))
-
-        drawn = ranks.call_on_first(read_weights)  # only rank 0 needs the file
-    steps = {"max_steps": args.max_steps, "epoch_steps": args.epoch_steps}
-    # a function of (seed, epoch, step): every rank computes the ids of its part by itself
-    sampler = BatchSampler(size, batch, args.seed, args.epochs, **steps, weights=drawn).for_rank(**shard)
-    if args.exact_shards and not args.evaluate:
-        sampler = sampler.split(args.exact_shards)
-    train_size = functools.partial(progressive_size, args.epochs, args.first_image_size, args.image_size)
-    train_plan = Plan(train_index, sampler, augment.random_resized_crop, train_size)
-    val_sampler = SequentialBatchSampler(len(val_index), eval_batch, **shard, shards=args.exact_shards or 0)
+    train_plan = _plan_training(args, train_index)
     prepared = preprocessing.values(vars(args))
+    shard = {"rank": ranks.rank(), "world_size": ranks.world_size()}
+    val_sampler = SequentialBatchSampler(len(val_index), eval_batch, **shard, shards=args.exact_shards or 0)
     crop = functools.partial(augment.center_crop, share=prepared.crop_share)
     val_plan = Plan(val_index, val_sampler, crop, args.val_image_size or args.image_size)
     backend = _backend(args, device)
     if backend == "auto":
-        last = ""
-        if ranks.is_first():  # it has the records of the run
-            last = _last_backend(args, device, log.output)
-        backend = ranks.broadcast_object(last)
-        if backend:
-            log.info(f"data_backend auto: {backend}, as in the last start of this run: equal pixels")
-        else:
-            rates: dict[str, float] = {}
-            if ranks.is_first():  # the other ranks wait for its choice
-                rates = measure.rates(
-                    train_store, train_plan, device, args.workers, interpolation=prepared.interpolation
-                )
-            backend = ranks.broadcast_object(measure.choose(rates))
-            log.info(f"data_backend auto: {backend}; measured: {measure.text(rates)}")
+        backend = _choose_backend(args, device, log, train_store, train_plan)
     delivery = {
         "workers": args.workers,
         "interpolation": prepared.interpolation,
@@ -353,8 +317,70 @@ def open_loaders(
     if args.evaluate:
         log.info(f"data test={len(val_index)} source={val_index.source}")
     else:
-        log.print_data(train_index, [] if val_index is train_index else val_index)
+        test_set = val_index
+        if val_index is train_index:  # the job evaluates nothing
+            test_set = []
+        log.print_data(train_index, test_set)
     return train_loader, val_loader
+
+
+def _check_stored_size(args: argparse.Namespace, store: Any) -> None:
+    """Raise BadInput if a pack or a cache has smaller images than the training or the evaluation needs: they
+    would be enlarged. store: of the training set."""
+    side = max(args.image_size, args.val_image_size or 0)
+    most = forms.SHORT_SIDE
+    is_small = (args.pack or args.cache) and store.form not in forms.WHOLE and side > most
+    if is_small and (np.minimum(store.index.widths, store.index.heights) > most).any():
+        raise BadInput(
+            f"--image_size {side}: {store.form} images of a pack or cache have a short side of at most "
+            f"{most} pixels; store whole ones (--pack_form encoded or jpeg_full)"
+        )
+
+
+def _plan_training(args: argparse.Namespace, index: Any) -> Plan:
+    """Return the plan of the training for this rank. Every rank calls it in open_loaders(); with
+    --class_weights they wait for rank 0, which reads the file."""
+    size = len(index)
+    batch = args.batch_size
+    if args.evaluate:  # no training batch is made, but the sampler needs one sample for each rank
+        size = max(size, ranks.world_size())
+        batch = ranks.world_size()
+    drawn = None
+    if args.class_weights and not args.evaluate:
+
+        def read_weights() -> torch.Tensor:
+            return torch.from_numpy(sample_weights.read(args.class_weights, index))
+
+        drawn = ranks.call_on_first(read_weights)  # only rank 0 needs the file
+    steps = {"max_steps": args.max_steps, "epoch_steps": args.epoch_steps}
+    # a function of (seed, epoch, step): every rank computes the ids of its part by itself
+    sampler = BatchSampler(size, batch, args.seed, args.epochs, **steps, weights=drawn)
+    sampler = sampler.for_rank(rank=ranks.rank(), world_size=ranks.world_size())
+    if args.exact_shards and not args.evaluate:
+        sampler = sampler.split(args.exact_shards)
+    image_size = functools.partial(progressive_size, args.epochs, args.first_image_size, args.image_size)
+    return Plan(index, sampler, augment.random_resized_crop, image_size)
+
+
+def _choose_backend(args: argparse.Namespace, device: torch.device, log: Log, store: Any, plan: Plan) -> str:
+    """Return the backend of the run's last start, or in a new run the one that rank 0 measures as the best.
+
+    open_loaders() calls it on every rank if --data_backend is auto. The others wait for rank 0, which has the
+    records of the run. store, plan: of the training."""
+    last = ""
+    if ranks.is_first():
+        last = _last_backend(args, device, log.output)
+    backend = ranks.broadcast_object(last)
+    if backend:
+        log.info(f"data_backend auto: {backend}, as in the last start of this run: equal pixels")
+        return backend
+    rates: dict[str, float] = {}
+    if ranks.is_first():
+        interpolation = preprocessing.values(vars(args)).interpolation
+        rates = measure.rates(store, plan, device, args.workers, interpolation=interpolation)
+    backend = ranks.broadcast_object(measure.choose(rates))
+    log.info(f"data_backend auto: {backend}; measured: {measure.text(rates)}")
+    return backend
 
 
 def _backend(args: argparse.Namespace, device: torch.device) -> str:
@@ -371,7 +397,10 @@ def _last_backend(args: argparse.Namespace, device: torch.device, output: Output
     open_loaders() calls it on rank 0 if the backend is "auto"."""
     if args.resume != "auto" or args.evaluate:
         return ""
-    name = next((start.get("data backend") for start in reversed(starts.read_output(output))), "")
+    name = ""
+    known = starts.read_output(output)
+    if known:
+        name = known[-1].get("data backend", "")
     if not name:
         return ""
     with contextlib.suppress(BadInput):

@@ -85,6 +85,7 @@ class ToDevice(Stage):
             else:
                 images = self._normalised(images)
             return Copy(images, labels)
+        # a GPU: the copies and kernels are put on the stream of the batches, and this call returns at once
         device = accelerator.of(self.device)
         if images.device.type != "cpu":  # from an engine on the GPU
             self.stream.wait_stream(device.current_stream(self.device))
@@ -99,6 +100,7 @@ class ToDevice(Stage):
             if change:
                 images, labels = change(images, labels)
             images = self._normalised(images)
+            # the stream of the training waits for it when the loop takes the batch
             ready = accelerator.new_event(self.device)
             ready.record()
             if not on_host:  # an engine's own memory is read until here
@@ -145,6 +147,7 @@ class ToDevice(Stage):
                 part = torch.from_numpy(numbers[place : place + block])
                 part.copy_(pixels[place : place + block]).sub_(shift).mul_(scale)
 
+        # each thread takes every n-th block, so all end at about the same time
         threads = min(torch.get_num_threads(), -(-len(pixels) // block))
         if threads == 1:
             normalise(0, block)
@@ -200,6 +203,7 @@ def start_pool(workers: int, name: str) -> ThreadPoolExecutor:
 
     pool = ThreadPoolExecutor(workers, name, initializer=begin)
     try:
+        # one task for each thread, so that all of them start now
         wait([pool.submit(int) for _ in range(workers)])
     except RuntimeError as error:
         refused.set()

@@ -62,7 +62,10 @@ def rates(
 def choose(rates: dict[str, float]) -> str:
     """Return the fastest backend of rates(), or one that does not use the GPU if its rate is sufficient:
     in training dali-gpu takes time of the GPU, which is idle while it is measured."""
-    sufficient = [name for name, rate in rates.items() if rate >= _SUFFICIENT and name != "dali-gpu"]
+    sufficient = {}
+    for name, rate_of_backend in rates.items():
+        if rate_of_backend >= _SUFFICIENT and name != "dali-gpu":
+            sufficient[name] = rate_of_backend
     return max(sufficient or rates, key=lambda name: rates[name], default="")
 
 

@@ -26,7 +26,10 @@ def load(root: str, function: Callable[[], list[ImageFolderIndex]]) -> list[Imag
     """
     # a collective of all ranks, so before they part: the first process of a node copies
     if is_url(root):
-        files.local_folder(tar_files.split_pattern(root)[0] if root.endswith(".tar") else root)
+        folder = root
+        if root.endswith(".tar"):  # a pattern: the folder before its first wildcard
+            folder, _ = tar_files.split_pattern(root)
+        files.local_folder(folder)
     host = socket.gethostname()
     indexes: list[ImageFolderIndex] = []
     error = None

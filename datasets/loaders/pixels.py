@@ -159,6 +159,7 @@ def _blend(images: torch.Tensor, other: torch.Tensor | None, factor: torch.Tenso
     mixed = images * share  # int32
     if other is not None:
         mixed += other * (ONE - share)
+    # half of the divisor first, so that the shift rounds
     mixed += ONE // 2
     mixed >>= _BITS
     return mixed.clamp_(0, 255).to(torch.uint8)
@@ -267,6 +268,7 @@ def _matrix(name: str, share: np.ndarray, space: Space, height: int, width: int)
     shear = space.shear * share
     if name == "rotate":
         angle = np.radians(space.degrees * share)
+        # about the centre: it is moved to 0, turned there, and moved back
         x = (width - 1) / 2  # of the centre
         y = (height - 1) / 2
         cos = np.cos(angle)
@@ -290,6 +292,7 @@ def _move(images: torch.Tensor, *matrix: torch.Tensor) -> torch.Tensor:
     x = torch.arange(width, device=images.device).view(1, 1, -1)
     source_x = (a * x + b * y + c + ONE // 2) >> _BITS
     source_y = (d * x + e * y + f + ONE // 2) >> _BITS
+    # a pixel from outside is taken at the border, and made black below
     is_inside = (source_x >= 0) & (source_x < width) & (source_y >= 0) & (source_y < height)
     places = source_y.clamp(0, height - 1) * width + source_x.clamp(0, width - 1)
     flat = images.reshape(*images.shape[:2], -1)

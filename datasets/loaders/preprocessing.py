@@ -105,11 +105,14 @@ def complete(args: argparse.Namespace) -> dict[str, Any]:
     completed: dict[str, Any] = {}
     for name, default in _DEFAULTS.items():
         chosen = given[name] or of_model.get(name)
+        # other values would give other results than in the training, with no error
         if args.evaluate and name in ("mean", "std"):
             trained = of_model.get(name, chosen)
             if chosen != trained:
                 raise BadInput(f"--{name} {chosen}: the weights were trained with {trained}: leave it out")
-        completed[name] = None if chosen == default else chosen
+        if chosen == default:
+            chosen = None
+        completed[name] = chosen
     return completed
 
 
@@ -132,9 +135,11 @@ def find(arch: str, name: str | None) -> dict[str, Any]:
     elif name:
         folder = weights.run_folder(name)
         runs = starts.read(folder)
+        # weights of a run of ours: as its options were, whatever its network wants by default
         if runs:
             known = {"mean": _DEFAULTS["mean"], "std": _DEFAULTS["std"]}
             return known | starts.check_settings(runs[-1]["settings"], KINDS, folder)
+    # no run of ours: what timm or torchvision have published with the network or its weights
     values_of_model = None
     if arch.startswith(TIMM):
         values_of_model = _find_in_timm(arch.removeprefix(TIMM), name if is_name else None)

@@ -63,14 +63,19 @@ def load(data_url: str | None, custom_data: bool) -> _Sets:
     if custom_data:
         return generate_sets(_image_set, channels=3, side=32)
     folder = local_folder(data_url)
-    names = sorted(os.listdir(folder)) if is_folder(folder) else []
+    names: list[str] = []
+    if is_folder(folder):
+        names = sorted(os.listdir(folder))
     data: _Sets | None = None
     if names:
         data = _load_python(folder) or _load_class_folders(folder)
     if data:
         return data
     # another form, which a download must not replace; the others are what an earlier download has left
-    others = [name for name in names if "cifar" in name.lower() and not name.startswith((".", ARCHIVE))]
+    others = []
+    for name in names:
+        if "cifar" in name.lower() and not name.startswith((".", ARCHIVE)):
+            others.append(name)
     try:
         if others:
             raise BadInput(f"{', '.join(others)} is another form or data set, or one folder deeper")
@@ -101,6 +106,7 @@ class _ArraysOnly(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """Return a class or a function that the pickle asks for. Unpickler calls it."""
+        # anything else in a pickle could run code
         if (module, name) in {("numpy", "ndarray"), ("numpy", "dtype")}:
             return getattr(np, name)
         if module in {"numpy.core.multiarray", "numpy._core.multiarray"} and name == "_reconstruct":
@@ -112,6 +118,7 @@ def _load_python(folder: str) -> _Sets | None:
     """Load the official batches from the folder, its subfolder or its archive; None if it has none."""
     place = os.path.join(folder, FOLDER)
     archive = os.path.join(folder, ARCHIVE)
+    # the user may name the folder of the batches itself
     if is_file(os.path.join(folder, TRAIN_FILES[0])):
         place = folder
     names = TRAIN_FILES + TEST_FILES
@@ -148,6 +155,7 @@ def _load_class_folders(folder: str) -> _Sets | None:
         labels = torch.from_numpy(part.labels)
         return _image_set(_decode(part), labels, source=source, class_names=train.classes)
 
+    # only folders with splits: other folders of images are not a copy of CIFAR-10
     names = [splits.find_split(folder, split) for split in splits.SPLITS]
     if not any(name and is_folder(os.path.join(folder, name)) for name in names):
         return None

@@ -80,6 +80,7 @@ class ImageSet:
         digest.update(labels.data)
         facts = (images.shape, self.classes, self.mean, self.std, self.padding, self.flip)
         digest.update(repr(facts).encode())
+        # only if it is set: the fingerprints of other sets stay those of earlier versions
         if self.reflect:
             digest.update(b"reflect")
         return digest.hexdigest()[:32]

@@ -87,9 +87,11 @@ def random_resized_crop(
     left = np.where(width < widths, (widths - width) // 2, 0)
     top = np.where(height < heights, (heights - height) // 2, 0)
     open_ = np.arange(len(ids))  # rows without a box so far
+    # all images at once: those that have a box leave, the others try again
     for attempt in range(_ATTEMPTS):
         if not len(open_):
             break
+        # a block of random words is enough for two attempts
         if attempt % 2 == 0:
             words = draw(seed, epoch[open_], ids[open_], Operation.RESIZED_CROP, block=1 + attempt // 2)
         area = widths[open_] * heights[open_] * uniform(words[0], *scale)
@@ -137,6 +139,7 @@ def square_crop(index: Any, ids: np.ndarray, seed: int, epoch: int, side: int) -
     (bootfile/sampling/sampler.py) get the same square. Crop.flip is uint8 in 0..3.
     """
     widths, heights = _sizes(index, ids)
+    # the views of a sample differ by len(index): the remainder gives all of them the same words
     words = draw(seed, epoch, ids % len(index), Operation.SQUARE_CROP)
     size = np.full(len(words[0]), side, dtype=np.int64)
     top = below(words[0], heights - side + 1)

@@ -128,6 +128,7 @@ def from_args(args: argparse.Namespace, local_batch: int) -> Effects | None:
             "--mixup and --cutmix mix pairs of images: expected an even number of samples of a step for each "
             f"process, got {local_batch}"
         )
+    # the loader is then an ordinary one, without parameters in its batches
     if not any(effects):
         return None
     return effects
@@ -136,6 +137,7 @@ def from_args(args: argparse.Namespace, local_batch: int) -> Effects | None:
 def draw_effects(effects: Effects, ids: np.ndarray, seed: int, epoch: int | np.ndarray, size: int) -> Drawn:
     """Return the parameters of samples. ids: int64 [n]. epoch: a number, or one for each id. size: side of
     the images, pixels. pixels.plan_change() calls it for each batch, on the host."""
+    # each effect has random words of its own: one more or less does not change the others
     nothing = np.zeros(len(ids), np.int64)
     values = dict.fromkeys(Drawn._fields, nothing)
     values |= dict.fromkeys(("brightness", "contrast", "saturation", "share"), nothing + ONE)
@@ -194,6 +196,7 @@ def _draw_mix(
     left = np.maximum(centre - side // 2, 0)
     height = np.minimum(middle - side // 2 + side, size) - top
     width = np.minimum(centre - side // 2 + side, size) - left
+    # a box at the border is cut: the labels are mixed by the pixels that are really copied
     share = np.where(is_cut, 1 - height * width / size**2, share)
     boxes = {"mix_top": top, "mix_left": left, "mix_height": height, "mix_width": width}
     boxes = {name: np.where(is_cut, box, 0) for name, box in boxes.items()}

@@ -27,6 +27,7 @@ def read(text: str, index: Any) -> np.ndarray:
         raise BadInput(f"--class_weights {text} needs one label for each image, and the list has several")
     if text == BALANCED:
         return 1 / np.bincount(labels)[labels]
+    # one name of a class is enough: then all lines are classes, else all are images
     weights = _read_file(text)
     is_of_classes = not weights.keys().isdisjoint(index.classes)
     if is_of_classes:
@@ -36,7 +37,9 @@ def read(text: str, index: Any) -> np.ndarray:
     else:
         kind = "image"
         names = [index.name(id) for id in range(len(index))]
-        known = {*names, *(path for path, *_ in index.bad)}  # bad images are skipped, and may have a weight
+        known = set(names)
+        for path, *_ in index.bad:  # bad images are skipped, and may have a weight
+            known.add(path)
     missing = [name for name in names if name not in weights]
     unknown = [name for name in weights if name not in known]
     if missing or unknown:

@@ -27,6 +27,7 @@ def work_ahead(
                 begun.append((item, begin(item)))
             if not begun:
                 return
+            # it stays in `begun` until its tasks have ended: if one fails, the others are waited for below
             item, tasks = begun[0]
             results = [task.result() for task in tasks]
             begun.popleft()

@@ -32,6 +32,7 @@ class FileStore(Store):
         path = self.index.path(id)
         with reading(path), explained(f"cannot read {path}"):
             content, times = read_again(functools.partial(self._read, path, id), path)
+        # the times of a tar file are not those of its members: only the size is compared
         is_same = True
         if times:
             mtime, ctime = times

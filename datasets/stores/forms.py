@@ -56,6 +56,7 @@ def convert(index: Any, id: int, content: bytes, form: str, scratch: np.ndarray 
     height, width, _ = map(int, sizes(index, id, form))
     if form == "encoded":
         return Sample(height, width, content)
+    # a JPEG keeps its own quality; all other files are decoded first
     if form == "jpeg_full" and index.plain[id] and content.startswith(b"\xff\xd8"):
         return Sample(height, width, restart.encode_again(content))
     try:
@@ -109,6 +110,7 @@ def sizes(index: Any, ids: np.ndarray | slice | int, form: str) -> tuple[np.ndar
         return heights, widths, np.asarray(index.bytes[ids], dtype=np.int64)
     if form in WHOLE:
         return heights, widths, np.zeros_like(heights)
+    # as convert() scales the short side: smaller images stay as they are
     scale = np.minimum(1.0, SHORT_SIDE / np.minimum(heights, widths))
     heights = np.rint(heights * scale).astype(np.int64)
     widths = np.rint(widths * scale).astype(np.int64)

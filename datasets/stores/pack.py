@@ -94,6 +94,7 @@ class PackStore(Store):
             sample, checksum = self.stored(id)
             if self._checked[id]:
                 return sample
+            # the first read of a sample in this process: compare it with the index
             rows, columns, length = map(int, forms.sizes(self.index, id, self.form))
             length = length or max(1, len(sample.content))  # the length of a JPEG is not known
             expected = rows, columns, length
@@ -105,6 +106,7 @@ class PackStore(Store):
             fault = "cannot be read"
         except (BadInput, LookupError, ValueError):
             fault = "is damaged"
+        # one line for each process: a damaged part has many samples
         if not self._has_warned:
             self._has_warned = True
             print(
@@ -176,6 +178,7 @@ def is_whole(index: Any, path: str, form: str) -> bool:
     meta = described(path)
     try:
         sizes = _sizes(path, len(index))
+        # equal if meta has all of these values already
         return meta == meta | _description(index, form) | {"whole": True, "sizes": sizes}
     except OSError as error:
         _raise_if_temporary(error, path)
@@ -189,10 +192,14 @@ def _description(index: Any, form: str) -> dict[str, Any]:
         "fingerprint": index.fingerprint,
         "form": form,
         "count": len(index),
-        "short_side": 0 if form in forms.WHOLE else forms.SHORT_SIDE,
+        "short_side": forms.SHORT_SIDE,
     }
     if form in forms.JPEGS:
-        description["quality"] = forms.QUALITY_FULL if form in forms.WHOLE else QUALITY
+        description["quality"] = QUALITY
+    if form in forms.WHOLE:  # the images have their own sizes
+        description["short_side"] = 0
+        if form in forms.JPEGS:
+            description["quality"] = forms.QUALITY_FULL
     return description
 
 
@@ -207,7 +214,9 @@ def _sizes(path: str, count: int) -> list[int]:
 
 def place(folder: str, index: Any, form: str = "decoded") -> str:
     """Return the path of a pack in a folder of packs. It differs for each data set and form."""
-    kind = "" if form == "decoded" else f"-{forms.label(form)}"
+    kind = ""
+    if form != "decoded":
+        kind = f"-{forms.label(form)}"
     return os.path.join(folder, f"{index.split}-{index.fingerprint[:12]}{kind}.pack")
 
 
@@ -229,8 +238,12 @@ def _fill(index: Any, path: str, form: str, threads: int) -> None:
     count = -(-len(index) // SAMPLES_PER_FILE)
     meta = described(path)
     wanted = _description(index, form)
+    # whether meta has all of these values already
     same = meta == meta | wanted
-    missing = [part for part in range(count) if not same or not _is_part(path, part, len(index))]
+    missing = []
+    for part in range(count):
+        if not same or not _is_part(path, part, len(index)):
+            missing.append(part)
     size = size_of(index, form) / max(1, count)  # bytes of a part
 
     def check_room(parts: int) -> None:
@@ -242,11 +255,14 @@ def _fill(index: Any, path: str, form: str, threads: int) -> None:
                 f"{free / 1e9:.2f} GB are free"
             )
 
+    # before the old pack is deleted
     check_room(len(missing))
     if not same:
         shutil.rmtree(path, ignore_errors=True)
         os.makedirs(path)
+    # what a killed build has left behind: files without their names
     sweep(path)
+    # before the first part: a build that is killed from here on is continued by the next start
     write_atomic(os.path.join(path, META), json.dumps(wanted | {"whole": False}))
     done = min(len(index), (count - len(missing)) * SAMPLES_PER_FILE)
     bar = progress(len(index), f"packing {index.split}", done)
@@ -261,6 +277,7 @@ def _fill(index: Any, path: str, form: str, threads: int) -> None:
         """Start the tasks of a record batch, while earlier ones are written."""
         return [pool.submit(make, id) for id in ids]
 
+    # threads make the samples of the next batches while this one writes
     with concurrent.futures.ThreadPoolExecutor(threads, "pack") as pool, bar:
         batches = [batch for part in missing for batch in _batches(part, len(index))]
         with contextlib.closing(work_ahead(batches, begin, _AHEAD)) as made:
@@ -348,6 +365,7 @@ def _mapped(path: str) -> list[tuple[np.ndarray, ...]]:
         with arrow.ipc.open_file(arrow.memory_map(path)) as file:
             batches = [_columns(file.get_batch(number)) for number in range(file.num_record_batches)]
         lengths = [len(heights) for heights, *_ in batches]
+        # the place of a sample follows from its id only if all batches but the last have one length
         if not any(lengths) or set(lengths[:-1]) - {lengths[0]}:
             raise ValueError(f"its record batches have {lengths} samples")
         return batches

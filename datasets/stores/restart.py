@@ -93,6 +93,7 @@ def read_header(content: bytes) -> Header | None:
         elif marker == _RESTART_INTERVAL:
             interval = _number(content, body)
         elif marker == _START_OF_SCAN:
+            # a progressive file has several scans, of parts of the coefficients: none can be cut
             is_whole = content[body] == components and content[end - 3 : end] == _WHOLE_SCAN
             if not interval or not size_at or not is_whole:
                 return None
@@ -122,6 +123,7 @@ def cut(content: bytes, header: Header, box: Box) -> Part | None:
         down = -(-header.height // step_y)
     else:
         return None
+    # the header of our own JPEGs has the lengths; in others the markers are searched for
     ends = None
     if header.lengths_end:
         ends = _read_ends(content, header, across * down)
@@ -148,12 +150,14 @@ def cut(content: bytes, header: Header, box: Box) -> Part | None:
     part = bytearray(content[:2])
     part += content[2 + skipped : header.end]
     size_at = header.size_at - skipped
+    # the header of the file, with the size of the part
     part[size_at : size_at + 4] = (part_height << 16 | part_width).to_bytes(4, "big")
     # the segments of a row are neighbours in the file: one slice for each row
     moved = np.empty(len(kept_begins), np.int64)
     for row, (begin, end) in enumerate(zip(kept_begins.tolist(), kept_ends[:, -1].tolist(), strict=True)):
         moved[row] = len(part) - begin
         part += content[begin:end]
+    # a decoder expects the numbers of the markers in order: they begin again with 0
     markers = (kept_ends + moved[:, None]).reshape(-1) - 1
     np.frombuffer(part, np.uint8)[markers] = _list_markers(len(markers))
     return Part(part, first_row * step_y, first * step_x, part_height, part_width)
@@ -196,6 +200,7 @@ def encode_again(content: bytes) -> bytes:
         subsampling = "4:4:4"
         if 0 <= number < len(_SAMPLINGS):
             subsampling = _SAMPLINGS[number]
+        # its own tables: the loss is that of rounding once more, not that of another quality
         tables = image.quantization
         image.load()
         plain = Image.fromarray(np.asarray(image))  # without Exif, profiles and comments
@@ -224,6 +229,7 @@ def _with_lengths(content: bytes) -> bytes:
     size = 2 + len(_NAME) + 2 * len(lengths)
     if lengths.max() > _MOST or size > _MOST:
         return content
+    # an application segment: decoders that do not know it skip it
     start = bytes((0xFF, _LENGTHS)) + size.to_bytes(2, "big") + _NAME
     return content[:2] + start + lengths.astype(">u2").tobytes() + content[2:]
 
@@ -238,6 +244,7 @@ def _read_ends(content: bytes, header: Header, segments: int) -> np.ndarray | No
     if ends[-1] != len(content):
         return None
     coded = np.frombuffer(content, np.uint8)
+    # the lengths count only if each of them ends at its marker
     is_marker = coded[ends - 2] == 0xFF
     if not is_marker.all() or not np.array_equal(coded[ends - 1], _list_markers(segments)):
         return None

@@ -49,6 +49,7 @@ class Tiers(Store):
         if missing:
             for place, content in zip(missing, self._read_files(ids[missing].tolist()), strict=True):
                 samples[place] = content
+                # the bytes of the file are the sample; other forms are put after decode()
                 if self.form == "encoded":
                     self._put(ids[place], content, forms.convert(self.index, ids[place], content, self.form))
         return samples
@@ -71,6 +72,7 @@ class Tiers(Store):
         files in the page cache they cost a sixth of an epoch. read() calls it for the misses of a batch."""
         contents: list[bytes] = []
         begin = time.monotonic()
+        # one after the other while they are fast; the first slow one starts the threads
         while not self._is_slow and len(contents) < len(ids):
             contents.append(self.files.content(ids[len(contents)]))
             self._is_slow = time.monotonic() - begin > _PATIENCE
@@ -137,6 +139,7 @@ class Stores:
         from datasets.stores.shared.redis_store import RedisStore
 
         cached = RedisStore(self._server, index, self.mode)
+        # in this mode nothing fills the cache: each sample of the run would come from its file
         if self.mode == "offline" and cached.is_empty():
             self._log(f"the cache holds nothing of {cached.name}: --cache_mode offline needs a preload")
         return self._kept(Tiers(cached, FileStore(index)))

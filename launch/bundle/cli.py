@@ -86,6 +86,7 @@ def pack(job: str, to: str, allow_secret: Sequence[str] = (), code_dir: str | No
         if text:
             contents[REQUIREMENTS[0]] = text.encode()
     _refuse_secrets(contents, allow_secret)
+    # the name of the snapshot, before its digest: from the job's path, so jobs do not mix
     path = code.job_path.removeprefix("jobs/").removesuffix(".py")
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path).strip("-.") or "job"  # for every shell, URL and store
     manifest = manifests.describe(name, contents, code.job_path, git.describe_tree(code.root))
@@ -97,7 +98,9 @@ def pack(job: str, to: str, allow_secret: Sequence[str] = (), code_dir: str | No
         made = one_file.write(to, manifest, contents, requirements.names(text))
     else:
         target, made = snapshot.write(to, manifest, contents)
-    verb = "packed" if made else "unchanged"
+    verb = "unchanged"
+    if made:
+        verb = "packed"
     git_tree = manifest["git"] or "none"
     print(f"{verb}={target} job={code.job_path} digest={manifest['digest']} git={git_tree}")
     return target
@@ -151,7 +154,6 @@ def _print_files(manifest: dict, skipped: dict[str, str]) -> None:
         rules[rule].append(path)
     for name, sizes in kept.items():
         print(f"kept     {name} files={len(sizes)} size={human_size(sum(sizes))}")
+    # all of them: a file that is missing on the platform is looked for here
     for rule, paths in rules.items():
-        print(
-            f"skipped  {' '.join(paths)}: {rule}"
-        )  # all of them: a file that is missing there is looked for here
+        print(f"skipped  {' '.join(paths)}: {rule}")

@@ -47,6 +47,7 @@ class CodeFolder:
 
     def __init__(self, job: str, without: str | None = None, code_dir: str | None = None):
         job = os.path.abspath(job)
+        # the nearest of the folders above the script
         repository = next(filter(_is_repository, map(str, PurePosixPath(job).parents)), "")
         self.root = os.path.dirname(job)
         self._parts: set[str] = set()  # names at the top that are taken; empty: all
@@ -67,6 +68,7 @@ class CodeFolder:
         self._rules = ignore.Rules(self.root, _DOCUMENTS if self._parts else ())
         self.files: dict[str, str] = {}
         self.skipped: dict[str, str] = {}
+        # a job that `pack` wrote as one file has all its modules in it
         if zipfile.is_zipfile(job):
             self.files = {self.job_path: job}
             self.is_repository = "common/distributed/entry.py" in zipfile.ZipFile(job).namelist()
@@ -116,6 +118,7 @@ class CodeFolder:
         module: its path. path: that of the program. Raises BadInput if a rule skips it.
         """
         top = module.partition("/")[0]
+        # a package beside the job's folder: it is taken as a whole, and its files are collected again
         if module not in self.files and self._parts and top not in self._parts:
             self._parts.add(top)
             self._collect()
@@ -135,6 +138,7 @@ class CodeFolder:
 
     def _check_limits(self) -> None:
         """Raise BadInput if the platform would refuse the folder."""
+        # the platform counts folders, too
         entries = set()
         for path in map(PurePosixPath, self.files):
             entries.update(str(entry) for entry in (path, *path.parents))
@@ -154,6 +158,7 @@ class CodeFolder:
         for entry in os.scandir(os.path.join(self.root, folder)):
             path = folder + entry.name
             is_folder = entry.is_dir()
+            # before a link is resolved: a link that a rule skips may lead anywhere
             rule = self._find_rule(path, is_folder, entry.path)
             if rule:
                 self.skipped[f"{path}/" if is_folder else path] = rule

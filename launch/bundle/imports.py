@@ -79,7 +79,9 @@ def _list_names(node: ast.AST) -> list[str]:
             names.append(f"{module}{separator}{alias.name}")
         return names
     if isinstance(node, ast.Call) and node.args:
-        function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        function = getattr(node.func, "id", "")
+        if isinstance(node.func, ast.Attribute):  # importlib.import_module
+            function = node.func.attr
         literal = node.args[0]
         if function in _BY_NAME and isinstance(literal, ast.Constant) and isinstance(literal.value, str):
             return [literal.value]
@@ -98,6 +100,7 @@ def _resolve(root: str, path: str, name: str, folders: tuple[str, ...]) -> list[
     parts = [part for part in absolute.split(".") if part not in ("", "*")]
     if not all(part.isidentifier() for part in parts):  # a text such as "../x" is a path
         return []
+    # as Python does: the first folder that has the name
     for folder in folders:
         modules = []
         for end in range(len(parts) + 1):

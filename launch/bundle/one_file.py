@@ -55,6 +55,7 @@ def write(path: str, manifest: dict, contents: dict[str, str | bytes], packages:
         parts = name.split("/")[:-1]
         for end in range(1, len(parts) + 1):
             files.setdefault("/".join((*parts[:end], "__init__.py")), b"")
+    # in the order of the names, with one time and one mode: equal contents give equal bytes
     memory = io.BytesIO()
     with zipfile.ZipFile(memory, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in sorted(files.items()):

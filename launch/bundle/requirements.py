@@ -72,11 +72,14 @@ def _read_lines(path: str) -> list[str]:
             text = re.sub(r"\\\r?\n\s*", " ", file.read())
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path} cannot be read: {error}") from error
-    lines = [re.sub(r"(^|\s+)#(?! for:).*", "", line).strip() for line in text.splitlines()]
-    for line in lines:
+    lines: dict[str, None] = {}  # each once, in order
+    for raw in text.splitlines():
+        line = re.sub(r"(^|\s+)#(?! for:).*", "", raw).strip()
         if re.match("-r|--requirement", line):
             raise BadInput(f"{path} includes another list, {line}: put its lines here instead")
-    return [line for line in dict.fromkeys(lines) if line]
+        if line:
+            lines[line] = None
+    return list(lines)
 
 
 def find_packages(files: dict[str, str], job: str) -> set[str]:
@@ -97,6 +100,7 @@ def find_packages(files: dict[str, str], job: str) -> set[str]:
         for name in _imports(files[path]):
             parts = name.split(".")
             starts = ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
+            # Python also looks in the folder of the job
             starts += [folder + start for start in starts]
             modules = []  # of the job that the name imports: its package, and the module itself
             for start in starts:
@@ -118,6 +122,7 @@ def _imports(path: str) -> Iterator[str]:
             raise BadInput(f"{path} is not a Python program: {error}") from error
     while todo:
         node = todo.pop()
+        # what a function imports comes later, or never
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             continue
         if isinstance(node, ast.Import):

@@ -21,6 +21,7 @@ def write(to: str, manifest: dict, contents: dict[str, str | bytes]) -> tuple[st
     with explained(f"{to} cannot be written"):
         os.makedirs(to, exist_ok=True)
         with locked(to):
+            # the name has the digest of the content: a folder of this name is compared, and never replaced
             if os.path.lexists(final):
                 wrong = _find_wrong(final, manifest)
                 if wrong:

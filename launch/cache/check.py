@@ -40,6 +40,7 @@ def check(read: Read, index: image_index.ImageFolderIndex, form: str, workers: i
                     wrong.append((DIFFERENT, id))
             return wrong
 
+        # the threads read and decode; this one counts, in the order of the ids
         pool = ThreadPoolExecutor(workers, "check")
         try:
             for part, wrong in zip(parts, pool.map(compare, parts), strict=True):

@@ -92,8 +92,11 @@ def rm(place: Shared, args: argparse.Namespace) -> int:
     if args.all == bool(args.dataset):
         raise BadInput("rm: name a data set, as ls shows it, or pass --all")
     stored = references.list_sets(place.server)
-    unwanted = stored if args.all else [server.choose(stored, args.dataset)]
+    unwanted = stored
+    if not args.all:
+        unwanted = [server.choose(stored, args.dataset)]
     for data_set in unwanted:
+        # all are checked before the first one is deleted
         if data_set.users and not args.force:
             users = ", ".join(data_set.users)
             raise BadInput(f"{data_set.name} is in use: {users}; --force deletes it anyway")
@@ -166,8 +169,11 @@ def _load_indexes(args: argparse.Namespace) -> list[image_index.ImageFolderIndex
     train = load("train")
     if args.split == "train":
         return [train]
+    # the training set is always indexed: its classes number those of the other split
     val = load("val", classes=train.classes)
-    return [val] if args.split == "val" else [train, val]
+    if args.split == "val":
+        return [val]
+    return [train, val]
 
 
 def _form(place: Packs | Shared, args: argparse.Namespace) -> str:

@@ -57,6 +57,7 @@ class Shared:
         except BadInput as error:
             raise BadInput(str(error).replace("--cache", "--to")) from None
         self.form = self.server.address.form
+        # a job continues without the cache; here there is nothing else to do
         reason = self.server.down
         if reason:
             self.close()
@@ -88,6 +89,7 @@ class Shared:
         def read(ids: np.ndarray) -> list[bytes | np.ndarray | str | None]:
             """Return the samples: the threads of check() call it."""
             samples: list[bytes | np.ndarray | str | None] = [*store.read(ids)]
+            # a miss may be a missing or a damaged sample: its length tells which
             lost = [place for place, sample in enumerate(samples) if sample is None]
             for place, length in zip(lost, store.lengths(ids[lost]), strict=True):
                 samples[place] = DAMAGED if length else MISSING
@@ -124,6 +126,7 @@ class Shared:
         note = policy
         if limit:
             most = f"{limit / 1e9:.3f} GB"
+            # with another policy the server deletes samples to make room: jobs would read their files
             if policy != "noeviction":
                 note = f"{policy}: set it to noeviction"
         line = f"{self.server.address}: {known.get('used_memory', 0) / 1e9:.3f} GB used of {most}"
@@ -153,6 +156,7 @@ class Shared:
 
         def send(part: np.ndarray) -> int:
             """Make and store samples in a thread of the pool. Return how many were stored."""
+            # the parts that are left end at once: the next preload stores them
             if self.server.full_until or self.server.down:
                 return 0
             return store.put(part, [forms.make(files, id, store.form) for id in part.tolist()])

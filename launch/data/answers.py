@@ -46,13 +46,16 @@ def _open(run: Run, args: argparse.Namespace) -> contextlib.AbstractContextManag
 
 def _list_steps(run: Run, args: argparse.Namespace) -> list[str]:
     """Return a table of the samples of each of --count steps up to --step; with --to, also draw them."""
+    # earlier steps that the run has left out have no samples; the last one is asked for, and may fail
     numbers = []
     for number in range(max(1, args.step - args.count + 1), args.step + 1):
         if number == args.step or not run.is_left_out(number):
             numbers.append(number)
     run.check(args.step, np.zeros(0, np.int64))  # whether it exists, before the data are read
+    steps = []
     with _open(run, args) as data:
-        steps = [samples.read_step(run, number, data, bool(args.to)) for number in numbers]
+        for number in numbers:
+            steps.append(samples.read_step(run, number, data, bool(args.to)))
     lines = []
     for step in steps:
         columns = [[name, *map(str, values)] for name, values in step.columns.items()]
@@ -84,22 +87,13 @@ def _find_largest(run: Run, around: int, data: object) -> list[str]:
             lines.append(f"step {number}: {run.name_left_out()}")
             continue
         step = samples.read_step(run, number, data, False)
-        ranks = sorted({*step.columns["rank"]})
-        parts = []  # (ids, losses) of each rank
-        for rank in ranks:
-            if rank not in known:
-                known[rank] = sample_losses.read(run.folder, rank, steps)
-            if number in known[rank]:
-                parts.append(known[rank][number])
-        if len(parts) < len(ranks):
+        losses = _read_losses(run, step, steps, known)
+        if losses is None:
             lines.append(f"step {number}: its losses were not kept, which needs --sample_losses true")
+            # a step before it may lack them: the run may have begun to keep them later
             if number == around:
                 raise BadInput(f"{run.folder}: {lines[-1]}")
             continue
-        ids = np.concatenate([ids_of_rank for ids_of_rank, _ in parts])
-        losses = np.concatenate([losses_of_rank for _, losses_of_rank in parts])
-        if ids.tolist() != step.columns["id"]:
-            raise BadInput(f"the losses of step {number} are those of other samples than the receipt's")
         lines.append(f"step {number}: mean loss {losses.mean():.6g} of {len(losses)} samples")
         for place, loss in enumerate(losses.tolist()):
             row = {"step": str(number), "loss": f"{loss:.6g}"}
@@ -108,8 +102,34 @@ def _find_largest(run: Run, around: int, data: object) -> list[str]:
                     row[name] = str(step.columns[name][place])
             table.append((loss, row))
     table.sort(key=_rank_loss, reverse=True)
-    rows = [row for _, row in table[:SHOWN]]
-    return [*lines, "", *align([[*rows[0]], *([*row.values()] for row in rows)]), "", _skip(run, around)]
+    rows = []
+    for _, row in table[:SHOWN]:
+        if not rows:
+            rows.append([*row])  # the names of the columns
+        rows.append([*row.values()])
+    return [*lines, "", *align(rows), "", _skip(run, around)]
+
+
+def _read_losses(run: Run, step: samples.Step, steps: range, known: dict[int, dict]) -> np.ndarray | None:
+    """Return the losses of a step's samples in the order of its columns, float32 [n]; None if a rank has not
+    kept them. Raises BadInput if they are those of other samples than the receipt's.
+
+    steps: all that are wanted: the file of a rank is read once. known: rank -> step -> (ids, losses) of the
+    files so far; it is changed.
+    """
+    ids: list[int] = []
+    losses = []
+    for rank in sorted({*step.columns["rank"]}):
+        if rank not in known:
+            known[rank] = sample_losses.read(run.folder, rank, steps)
+        if step.step not in known[rank]:
+            return None
+        ids_of_rank, losses_of_rank = known[rank][step.step]
+        ids += ids_of_rank.tolist()
+        losses.append(losses_of_rank)
+    if ids != step.columns["id"]:
+        raise BadInput(f"the losses of step {step.step} are those of other samples than the receipt's")
+    return np.concatenate(losses)
 
 
 def _skip(run: Run, step: int) -> str:
@@ -122,7 +142,9 @@ def _skip(run: Run, step: int) -> str:
 def _rank_loss(row: tuple[float, dict]) -> float:
     """Return the key of a row of the table of losses: a loss that is not a number is the largest."""
     loss = row[0]
-    return np.inf if np.isnan(loss) else loss
+    if np.isnan(loss):
+        return np.inf
+    return loss
 
 
 def _find_guilty(args: argparse.Namespace) -> list[str]:
@@ -139,7 +161,6 @@ def _find_guilty(args: argparse.Namespace) -> list[str]:
 def _find_sample(run: Run, args: argparse.Namespace) -> list[str]:
     """Return the step and the rank that had --sample in each epoch of the run."""
     sampler = run.sampler(run.last)
-    name = ""
     if args.sample.isdecimal():
         id = int(args.sample)
         shown = args.sample
@@ -151,8 +172,7 @@ def _find_sample(run: Run, args: argparse.Namespace) -> list[str]:
                     f"--sample {args.sample} is neither an id in 0..{sampler.size - 1} nor an image"
                 )
             id = int(image)
-            shown = str(image)
-            name = f" ({data.path(image)})"
+            shown = f"{image} ({data.path(image)})"
     epochs = np.arange(1, -(-run.last // len(sampler)) + 1)
     steps = (sampler.find(id, epochs) + 1).tolist()
     rows = [["epoch", "step", "rank"]]
@@ -172,9 +192,12 @@ def _find_sample(run: Run, args: argparse.Namespace) -> list[str]:
     last = run.last
     while run.is_left_out(last):
         last -= 1
+    # the ids were computed and not read: a step that the receipt has proves that they are those of the run
     run.ids(sampler, last)  # also if no step had the sample
-    times = "time" if count == 1 else "times"
-    title = f"sample {shown}{name}: {count} {times} in the steps 1-{run.last}, equal to the receipt"
+    times = "times"
+    if count == 1:
+        times = "time"
+    title = f"sample {shown}: {count} {times} in the steps 1-{run.last}, equal to the receipt"
     return [title, *align(rows)]
 
 

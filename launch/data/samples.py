@@ -9,7 +9,7 @@ import glob
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,10 +48,12 @@ def open_data(run: Run, data_url: str | None) -> Iterator[Any]:
     start = run.starts[-1]
     settings = start["settings"]
     fingerprint = str(start.get("training data")).partition("+")[0]
+    # an index of its own for this command: neither the run nor the cache of the user is written to
     with tempfile.TemporaryDirectory(prefix="bootfile-data-") as cache:
         try:
             source = data_url or settings.get("data_url")
             is_generated = settings.get("custom_data")
+            # as the job of the run made its data: a set in memory, or a folder of images
             if settings.get("dataset") in image_set.NAMES:
                 data, _ = image_set.load(settings["dataset"], source, is_generated)
                 data = dataclasses.replace(data, reflect=bool(settings.get("short_recipe")))
@@ -114,14 +116,7 @@ def read_step(run: Run, step: int, data: Any, draws: bool) -> Step:
         return Step(step, f"{title}ids equal to the receipt; no labels (--ids, or your own Dataset)", columns)
     prepared = preprocessing.values(settings)
     if isinstance(data, image_index.ImageFolderIndex):
-        sides = {"first": settings["first_image_size"], "last": settings["image_size"]}
-        side = image_folders.progressive_size(settings["epochs"], epoch=sampler.epoch, **sides)
-        plan = Plan(data, sampler, augment.random_resized_crop, side)
-        chosen = {}
-        for name in Effects._fields:
-            if settings.get(name):
-                chosen[name] = settings[name]
-        effects = Effects(**chosen)
+        plan, effects = _plan_folder(data, sampler, settings)
         cpu = torch.device("cpu")
         engine = backends.engine("threads", FileStore(data), cpu, interpolation=prepared.interpolation)
     else:
@@ -131,6 +126,7 @@ def read_step(run: Run, step: int, data: Any, draws: bool) -> Step:
         if settings.get("short_recipe"):
             plan.augment = augment.alternating_flip
     plan.removal = Removal(run.removed)
+    # the plan has the boxes and labels; no image is read for them
     batch: Any = next(iter(plan))
     for name, values in batch.crops._asdict().items():
         columns[name] = values.tolist()
@@ -138,6 +134,7 @@ def read_step(run: Run, step: int, data: Any, draws: bool) -> Step:
     if any(effects):
         drawn = effects
     batch, change = pixels.plan_change(plan, batch, drawn, None, prepared.mean)
+    # before a pixel is read: with other data the table would show samples that the run never had
     run.check(step, batch_sums(ids, batch.labels, batch.crops, np.array([len(ids)]))[0])
     classes = data.class_names or [*map(str, range(data.classes))]
     columns["label"] = _name_labels(batch.labels, classes)
@@ -145,10 +142,22 @@ def read_step(run: Run, step: int, data: Any, draws: bool) -> Step:
         columns["file"] = [data.name(id) for id in ids.tolist()]
     images = None
     with contextlib.closing(engine), contextlib.closing(engine.run(plan)) as batches:
+        # an engine as in the job, on the CPU: the pixels before normalisation
         if draws:
             read = next(batches)[1].permute(0, 3, 1, 2)
             images = change(read, torch.from_numpy(batch.labels))[0].permute(0, 2, 3, 1).numpy().copy()
     return Step(step, f"{title}equal to the receipt", columns, images)
+
+
+def _plan_folder(data: Any, sampler: Any, settings: Mapping[str, Any]) -> tuple[Plan, Effects]:
+    """Return the plan of a folder of images, and the effects, as a job with these options made them."""
+    sides = {"first": settings["first_image_size"], "last": settings["image_size"]}
+    side = image_folders.progressive_size(settings["epochs"], epoch=sampler.epoch, **sides)
+    chosen = {}
+    for name in Effects._fields:
+        if settings.get(name):  # a run of an earlier version has fewer of them
+            chosen[name] = settings[name]
+    return Plan(data, sampler, augment.random_resized_crop, side), Effects(**chosen)
 
 
 def _name_labels(labels: np.ndarray, classes: Sequence[str]) -> list[str]:
@@ -156,10 +165,10 @@ def _name_labels(labels: np.ndarray, classes: Sequence[str]) -> list[str]:
 
     labels: int [n], the class of each sample, or bool [n, classes]. classes: names.
     """
-    if labels.ndim == 1:
-        return [classes[label] for label in labels.tolist()]
     names = []
-    for row in labels:
-        names_of_sample = [classes[label] for label in np.flatnonzero(row).tolist()]
-        names.append(",".join(names_of_sample))
+    for label in labels:
+        numbers = [int(label)]
+        if labels.ndim > 1:
+            numbers = np.flatnonzero(label).tolist()
+        names.append(",".join(classes[number] for number in numbers))
     return names

@@ -22,14 +22,21 @@ def save(steps: list[Step], path: str) -> str:
 
     `launch data --to` calls it once, after the steps were compared with the receipt.
     """
-    if any(step.pixels is None for step in steps):
-        raise BadInput(f"--to {path}: a Dataset of your own has no images to draw here")
-    height = max(step.pixels.shape[1] for step in steps)
-    width = max(step.pixels.shape[2] for step in steps)
+    height = 0
+    width = 0
+    cells = []  # (step, place of an image in it)
+    for step in steps:
+        if step.pixels is None:
+            raise BadInput(f"--to {path}: a Dataset of your own has no images to draw here")
+        height = max(height, step.pixels.shape[1])
+        width = max(width, step.pixels.shape[2])
+        for place in range(len(step.pixels)):
+            cells.append((step, place))
+    total = len(cells)
     scale = math.ceil(LEAST / min(LEAST, max(height, width)))
     high = scale * height + 2 * LINE + MARGIN  # of a cell: the image and two lines of text
     wide = scale * width + MARGIN
-    cells = [(step, place) for step in steps for place in range(len(step.pixels))]
+    # larger sheets need gigabytes of memory: the rest is not drawn, as the line at the end says
     cells = cells[: _MOST // (high * wide)]
     columns = math.ceil(math.sqrt(len(cells)))
     sheet = Image.new("RGB", (columns * wide + MARGIN, -(-len(cells) // columns) * high + MARGIN), "white")
@@ -38,6 +45,7 @@ def save(steps: list[Step], path: str) -> str:
         row, column = divmod(number, columns)
         x = MARGIN + column * wide
         y = MARGIN + row * high
+        # whole pixels: an enlarged image shows each pixel that the model got
         image = step.pixels[place].repeat(scale, 0).repeat(scale, 1)
         sheet.paste(Image.fromarray(np.broadcast_to(image, (*image.shape[:2], 3)).copy()), (x, y))
         label = step.columns["label"][place].encode("latin-1", "replace").decode("latin-1")  # of the font
@@ -47,4 +55,4 @@ def save(steps: list[Step], path: str) -> str:
     mark.add_text("Software", MARK.pattern)
     with outputs.open_result(path) as file:
         sheet.save(file, "PNG", pnginfo=mark)
-    return f"{path}: {len(cells)} images of {sum(len(step.pixels) for step in steps)}"
+    return f"{path}: {len(cells)} images of {total}"

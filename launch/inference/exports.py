@@ -34,6 +34,7 @@ def write(args: argparse.Namespace) -> int:
     except Exception as error:  # an exporter's error for an unsupported network
         reason = in_one_line(error, 300)
         raise BadInput(f"torch {torch.__version__} cannot export {network.name}: {reason}") from error
+    # before it is written: the file may be used where nothing compares it any more
     difference = compare(network, run)
     if not difference <= TOLERANCE:
         share = f"{difference:.2g} of the largest, expected at most {TOLERANCE:g}"
@@ -50,6 +51,7 @@ def compare(network: Trained, run: Run) -> float:
     """Return the largest difference between the logits of `run` and of the network, as a share of the largest
     logit (at least 1). It is measured on batches of BATCH and OTHERS images of noise."""
     generator = torch.Generator().manual_seed(0)
+    # other batch sizes, too: an exporter may have fixed the one that it has traced
     shares = []
     for count in (BATCH, *OTHERS):
         batch = torch.randn(count, network.channels, network.size, network.size, generator=generator)
@@ -84,6 +86,7 @@ def _onnx(network: Trained) -> tuple[bytes, Run]:
     model = program.model_proto
     onnx.helper.set_model_props(model, {NOTE: facts(network)})
     content = model.SerializeToString()
+    # from the bytes that are written, and not from the program in memory
     session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
 
     def run(images: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,6 +44,7 @@ def write(args: argparse.Namespace) -> int:
     """
     is_image = os.path.isfile(args.folder) and not args.to
     args.to = args.to or "predictions.csv"
+    # before the network is loaded: a file that must not be replaced ends it at once
     if not is_image:
         outputs.check_replaceable(args.to, re.compile("^path,error,class_1,"), args.force)
     places = [torch.device(accelerator.kind(), gpu) for gpu in range(devices.count_gpus(args))]
@@ -53,13 +55,27 @@ def write(args: argparse.Namespace) -> int:
     top = min(TOP, len(network.classes))
     predictions = predict(network, root, paths, places or [torch.device("cpu")], args.batch_size)
     if is_image:
-        [(path, reason, probabilities)] = predictions
+        [(_, reason, probabilities)] = predictions
         if reason:
             raise BadInput(f"{args.folder}: {reason}")
         values, labels = probabilities.topk(top)
         for value, label in zip(values.tolist(), labels.tolist(), strict=True):
             print(f"{value:.6f} {printable(network.classes[label])}")
         return 0
+    with progress(len(paths), "predicting") as bar:
+        unreadable = _write_table(args.to, predictions, network.classes, top, bar)
+    bad = ""
+    if unreadable:
+        bad = f", {unreadable} of them unreadable"
+    print(f"{args.to}: {len(paths)} images{bad}; {network.name}, {len(network.classes)} classes")
+    return 0
+
+
+def _write_table(path: str, predictions: Iterator, classes: Sequence[str], top: int, bar: Any) -> int:
+    """Write a row for each image to a CSV, as it is predicted. Return the number of unreadable images.
+
+    predictions: of predict(). top: classes of a row. bar: moves with each image.
+    """
     header = []
     for rank in range(1, top + 1):
         header += [f"class_{rank}", f"probability_{rank}"]
@@ -67,28 +83,24 @@ def write(args: argparse.Namespace) -> int:
     # pandas reads as missing or as a number.
     numbers = [f"number_{rank}" for rank in range(1, top + 1)]
     unreadable = 0
-    with outputs.open_result(args.to) as file, progress(len(paths), "predicting") as bar:
+    with outputs.open_result(path) as file:
         text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="", write_through=True)
         rows = csv.writer(text)
         rows.writerow(["path", "error", *header, *numbers])
-        for path, reason, probabilities in predictions:
+        for name, reason, probabilities in predictions:
             cells = [""] * (len(header) + len(numbers))
             if not reason:
                 values, labels = probabilities.topk(top)
                 end = len(header)
-                cells[:end:2] = [network.classes[label] for label in labels.tolist()]
+                cells[:end:2] = [classes[label] for label in labels.tolist()]
                 cells[1:end:2] = [f"{value:.6f}" for value in values.tolist()]
                 cells[end:] = [str(label) for label in labels.tolist()]
-            rows.writerow([path, printable(reason), *cells])
+            rows.writerow([name, printable(reason), *cells])
             if reason:
                 unreadable += 1
             bar.update()
         text.detach()
-    bad = ""
-    if unreadable:
-        bad = f", {unreadable} of them unreadable"
-    print(f"{args.to}: {len(paths)} images{bad}; {network.name}, {len(network.classes)} classes")
-    return 0
+    return unreadable
 
 
 def find_images(folder: str) -> tuple[str, list[str]]:
@@ -123,6 +135,7 @@ def predict(
     for place in places:
         model = copy.deepcopy(network.model).to(place).to(memory_format=torch.channels_last)
         copies.append((model, ToDevice(place, network.mean, network.std)))
+    # trained with bce each class is a question of its own; else the classes exclude each other
     is_binary = network.settings.get("loss") == "bce"
     autocast, _ = precision.choose(places[0], network.settings.get("amp"))
     begun: collections.deque = collections.deque()  # batches that the devices may still compute
@@ -138,6 +151,7 @@ def predict(
                 interpolation=network.settings.get("interpolation", BILINEAR),
                 traits=traits,
             )
+            # this waits for the images of the batch, while the devices compute the batches before it
             reasons = list(pool.map(fill, [os.path.join(root, path) for path in part], memory))
             pixels = torch.from_numpy(memory).permute(0, 3, 1, 2)
             if network.channels == 1:
@@ -146,7 +160,12 @@ def predict(
             with autocast:
                 logits = model(batch)
             logits = logits.float()
-            begun.append((part, reasons, logits.sigmoid() if is_binary else logits.softmax(1)))
+            if is_binary:
+                probabilities = logits.sigmoid()
+            else:
+                probabilities = logits.softmax(1)
+            begun.append((part, reasons, probabilities))
+            # one batch for each device is under way; the oldest is waited for when a further one has begun
             if len(begun) > len(places):
                 yield from _wait_for(*begun.popleft())
         for batch_begun in begun:
@@ -169,6 +188,7 @@ def _fill(path: str, out: np.ndarray, share: float, interpolation: str, traits: 
         with open(path, "rb", opener=opener) as file:
             images.check_bytes(os.fstat(file.fileno()).st_size)
             content = file.read()
+        # as the scan of a training inspects them: also what would be dark, or of one colour
         header = images.inspect(content)
         pixels = images.decode(content, header.plain)
         traits.append(header.traits)

@@ -76,6 +76,7 @@ def load(
         name = model or str(arch)
         channels = 3
         size = settings.get("image_size", 224)
+    # code that the user names: the number of its classes is that of its output
     if model:
         size = settings.get("val_image_size", size)
         network, count = _call(model, size)
@@ -96,6 +97,7 @@ def load(
     else:
         options = "--arch and --image_size, or --model FILE.py:FUNCTION"
         raise BadInput(f"{path}: {starts.FILE} next to it names no network: add {options}")
+    # the number of classes is that of the head in the file: built once without memory, to find its name
     first, dim = next(iter(heads.head(make).items()), ("", 0))
     skeleton = classifiers.on_meta(functools.partial(make, 2))
     matching, *_ = weights.match(path, skeleton.state_dict(), tensors)
@@ -141,14 +143,18 @@ def _call(model: str, size: int) -> tuple[nn.Module, int]:
 def _classes(path: str, count: int) -> tuple[str, ...]:
     """Return the names of the classes of a run, or their numbers if they are not known."""
     names = tuple(map(str, weights.read_class_names(path)))
-    return names if len(names) == count else tuple(map(str, range(count)))
+    if len(names) == count:
+        return names
+    return tuple(map(str, range(count)))
 
 
 def _read_settings(folder: str, given: dict[str, Any], is_own: bool) -> dict[str, Any]:
     """Return the _OPTIONS of the last start in a run's folder, without those that choose a network if it is
     the user's own. given: replaces them unless it is None. Raises BadInput."""
     runs = starts.read(folder)
-    settings = dict(runs[-1]["settings"]) if runs else {}
+    settings: dict[str, Any] = {}
+    if runs:
+        settings = dict(runs[-1]["settings"])
     for name, value in given.items():
         if value:
             settings[name] = value
@@ -156,5 +162,9 @@ def _read_settings(folder: str, given: dict[str, Any], is_own: bool) -> dict[str
         print_line(
             "warning: the run had --antialias false, which was removed: its accuracy is not exactly met"
         )
-    kinds = {name: kind for name, kind in _OPTIONS.items() if not is_own or name not in _NETWORK}
+    # the folder may be another user's: each option is checked as one of a command line
+    kinds = dict(_OPTIONS)
+    if is_own:
+        for name in _NETWORK:
+            kinds.pop(name, None)
     return starts.check_settings(settings, kinds, folder)

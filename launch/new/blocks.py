@@ -56,6 +56,7 @@ def combine(base: str, *variants: str, tag: str = "") -> str:
         for block in of_tag.finditer(text):
             kept += text[end : block.start()].splitlines(True)
             inserted[len(kept)] = inserted.get(len(kept), "") + block[0]
+            # a block may replace lines of the base: they are comments in it
             for line in block[0].split("\n"):
                 for replaced in replaced_lines(line):
                     if len(kept) in dropped:
@@ -64,6 +65,7 @@ def combine(base: str, *variants: str, tag: str = "") -> str:
                     kept.append(f"{replaced}\n")
             end = block.end()
         kept += text[end:].splitlines(True)
+        # what is not in a block must be the base: each variant stands for it without its blocks
         if kept != lines:
             raise MarksError(f"not the lines of the base: {[*unified_diff(lines, kept, n=0)][3]!r}")
     parts = [docstring]

@@ -87,6 +87,7 @@ def main(arguments: list[str]) -> int:
         if args.add:
             _add_ddp(folder)
             return 0
+        # options that exclude each other are refused above, before there is a folder
         folder.mkdir(parents=True, exist_ok=True)
         if args.receipt:
             _write_receipt(folder)
@@ -115,6 +116,7 @@ def _add_ddp(folder: Path) -> None:
     for option in ("exact", "fsdp"):
         if f"train_{option}.py" in text:
             raise BadInput(f"{job} was written with --{option}, which has these blocks")
+    # the job as `new` wrote it, without and with the blocks: their difference is what is added
     base = make_job(False, has_amp, text=is_text)
     variant = make_job(True, has_amp, text=is_text)
     changed, count = adding.add(text, base, variant, str(job))
@@ -122,6 +124,7 @@ def _add_ddp(folder: Path) -> None:
         raise BadInput(f"{job} has these blocks already")
     write_atomic(str(job), changed.encode())
     print(f"{job}: added {count} blocks of train_ddp.py")
+    # the test of the project must start two processes now, or the blocks would not be tested
     test = folder / "tests/test_train.py"
     option = "--processes_per_node=2"
     line = f'OPTIONS += ["{option}"]\n'
@@ -165,6 +168,7 @@ def make_job(ddp: bool, amp: bool, exact: bool = False, fsdp: bool = False, text
     [step_of_user] = _STEP.findall(variants[0])
     if not text:
         variants[0] = variants[0].replace(step_of_user, step)  # another variant may have its own
+    # as the variants of Bootfile are made: the base, and the blocks of each
     combined = blocks.combine(base, *variants)
     if exact or fsdp:  # its base is train_ddp.py
         more = "train_fsdp.py"
@@ -178,11 +182,13 @@ def make_job(ddp: bool, amp: bool, exact: bool = False, fsdp: bool = False, text
     combined = blocks.without_replaced(combined)
     if not text:
         [step] = _STEP.findall(combined)
+        # in a project the whole step is one block: it is what the user changes
         mark = step_of_user.split("\n")[0]
         combined = combined.replace(step, _mark(step, mark), 1)
     lines = blocks.without_docstring(blocks.renumber(combined)).split("\n")
     for start in _UNUSED:
-        lines.remove(next(line for line in lines if line.startswith(start)))
+        unused = [line for line in lines if line.startswith(start)]
+        lines.remove(unused[0])
     job = "\n".join(lines).replace(" boolean,", "", 1)  # only --custom_data needs this import
     example = ""
     if ddp:
@@ -208,6 +214,7 @@ def _mark(step: str, mark: str) -> str:
 
 def _write_project(folder: Path, args: argparse.Namespace, ddp: bool) -> None:
     """Write the files of a project into an empty folder. ddp: whether an option needs the blocks of DDP."""
+    # first: it is what may fail, and the folder is still empty
     job = make_job(ddp, args.amp, args.exact, args.fsdp, args.text)
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.resolve().name)[:64]
     given = []  # the words of _ONLY

@@ -19,6 +19,7 @@ def join(module: str, read: Callable[[str], str]) -> str:
     name`, at the beginning of a file and without `as`: raises ValueError for another import, and if two
     modules define the same name.
     """
+    # in the order of their imports, so that a name is defined before another module uses it
     modules = _read_modules(module, read)
     imports: dict[str, set[str]] = {}  # "import os" -> {}; "from typing import" -> names
     bodies = []

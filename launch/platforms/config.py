@@ -43,12 +43,15 @@ def _to_text(value: Any) -> str:
 def _check_url(url: str) -> str:
     if not is_url(url):  # pydantic makes the line, with the table and the key
         raise ValueError("expected obs://bucket/prefix or s3://bucket/prefix")
+    # raises BadInput, which load() completes with the name of the file
     object_store.parse(url)
     return url.rstrip("/")
 
 
 def _check_place(place: str) -> str:
-    return place.rstrip("/") if place.startswith("/") else _check_url(place)
+    if place.startswith("/"):  # a folder of a volume
+        return place.rstrip("/")
+    return _check_url(place)
 
 
 def _check_storage(storage: str) -> str:
@@ -266,6 +269,7 @@ def _check_names(config: JobConfig) -> None:
 
 
 def _check_modelarts(config: JobConfig) -> None:
+    # what pydantic does not see: keys that depend on each other, and that other platforms do not need
     image = config.image
     resources = config.resources
     # the service copies the folder of the code as it is, so it must be one that pack has made
@@ -293,11 +297,18 @@ def _explain(error: Any) -> str:
     """Return one line for the first mistake of a ValidationError: table, key, reason."""
     first = error.errors(include_url=False)[0]  # the user mends one after the other
     parts = [str(part) for part in first["loc"] if part != "[key]"]
-    *tables, key = parts[: 3 if parts[0] == "platform" else 2]
-    place = f"[{'.'.join(tables)}] {key}" if tables else key
+    depth = 2
+    if parts[0] == "platform":  # [platform.NAME] key
+        depth = 3
+    *tables, key = parts[:depth]
+    place = key
+    if tables:
+        place = f"[{'.'.join(tables)}] {key}"
     if first["type"] == "missing":
         return f"{place} is missing (launch/job.example.toml shows it)"
     if first["type"] == "extra_forbidden":
-        table: Any = JobConfig.model_fields[tables[0]].annotation if tables else JobConfig
+        table: Any = JobConfig
+        if tables:
+            table = JobConfig.model_fields[tables[0]].annotation
         return f"{place}: unknown key: expected one of {', '.join(table.model_fields)}"
     return f"{place}: {first.get('ctx', {}).get('error', first['msg'])}"

@@ -53,14 +53,19 @@ def make_body(config: JobConfig, outputs: dict[str, str]) -> dict[str, Any]:
         for channel in channels:
             channel["prefetch_to_local"] = True
     retries = config.retries.model_dump(exclude_none=True, by_alias=True)
+    # the service has the affinity in a table of its own
     schedule = config.schedule.model_dump(exclude_none=True)
-    affinity = {name: schedule.pop(name) for name in [*schedule] if name.startswith("affinity_")}
+    affinity = {}
+    for name in [*schedule]:
+        if name.startswith("affinity_"):
+            affinity[name] = schedule.pop(name)
     if affinity:
         schedule["required_affinity"] = affinity
     # the service passes the folders of its copies, but not those of volumes
-    places = config.inputs | outputs
-    mounted = {name: place for name, place in places.items() if place.startswith("/")}
-    parameters = config.parameters | mounted
+    parameters = dict(config.parameters)
+    for name, place in (config.inputs | outputs).items():
+        if place.startswith("/"):
+            parameters[name] = place
     metadata = {
         "name": config.name,
         "workspace_id": config.workspace_id,
@@ -97,7 +102,11 @@ def make_body(config: JobConfig, outputs: dict[str, str]) -> dict[str, Any]:
 
 def _without_empty(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries that have a value."""
-    return {name: value for name, value in table.items() if value}
+    kept = {}
+    for name, value in table.items():
+        if value:
+            kept[name] = value
+    return kept
 
 
 def _volume(folder: str, storage: str) -> dict[str, dict[str, Any]]:
@@ -156,12 +165,17 @@ def make_node_starts(config: JobConfig, outputs: dict[str, str]) -> list[tuple[s
     code = posixpath.join(_JOB_DIR, config.snapshot)
     folders = Folders(code, f"{_MOUNT}/inputs", f"{_MOUNT}/outputs", "/cache", f"{_MOUNT}/log")
     channels = _folders("inputs", config.inputs) | _folders("outputs", outputs)
-    platform = "modelarts-custom" if custom else "modelarts"
+    platform = "modelarts"
+    if custom:
+        platform = "modelarts-custom"
     starts = []
     for node in range(nodes):
         (start,) = make_starts(platform, node, nodes, gpus or 1, hosts, _PORT, folders, gpus)
         # the profile has channels of its own, those of job.toml take their place
-        added = [word for word in start.arguments if not word.startswith(("--data_url=", "--train_url="))]
+        added = []
+        for word in start.arguments:
+            if not word.startswith(("--data_url=", "--train_url=")):
+                added.append(word)
         variables = start.environment | {"MA_CURRENT_IP": f"<address of node {node}>"} | config.environment
         if custom and "MASTER_PORT" not in config.environment:
             del variables["MASTER_PORT"]  # the platform does not set a port here

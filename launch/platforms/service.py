@@ -47,6 +47,7 @@ def has_ended(phase: str) -> bool:
 
 def _find_endpoint(region: str, url: str) -> str:
     """Return the service's URL. The SDK's own table of regions has a wrong host for ap-southeast-1."""
+    # job.toml comes first: the variables of the environment are for all jobs
     if not url and not region:
         url = os.environ.get("MODELARTS_ENDPOINT", "")
         region = os.environ.get("MODELARTS_REGION", "")
@@ -97,6 +98,7 @@ class ModelArts:
         if keys[2]:  # the keys are temporary
             credentials = credentials.with_security_token(keys[2])
         builder = self._sdk.ModelArtsClient.new_builder().with_credentials(credentials)
+        # no retries here: create() must not repeat a request, and _ask() says which ones may be
         builder = builder.with_http_config(HttpConfig(timeout=_TIMEOUT, retry_times=0))
         self._client = builder.with_endpoint(self.endpoint).build()
         # the SDK also raises the errors of requests and of its own parser

@@ -49,6 +49,7 @@ def main(arguments: list[str]) -> int:
     if args.resume_from and not args.resume_from.startswith("/") and not config.prefetch_to_local:
         raise BadInput("--resume_from needs prefetch_to_local = true: the job would find an empty folder")
     body = request.make_body(config, outputs)
+    # always: with --dry_run it is the result, and else what the user is asked about
     print(json.dumps(body, indent=2, ensure_ascii=False))
     if not args.dry_run:
         return _send(args, config, run, outputs, body)
@@ -57,7 +58,10 @@ def main(arguments: list[str]) -> int:
     for node, (command, variables) in enumerate(request.make_node_starts(config, outputs)):
         print(f"\nnode {node}: {command}")
         for name, value in variables.items():
-            print(f"  {name}={value if value.startswith('<') else shlex.quote(value)}")
+            text = shlex.quote(value)
+            if value.startswith("<"):  # <address of node 0>: the service knows it when the node runs
+                text = value
+            print(f"  {name}={text}")
     return 0
 
 

@@ -73,16 +73,20 @@ def render(platform: str, config: JobConfig, run: str, resume_from: str | None =
 def _fill(platform: str, settings: dict[str, Any], values: dict[str, Any]) -> str:
     """Return the template with its values. settings: the keys of [platform.NAME]. Raises BadInput."""
     name, _ = COMMANDS[platform]
+    finalize = _to_json
+    if name.endswith(".sh"):
+        finalize = _to_shell
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
         undefined=jinja2.StrictUndefined,
-        finalize=_to_shell if name.endswith(".sh") else _to_json,
+        finalize=finalize,
         trim_blocks=True,
         keep_trailing_newline=True,
     )
     environment.filters["shell"] = shlex.join  # a template may have a command line
     environment.globals.clear()  # `namespace` is one of jinja2's
     source, _, _ = environment.loader.get_source(environment, name)
+    # what the template asks for and render() does not have is a key of [platform.NAME]
     keys = meta.find_undeclared_variables(environment.parse(source)) - values.keys()
     for key in settings.keys() - keys:  # a misspelt key would be ignored
         raise BadInput(f"[platform.{platform}] {key}: unknown key: expected one of {', '.join(sorted(keys))}")
@@ -93,7 +97,9 @@ def _fill(platform: str, settings: dict[str, Any], values: dict[str, Any]) -> st
 
 
 def _to_shell(value: Any) -> str:
-    return shlex.join(value) if isinstance(value, list) else shlex.quote(str(value))
+    if isinstance(value, list):
+        return shlex.join(value)
+    return shlex.quote(str(value))
 
 
 def _to_json(value: Any) -> str:

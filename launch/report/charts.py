@@ -78,41 +78,48 @@ def draw(runs: list[Run]) -> list[dict]:
     cli.render_page() calls it once, in the process of `launch report`.
     """
     charts = []
-    for heading, *names in _list_charts(runs):
-        title = heading
-        curves = []
-        for run in runs:
-            for name in names:
-                if name in run.figures:
-                    curves.append(run.figures[name][1])
-        values = np.concatenate([*curves, [np.nan]])
-        if np.isnan(values).all():
-            continue
-        note = _describe_equal(runs, names)
-        with matplotlib.rc_context(_STYLE):
-            axes = _make_axes()
-            for place, run in enumerate(runs):
-                _draw_run(axes, run, names, place, len(runs))
-            if names[0] == "acc":
-                axes.yaxis.set_major_formatter(ticker.PercentFormatter(1))
-            if names[0].endswith("loss") and 0 < np.nanmin(values) < np.nanmax(values) / _LOG_FROM:
-                axes.set_yscale("log")
-                axes.yaxis.set_major_formatter("{x:g}")
-                axes.minorticks_off()
-                title += " (logarithmic scale)"
-            if names[0].endswith("_per_s") or names[0] == "memory_mb":
-                axes.set_ylim(bottom=0)  # a change of 1 % must look like one
-            about = f"{heading} by step, of {', '.join(_name_all(runs))}"
-            # The page explains the dots of validation only if a curve of training is next to them.
-            both = len(names) > 1
-            for name in names:
-                both = both and any(name in run.figures for run in runs)
-            chart = {"heading": title, "svg": _render(axes, heading, about), "both": both, "note": note}
-            charts.append(chart)
-    if any(run.ranks.size for run in runs):
-        with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(_STYLE):
+        for heading, *names in _list_charts(runs):
+            chart = _draw_chart(runs, heading, names)
+            if chart:
+                charts.append(chart)
+        if any(run.ranks.size for run in runs):
             charts.append(_draw_ranks(runs))
     return charts
+
+
+def _draw_chart(runs: list[Run], heading: str, names: list[str]) -> dict | None:
+    """Return the chart of these figures, inside the style of draw(); None if no run has a value of them."""
+    curves = []
+    for run in runs:
+        for name in names:
+            if name in run.figures:
+                curves.append(run.figures[name][1])
+    # one NaN more: there may be no curve at all
+    values = np.concatenate([*curves, [np.nan]])
+    if np.isnan(values).all():
+        return None
+    axes = _make_axes()
+    for place, run in enumerate(runs):
+        _draw_run(axes, run, names, place, len(runs))
+    if names[0] == "acc":
+        axes.yaxis.set_major_formatter(ticker.PercentFormatter(1))
+    title = heading
+    # on a linear axis the last part of such a curve would lie on the zero
+    if names[0].endswith("loss") and 0 < np.nanmin(values) < np.nanmax(values) / _LOG_FROM:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
+        title += " (logarithmic scale)"
+    if names[0].endswith("_per_s") or names[0] == "memory_mb":
+        axes.set_ylim(bottom=0)  # a change of 1 % must look like one
+    about = f"{heading} by step, of {', '.join(_name_all(runs))}"
+    # The page explains the dots of validation only if a curve of training is next to them.
+    both = len(names) > 1
+    for name in names:
+        both = both and any(name in run.figures for run in runs)
+    note = _describe_equal(runs, names)
+    return {"heading": title, "svg": _render(axes, heading, about), "both": both, "note": note}
 
 
 def _draw_ranks(runs: list[Run]) -> dict:
@@ -144,6 +151,7 @@ def _find_changes(slowest: np.ndarray) -> list[int]:
 
 def _list_charts(runs: list[Run]) -> list[tuple[str, ...]]:
     """Return (heading, figures) of each chart: _RESULTS, other figures of evaluations, _RATES, others."""
+    # the charts that every run may have come first, and those of the job's own figures after them
     known = set()
     for _, *names in (*_RESULTS, *_RATES):
         known.update(names)
@@ -213,6 +221,7 @@ def _draw_run(axes: Any, run: Run, names: list[str], place: int, count: int) -> 
     colour = _colour("soft")
     if count > 1:
         colour = _colour(f"c{place % len(DASHES)}")
+    # of one run its two curves have colours; of several each run has its own
     for number, name in enumerate(names):
         is_validation = number > 0 or name.startswith("val_")
         style = place
@@ -245,6 +254,7 @@ def _draw_curve(
     style %= len(DASHES)
     colour = _colour(f"c{style}")
     points = np.count_nonzero(~np.isnan(y))
+    # more points than the curve has pixels: draw the means and the ranges of intervals
     if len(x) > _MOST_POINTS:
         x, y, low, high = _summarize(x, y)
         axes.fill_between(x, low, high, color=colour, alpha=0.25, linewidth=0)

@@ -32,6 +32,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--force", action="store_true", help="replace FILE even if it is not a report")
     parser.add_argument("--title", help="default: the names of the runs")
     args = parser.parse_args(arguments)
+    # a folder of runs and a run in it may both be named: each is shown once
     paths: list[str] = []
     for named in args.runs:
         for path in map(os.path.realpath, report_runs.find_runs(named)):
@@ -66,6 +67,7 @@ def render_page(runs: list[Run], title: str | None = None) -> str:
     from bootfile.console import page
     from launch.report import charts  # imports matplotlib, which --help does not need
 
+    # the settings and the environment of the last start: those with which the run has ended
     settings = []
     environments = []
     for run in runs:

@@ -167,6 +167,7 @@ def _read_starts(run: Run) -> list[Start]:
         if settings.get("resume") == "never":  # another training in the same folder began here
             history = []
             lost = {}
+        # the process began earlier, by the seconds of the laps before its training
         set_up = sum(seconds for seconds in _numbers(line.get("laps")).values() if seconds >= 0)
         start = Start(
             time=time,
@@ -189,6 +190,7 @@ def _read_starts(run: Run) -> list[Start]:
 def _read_lines(run: Run) -> list[dict[str, float]]:
     """Return the numbers of each line of metrics.jsonl that has a step, and set the receipt of the run. Note
     how many lines are left out. Raises BadInput."""
+    # a job that has not reported yet has no file: the page shows its settings
     path = os.path.join(run.path, METRICS)
     content = b""
     with explained(f"cannot read {path}"), contextlib.suppress(FileNotFoundError):
@@ -220,6 +222,7 @@ def _read_ranks(run: Run, objects: list[dict]) -> None:
         if not isinstance(of_ranks, dict):
             continue
         step = _numbers(line).get("step", math.nan)
+        # the file may be damaged, or of another version: a line without all five numbers is left out
         busy = _numbers(of_ranks.get("busy"))
         row = [step, *(busy.get(name, math.nan) for name in ("min", "median", "max", "rank"))]
         if np.isfinite(row).all():
@@ -238,6 +241,7 @@ def _read_metrics(run: Run) -> None:
         names.pop(name, None)
     if len(names) > _MOST_FIGURES:
         run.notes.append(f"only the first {_MOST_FIGURES} figures are shown")
+    # a loop may report a name for each layer: the page would have hundreds of charts
     for name in [*names][:_MOST_FIGURES]:
         steps, values = np.array([(line["step"], line[name]) for line in lines if name in line]).T
         run.figures[name] = steps, values

@@ -81,6 +81,7 @@ def _final(run: Run) -> dict[str, str]:
     cells["lost processes"] = format_number(run.last("lost_processes"))
     cells["seconds without a step"] = format_number(run.last("lost_seconds"))
     cells["useful share"] = format_number(run.last("useful_share"), PERCENT)
+    # a run that was killed has no end: its last report, or the begin of a start without one
     reports = [*run.times[1]]
     begins = reports[:1]
     ends = reports[-1:]
@@ -176,6 +177,7 @@ def summarize(run: Run) -> str:
 
 def make_title(runs: list[Run]) -> str:
     """Return the title of the page: the job and its data, if all runs have the same, and their names."""
+    # the job and its data are in the title only if all runs have the same
     jobs = set()
     for run in runs:
         words = []
@@ -212,6 +214,7 @@ def make_class_table(run: Run) -> list[list[str]]:
         return []
     if not isinstance(names, list) or len(names) != len(counts):
         names = range(len(counts))
+    # with many classes the job writes no matrix: then the last column is empty
     if not isinstance(matrix, list) or len(matrix) != len(counts):
         matrix = [[]] * len(counts)
     rows = []
@@ -220,6 +223,7 @@ def make_class_table(run: Run) -> list[list[str]]:
         if count:
             share = hits / count
         rows.append((share, [str(name), f"{count:,}", f"{hits:,}", format_number(share, PERCENT), NONE]))
+        # the class for which images of this one were taken most often, besides itself
         others = _whole_numbers(taken)
         if len(others) == len(counts) and count > hits:
             others[len(rows) - 1] = -1  # the right class
@@ -342,6 +346,7 @@ def compare_receipts(runs: list[Run]) -> list[list[str]]:
 
     Each run is compared with the first. A run whose receipt cannot be read has a row with the reason.
     """
+    # a run without a receipt must not hide the comparison of the others
     receipts = {}
     by_name = {}
     rows = []

@@ -82,6 +82,7 @@ def main(argv: list[str]) -> int:
     args = _parse_args(argv)
     simulation = Simulation(args.processes, args.faults, args.limit)
     with contextlib.ExitStack() as stack:
+        # from here on a signal ends the nodes first; when main() returns, the old handlers are back
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:  # under nohup it stays ignored
                 stack.callback(signal.signal, number, signal.signal(number, simulation.interrupt))
@@ -92,7 +93,9 @@ def main(argv: list[str]) -> int:
         for index in range(args.nodes):
             nodes.append(Node(index, os.path.join(folder, f"node-{index}"), args.code, args.data))
         commands = Commands(args)
-        kept = "" if args.keep else " (--keep FOLDER keeps them)"
+        kept = ""
+        if not args.keep:
+            kept = " (--keep FOLDER keeps them)"
         log(
             f"platform={args.platform} nodes={args.nodes} processes={args.processes} "
             f"device={commands.device} folders={folder}{kept}"
@@ -110,7 +113,9 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     job_arguments: what follows `--`. code: the uploaded files. faults: parsed. data: the folder of
     --data_url, None if the job fetches it or there is none. below: what follows that folder in --data_url.
     """
-    split = argv.index("--") if "--" in argv else len(argv)
+    split = len(argv)
+    if "--" in argv:
+        split = argv.index("--")
     parser = _Parser(__doc__, "python -m launch simulate")
     add = parser.add_argument
     add("job", help="the script; its arguments follow --")
@@ -125,6 +130,7 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     given = [expand_home(word) for word in argv[split + 1 :]]
     if not os.path.isfile(args.job):
         raise BadInput(f"{args.job}: no such file")
+    # the same files as in an upload: a module that would be missing there is missing here
     code = CodeFolder(args.job, code_dir=args.code_dir)
     if args.nodes * args.processes > _MOST_PROCESSES:
         raise BadInput(f"--nodes {args.nodes} --processes {args.processes}: at most {_MOST_PROCESSES} in all")
@@ -132,15 +138,7 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     addresses = ["127.0.0.1"] * args.nodes
     make_starts(args.platform, 0, args.nodes, args.processes, addresses, 1, somewhere)  # checks
     parsed = [faults.parse(spec, args.nodes, args.processes) for spec in args.fault]
-    data = get_option(given, "--data_url")
-    below: list[str] = []
-    if data and "://" in data:  # the job itself fetches it
-        data = None
-    if data is not None and not os.path.isdir(data):
-        if not os.path.isfile(data) and not set(data) & set("*?[{"):
-            raise BadInput(f"--data_url {data} is not a folder on this machine")
-        tar_files.find(data)  # a file, or a pattern that matches some: their folder is the input
-        data, *below = tar_files.split_pattern(data)
+    data, below = _find_input(given)
     keep = args.keep and os.path.abspath(args.keep)
     if keep:
         outputs.make_empty(keep)
@@ -151,3 +149,18 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     args.data = data and os.path.abspath(data)
     args.below = below
     return args
+
+
+def _find_input(given: list[str]) -> tuple[str | None, list[str]]:
+    """Return the folder of --data_url, which becomes the input of each node, and what follows it, such as a
+    pattern. None if the job fetches the data itself, or has none. Raises BadInput. given: the job's words."""
+    data = get_option(given, "--data_url")
+    if data and "://" in data:  # the job itself fetches it
+        return None, []
+    if data is None or os.path.isdir(data):
+        return data, []
+    if not os.path.isfile(data) and not set(data) & set("*?[{"):
+        raise BadInput(f"--data_url {data} is not a folder on this machine")
+    tar_files.find(data)  # a file, or a pattern that matches some: their folder is the input
+    folder, *below = tar_files.split_pattern(data)
+    return folder, below

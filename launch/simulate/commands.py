@@ -36,7 +36,9 @@ class Commands:
             gpus = _visible_gpus()
             if len(gpus) >= args.nodes * args.processes:
                 self._gpus = gpus
-        self.device = "cuda" if self._gpus else "cpu"
+        self.device = "cpu"
+        if self._gpus:
+            self.device = "cuda"
         # Linux has all addresses of 127.0.0.0/8
         self._hosts = [f"127.0.{node // 254}.{node % 254 + 1}" for node in range(args.nodes)]
         self._port = _free_port()
@@ -58,6 +60,7 @@ class Commands:
         """
         args = self._args
         processes = args.processes
+        # the nodes share this machine: each sees its own GPUs only
         gpus = self._gpus[node.index * processes :][:processes]
         starts = make_starts(
             args.platform, node.index, args.nodes, processes, self._hosts, self._port, node.folders, len(gpus)
@@ -73,6 +76,7 @@ class Commands:
             given = self._given(node, added_words, tell_processes)
             command = [sys.executable, *start.prefix, job, *given, *added_words]
             added = dict(start.environment)
+            # the platform writes this file before it starts the processes
             table = added.get("RANK_TABLE_FILE")
             if table:
                 with open(table, "w", encoding="utf-8") as file:
@@ -149,4 +153,6 @@ def _visible_gpus() -> list[str]:
         return []
     query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
     result = subprocess.run(query, capture_output=True, text=True)
-    return result.stdout.split() if result.returncode == 0 else []
+    if result.returncode != 0:  # there is a tool, and no driver
+        return []
+    return result.stdout.split()

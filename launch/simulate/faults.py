@@ -68,9 +68,11 @@ def parse(spec: str, nodes: int, processes: int) -> Fault:
     given = [key for key, _ in pairs]
     are_keys = any(_are_keys(given, keys) for keys in choices)
     if not are_keys or len({*given}) < len(given):
+        # the error names the forms that the user may have meant: those that have all given keys
         near = [keys for keys in choices if {*given} <= _names(keys)]
         names = " or ".join(", ".join(keys) for keys in near or choices)
         raise BadInput(f"--fault {spec}: expected {kind} with the keys {names}, each once")
+    # keys that are whole numbers, with the least and the greatest
     limits = {"step": (1, _MOST), "rank": (0, nodes * processes - 1), "node": (0, nodes - 1)}
     limits["bit"] = (0, 2**62)
     numbers = {key: _number(spec, key, value, *limits[key]) for key, value in pairs if key in limits}

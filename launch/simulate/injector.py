@@ -71,7 +71,9 @@ class Injector:
     @property
     def round_seconds(self) -> float:
         """Return the seconds that a round of the simulation waits: a throttle needs short ones."""
-        return _PERIOD * _FINE if self._targets else _POLL
+        if self._targets:
+            return _PERIOD * _FINE
+        return _POLL
 
     def fire(self) -> None:
         """Fire the faults whose step the job has reached. The simulation calls it in each round, after it has
@@ -94,6 +96,7 @@ class Injector:
                 self._hang_rank(fault)
             elif fault.seconds or fault.steps:
                 self._kill_again(fault)
+            # those above may last, or come again; what follows fires once
             elif fault not in self.pending:
                 continue
             elif fault.rank is not None:
@@ -160,9 +163,12 @@ class Injector:
             is_due = self._job.step >= self._due.setdefault(fault, fault.steps)
         else:
             is_due = fault in self.pending
-        pid = self._find_first(fault) if is_due else None
+        if not is_due:
+            return
+        pid = self._find_first(fault)
         if pid is None:
             return
+        # counted from now: the job makes no step while it is paused
         self._due[fault] = self._job.step + fault.steps
         self._stop(fault, self._find_pids(fault))
         self._stop(fault, self._find_pids(fault))  # again: some may just have forked
@@ -176,7 +182,9 @@ class Injector:
         _PERIOD.
         """
         now = time.monotonic()
-        pid = self._find_first(fault) if fault in self.pending else None
+        pid = None
+        if fault in self.pending:
+            pid = self._find_first(fault)
         if pid is not None:
             self._ends[fault] = now + (fault.seconds or math.inf)
             if fault.delay:
@@ -217,12 +225,15 @@ class Injector:
         if fault.rank is not None:
             return self._job.find_ranks().get(fault.rank, (None, None))[1]
         node = self._job.nodes[fault.node or 0]
-        return node.pids[0] if node.running and node.pids else None
+        if not node.running or not node.pids:
+            return None
+        return node.pids[0]
 
     def _find_pids(self, fault: Fault) -> set[int]:
         """Return the process of a fault's rank, or all processes of its node."""
         if fault.rank is not None:
-            return {pid for rank, (_, pid) in self._job.find_ranks().items() if rank == fault.rank}
+            pid = self._find_first(fault)
+            return set() if pid is None else {pid}
         return {*self._job.nodes[fault.node or 0].find()}
 
     def _stop(self, fault: Fault, pids: set[int]) -> None:
@@ -290,6 +301,7 @@ class Injector:
         fire() calls it once for a fault. The other nodes may fail because of it: each of them is restarted
         once more when it has failed.
         """
+        # a node that has ended is not restarted: without another one the fault has not fired
         targets = [node for node in self._job.running if fault.node in (None, node.index)]
         if not targets:
             return

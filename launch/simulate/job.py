@@ -82,6 +82,7 @@ class Job:
             flip = _FLIP.search(line)
             if flip:
                 self.flips.add((int(flip[1]), int(flip[2]), flip[3]))
+            # an elastic job replaces its processes, and prints who they are now
             generation = GENERATION.fullmatch(line)
             if generation:
                 self._members = [*map(int, generation[2].split())]

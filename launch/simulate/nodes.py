@@ -80,6 +80,7 @@ class Node:
         for folder in self.folders:
             os.makedirs(folder)
         manifests.write_files(self.folders.code, self._code.files)
+        # a link and no copy: the data may be large, and the nodes only read them
         if self._data is None:
             os.mkdir(os.path.join(self.folders.inputs, INPUT))
         else:
@@ -142,6 +143,7 @@ class Node:
             return None
         run = self.runs[-1]
         for task in self._tasks:
+            # in the order in which they are seen to fail: the others mostly fail because of the first
             if task.poll() and run.code is None:
                 run.code = normalize(task.returncode)
         if any(task.returncode is None for task in self._tasks):
@@ -198,6 +200,7 @@ class Node:
                 if task.poll() is None:
                     pids[self.index * count + local_rank] = task.pid
             return pids
+        # workers of a rank have its variables, and it as their parent
         for pid, rank in rank_of.items():
             is_child = rank_of.get(parents[pid]) == rank
             if not is_child:

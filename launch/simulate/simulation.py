@@ -133,7 +133,11 @@ def _report(job: Job, injector: Injector, commands: Commands, code: int | None) 
         log(f"fault {fault.text} never fired: the last step seen is {job.step}")
     if code is not None:
         return code
-    for run in sorted((node.runs[-1] for node in job.nodes), key=lambda run: run.ended):
+    last_runs = [node.runs[-1] for node in job.nodes]
+    # the node that failed first: the others often fail because of it
+    for run in sorted(last_runs, key=lambda run: run.ended):
         if run.code:
             return run.code
-    return NEVER_FIRED if injector.pending else 0
+    if injector.pending:
+        return NEVER_FIRED
+    return 0

@@ -113,6 +113,7 @@ def _find_snapshots(store: ObjectStore) -> Iterator[_Snapshot]:
         if not stored:
             continue
         manifest = manifests.parse(store.read(stored.key))
+        # data that were uploaded have a manifest too: only snapshots of code are removed
         if not manifest or not manifest["job"] or manifests.make_folder_name(manifest) != folder:
             continue
         if not stored.modified:

@@ -47,10 +47,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--yes", action="store_true", help="replace files with other content without asking")
     args = parser.parse_args(arguments)
     url = args.url
-    to = args.to
-    begin = time.monotonic()
     if "://" not in url:
         url = _output_of(url)
+    return _fetch(url, args.to, args.yes)
+
+
+def _fetch(url: str, to: str, yes: bool) -> int:
+    """Fetch what is below a URL into a folder, print a summary, and return the exit code. yes: replace files
+    without asking. Raises BadInput."""
+    begin = time.monotonic()
     with ObjectStore(url) as store:
         # lists and leases are useful in the store only
         wanted = list(itertools.filterfalse(_is_of_a_job, store.list()))
@@ -76,7 +81,7 @@ def main(arguments: list[str]) -> int:
         for path in others:
             print(f"replace {printable(path)}")
         question = f"replace {len(others)} files in {to} with other content"
-        if others and not confirm.ask(question, args.yes):
+        if others and not confirm.ask(question, yes):
             print("nothing was fetched")
             return 1
         for folder in set(map(os.path.dirname, paths.values())):
@@ -168,9 +173,8 @@ def _is_here(store: ObjectStore, path: str, entry: Object, listed: dict[str, str
             return False
         stored = store.head(entry.key)
         digest = (stored and stored.digest) or listed.get(entry.key)
-        if (
-            stored and not digest
-        ):  # the only proof is the content itself: slow, but nothing is replaced in vain
+        # the only proof is the content itself: slow, but nothing is replaced in vain
+        if stored and not digest:
             with tempfile.TemporaryDirectory() as folder:
                 copy = os.path.join(folder, "copy")
                 store.fetch(entry.key, copy, entry.size)

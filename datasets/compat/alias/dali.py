@@ -62,8 +62,12 @@ class HybridTrainPipe:
         self.plan = Plan(index, sampler, box, crop)
         self.store = FileStore(index)
         self.threads = num_threads
-        self.device = torch.device("cuda", device_id) if torch.cuda.is_available() else torch.device("cpu")
-        self.backend = "dali" if dali_cpu else "dali-gpu"
+        self.device = torch.device("cpu")
+        if torch.cuda.is_available():
+            self.device = torch.device("cuda", device_id)
+        self.backend = "dali-gpu"
+        if dali_cpu:
+            self.backend = "dali"
         self.normalisation: Any = None  # that of the iterator
         if not dali_cpu and mean is not None:
             self.normalisation = (mean, std)

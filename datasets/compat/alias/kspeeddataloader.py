@@ -40,9 +40,13 @@ def _open(
         rank=ranks.rank(),
         world_size=ranks.world_size(),
     )
-    loader = dataset.get_train_loader() if split == "train" else dataset.get_val_loader()
+    loader = dataset.get_val_loader()
+    if split == "train":
+        loader = dataset.get_train_loader()
     loader.set_epoch(start_epoch + 1)  # ConvNets counts epochs from 0
-    loader.classes = num_classes if one_hot else 0
+    loader.classes = 0
+    if one_hot:
+        loader.classes = num_classes
     return loader, len(loader)
 
 

@@ -188,7 +188,9 @@ class Dali(Engine):
         if self._pipeline is None or self._built_for != built_for:
             from nvidia.dali import Pipeline
 
-            device_id = None if self.device is None else self.device.index or 0
+            device_id = None  # the CPU
+            if self.device is not None:
+                device_id = self.device.index or 0
             options = {"device_id": device_id, "prefetch_queue_depth": _AHEAD}
             options |= {"exec_async": True, "exec_pipelined": True}
             self._pipeline = Pipeline(plan.largest, self.workers, **options)
@@ -206,14 +208,19 @@ class Dali(Engine):
         gpu = self.device is not None
         contents, anchors, shapes, sizes, ids = fn.external_source(self._source, num_outputs=5, no_copy=True)
         box = {"axes": (0, 1), "normalized_anchor": False, "normalized_shape": False}
+        # of a file only the box is decoded; a pack of decoded images has the pixels already
         if self.store.form == "decoded":
-            cut = fn.slice(contents.gpu() if gpu else contents, anchors, shapes, **box)
+            if gpu:
+                contents = contents.gpu()
+            cut = fn.slice(contents, anchors, shapes, **box)
         elif gpu:
             padding = {"device_memory_padding": _DEVICE_PADDING, "host_memory_padding": _HOST_PADDING}
             options = {**NVJPEG, **padding, **box}
             cut = fn.decoders.image_slice(contents, anchors, shapes, output_type=types.RGB, **options)
         else:
             cut = fn.decoders.image_slice(contents, anchors, shapes, output_type=types.RGB, **box)
-        kind = types.INTERP_CUBIC if self.interpolation == BICUBIC else types.INTERP_LINEAR
+        kind = types.INTERP_LINEAR
+        if self.interpolation == BICUBIC:
+            kind = types.INTERP_CUBIC
         resized = fn.resize(cut, size=sizes, interp_type=kind, antialias=True)
         return resized, ids

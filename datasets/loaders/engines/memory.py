@@ -124,6 +124,7 @@ class Windows:
         cut = cut.reshape(*cut.shape[:2], -1, self._channels)
         mirrored = np.flatnonzero(crops.flip)
         if len(mirrored):
+            # one call for all: the images stand below each other
             lines = cut[mirrored].reshape(-1, *cut.shape[2:])
             cut[mirrored] = cv2.flip(lines, 1).reshape(len(mirrored), *cut.shape[1:])
         return cut

@@ -24,10 +24,13 @@ class PairedDali(Dali):
     """
 
     def __init__(self, store: PairFiles, workers: int, device: torch.device, where: str | None = None):
-        where = where or ("gpu" if device.type == "cuda" else "cpu")
-        if where == "gpu" and device.type != "cuda":
+        has_gpu = device.type == "cuda"
+        if where == "gpu" and not has_gpu:
             raise BadInput("--dali_device gpu: it needs a GPU")
-        super().__init__(store, workers, device if where == "gpu" else None)
+        decodes_on: torch.device | None = None  # the CPU
+        if where == "gpu" or (not where and has_gpu):
+            decodes_on = device
+        super().__init__(store, workers, decodes_on)
         self._empty: list[Batch] = []  # the batches of the epoch without a sample of this rank
 
     def run(self, plan: Plan) -> Data:
@@ -62,10 +65,15 @@ class PairedDali(Dali):
         """Return the outputs (images, ids) for the inputs from _source(). It is called once a pipeline."""
         fn, types = load_dali()
         resizes = self.store.index.rows > 0
+        outputs = 6
+        if resizes:  # and the sizes
+            outputs = 7
         contents, anchors, shapes, horizontal, vertical, *sizes, ids = fn.external_source(
-            self._source, num_outputs=7 if resizes else 6, no_copy=True
+            self._source, num_outputs=outputs, no_copy=True
         )
-        decoder = (NVJPEG if self.device else {"device": "cpu"}) | {"output_type": types.RGB}
+        decoder = {"device": "cpu", "output_type": types.RGB}
+        if self.device:
+            decoder |= NVJPEG
         box = {"axes": (0, 1), "normalized_anchor": False, "normalized_shape": False}
         if resizes:
             images = fn.decoders.image(contents, **decoder)

@@ -94,6 +94,7 @@ class Threads(Engine):
         used = 0  # bytes of the scratch memory
         rows_of_task = [rows[place] for place in places]
         sizes = [3 * int(index.widths[id]) * int(index.heights[id]) for id, *_ in rows_of_task]
+        # room for some images, and for the largest one in any case
         scratch = self._scratch(max(*sizes, min(sum(sizes), _DECODED)))
         for row, place, content, size in zip(rows_of_task, places, contents, sizes, strict=True):
             if used + size > len(scratch):  # full: resize what it holds, and use it again

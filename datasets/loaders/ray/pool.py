@@ -117,6 +117,7 @@ class Pool:
         # fault (Ray 2.60: 5 of 24 runs)
         atexit.register(self._finalizer)
         if self._cpus:
+            # if others hold the CPUs of the cluster, the actors would wait for them without an end
             calls = [actor.__ray_ready__.remote() for actor in self._actors]
             ready, _ = ray.wait(calls, num_returns=len(calls), timeout=_STARTED)
             if len(ready) < self.workers:
@@ -164,6 +165,8 @@ class Pool:
                 self._check()
             return self._ray.get(reference)
         except errors.RayTaskError as error:
+            # an error of the data set is the same wherever it is read: one line, without the trace of the
+            # actor
             if isinstance(error.cause, BadInput):
                 raise error.cause from None
             raise
@@ -199,7 +202,9 @@ def _address_of_this_machine() -> str:
     if not path.exists():
         return ""
     address = path.read_text().strip()
-    return address if _is_reached(address) else ""
+    if not _is_reached(address):
+        return ""
+    return address
 
 
 def _no_cluster(address: str, reason: str) -> BadInput:

@@ -45,13 +45,16 @@ class Address(NamedTuple):
     form: str = "decoded"
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        if ":" in self.host:  # an IPv6 address
+            return f"[{self.host}]:{self.port}"
+        return f"{self.host}:{self.port}"
 
 
 def parse(text: str) -> Address:
     """Return the Address of a URL. Raises BadInput; its message never contains a possible password.
 
     Every rank calls it when it opens its stores, before it connects."""
+    # first: no later message may show it
     if re.search(r"//[^@/]*:[^@]*@", text):
         raise BadInput(
             f"--cache: remove the password from the URL, which every user of the machine can read; change "
@@ -67,7 +70,9 @@ def parse(text: str) -> Address:
         raise BadInput("--cache names several hosts: name one; one node of a Cluster is enough")
     if not host or parts.scheme not in ("redis", "rediss"):
         raise BadInput("--cache is not redis://host[:port] or rediss://host[:port]")
-    user = urllib.parse.unquote(parts.username) if parts.username else None
+    user = None
+    if parts.username:
+        user = urllib.parse.unquote(parts.username)
     address = Address(host, port, user, parts.scheme == "rediss")
     query = dict(urllib.parse.parse_qsl(parts.query, keep_blank_values=True))
     form = query.get("form", "decoded")
@@ -76,9 +81,14 @@ def parse(text: str) -> Address:
     ca = query.get("ca") or os.environ.get(CA)
     if ca and not os.path.isfile(ca):
         raise BadInput(f"--cache: the file of certificates {ca} does not exist")
+    # /database/prefix, both optional: a number is a database
     folders = [folder for folder in parts.path.split("/") if folder]
-    database = int(folders.pop(0)) if folders and re.fullmatch("[0-9]{1,9}", folders[0]) else 0
-    prefix = folders.pop(0) if folders else "bootfile"
+    database = 0
+    if folders and re.fullmatch("[0-9]{1,9}", folders[0]):
+        database = int(folders.pop(0))
+    prefix = "bootfile"
+    if folders:
+        prefix = folders.pop(0)
     if folders or not re.fullmatch(r"[\w.:-]+", prefix):
         raise BadInput(f"--cache {address}: only [/database][/prefix] is valid after the host")
     return address._replace(ca=ca, database=database, prefix=prefix, form=form)

@@ -58,6 +58,8 @@ class Server:
         self.full_until = 0.0
         self._renew()
         try:
+            # now, in the process of the job: a wrong password must end it. A pickled copy connects at its
+            # first read
             if log:
                 self._probe()
         except Exception as error:
@@ -80,6 +82,7 @@ class Server:
         cuts = [0, *np.flatnonzero(np.diff(np.cumsum(sizes) // _REQUEST)) + 1, len(keys)]
 
         def read(client: Any) -> list[bytes | None]:
+            # the time-out is for the next byte only: a server that sends a few at a time would not reach it
             end = time.monotonic() + CONNECT + READ + sizes.sum() / _SLOWEST
             values: list[bytes | None] = []
             for first, last in itertools.pairwise(cuts):
@@ -226,6 +229,7 @@ class Server:
         if address.tls:
             options |= {"ssl": True, "ssl_check_hostname": True, "ssl_ca_certs": address.ca}
         client = redis.Redis(db=address.database, **options)
+        # a node of a Cluster has only a part of the keys, and names the others
         with contextlib.suppress(redis.ResponseError):  # the user has no right to ask
             if client.info("cluster").get("cluster_enabled") == 1:
                 client.close()

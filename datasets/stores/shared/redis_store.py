@@ -94,11 +94,13 @@ class RedisStore:
                 ("SET", self._key(id), self._value(id, sample), *self._expiry(id)) for id, sample in part
             ]
             try:
+                # in turns: a server that becomes full gets no further ones
                 if self.server.is_full():
                     break
                 answers = self.server.execute(*commands, errors=True)
             except Unavailable:
                 break
+            # a server that is full answers each SET with an error
             taken += answers.count(True)
             refused = [answer for answer in answers if isinstance(answer, Exception)]
             if refused:
@@ -141,6 +143,7 @@ class RedisStore:
         It is called at the end of a job in each process. It waits for a round of the background thread."""
         if os.getpid() != self._pid:  # the lock may have been held at the fork
             self._renew()
+        # not during a round of the background thread: it would write to a data set that is deleted here
         with self._ticks:
             self._put_waiting()
             self.reference.beat()
@@ -223,5 +226,6 @@ class RedisStore:
 
 def _header(key: bytes, height: int, width: int, content: memoryview) -> bytes:
     """Return what stands before the content in a value. Reads compare it, puts write it."""
+    # with the key: the value of another sample does not match
     seed = zlib.crc32(key + struct.pack("<IIQ", height, width, len(content)))
     return _HEADER.pack(_MAGIC, height, width, len(content), zlib.crc32(content, seed))

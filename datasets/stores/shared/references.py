@@ -85,11 +85,13 @@ class Reference:
                 if self.mode == "active":
                     self.register()
                 commands.append(("ZADD", members, self.server.time() + LIFETIME, self._process))
+            # the member with the highest score: that of an offline data set is infinite
             last = self.server.execute(*commands, ("ZRANGE", members, -1, -1))[-1]
             self.is_offline = last == [_OFFLINE]  # before any key gets an expiry time
             if self.is_offline:
                 self.server.execute(("PERSIST", about), ("PERSIST", members))
             else:
+                # longer than the samples: remove() finds their keys by these
                 seconds = 2 * SAMPLE_LIFETIME
                 self.server.execute(("EXPIRE", about, seconds), ("EXPIRE", members, seconds))
         except Unavailable:
@@ -201,6 +203,7 @@ def _remove_unused(server: Server, name: str) -> None:
 
     release() and sweep() call it."""
     members = _key(server, name, _REFERENCES)
+    # by the server's clock, by which the references were written
     _, number = server.execute(
         ("ZREMRANGEBYSCORE", members, "-inf", server.time()),
         ("ZCARD", members),
@@ -216,6 +219,7 @@ def _read_set(server: Server, name: str) -> StoredSet:
         ("HGETALL", _key(server, name, _ABOUT)),
         ("ZRANGE", _key(server, name, _REFERENCES), 0, -1, "WITHSCORES"),
     )
+    # the answer is one list: member, score, member, score, ...
     ends = dict(zip(scores[::2], map(float, scores[1::2]), strict=True))
     mode = "active"
     if _OFFLINE in ends:

@@ -51,6 +51,7 @@ def prove(tmp_path: Path) -> Callable[..., None]:
             for word in options:
                 command.append(word.replace("{out}", str(folder)))
             commands.append(command)
+        # first without a kill: the other run is compared with this one
         _finish(commands[0], limit)
         assert any(whole.rglob(files)), f"{script} has written no {files} into {{out}}"
         for number in range(kills):

@@ -47,6 +47,7 @@ class _Flip:
         """Flip the bit of these tensors, and print which one it is."""
         if self._name:
             tensors = [(name, tensor) for name, tensor in tensors if name == self._name]
+        # the number counts the bits of all tensors in a row: find the tensor that has this one
         bit = self._bit % (sum(_count_bits(tensor) for _, tensor in tensors) or 1)
         for name, tensor in tensors:
             if bit < _count_bits(tensor):
@@ -64,10 +65,12 @@ class _Flip:
             place = tuple(int(index) for index in torch.unravel_index(torch.tensor(element), tensor.shape))
         values = tensor.data
         before = values[place].clone()
+        # XOR needs an integer: the same bits as one
         whole = before.reshape(1).view(getattr(torch, _INTEGERS[tensor.element_size()]))
         mask = torch.ones_like(whole) << bit
         after = (whole ^ mask).view(tensor.dtype).reshape(())
         values[place] = after
+        # before the line is printed: a restart must not flip the bit again
         with open(self._path, "w", encoding="ascii"):
             pass
         print(
@@ -171,6 +174,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         if name != _LOOP:
             return None
+        # once: the other finders, which know the file, must not ask this one again
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         loader: Any = spec and spec.loader
