@@ -47,6 +47,7 @@ def backward_without_trace(
     def move(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(parameter) if tensor.is_floating_point() else tensor.to(parameter.device)
 
+    # kept for the end: a forward pass changes the statistics of BatchNorm
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     try:
         devices = [] if kind == "cpu" else [parameter.device]

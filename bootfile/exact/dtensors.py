@@ -42,6 +42,7 @@ def own_part(tensor: Any) -> tuple[torch.Tensor, int]:
     If the first dimension is sharded once, these are the rank's own elements, or none if it has a replica of
     them. Otherwise rank 0 gets the whole tensor.
     """
+    # a whole tensor is on all ranks: rank 0 counts it, the others add nothing
     if not is_dtensor(tensor):
         return (tensor if ranks.is_first() else tensor.reshape(-1)[:0]), 0
     # several dimensions of the mesh: those that hold replicas have the same elements

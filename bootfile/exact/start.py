@@ -74,6 +74,7 @@ def _choose(run: "Exact") -> SavedState | None:
     if state is None:
         _say_what_was_lost(run)
         return None
+    # a run that continues its own checkpoint keeps its name; one that begins at a given path has a new one
     if wanted == "auto":
         run.state.run = state["run"]
     end = f" of {run.total_steps}" if run.total_steps else ""
