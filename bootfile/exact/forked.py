@@ -156,7 +156,7 @@ class Forked(Exact):
             raise Differs(difference)
 
     def _exit(self, step: int) -> None:
-        # does not return: only the end of a fork goes on below
+        # does not return: only the end of a fork continues below
         if not self._plan.stops or self.must_stop():
             super()._exit(step)
         # the last write has to be on the disk before a process ends

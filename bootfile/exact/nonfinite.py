@@ -119,7 +119,7 @@ class Guard:
         loss = loss.detach().squeeze()  # a loss [1] is a scalar, too
         signs = self._ask_all_ranks(~torch.isfinite(norm + loss))
         self._checks.append(_Check(signs, loss, norm))
-        # the answer stays on the device, which skips the step itself: the host goes on to launch work
+        # the answer stays on the device, which skips the step itself: the host continues to launch work
         if self.ahead:
             self._statistics.judge_loss(signs[0] > 0)
             # a loss may be checked before another one's optimizer step
