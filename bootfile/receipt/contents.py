@@ -107,7 +107,9 @@ def _hash_rows(rows: torch.Tensor) -> np.ndarray:
         chosen = flat.index_select(1, torch.from_numpy(offsets).to(rows.device))
     content = chosen.contiguous().view(torch.uint8).cpu().numpy()
     values = np.pad(content, ((0, 0), (0, -content.shape[1] % 8))).view(np.uint64)
+    # an odd number for each place: words that are exchanged give another hash
     keys = mix(np.arange(values.shape[1], dtype=np.uint64)) | np.uint64(1)
+    # type and shape count: zeros of two shapes are not the same sample
     kind = _hash_text(f"{rows.dtype} {list(rows.shape[1:])}")
     return mix(np.einsum("ij,j->i", values, keys) ^ np.uint64(kind))
 

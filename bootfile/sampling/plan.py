@@ -99,8 +99,11 @@ class Plan:
         if self.removal:
             draws = self.removal.cut(draws, self.sampler)
         for samples, epoch in draws:
+            # each view has ids of its own, so it gets crops and seeds of its own
             views = [samples + view * len(self.index) for view in range(self.views)]
-            epochs = np.tile(epoch, self.views) if np.ndim(epoch) else epoch
+            epochs = epoch
+            if np.ndim(epoch):
+                epochs = np.tile(epoch, self.views)
             waiting.append((np.concatenate(views), epochs))
             if sum(len(ids) for ids, _ in waiting) >= _CHUNK:
                 yield from self._batches(waiting)
