@@ -72,8 +72,11 @@ def find_intervals(folder: str) -> list[Interval]:
             begins.append(files.step_of(path))
     last = max([0, *digests, *begins])
     intervals = []
+    # from each state to the next one, and from the last one to the last recorded step
     for place, before in enumerate(begins):
-        end = begins[place + 1] if place + 1 < len(begins) else last
+        end = last
+        if place + 1 < len(begins):
+            end = begins[place + 1]
         if end > before:
             states = sum(1 for step in digests if before < step <= end)
             intervals.append(Interval(before, end, states))
@@ -122,6 +125,7 @@ def audit(
     with _place(keep) as place:
         for interval in chosen:
             parent = Parent(folder, interval.last, interval.before)
+            # the run may still train, and delete old states
             if parent.state != interval.before:
                 raise BadInput(f"the state of step {interval.before} of {folder} is gone")
             script = job or str(parent.start.get("script", ""))
@@ -135,6 +139,7 @@ def audit(
                     "--exact_shards sums are rounded differently"
                 )
             results = os.path.join(place, f"steps-{interval.before + 1}-{interval.last}")
+            # first: steps that are computed from a changed state differ, and the machine is not to blame
             interval.altered = parent.find_alteration()
             interval.difference = _compute(parent, results, script, size, options)
             if interval.difference and not interval.altered:  # an error of this machine does not come twice

@@ -107,6 +107,7 @@ def list_deps(value: Value) -> set[Value]:
     """Return the value and all values from which it was computed."""
     seen: set[Value] = set()
     todo = [value]
+    # a limit, because each event has such values: one may be made of thousands of others
     while todo and len(seen) < 400:
         current = todo.pop()
         if current in seen:

@@ -118,6 +118,7 @@ def explain_steps(reference: list[Step], restart: list[Step], saved: Saved) -> s
         length = f"; the restart trained {len(restart)} steps, the reference {len(expected_steps)}"
         if len(restart) == len(reference):
             length += ": is the epoch, or the step, in the checkpoint?"
+    # the first pair that differs has the cause; differences in later ones follow from it
     for number, (expected, got) in enumerate(zip(expected_steps, restart, strict=False), begin + 1):
         when = f"step {number}"
         if number == begin + 1:
@@ -161,6 +162,7 @@ def _find_begin(reference: list[Step], first: Step) -> int | None:
 def _explain_pair(when: str, expected: Step, got: Step, saved: Saved, reference: list[Step]) -> str:
     """Return what differs in a step of the reference and of the restart, causes before effects; "" if nothing
     does. when: the step, in words."""
+    # from what a restart loads to what follows from it: each question supposes that those before it are equal
     if expected["state"] and not got["state"]:
         return (
             f"the optimizer has no state at {when}, as a new one: is the optimizer in the checkpoint?{saved}"
@@ -233,6 +235,7 @@ def _explain_options(when: str, expected: dict[str, Any], got: dict[str, Any], s
 
 def _explain_batches(when: str, expected: Step, got: Step, saved: Saved, reference: list[Step]) -> str:
     """Explain other batches in a step."""
+    # the place of this batch in the reference tells how far the restart is off
     usual = _find_step_with(reference, got["batches"])
     here = reference.index(expected) + 1
     sources = _find_other_random(expected, got, reference)

@@ -89,6 +89,8 @@ class OtherJob(Job):
         """
         kills: list[float] = []  # numbers of files after which the script is killed
         if case.kills:
+            # by written files: the steps of such a script are not known. Not at its ends, where nothing is
+            # lost
             first = int(0.2 * self._writes)
             last = int(0.8 * self._writes)
             kills = trial.choose_steps(case.kills, max(1, first), max(1, last))
@@ -110,6 +112,7 @@ class OtherJob(Job):
             if not any(map(self._load, self._files())):
                 return self.command()
             left.append(self._read_left())
+            # kept for the damaged restart, and to find the cause if this run differs
             if not os.path.exists(self._snapshot):
                 shutil.copytree(self._output, self._snapshot)
             elif case.name == KILLED and self._has_room():
@@ -127,6 +130,7 @@ class OtherJob(Job):
             self._record(case, command, self._restart())
         else:
             self._record(case, command)
+        # to tell the files that the restart has written from those that it has only read
         before = self._versions()
         with _watch_reads(damaged) as read:
             progress = watch
