@@ -395,6 +395,7 @@ def _summarize(steps: list[_Step], step: int) -> Times:
     usual = total / count
     if count > 1:  # one pause of a program is not a slow rank
         usual = (total - highest) / (count - 1)
+    # pauses now and then: steps of more than twice the usual seconds, as the mean over all steps
     typical = statistics.median(busy)
     peaks = [seconds - typical for seconds in busy if seconds > 2 * typical]
     return Times(

@@ -99,6 +99,7 @@ class ScheduleState:
         if saved["class"] != self.name:
             return f"it was {saved['class']}"
         began = saved["began"]
+        # only what a schedule sets: other hyperparameters may change, and _find_edited() names them
         pairs = []
         for group_there, group_here in zip(began["groups"], self._groups, strict=True):
             pairs.append((_scheduled_ones(group_there), _scheduled_ones(group_here)))

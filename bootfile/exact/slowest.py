@@ -119,6 +119,7 @@ def measure(
     times: Sequence[Times], ranks: tuple[int, ...], waits_inside: bool = False, phase: str = ""
 ) -> Slow:
     """Return what these ranks cost. phase: look at this one. Other parameters: see find_slowest()."""
+    # against the median of the others, of which one may be slow, too
     chosen = [times[rank] for rank in ranks]
     others = [other for rank, other in enumerate(times) if rank not in ranks]
     more = {name: _mean(chosen, name) - _median(others, name) for name in PHASES}

@@ -276,6 +276,7 @@ class RunState:
 
     def _check_objects(self, saved: dict[str, Any]) -> None:
         """Raise Refused if the objects of a state cannot be loaded into those of this run."""
+        # before any load_state_dict(): one that fails in the middle would leave some objects changed
         optional = {"scheduler", "scaler"}  # not every job had a scaler
         missing = sorted(self.objects.keys() - saved.keys() - optional)
         if missing:

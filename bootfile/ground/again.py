@@ -57,6 +57,7 @@ def repeat(read: Callable[[], T], path: str, error: Exception) -> T:
         f"warning: {path}: {reason}: it is read again, and so are others that fail so from now on",
         "read again",
     )
+    # a mount that was lost a moment ago gets one more try, without a pause
     pauses = PAUSES
     if _lost_since is not None and time.monotonic() - _lost_since < _RECOVERY:
         pauses = (0.0,)

@@ -154,6 +154,7 @@ class Parent:
         known = self._digests.get(step)
         if known is None or known.get("format") != line["format"] or known["digest"] == line["digest"]:
             return ""
+        # the digest has decided; the parts only tell where
         names = []
         for name in line["parts"].keys() | known["parts"].keys():
             if known["parts"].get(name) != line["parts"].get(name):

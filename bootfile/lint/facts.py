@@ -429,6 +429,7 @@ class Facts:
                 and event.value.cls is not None
                 and not isinstance(event.value.cls, str)
             ):
+                # a class of the project that inherits a trainer
                 for base in event.value.cls.node.bases:
                     if (
                         re.search(

@@ -349,6 +349,7 @@ def _find_old(facts: Facts, event: Event) -> Value | None:
     """Return the value that a name had before the training loop."""
     if event.name == "set_name":
         return event.args.get(0)
+    # an attribute or an item has no old value in the event: it is the last assignment before the loop
     for earlier in facts.select(event.name):
         if earlier.order >= event.order:
             break

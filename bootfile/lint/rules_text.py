@@ -298,6 +298,7 @@ def _find_inner_listing(node: ast.Call) -> ast.AST | None:
         return None
     if _is_listing(first):
         return first
+    # `[path for path in os.listdir(folder) if ...]`
     is_plain = isinstance(first, ast.ListComp | ast.GeneratorExp) and isinstance(first.elt, ast.Name)
     if is_plain and any(_is_listing(part) for part in ast.walk(first)):
         return first

@@ -294,6 +294,7 @@ class Tracer(Expressions):
                         names.setdefault(name, value)
                 continue
             name = alias.asname or alias.name
+            # a name in a module of the project, or a module in a package of it, or of another package
             if loaded and alias.name in loaded.names:
                 names[name] = loaded.names[alias.name]
             elif inner and self._load(inner):
@@ -347,6 +348,7 @@ class Tracer(Expressions):
         elif isinstance(target, ast.Subscript):
             self._set_item(target, value, node)
         elif isinstance(target, ast.Tuple | ast.List):
+            # `a, b = pair`, `first, *rest = items`
             for number, part in enumerate(target.elts):
                 if isinstance(part, ast.Starred):
                     self._assign(part.value, Value(deps=values.join_deps([value])), node, keep)

@@ -141,6 +141,7 @@ def kind_of_class(dotted: str) -> str:
     last = dotted.rpartition(".")[2]
     if last.endswith("State") or not last:
         return ""
+    # diffusion models have schedulers of noise, which are not those of a learning rate
     if _SCHEDULER.search(last) and not _NOISE.search(last) and "sampl" not in last.lower():
         return "scheduler"
     if ".lr_scheduler." in dotted and last[0].isupper():

@@ -301,6 +301,7 @@ def _begin(closing: Any, in_main_thread: bool, worker: int) -> None:
             closing.value = _NO_THREAD
             os._exit(1)
 
+    # the DataLoader has set handlers of its own after the fork: these take their places
     signal.signal(signal.SIGTERM, end_if_closing)
     Queue._start_thread = start_sending  # type: ignore[attr-defined]
     Queue._on_queue_feeder_error = _send_error  # type: ignore[attr-defined]  # it would only print the error

@@ -306,6 +306,7 @@ def _explain_accessories(differences: list[Difference], saved: Saved) -> str:
             number = number or difference
         else:
             tensor = tensor or difference
+    # a wrong tensor tells more than a wrong number; the best file follows from both
     first = tensor or number
     if best and not tensor:
         return f"all steps are equal, and {best} differs: is the best result so far in the checkpoint?{saved}"

@@ -179,6 +179,7 @@ class OwnJob(Job):
         undisturbed = OTHER_PROCESSES.name
         if self.same_bits:
             undisturbed = "2 processes"
+        # with the run of 2 processes: another number of processes rounds sums differently
         if all(case.name != undisturbed for case in cases):
             return []
         return [

@@ -172,6 +172,7 @@ def _run_all(job: Job) -> list[Row]:
     print(f"{len(cases) + 1} runs of {shlex.join(words)}", flush=True)
     print(f"[1/{len(cases) + 1}] {REFERENCE}", flush=True)
     try:
+        # nothing can be compared without it: a failure ends the command
         job.run_reference()
     except trial.Failed as error:
         raise BadInput(str(error)) from error

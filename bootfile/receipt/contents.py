@@ -87,6 +87,7 @@ def _hash(value: Any, count: int) -> np.ndarray:
         return np.array([_hash_text(value)], np.uint64)
     else:
         raise ReceiptError(f"a batch holds a {type(value).__name__}, which cannot be hashed: give ids")
+    # with the number of parts: [[a], [b]] is not [a, b]
     hashes = mix(np.array([len(parts)], np.uint64))
     for part in parts:
         hashes = mix(hashes ^ _hash(part, count))

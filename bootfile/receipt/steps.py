@@ -36,6 +36,7 @@ class Kept(NamedTuple):
 def find_difference(first: Steps, second: Steps) -> Difference:
     """Find the first step that both have and that differs. Epochs count only in receipts of a Loader: a plain
     loop may count its epochs from 1 after a restart."""
+    # by their numbers: a run may lack records of some steps
     _, first_places, second_places = np.intersect1d(
         first.numbers, second.numbers, assume_unique=True, return_indices=True
     )

@@ -114,6 +114,7 @@ class Plan:
     def _batches(self, parts: list[tuple[np.ndarray, Any]]) -> Iterator[Batch]:
         """Yield the batches of several steps, whose labels and crops are computed in one call. parts: the ids
         and the epoch of each step."""
+        # one computation for several steps; below, it is cut into steps again
         ids = np.concatenate([ids_of_step for ids_of_step, _ in parts])
         epoch = parts[0][1]
         if np.ndim(epoch):  # with weights each id has its own number
