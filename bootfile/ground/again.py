@@ -93,6 +93,8 @@ def mode_of(path: str) -> int | None:
     """Return the st_mode of a file or folder; None if it is missing or may not be looked at. Raises
     Unavailable if a mount does not answer: os.path.isdir() returns False then, as for a missing folder."""
     look = functools.partial(os.stat, path)
+    # the inner one repeats an error that may pass; the outer one tells a missing file from a mount that is
+    # gone
     try:
         try:
             return look().st_mode

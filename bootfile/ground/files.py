@@ -249,6 +249,7 @@ def opener(path: str, flags: int) -> int:
     is_writing = flags & (os.O_WRONLY | os.O_RDWR)
     if is_writing:
         flags |= os.O_NOFOLLOW
+    # the type is known only after it is open; without waiting, because a FIFO has no writer yet
     handle = os.open(path, flags | os.O_NONBLOCK, 0o666)
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):

@@ -83,6 +83,7 @@ class FolderLock:
         if held.lease:
             with contextlib.suppress(BadInput, OSError):
                 held.lease.release()
+        # deleted under the lock: a start that waits for it sees by is_at() that its file is gone
         with contextlib.suppress(OSError):
             os.unlink(self._path)
         held.file.close()

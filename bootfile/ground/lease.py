@@ -69,6 +69,7 @@ class Lease:
                 if holder:
                     break
                 time.sleep(1)
+            # another id: a job took the place over while this one did not renew its record
             if holder.get("id") == self.own["id"]:
                 self.version = version
             else:

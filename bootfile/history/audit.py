@@ -168,6 +168,7 @@ def conclude(chosen: Sequence[Interval], every: Sequence[Interval]) -> tuple[str
         first = different[0]
         text = f"differs: {len(different)} of {len(chosen)} intervals, first {first}: {first.cause}"
         return text, DIFFERS
+    # equal samples alone do not show that the bits are the same
     if not states:
         return (
             "unverified: the run has recorded no state in these steps: only samples were compared",

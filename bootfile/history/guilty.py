@@ -120,6 +120,7 @@ class Search:
         folder = os.path.join(self._place, f"replay-{self._replays}")
         variables = {}
         if ids:
+            # only in the batch of this step: in all others the run has these samples as before
             path = f"{folder}.ids"
             with open(path, "w", encoding="ascii") as file:
                 file.write("".join(f"{id}\n" for id in ids))

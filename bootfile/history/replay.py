@@ -89,6 +89,7 @@ def _plan(folder: str, path: str, output: str, job: str | None, processes: int |
             f"{folder} begins at step {origin['step']} of {origin.get('folder')}, which had "
             f"{_name(uses[first].tolist())} in step {first}: replay that run"
         )
+    # the newest state before the first use: the steps before it never had the samples
     parent = Parent(folder, first - 1)
     script = job or str(parent.start.get("script", ""))
     if not os.path.isfile(script):

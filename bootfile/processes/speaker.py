@@ -52,6 +52,7 @@ def main() -> None:
         if not all(blocked) or not any(dumps):
             has_said = False
             since = time.monotonic()
+        # one line for each time that the run is stuck; after a while, because a long call of C ends by itself
         elif not has_said and time.monotonic() - since > _AGAIN:
             has_said = True
             _say(settings, dumps)

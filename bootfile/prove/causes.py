@@ -78,6 +78,7 @@ def _find_kinds(value: Any) -> set[str]:
     """Return which of "optimizer" and "scheduler" have a state in an object of a checkpoint."""
     kinds = set[str]()
     if isinstance(value, dict):
+        # known by the keys of torch's state_dict(), wherever the file has it
         if value.keys() >= {"state", "param_groups"}:
             return {"optimizer"}
         if "last_epoch" in value:
@@ -177,6 +178,7 @@ def _explain_pair(when: str, expected: Step, got: Step, saved: Saved, reference:
             f"the weights differ at {when}, although the step before had the same batch and gradient: is "
             f"something that changes the weights, such as an average, not in the checkpoint?{saved}"
         )
+    # an accumulation: several batches make the gradient of one step
     count = len(got["batches"])
     usual_count = len(expected["batches"])
     if count != usual_count:
@@ -212,6 +214,7 @@ def _explain_pair(when: str, expected: Step, got: Step, saved: Saved, reference:
 def _explain_options(when: str, expected: dict[str, Any], got: dict[str, Any], saved: Saved) -> str:
     """Explain different numbers in the parameter groups of an optimizer. The learning rate comes first."""
     name = ""
+    # the learning rate before other numbers: in it the lack of a scheduler shows
     for candidate in expected:
         is_first = not name or (candidate.endswith(".lr") and not name.endswith(".lr"))
         if is_first and expected[candidate] != got.get(candidate):

@@ -74,6 +74,7 @@ class OtherJob(Job):
             try:
                 done, written = self._run(case, place)
             finally:
+                # also after a failure: the next run writes at the same place
                 output = os.path.join(place or "", self._output)
                 if os.path.exists(output):
                     shutil.move(output, self.folder(case.name))
@@ -198,6 +199,7 @@ class OtherJob(Job):
         print("looking for the cause: the reference and a restart run again", flush=True)
         names = find_files(self.folder(REFERENCE), self.weights)
         differences = []
+        # only files that both runs have can be compared
         if names == find_files(self.folder(case.name), self.weights):
             differences = weights.find_differences(self.folder(REFERENCE), self.folder(case.name), names)
         # new processes, with the threads of this one: the cause must be in what the restart has read

@@ -207,6 +207,7 @@ class OwnJob(Job):
 
     def run(self, case: Case) -> str:
         folder = self.folder(case.name)
+        # the run to compare with was refused, or could not be made
         if not os.path.isdir(self.folder(case.against)) and case.against != REFERENCE:
             raise NotRun(f"there is no run: {case.against}")
         done = ""

@@ -135,6 +135,7 @@ def _explain_bits(folder: str) -> str:
     """Return why two runs with the same samples have other bits on a GPU; "" if no reason is known. folder:
     of a run; if it is one of a job, its start says what it computed with."""
     told = starts.read(folder)
+    # only a job of Bootfile records what it computed with
     if not told:
         if not accelerator.count():
             return ""

@@ -98,6 +98,7 @@ def needs_more(row: Row) -> list[Case]:
     a difference in other surroundings has one cause."""
     if row.case == DAMAGED and row.result == NOT_NOTICED:
         return [ALL_DAMAGED]
+    # is the job repeatable at all, in the same surroundings?
     if row.case == AGAIN and row.result != "equal":
         return [SAME]
     if row.case.name == KILLED and row.result == "differs":
@@ -107,6 +108,7 @@ def needs_more(row: Row) -> list[Case]:
         return [row.case._replace(name=SAME_THREADS, changes=())]
     if row.case.name == SAME_THREADS and row.result == "equal":
         return [OTHER_THREADS]
+    # it is: which one of the changes makes the difference?
     if row.case == SAME and row.result == "equal":
         return ONE_CHANGE
     return []

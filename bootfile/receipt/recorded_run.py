@@ -123,6 +123,7 @@ class Run:
         sampler = self.sampler(max(1, last))
         if len(ids) and ids.max() >= sampler.size:
             raise BadInput(f"sample {ids.max()} is not in 0..{sampler.size - 1}, those of {self.folder}")
+        # computed for each sample and all epochs at once: nothing is searched
         epochs = np.arange(1, -(-last // len(sampler)) + 1)
         steps: dict[int, list[int]] = {}
         for id in ids.tolist():

@@ -133,6 +133,7 @@ def _find_other_rest(first: History, second: History, steps: list[int]) -> int:
     for history in (first, second):
         known = follow(history).steps
         ids = dict(zip(known.numbers.tolist(), known.sums[:, 0].tolist(), strict=True))
+        # the sums are modulo 2^64: with the removed hashes added it is the sum of the whole batch
         for step, (_, removed) in history.removed.items():
             if step in ids:
                 ids[step] = (ids[step] + removed) % 2**64
