@@ -160,8 +160,7 @@ class Parser(argparse.ArgumentParser):
                 if not equals and following is not None:
                     words.pop(0)
             elif self._option_string_actions[option].nargs == "?" and not equals:
-                # `--keep PATH`: a path that does not fit the type belongs to the command, and not to the
-                # option
+                # `--keep PATH`: a path that does not fit the type is not the value of the option
                 action = self._option_string_actions[option]
                 if following is not None and not _is_path(action, following):
                     known.append(f"{option}={words.pop(0)}")

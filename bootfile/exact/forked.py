@@ -236,7 +236,7 @@ class _Before:
         for name, value in self._objects.items():
             if name not in _GO_ON:
                 states[name] = value.state_dict()
-        # the schedule sets the values of parameter groups, and goes on
+        # the schedule continues, and sets the values of parameter groups: they may change
         parts = digest.summarize(0, states)["parts"]
         summary = {}
         for name, text in parts.items():

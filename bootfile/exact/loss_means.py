@@ -46,8 +46,7 @@ class LabelMean(TorchFunctionMode):
             # a sum, or one loss for each sample, is divided by the loop itself: nothing is known of it
             if [given.get(name) for name in ("reduction", "reduce", "size_average")] == _IS_MEAN:
                 self.labels, self.divisor = _count_labels(**given)
-                # in training only whether the divisor is another one counts; an evaluation also needs the
-                # total
+                # in training only whether the divisor is another one counts; an evaluation needs the total
                 if result.requires_grad:
                     self._note(self.divisor != self.labels)
                     return result

@@ -294,8 +294,7 @@ class Pace:
         self._unreported += 1
         waited = getattr(loader, "waited", 0.0)
         pause = 0.0
-        # since the last report or epoch an evaluation or a save may have run: it ends when a batch is asked
-        # for
+        # after a report or an epoch there may be an evaluation or a save, until a batch is asked for
         if self._paused_at is not None:
             pause = max(0.0, getattr(loader, "asked_at", self._paused_at) - self._paused_at)
         is_measured = self._had_backward or not self._hooks

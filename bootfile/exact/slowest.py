@@ -77,8 +77,7 @@ def make_nodes(places: Sequence[tuple[str, int]]) -> list[Node]:
     counts: dict[str, int] = {}  # nodes of each host name so far
     last: dict[str, int] = {}  # local rank of the last rank of each host name
     for rank, (host, local_rank) in enumerate(places):
-        # a launcher counts the local ranks of a node up: the same number again, or a lower one, is another
-        # node
+        # a launcher counts the local ranks of a node up: a number that does not rise is another node
         is_new = host not in last or 0 <= local_rank <= last[host]
         if is_new:
             counts[host] = counts.get(host, 0) + 1

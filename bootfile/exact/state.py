@@ -204,8 +204,7 @@ class RunState:
         for name in sorted(names):
             there = values_there.get(name)
             here = values_here.get(name)
-            # images may be decoded to other bits by other instructions: a warning, because it cannot be told
-            # from other data
+            # images may be decoded to other bits here, which cannot be told from other data: a warning
             if name == _DATA and there != here and self._may_compute_other_data(there, here):
                 self._notes.append(
                     f"warning: its {name} is {there}, this run's is {here}: this machine has other "

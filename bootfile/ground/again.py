@@ -93,8 +93,7 @@ def mode_of(path: str) -> int | None:
     """Return the st_mode of a file or folder; None if it is missing or may not be looked at. Raises
     Unavailable if a mount does not answer: os.path.isdir() returns False then, as for a missing folder."""
     look = functools.partial(os.stat, path)
-    # the inner one repeats an error that may pass; the outer one tells a missing file from a mount that is
-    # gone
+    # the inner one repeats an error that may pass; the outer one looks whether the mount is gone
     try:
         try:
             return look().st_mode

@@ -100,8 +100,7 @@ class FolderLock:
                 file = open(self._path, "a", opener=opener)  # noqa: SIM115  # open while it is held
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # the holder before may have deleted the file between open() and the lock: then other starts
-                # see another file
+                # the holder before may have deleted the file between open() and the lock
                 if is_at(file.fileno(), self._path):
                     self.was_left = was_there
                     return file

@@ -427,8 +427,7 @@ def bind_parameters(
             if names[parameter.arg].kind == "const":
                 names[parameter.arg].kind = "option"  # a caller may give another one
         else:
-            # nothing was given, as for a function that is walked without a call: the name of the parameter is
-            # all
+            # nothing was given, as for a function that nothing calls: the name of the parameter is all
             kind = values.kind_of_name(parameter.arg)
             made = Value(kind or "unknown", parameter.arg, node=parameter)
             made.flags.add("by_name")

@@ -325,8 +325,7 @@ class Expressions(Calls):
         made = Value("unknown", "", self._path(), node.lineno, deps=values.join_deps([iterated]))
         made.loops = tuple(self._loops)
         made.flags.add("element")
-        # what a rule has to know of the target: a number of the loop, the pair of enumerate(), a parameter
-        # group
+        # what rules ask of the target: the number of the loop, the pair of enumerate(), a parameter group
         if base.kind == "range" and loop is not None:
             made.kind = "loop"
             made.of = None

@@ -89,8 +89,7 @@ class Facts:
         stepped: set[Loop] = set()
         for event in self.events:
             is_step = event.name == "step" and kind_of(event.value) == "optimizer"
-            # a training loop is one with a step of an optimizer or a backward pass in it, the outermost one
-            # of it
+            # a training loop is the outermost one around a step of an optimizer or a backward pass
             if not event.loops or _reads_undefined(event) or not (is_step or event.name == "backward"):
                 continue
             if is_step:

@@ -296,8 +296,7 @@ def _find_prefixes(facts: Facts) -> Iterator[Finding]:
                 name = entry.key.rpartition(".")[2]
                 if given.kind == "field" and str(given.key) != name:
                     continue
-                # the prefix that the wrapper gave the names when they were saved, against that of the target
-                # (event.text)
+                # the prefix that the wrapper gave the saved names, against that of the target (event.text)
                 saved = "".join(sorted(flag for flag in state.flags if flag.startswith("prefix:")))
                 if saved == event.text or (given.kind == "checkpoint" and name):
                     continue

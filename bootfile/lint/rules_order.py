@@ -195,8 +195,7 @@ def _find_wrong_epoch(facts: Facts) -> Iterator[Finding]:
             if not save.event.loops or save.event.loops[0] is not loop:
                 continue
             for entry in save.entries:
-                # the saved number is that of the loop plus `offset`; the first one of a restart adds `added`
-                # to it
+                # the saved number is that of the loop plus `offset`; a restart begins `added` after it
                 number, offset = _split(entry.value)
                 if number is not loop.value or entry.key.rpartition(".")[2] != str(start.key):
                     continue

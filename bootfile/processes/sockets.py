@@ -30,8 +30,7 @@ def find_short_folder() -> None:
         with contextlib.suppress(OSError):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(short, 0o700)
-            # any user may make a folder in /tmp: only this user's own, into which no other one writes, is
-            # used
+            # any user may make a folder in /tmp: only this user's own is used, into which no other one writes
             status = os.lstat(short)
             is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
             if is_own and not status.st_mode & 0o022 and os.access(short, os.W_OK):

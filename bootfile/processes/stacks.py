@@ -69,8 +69,7 @@ def show(stack: Stack) -> Iterator[str]:
 def find_place(stack: Stack) -> Place:
     """Return where a stack is: in a collective or a backward pass, or else in the newest line that belongs to
     no library."""
-    # the newest frames belong to libraries and tell what is called; the first one below them is the user's
-    # line
+    # the newest frames are those of libraries, and tell what is called; below them is the user's line
     library = []
     rest = []
     for frame in stack:

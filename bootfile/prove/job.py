@@ -121,7 +121,7 @@ class Job:
             changes = case.changes
             if starts == 1 and case.kills:  # the first start has the threads of the reference
                 changes = tuple(change for change in changes if change != surroundings.THREADS)
-            # a fork has the hash seed and the working folder of its server: a case that changes them has none
+            # a fork has the hash seed and the imports of its server: cases that change them get a new process
             if self._forks and not needs_new_process:
                 return self._forks.start(command, mark, output, changes)
             environment = surroundings.environment(changes)

@@ -90,8 +90,7 @@ class OtherJob(Job):
         """
         kills: list[float] = []  # numbers of files after which the script is killed
         if case.kills:
-            # by written files: the steps of such a script are not known. Not at its ends, where nothing is
-            # lost
+            # by written files, because the steps are not known; not at the ends, where nothing is lost
             first = int(0.2 * self._writes)
             last = int(0.8 * self._writes)
             kills = trial.choose_steps(case.kills, max(1, first), max(1, last))

@@ -160,7 +160,7 @@ class Run:
         def start_of(record: np.void) -> dict[str, Any]:
             return self.start_of(record["step"])
 
-        # a restart may have another batch size: each step is checked by the facts of the start that made it
+        # each start has a line of facts of its own: the steps that it made are checked by these
         for _, records in itertools.groupby(self.records, start_of):
             known = {int(record["step"]): record["sums"][0] for record in records}
             step = min(known)

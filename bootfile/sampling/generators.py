@@ -92,7 +92,7 @@ def seed_all(seed: int, device: torch.device | None = None) -> None:
 
 def snapshot() -> tuple[Any, ...]:
     """Return the states of the global generators, for comparison. NumPy's get_state() would take 30 us."""
-    # the bytes where NumPy keeps them: this runs for each batch, before and after its items
+    # the bytes where NumPy keeps them: this may run twice for each batch
     state = np.random.get_bit_generator().ctypes.state_address  # type: ignore[attr-defined]
     return torch.get_rng_state().numpy().tobytes(), random.getstate(), ctypes.string_at(state, _MT19937)
 
