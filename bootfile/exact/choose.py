@@ -27,8 +27,10 @@ def choose(
         paths = files.list_newest_first(folder)
     elif os.path.isdir(wanted):
         paths = _list(wanted)
+    elif os.path.exists(wanted):
+        paths = [wanted]
     else:
-        paths = [wanted] if os.path.exists(wanted) else []
+        paths = []
     if not paths and wanted != "auto":
         raise BadInput(f"--resume {wanted}: no such file, or folder with checkpoints")
     refused = []

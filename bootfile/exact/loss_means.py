@@ -85,7 +85,9 @@ class LabelMean(TorchFunctionMode):
             self.__enter__()  # type: ignore[no-untyped-call]
 
     def _note(self, is_other: torch.Tensor) -> None:
-        self._is_other = is_other if self._is_other is None else self._is_other | is_other
+        if self._is_other is not None:  # a loss before it, in the same step
+            is_other = self._is_other | is_other
+        self._is_other = is_other
 
     def stop(self, device: torch.device) -> torch.Tensor:
         """See no more losses until the next watch(). Return whether a loss with a gradient since the last one
@@ -123,7 +125,9 @@ def _count_labels(target: torch.Tensor, weight: Any, ignore_index: int | None, *
     if target.is_floating_point():  # shares of the classes: each sample counts 1, whatever the weights
         samples = target.numel() // target.shape[min(1, target.ndim - 1)]
         return samples, accelerator.double(torch.full((), samples, device=target.device))
-    is_counted = target != (-100 if ignore_index is None else ignore_index)
+    if ignore_index is None:
+        ignore_index = -100  # the default of torch
+    is_counted = target != ignore_index
     if weight is None:
         return target.numel(), accelerator.double(is_counted.sum())
     # an ignored label, such as -100, is no index of the weights: 0 stands in for it

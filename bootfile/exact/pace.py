@@ -321,8 +321,12 @@ class Pace:
                 continue
             busy = max(0.0, seconds[_OWN] + seconds[_BEFORE] - context.pause)
             # a device that computes while the host waits for data loses nothing
-            most = seconds[_BEFORE] if self._is_device and seconds[_BEFORE] else busy
-            waiting_seconds = None if context.is_after else seconds[_WAITING]
+            most = busy
+            if self._is_device and seconds[_BEFORE]:
+                most = seconds[_BEFORE]
+            waiting_seconds: float | None = seconds[_WAITING]
+            if context.is_after:  # the others may have waited for a save of rank 0
+                waiting_seconds = None
             self._steps.append(_Step(context.step, busy, min(context.data, most, busy), waiting_seconds))
 
     def _report(self, step: int) -> None:
@@ -334,8 +338,11 @@ class Pace:
         # once, at the first report: ranks do not move to another node
         if not self._nodes:
             local_rank = os.environ.get("LOCAL_RANK", "")
-            place = (socket.gethostname(), int(local_rank) if local_rank.isdecimal() else -1)
-            self._nodes = make_nodes([(host, number) for host, number in ranks.gather_objects(place)])
+            number = -1  # not known
+            if local_rank.isdecimal():
+                number = int(local_rank)
+            place = (socket.gethostname(), number)
+            self._nodes = make_nodes([(host, of_host) for host, of_host in ranks.gather_objects(place)])
         fewest = min(times.steps for times in self._times)
         if not fewest:  # on a GPU the first steps may not have passed yet
             self._times = []

@@ -44,15 +44,20 @@ class ScheduleState:
         self._check()
         # before the first step, and before a checkpoint is loaded: a schedule changes these values
         self._groups = [_hyperparameters(group) for group in optimizer.param_groups]
-        self._began = plain(scheduler.state_dict()) if scheduler else {}
+        self._began = {}
+        if scheduler:
+            self._began = plain(scheduler.state_dict())
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint: plain types and tensors."""
+        state = {}
+        if self.scheduler:
+            state = plain(self.scheduler.state_dict())
         return {
             "class": self.name,
             "calls": _calls(self.scheduler),
             "began": {"state": self._began, "groups": self._groups, "settings": self.settings},
-            "state": plain(self.scheduler.state_dict()) if self.scheduler else {},
+            "state": state,
             "groups": [_hyperparameters(group) for group in self.optimizer.param_groups],
         }
 

@@ -299,7 +299,9 @@ class RunState:
         of the schedule is loaded before the first step (before_step).
         """
         saved = state["objects"]
-        self._later = state if self._find_missing_groups(state) else None
+        self._later = None
+        if self._find_missing_groups(state):
+            self._later = state
         for name, value in self.objects.items():
             # a job without a scaler saves none, and a disabled scaler saves {}: then this run's begins anew
             is_other = name not in saved or (name == "scaler" and not saved[name])
@@ -347,7 +349,9 @@ class RunState:
         changed = sorted(saved ^ self._frozen())
         if not changed:
             return ""
-        is_now = "trained" if changed[0] in saved else "frozen"
+        is_now = "frozen"
+        if changed[0] in saved:  # it was frozen
+            is_now = "trained"
         return (
             f"warning: {changed[0]} is {is_now} now, unlike at the checkpoint ({len(changed)} in all): if "
             "the loop changes it at an epoch, write `epoch >= N`, not `epoch == N`"

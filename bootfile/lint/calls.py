@@ -321,8 +321,10 @@ class Calls(Known):
             return args[0]
         if dotted == "enumerate" and args:
             made = Value("enumerated", "", self._path(), node.lineno, deps=frozenset([args[0]]))
-            start = named.get("start") or (args[1] if len(args) > 1 else Value("const", key=0))
-            made.parts["start"] = start
+            start = named.get("start")
+            if not start and len(args) > 1:
+                start = args[1]
+            made.parts["start"] = start or Value("const", key=0)
             return made
         if dotted == "dict":
             made = Value("dict", "", self._path(), node.lineno, parts=dict(named))

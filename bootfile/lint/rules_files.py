@@ -396,7 +396,9 @@ def _is_multiple(step: tuple[str, Any, str] | None, save: tuple[str, Any, str] |
     if isinstance(step[1], int) and isinstance(save[1], int):
         return step[1] != 0 and save[1] % step[1] == 0
     # a constant cannot follow an option
-    return False if isinstance(save[1], int) else None
+    if isinstance(save[1], int):
+        return False
+    return None
 
 
 def _lets_step(condition: Condition) -> bool:
@@ -413,7 +415,10 @@ def _lets_step(condition: Condition) -> bool:
 def _counts_steps(step: Event, value: Value, test: Condition) -> bool:
     """Return whether a number counts the steps of the optimizer, and not the batches."""
     # the branch of the step: the body of a test, or what follows its "else"
-    branch = getattr(test.node, "body" if test.is_true else "orelse", None) or [test.node]
+    attribute = "orelse"
+    if test.is_true:
+        attribute = "body"
+    branch = getattr(test.node, attribute, None) or [test.node]
     first = branch[0].lineno
     last = branch[-1].end_lineno or 0
     is_accumulated = test.text.startswith("with ")

@@ -266,7 +266,10 @@ class Loader:
             sums = torch.cat([*self.receipt.shared, sums])
             self.receipt.shared = []
         # every rank has the whole receipt, so any of them could continue it; rank 0 writes the file
-        self.receipt.chain(step, len(self), sums.cpu().numpy(), folder if ranks.is_first() else None)
+        written = None
+        if ranks.is_first():
+            written = folder
+        self.receipt.chain(step, len(self), sums.cpu().numpy(), written)
 
     def _compare_repeated(self, folder: str) -> None:
         """Compare the steps that a restart has read again with the receipt, once, on all ranks. Raises

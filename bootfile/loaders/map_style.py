@@ -182,7 +182,9 @@ class Fetcher:
         ids = batch.ids
         [seeds] = batch.crops
         if self._table:  # all rows in one call; they are not random
-            rows = torch.from_numpy(ids if self._rows is None else self._rows[ids])
+            if self._rows is not None:  # of a Subset
+                ids = self._rows[ids]
+            rows = torch.from_numpy(ids)
             inputs, targets = pair_of(tuple(tensor[rows] for tensor in self._table.tensors))
             return hash_rows(targets), (inputs, targets)
         if not len(ids):
@@ -213,8 +215,11 @@ class Fetcher:
         # not of the batch's rows, because it may be padded
         labels = []
         for item in items:
+            target = item
             pair = split(item)
-            labels.append(hash_value(item if pair is None else pair[1]))
+            if pair is not None:
+                target = pair[1]
+            labels.append(hash_value(target))
         return np.array(labels, np.int64), (inputs, targets)
 
     def items(self, ids: np.ndarray, seeds: np.ndarray) -> list[Any]:
@@ -375,7 +380,12 @@ def _take_no_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 def _keys_differ(items: list[Any]) -> bool:
     """Return whether items, or their inputs, are dictionaries with other keys than the first."""
-    inputs = [item[0] if isinstance(item, list | tuple) and item else item for item in items]
+    inputs = []
+    for item in items:
+        if isinstance(item, list | tuple) and item:
+            inputs.append(item[0])
+        else:
+            inputs.append(item)
     first = inputs[0]
     if not isinstance(first, dict):
         return False

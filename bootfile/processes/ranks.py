@@ -64,7 +64,9 @@ def broadcast_object(value: T, source: int = 0, is_known: bool = False) -> T:
         return value
     data = data.new_empty(int(size))
     torch.distributed.broadcast(data, source)
-    return value if is_known else _decode(data)
+    if is_known:
+        return value
+    return cast(T, _decode(data))
 
 
 def _encode(value: object) -> torch.Tensor:

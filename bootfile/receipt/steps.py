@@ -162,7 +162,12 @@ def name_ranges(numbers: list[int]) -> str:
             ranges[-1][1] = number
         else:
             ranges.append([number, number])
-    texts = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
+    texts = []
+    for first, last in ranges:
+        text = str(first)
+        if last > first:
+            text = f"{first}-{last}"
+        texts.append(text)
     if len(numbers) == 1:
         return f"step {numbers[0]} was"
     return f"steps {', '.join(texts)} were"
