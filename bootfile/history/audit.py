@@ -42,6 +42,7 @@ class Interval:
     @property
     def cause(self) -> str:
         """Return what may have caused its difference, in words; "" without one."""
+        # the most certain one first: a file that was altered needs no other explanation
         if self.altered:
             return self.altered
         if not self.difference:

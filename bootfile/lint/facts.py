@@ -69,6 +69,7 @@ class Facts:
         self.events = tracer.events
         self._selected: dict[tuple[str, ...], list[Event]] = {}
         self._called: dict[str, list[Event]] = {}
+        # in this order: each of these questions needs the answers before it
         self.loops = self._find_training_loops()
         self.saves = self._find_saves()
         self.loads = self._find_loads()

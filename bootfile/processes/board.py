@@ -46,6 +46,7 @@ class Board:
             if self.lost or self._is_busy.is_set():
                 return None
             self._is_busy.set()
+            # filled by the thread, perhaps only after this call has given up
             answer: list[T] = []
             done = threading.Event()
 

@@ -118,6 +118,7 @@ def watch(grace: float, store: "Store | None" = None) -> None:
     _grace = grace
     _store = store
     _start()
+    # before the handlers: the thread drops a signal that arrives while nothing is watched
     _watching.set()
     for number in SIGNALS:
         if _is_ours(number):

@@ -39,6 +39,7 @@ def compare_runs(first: str, second: str, pattern: str) -> list[Line]:
     folder. Raises BadInput.
     """
     lines = []
+    # each part if one of the runs has it: a part that only one has is a difference
     if find_receipt(first) or find_receipt(second):
         is_equal, text = compare_receipts(first, second)
         lines.append(Line("data", is_equal, text))
