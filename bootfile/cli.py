@@ -47,6 +47,7 @@ def main() -> int:
         say_error(describe_unknown(verb, VERBS))
         return BAD_INPUT
     try:
+        # the module of a verb is imported only now: a wrong verb does not wait for torch
         return run_verb(verb, VERBS[verb][0], arguments)
     except KeyboardInterrupt:
         say_error("interrupted")

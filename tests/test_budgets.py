@@ -1,5 +1,8 @@
-"""What a script loads of ours: files, and their lines of text. Each budget may only fall, but for lines that
-make dense code calm (test_density.py), and comments.
+"""What a script loads of ours: files, and their lines. Each budget may only fall, but for lines that make
+dense code calm (test_density.py).
+
+Blank lines and full-line comments are not counted: a budget is met by moving what does not belong, not by
+deleting explanations.
 
 A new file of a room that every run loads has to replace another one. The aims are in the comments.
 """
@@ -18,9 +21,9 @@ from bootfile import Exact
 """
 # script and its words -> (files, lines)
 BUDGETS = {
-    "exact.py OUT": (45, 5970),  # aim: 26, 3500
-    "guides/own_loop/after.py OUT": (63, 8895),  # aim: lines 4400
-    f"jobs/train.py {' '.join(QUICK)} --max_steps=1 --output_dir=OUT": (115, 15340),  # aim: 55, 8500
+    "exact.py OUT": (45, 4865),  # aim: 26, 2800
+    "guides/own_loop/after.py OUT": (63, 7287),  # aim: lines 3550
+    f"jobs/train.py {' '.join(QUICK)} --max_steps=1 --output_dir=OUT": (115, 12539),  # aim: 55, 6900
 }
 # It runs a script as __main__, and writes the paths of what it has loaded, also if the script ends itself.
 LIST = """
@@ -35,6 +38,16 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+def count_lines(text):
+    """Return the lines of a file without blank lines and full-line comments."""
+    count = 0
+    for line in text.splitlines():
+        line = line.strip()
+        if line and not line.startswith("#"):
+            count += 1
+    return count
+
+
 @pytest.mark.parametrize("command", BUDGETS, ids=lambda command: command.partition(" ")[0])
 def test_what_a_script_loads_is_within_its_budget(command, tmp_path):
     (tmp_path / "exact.py").write_text(ALONE)
@@ -46,7 +59,7 @@ def test_what_a_script_loads_is_within_its_budget(command, tmp_path):
     paths = {Path(each) for each in json.loads((tmp_path / "loaded.json").read_text())}
     ours = [each for each in paths if each.is_relative_to(ROOT)]
     ours = [each for each in ours if each.relative_to(ROOT).parts[0] in PACKAGES and each != path]
-    lines = sum(len(each.read_text(encoding="utf-8").splitlines()) for each in ours)
+    lines = sum(count_lines(each.read_text(encoding="utf-8")) for each in ours)
     most_files, most_lines = BUDGETS[command]
     assert (len(ours), lines) <= (most_files, most_lines) and lines <= most_lines, (len(ours), lines)
     assert lines > most_lines * 0.97, f"lower the budget to {len(ours)} files, {lines} lines"

@@ -15,6 +15,7 @@ _HEAD = 4096  # bytes of a file in which the mark is searched
 def check_replaceable(path: str, mark: re.Pattern[str], force: bool) -> None:
     """Raise BadInput if no file can be made at `path`, or if it is a file without `mark` in its first _HEAD
     bytes and `force` is not set. Nothing is written."""
+    # asked before the work of minutes or hours, whose result must not be lost for its name
     folder = os.path.dirname(os.path.abspath(path))
     if os.path.isdir(path):
         raise BadInput(f"--to {path} is a folder")

@@ -150,20 +150,24 @@ class Parser(argparse.ArgumentParser):
             following = None  # the next word, if it may be the value
             if words and not is_option(words[0]):
                 following = words[0]
+            # argparse knows whether it is a value or an argument without an option
             if not is_option(word):
                 known.append(word)
             elif option is None:
+                # a placeholder: argparse would quote the option with its value, which may be a secret
                 known.append(_UNKNOWN)
                 unknown.append(name_of(word))
                 if not equals and following is not None:
                     words.pop(0)
             elif self._option_string_actions[option].nargs == "?" and not equals:
+                # `--keep PATH`: a path that does not fit the type is not the value of the option
                 action = self._option_string_actions[option]
                 if following is not None and not _is_path(action, following):
                     known.append(f"{option}={words.pop(0)}")
                 else:
                     known.append(f"{option}={action.const}")
             else:
+                # the defined spelling, which argparse knows, with the value as it was given
                 attached = ""
                 if not given.startswith("--"):
                     attached = given[len(option) :]  # -j5
@@ -182,6 +186,7 @@ class Parser(argparse.ArgumentParser):
                     value = word[2:]  # -pVALUE
             if not value or action is None:
                 continue
+            # a switch has no value, and true or false are no secrets
             has_text = action.nargs != 0 and action.type != boolean
             may_be_secret = has_text and any(is_secret(name, value) for name in action.option_strings)
             if may_be_secret and not _WORD.fullmatch(value):

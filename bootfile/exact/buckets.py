@@ -20,14 +20,17 @@ def settle_buckets(forward: torch.nn.parallel.DistributedDataParallel, inputs: A
     """
     if torch.distributed.get_world_size() < 3:
         return
+    passes = 1
+    if forward.static_graph:
+        passes = 2
     # torch 2.6 and later can run a compiled model without compiling it for this batch.
+    eager: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     set_stance = getattr(torch.compiler, "set_stance", None)
+    if set_stance:
+        eager = set_stance("force_eager")
     # cudnn.benchmark would try all algorithms for this batch.
-    with (
-        set_stance("force_eager") if set_stance else contextlib.nullcontext(),
-        torch.backends.cudnn.flags(enabled=True, benchmark=False),
-    ):
-        backward_without_trace(forward, forward, inputs, 2 if forward.static_graph else 1)
+    with eager, torch.backends.cudnn.flags(enabled=True, benchmark=False):
+        backward_without_trace(forward, forward, inputs, passes)
 
 
 def backward_without_trace(
@@ -45,8 +48,11 @@ def backward_without_trace(
     kind = parameter.device.type
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(parameter) if tensor.is_floating_point() else tensor.to(parameter.device)
+        if tensor.is_floating_point():
+            return tensor.to(parameter)  # also to its type
+        return tensor.to(parameter.device)
 
+    # kept for the end: a forward pass changes the statistics of BatchNorm
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     try:
         devices = [] if kind == "cpu" else [parameter.device]

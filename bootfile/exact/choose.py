@@ -22,12 +22,15 @@ def choose(
     whole: as for files.load().
     Raises BadInput if there are checkpoints and none can be used, or if `wanted` does not exist.
     """
+    # the newest first: the first one that can be loaded is used
     if wanted == "auto":
         paths = files.list_newest_first(folder)
     elif os.path.isdir(wanted):
         paths = _list(wanted)
+    elif os.path.exists(wanted):
+        paths = [wanted]
     else:
-        paths = [wanted] if os.path.exists(wanted) else []
+        paths = []
     if not paths and wanted != "auto":
         raise BadInput(f"--resume {wanted}: no such file, or folder with checkpoints")
     refused = []
@@ -47,6 +50,7 @@ def choose(
         except Exception as error:  # load_state_dict() failed: the file is of another program
             refused.append(f"{path}: it does not hold the state of this job: {in_one_line(error)}")
         print(f"checkpoint refused: {refused[-1]}", flush=True)
+    # only weights, as from a model zoo, have no .json: the message names the option for them
     if refused and os.path.isfile(wanted) and not os.path.exists(f"{wanted}.json"):
         raise BadInput(f"--resume {refused[0]}; to take its weights only: --weights {wanted}")
     if refused:
@@ -54,6 +58,7 @@ def choose(
         line = f"no checkpoint can be used: {'; '.join(refused)}"
         from bootfile.ground.again import is_temporary, refusal
 
+        # a failure that may pass, as of a network file system, gets the exit code that asks for a new start
         for failure in filter(is_temporary, failures):
             raise refusal(line, failure)
         raise BadInput(f"{line} (to start a new run, use another --output_dir)")

@@ -41,6 +41,7 @@ def leaves(objects: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     parts: Iterable[tuple[Any, Any]]
     if isinstance(value, dict):
+        # an optimizer: which kernel computes its step is not a part of the state
         if value.keys() >= {"state", "param_groups"}:
             groups = []
             for group in value["param_groups"]:
@@ -82,16 +83,24 @@ def _add_tensors(tensors: list[torch.Tensor]) -> list[int]:
     """Return add_bytes() of the elements of each tensor, in the order of their indices."""
     if not tensors:
         return []
+    # one collective for all: the sums are gathered on the device that the ranks communicate with
     sharded: Any = next(filter(dtensors.is_dtensor, tensors), None)
-    device = tensors[0].device if sharded is None else torch.device(sharded.device_mesh.device_type)
+    device = tensors[0].device
+    if sharded is not None:
+        device = torch.device(sharded.device_mesh.device_type)
     sums = []
     for tensor in tensors:
+        # each element is counted on one rank only: the sums of all ranks are then those of the whole
         part, start = dtensors.own_part(tensor)
-        part = part.detach() if part.layout == torch.strided else part.detach().to_dense()
+        part = part.detach()
+        if part.layout != torch.strided:  # sparse
+            part = part.to_dense()
         content = part.contiguous().reshape(-1).view(torch.uint8)
         sums.append(add_bytes(content, start * part.element_size()).to(device))
     added = torch.cat(sums)
-    return (added if sharded is None else ranks.total(added, device)).tolist()
+    if sharded is not None:
+        added = ranks.total(added, device)
+    return added.tolist()
 
 
 def add_bytes(content: Any, start: int = 0) -> torch.Tensor:
@@ -108,6 +117,7 @@ def add_bytes(content: Any, start: int = 0) -> torch.Tensor:
     added: Any = 0
     first = min(-start % _BLOCK, len(content))  # a part of a block; whole blocks follow, and a part of one
     last = first + (len(content) - first) // _BLOCK * _BLOCK
+    # three pieces: the numbers depend on the place in the whole, and a part may begin within a block
     for begin, end in ((0, first), (first, last), (last, len(content))):
         if begin < end:
             block, offset = divmod(start + begin, _BLOCK)
@@ -119,7 +129,9 @@ def add_bytes(content: Any, start: int = 0) -> torch.Tensor:
 def _words(content: Any, before: int, after: int) -> Any:
     """Return bytes as int64 [n], with zeros before and after them."""
     if isinstance(content, np.ndarray):
-        return (np.pad(content, (before, after)) if before or after else content).view(np.int64)
+        if before or after:
+            content = np.pad(content, (before, after))
+        return content.view(np.int64)
     if before or after or content.storage_offset() % 8:
         content = torch.nn.functional.pad(content, (before, after))
     return content.view(torch.int64)
@@ -132,6 +144,7 @@ def _add_words(blocks: Any, block: int, word: int) -> Any:
     sums = []
     device = torch.device("cpu") if is_array else blocks.device
     most = 16 if is_array else 512  # blocks at a time: on a CPU they fit in its cache
+    # every block has the same numbers; a factor for each block makes their order count
     low, high = (numbers[word : word + blocks.shape[1]] for numbers in _keys(device))
     for first in range(0, len(blocks), most):
         words = blocks[first : first + most]
@@ -163,4 +176,6 @@ def _factors(block: int, count: int, device: torch.device) -> Any:
 def _odd(places: np.ndarray, device: torch.device) -> Any:
     """Return an odd number for each place, int64: an array for the CPU, or a tensor on another device."""
     odd = (mix(places.astype(np.uint64)) | np.uint64(1)).view(np.int64)
-    return odd if device.type == "cpu" else torch.from_numpy(odd).to(device)
+    if device.type == "cpu":
+        return odd
+    return torch.from_numpy(odd).to(device)

@@ -21,11 +21,12 @@ def read(folder: str, whole: bool = False) -> dict[int, dict[str, Any]]:
     path = os.path.join(folder, FILE)
     with explained(f"{path} cannot be read"):
         lines = read_json_lines(path, _MOST, whole)
-    by_step = {
-        line["step"]: line | {"digest": str(line["digest"])}
-        for line in lines
-        if type(line.get("step")) is int and isinstance(line.get("parts"), dict) and "digest" in line
-    }
+    by_step = {}
+    for line in lines:
+        # a line without these is not one of summarize(), and is left out
+        is_whole = type(line.get("step")) is int and isinstance(line.get("parts"), dict)
+        if is_whole and "digest" in line:
+            by_step[line["step"]] = line | {"digest": str(line["digest"])}
     return dict(sorted(by_step.items()))
 
 
@@ -35,5 +36,6 @@ def cut(folder: str, step: int) -> None:
     path = os.path.join(folder, FILE)
     lines = read(folder)
     kept = "".join(json.dumps(line) + "\n" for number, line in lines.items() if number <= step)
+    # most starts have nothing to cut: then the file is not written again
     if os.path.exists(path) and read_file(path, _MOST) != kept.encode():
         write_atomic(path, kept)

@@ -50,6 +50,7 @@ def save(path: str, objects: dict[str, Any]) -> tuple[dict[str, Any], dict[str, 
         raise _first_failure(error) from None
     # all ranks have written by now: save() ends with a collective of torch
     names = sorted(os.listdir(folder))
+    # the checksums are divided between the ranks: each file is read once
     of_this_rank = names[ranks.rank() :: ranks.world_size()]  # each rank reads some of the files
     facts_of_this_rank = {name: _facts_of(folder, name) for name in of_this_rank}
     facts = {}

@@ -42,8 +42,11 @@ def own_part(tensor: Any) -> tuple[torch.Tensor, int]:
     If the first dimension is sharded once, these are the rank's own elements, or none if it has a replica of
     them. Otherwise rank 0 gets the whole tensor.
     """
+    # a whole tensor is on all ranks: rank 0 counts it, the others add nothing
     if not is_dtensor(tensor):
-        return (tensor if ranks.is_first() else tensor.reshape(-1)[:0]), 0
+        if ranks.is_first():
+            return tensor, 0
+        return tensor.reshape(-1)[:0], 0
     # several dimensions of the mesh: those that hold replicas have the same elements
     mesh = tensor.device_mesh
     rows = tensor.shape[0] if tensor.ndim else 0
@@ -55,14 +58,18 @@ def own_part(tensor: Any) -> tuple[torch.Tensor, int]:
     shard = -(-rows // mesh.size(sharded[0]))  # rows of a part; the last ones may be shorter, or empty
     first = min(mesh.get_local_rank(sharded[0]) * shard, rows)
     part = local(tensor)
-    return (part[:0] if has_replica else part), first * (tensor.numel() // max(rows, 1))
+    if has_replica:  # another rank counts these elements
+        part = part[:0]
+    return part, first * (tensor.numel() // max(rows, 1))
 
 
 def broadcast(state: Any, like: Any) -> Any:
     """Return rank 0's state on every rank, as distribute() does. Other ranks have no whole tensor in it."""
     # shapes and plain values first; the elements of a sharded tensor follow in parts
     received = ranks.broadcast_object(outline(state, like))
-    return distribute(state if ranks.is_first() else received, like)
+    if not ranks.is_first():
+        state = received
+    return distribute(state, like)
 
 
 def outline(state: Any, like: Any) -> Any:
@@ -88,11 +95,15 @@ def _map(change: Callable[[torch.Tensor, Any], Any], state: Any, like: Any) -> A
     if isinstance(state, dict):
         changed = {}
         for name, part in state.items():
-            like_part = like.get(name) if isinstance(like, dict) else like
+            like_part = like
+            if isinstance(like, dict):
+                like_part = like.get(name)
             changed[name] = _map(change, part, like_part)
         return changed
     is_same = is_dtensor(like) and isinstance(state, torch.Tensor) and state.shape == like.shape
-    return change(state, like) if is_same else state
+    if is_same:
+        return change(state, like)
+    return state
 
 
 def _distribute(tensor: torch.Tensor, like: Any) -> torch.Tensor:

@@ -38,6 +38,7 @@ class SaveTimes:
         unsaved = now - self.saved_at
         if self.every.unit != "epoch":
             return self.every.has_passed(unsaved)
+        # less often as a start grows older: at most half of what it has trained can be lost
         half = (now - self._began) / 2
         return unsaved >= max(_FIRST, min(half, _MOST))
 

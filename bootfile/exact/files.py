@@ -73,6 +73,7 @@ def write(path: str, state: dict[str, Any], **facts: Any) -> None:
         _save(state, target)
         # The checksum is written first, so a checkpoint always has one.
         write_facts(path, facts | target.facts())
+    # after the renames: without it a power cut may take the new names back
     sync_folder(os.path.dirname(path))
 
 
@@ -121,10 +122,12 @@ def facts_of(path: str) -> dict[str, Any]:
 def parse_facts(content: bytes, name: str) -> dict[str, Any]:
     """Return the facts in the content of a checkpoint's .json. name: of this file. Raises Refused."""
     with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+        # every failure of this block has one meaning, a damaged file: it ends in the line after the block
         facts: dict[str, Any] = json.loads(content)
         del facts["seal"]
+        # the names become paths: a file from elsewhere must not name one outside of its folder
         is_plain = all(name == os.path.basename(name) for name in facts.get("shards", {}))
-        types = type(facts["size"]), type(facts["sha256"])
+        types = (type(facts["size"]), type(facts["sha256"]))
         if _sealed(facts).encode() == content and types == (int, str) and is_plain:
             return facts
     raise Refused(f"its checksum {name} is damaged")
@@ -135,6 +138,7 @@ def check_readable(objects: dict[str, Any]) -> None:
 
     objects: nested dictionaries, lists and tuples. Tensors are not read. Numbers of NumPy become plain ones.
     """
+    # one try for all; only after a failure a try for each part, to name it
     if not _is_readable(objects):
         part = "one of its parts"
         for name, leaf in leaves(objects):
@@ -145,6 +149,7 @@ def check_readable(objects: dict[str, Any]) -> None:
 
 
 def _is_readable(value: Any) -> bool:
+    # written and read back in memory: this is what torch's reader of this version accepts
     file = io.BytesIO()
     with contextlib.suppress(Exception):  # pickle raises many types
         torch.save(_outline(value), file)
@@ -197,6 +202,7 @@ def load(path: str, most: int = sys.maxsize, whole: bool = True, file: Any = Non
     with explained("it cannot be read", kind=Refused), open(path, "rb", opener=opener) as opened:
         start = opened.read(64)
         size = os.fstat(opened.fileno()).st_size
+    # refused by the first bytes: for the other formats torch.load would run their pickle
     if not start.startswith(_ZIP):
         from bootfile.exact import foreign_files
 
@@ -204,12 +210,14 @@ def load(path: str, most: int = sys.maxsize, whole: bool = True, file: Any = Non
     try:
         # what torch would read is looked at before it reads it
         records = torch._C.PyTorchFileReader(path).get_all_records()  # torch.load reads the same list
+        # torch.load takes an archive with this file for TorchScript, and may execute it
         if _TORCHSCRIPT in records:
             from bootfile.exact import foreign_files
 
             raise Refused(foreign_files.explain_script(path))
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(record.file_size for record in archive.infolist())
+        # a compressed file may unpack to terabytes: it is refused before torch allocates them
         if len(records) > most or unpacked > size:  # torch.save does not compress
             raise Refused(f"it has {len(records)} records and {size} bytes, and unpacks to {unpacked} bytes")
         state = _torch_load(file or path)
@@ -270,6 +278,7 @@ def keep(newest: str, count: int, whole: dict[str, tuple[Any, ...]], every: int 
         for path in paths:
             if path not in stays:
                 discard(path)
+    # the parts are written before the .pt: a job that was killed in between has left parts alone
     for shards in glob.glob(os.path.join(glob.escape(folder), "*.shards")):
         path = f"{shards.removesuffix('.shards')}.pt"
         if not os.path.exists(path):  # a job that was killed has left them
@@ -277,9 +286,11 @@ def keep(newest: str, count: int, whole: dict[str, tuple[Any, ...]], every: int 
 
 
 def _is_whole(path: str, known: dict[str, tuple[Any, ...]]) -> bool:
+    # a verification reads the whole file: again only if its size, time or inode is another one
     if known.get(path) != state_of(path):
         try:
             verify(path)
+        # the handlers below would take it for a failure of torch
         except Refused:
             return False
         known[path] = state_of(path)
@@ -288,6 +299,7 @@ def _is_whole(path: str, known: dict[str, tuple[Any, ...]]) -> bool:
 
 def discard(path: str) -> None:
     """Delete a checkpoint, or what a killed job has left of it."""
+    # the data first: if the job is killed in between, a .json alone is left, which is not a checkpoint
     for file in (path, f"{path}.json"):
         with contextlib.suppress(OSError):
             os.unlink(file)
@@ -337,6 +349,7 @@ class _Hashed(_Checked):
 
     def write(self, chunk: bytes | memoryview) -> int:
         size = super().write(chunk)
+        # both are computed in the pass that writes: the file is not read again for them
         self._sha256.update(chunk)
         if size < _PIECE // 4:
             # torch writes many chunks of a few bytes: they are added together
@@ -394,6 +407,7 @@ class _Summed:
         """Return the sum of all bytes; those that torch has not read are read now. Raises OSError."""
         end = os.fstat(self.file.fileno()).st_size
         parts = [*sorted(self._parts), (end, end)]
+        # what lies between the parts that readinto() has added: headers, small records, the list at the end
         for (_, gap), (gap_end, _) in itertools.pairwise(parts):
             place = gap
             self.seek(place)
@@ -408,6 +422,7 @@ def _verified(path: str, facts: dict[str, Any]) -> Iterator[_Summed | None]:
     """Open a checkpoint for torch.load, and verify each byte at the end of the block. One of version 0.25 or
     earlier, which has no sum, is verified before the block, and not opened. Raises Refused."""
     shards = facts.get("shards", {})
+    # what it points to belongs to another run, which may change it at any time
     if shards and os.path.islink(dtensor_folder(path)):
         raise Refused(f"its folder {os.path.basename(dtensor_folder(path))} is a link")
     # before torch reads them on every rank: it has no check of its own
@@ -418,8 +433,10 @@ def _verified(path: str, facts: dict[str, Any]) -> Iterator[_Summed | None]:
         yield None
         return
     with explained("it cannot be read", kind=Refused), open(path, "rb", opener=opener) as file:
-        if (size := os.fstat(file.fileno()).st_size) != facts["size"]:
+        size = os.fstat(file.fileno()).st_size
+        if size != facts["size"]:
             raise Refused(f"it has {size} bytes, expected {facts['size']}")
+        # verified after torch has read it: one pass over the file instead of two
         summed = _Summed(file)
         try:
             yield summed

@@ -76,24 +76,30 @@ class Forked(Exact):
     def accepts(self, loss: torch.Tensor) -> bool:
         if self._before is None:
             return super().accepts(loss)
+        # as in Exact.accepts(): a rank that still waits for gradients would hang in the vote
         if self._replicas:
             self._replicas.check_backward()
+        # before the vote, which keeps the present buffers as those of a good loss
         self._before.restore()
         self._vote(None)  # the ranks agree on stops and saves
         return False
 
     def end_step(self) -> Due:
         step = self.loader.step
+        # before Exact ends the step: the ranks compare their weights in it, and a save may follow
         if self._before:
             self._before.end()
         due = super().end_step()
+        # after it: by now the loop and Exact have changed all that they would change
         if self._before:
             self._refuse_change(step, self._before)
         if step in self._plan.points:
             self._compare(step)
+        # ask the loop for a save, which ends the run (_exit)
         if self._plan.stops and step >= self._plan.step and not self._waits:
             self.is_stopping = True
             due = Due(True, True)
+        # the state before the next step is the present one
         self._prepare(step + 1)
         return due
 
@@ -105,20 +111,25 @@ class Forked(Exact):
         if self._plan.removes is not None and step <= self.most_steps:
             is_empty = self._plan.removes(step)
         is_left_out = is_empty or step in self._plan.skipped
+        # the batch of this step is not handed out yet: the receipt counts it as one without samples
         self.loader.receipt.leaves_out = is_left_out
         if is_left_out:
             if is_empty:
                 self.say(f"step {step} is left out: all its samples are removed")
+            # one line for a row of steps, at its first one
             elif step - 1 not in self._plan.skipped:
                 last = step
                 while last + 1 in self._plan.skipped:
                     last += 1
-                name = f"steps {step}-{last} are" if last > step else f"step {step} is"
+                name = f"step {step} is"
+                if last > step:
+                    name = f"steps {step}-{last} are"
                 self.say(f"{name} left out: the batches are passed over, and nothing is updated")
             self._before = _Before(self.state.objects, self._waits)
 
     def _refuse_change(self, step: int, before: "_Before") -> None:
         """Raise BadInput, on every rank, if the step that was left out has changed a part of the state."""
+        # rank 0 decides for all, so that no rank waits for one that has ended
         changed = ranks.broadcast_object(before.find_change())
         if changed:
             option = "--skip_steps" if step in self._plan.skipped else "--without"
@@ -129,11 +140,13 @@ class Forked(Exact):
 
     def _compare(self, step: int) -> None:
         """Compare the steps so far with the other run. Raises Differs on every rank if they differ."""
+        # wait for the verdict: on a GPU the device may still decide whether this step counts
         self._apply(self._guard.settle())
         if self.loader.receipt.step != step:
             self.loader.commit(step, self.saver.folder)
         difference = ""
         line = {}
+        # a sharded state is summed by all ranks together
         if ranks.is_first() or self.state.is_sharded:
             line = digest.summarize(step, self.state.capture(step)["objects"])
         if ranks.is_first() and self._check_point:
@@ -143,10 +156,13 @@ class Forked(Exact):
             raise Differs(difference)
 
     def _exit(self, step: int) -> None:
+        # does not return: only the end of a fork continues below
         if not self._plan.stops or self.must_stop():
             super()._exit(step)
+        # the last write has to be on the disk before a process ends
         if ranks.is_first():
             self.saver.collect(wait=True)
+        # a launcher ends the other ranks as soon as one has ended: none may leave before rank 0 has written
         if ranks.world_size() > 1:
             torch.distributed.barrier()
         self._end_watch()
@@ -165,13 +181,18 @@ class _Before:
         self._objects = objects
         self._optimizers = list(find_optimizers(objects))
         self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []  # (the buffer, a copy)
+        # a forward pass changes buffers (BatchNorm), also if its loss is never used
         for value in objects.values():
             if isinstance(value, torch.nn.Module):
-                self._buffers += [(buffer, buffer.detach().clone()) for buffer in value.buffers()]
+                for buffer in value.buffers():
+                    self._buffers.append((buffer, buffer.detach().clone()))
         self._gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []  # (the parameter, a copy)
+        # the gradients of earlier batches may wait for an optimizer step: this step must not add to them
         for parameter in self._parameters():
-            gradient = parameter.grad
-            self._gradients.append((parameter, gradient.clone() if waits and gradient is not None else None))
+            kept = None
+            if waits and parameter.grad is not None:
+                kept = parameter.grad.clone()
+            self._gradients.append((parameter, kept))
         self._others: list[tuple[Any, Any]] = []  # (an object such as a gradient scaler, a copy of its state)
         for name, value in objects.items():
             if name not in _GO_ON and not isinstance(value, torch.nn.Module | torch.optim.Optimizer):
@@ -205,7 +226,9 @@ class _Before:
         known = {}
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
-                known.update({id(parameter): parameter for parameter in group["params"]})
+                # several optimizers may train one tensor: it is kept once
+                for parameter in group["params"]:
+                    known[id(parameter)] = parameter
         return list(known.values())
 
     def _summarize(self) -> dict[str, str]:
@@ -213,5 +236,10 @@ class _Before:
         for name, value in self._objects.items():
             if name not in _GO_ON:
                 states[name] = value.state_dict()
+        # the schedule continues, and sets the values of parameter groups: they may change
         parts = digest.summarize(0, states)["parts"]
-        return {name: text for name, text in parts.items() if ".param_groups." not in name}
+        summary = {}
+        for name, text in parts.items():
+            if ".param_groups." not in name:
+                summary[name] = text
+        return summary

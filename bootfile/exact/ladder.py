@@ -27,6 +27,7 @@ def find_kept(steps: Iterable[int], every: int, is_whole: Callable[[int], bool])
         if step >= every:
             by_place.setdefault(step // every, []).append(step)
     kept = set()
+    # the first whole one of each interval; the last is not read, because nothing could take its place
     for candidates in by_place.values():
         for step in candidates:
             kept.add(step)
@@ -44,6 +45,7 @@ def describe(saver: Any, total_steps: int | None, size: int, objects: Iterable[A
     folder = saver.checkpoints  # it may not exist yet
     about = "about "
     size_of_newest = _size_of_newest(folder)
+    # after a restart the size on disk is known; before the first save it is computed
     if size_of_newest:
         size = size_of_newest
     else:
@@ -56,10 +58,12 @@ def describe(saver: Any, total_steps: int | None, size: int, objects: Iterable[A
             size += added or 0
     kept = f"and the newest {saver.keep}"
     line = f"a state stays after every {every} steps, {kept}: {about}{_name(size)} each"
+    # a run without an end has no sum to compare with the disk
     if total_steps is None:
         return line
     count = total_steps // every + min(saver.keep, total_steps)
     line += f", {count} states and {_name(count * size)} after step {total_steps}"
+    # the folder is made at the first save: until then its parent says how much space there is
     existing = folder
     while not os.path.isdir(existing):
         existing = os.path.dirname(existing)
@@ -91,6 +95,7 @@ def _size_of_later(optimizer: torch.optim.Optimizer) -> int | None:
     size = 0
     for group in optimizer.param_groups:
         of_group = numbers
+        # it keeps a momentum only if it has one
         if type(optimizer).__name__ == "SGD":
             of_group = 1 if group["momentum"] else 0
         if of_group is None:

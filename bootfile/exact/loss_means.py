@@ -43,8 +43,10 @@ class LabelMean(TorchFunctionMode):
             bound = _OF_LABELS[func].bind(*args, **(kwargs or {}))
             bound.apply_defaults()
             given = bound.arguments
+            # a sum, or one loss for each sample, is divided by the loop itself: nothing is known of it
             if [given.get(name) for name in ("reduction", "reduce", "size_average")] == _IS_MEAN:
                 self.labels, self.divisor = _count_labels(**given)
+                # in training only whether the divisor is another one counts; an evaluation needs the total
                 if result.requires_grad:
                     self._note(self.divisor != self.labels)
                     return result
@@ -83,7 +85,9 @@ class LabelMean(TorchFunctionMode):
             self.__enter__()  # type: ignore[no-untyped-call]
 
     def _note(self, is_other: torch.Tensor) -> None:
-        self._is_other = is_other if self._is_other is None else self._is_other | is_other
+        if self._is_other is not None:  # a loss before it, in the same step
+            is_other = self._is_other | is_other
+        self._is_other = is_other
 
     def stop(self, device: torch.device) -> torch.Tensor:
         """See no more losses until the next watch(). Return whether a loss with a gradient since the last one
@@ -105,6 +109,7 @@ class LabelMean(TorchFunctionMode):
 
 def _find_means(loss: torch.Tensor) -> Iterator[Any]:
     """Yield the nodes of nll_loss() with reduction="mean" in the graph of a loss, before its backward()."""
+    # breadth first, and only the first nodes: a loss is near the output, and a whole graph has thousands
     nodes: list[Any] = [loss.grad_fn]
     for node in nodes:  # grows
         if node is None:
@@ -120,9 +125,12 @@ def _count_labels(target: torch.Tensor, weight: Any, ignore_index: int | None, *
     if target.is_floating_point():  # shares of the classes: each sample counts 1, whatever the weights
         samples = target.numel() // target.shape[min(1, target.ndim - 1)]
         return samples, accelerator.double(torch.full((), samples, device=target.device))
-    is_counted = target != (-100 if ignore_index is None else ignore_index)
+    if ignore_index is None:
+        ignore_index = -100  # the default of torch
+    is_counted = target != ignore_index
     if weight is None:
         return target.numel(), accelerator.double(is_counted.sum())
+    # an ignored label, such as -100, is no index of the weights: 0 stands in for it
     of_labels = weight[target.where(is_counted, 0)].where(is_counted, 0)
     return target.numel(), accelerator.double(of_labels).sum()
 
@@ -147,6 +155,7 @@ class LabelMeanWatcher:
 
         The pass itself is not seen: a loss in its output is found by its graph.
         """
+        # two modules: torch.compile() must not see the mode, and DistributedDataParallel is outside of it
         module = forward
         if isinstance(forward, torch.nn.parallel.DistributedDataParallel):
             module = forward.module  # perhaps a compiled one, which exact shards also call by itself
@@ -178,6 +187,7 @@ class LabelMeanWatcher:
             "the loss is not a mean over samples (it divides by the weights of the labels, or labels are "
             "ignored): the gradients that "
         )
+        # shards promise the bits of one process, so this ends the run; other jobs are only warned
         if self._has_shards:
             raise BadInput(
                 f"--exact_shards: {line}are averaged over shards are not those of one batch. Expected a mean "

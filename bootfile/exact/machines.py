@@ -62,12 +62,18 @@ class Machines:
                 f"of CPU, or accept it from here on: {OPTION} native (same_instructions=False in a loop of "
                 f"your own). {_REMEDY}"
             )
+        # other facts only bring a warning: whether they change the bits of this run is not known
         every = differences.find_differences(before, now)
-        others = [(name, there, here) for name, there, here in every if name not in _MAY_DIFFER]
+        others = []
+        for name, there, here in every:
+            if name not in _MAY_DIFFER:
+                others.append((name, there, here))
         if not others:
             return False
         name, there, here = others[0]
-        more = f" ({len(others) - 1} more facts differ)" if len(others) > 1 else ""
+        more = ""
+        if len(others) > 1:
+            more = f" ({len(others) - 1} more facts differ)"
         self._say(
             f"warning: this run computed with {in_words(name, there)} until step {step}, and this machine "
             f"computes with {in_words(name, here)}{more}: its bits may differ from here on"
@@ -104,6 +110,7 @@ class Machines:
         # all ranks gather: the cores of a node are divided by the processes that it has
         place = threads.find_place()
         of_this_node = threads.choose(ranks.gather_objects(list(place)))
+        # the user first, then the run: a restart on more cores keeps the bits
         number = self._wanted_threads or saved or of_this_node
         if saved and not self._wanted_threads and of_this_node != saved:
             asks = place.source or "the cores of this node"

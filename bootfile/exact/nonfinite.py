@@ -76,6 +76,7 @@ class Guard:
         self.optimizers: tuple[Any, ...] = optimizers
         self.ahead = all(map(_is_fused, optimizers))  # whether the device decides; the host learns it later
         self.found_inf: torch.Tensor | None = None  # for the next optimizer step: float [], 1 to skip it
+        # the hook runs in each optimizer.step(), where a GradScaler may have set its own `found_inf`
         if self.ahead:
             for optimizer in optimizers:
                 _set_momentum(optimizer)
@@ -106,16 +107,19 @@ class Guard:
             self.has_more = True
             self._most = len(parameters)
         gradients = [dtensors.local(parameter.grad) for parameter in parameters]
+        # the loop gives no loss: the watchers' questions travel with a number that is always finite
         if loss is None:
             loss = self._nothing
             parameters = []
             gradients = []
+        # one sum shows whether any gradient is infinite or NaN, in one pass on the device
         norm = loss.new_zeros(())
         if gradients:
             norm = torch.stack(torch._foreach_norm(gradients)).sum()
         loss = loss.detach().squeeze()  # a loss [1] is a scalar, too
         signs = self._ask_all_ranks(~torch.isfinite(norm + loss))
         self._checks.append(_Check(signs, loss, norm))
+        # the answer stays on the device, which skips the step itself: the host continues to launch work
         if self.ahead:
             self._statistics.judge_loss(signs[0] > 0)
             # a loss may be checked before another one's optimizer step
@@ -147,6 +151,7 @@ class Guard:
                 continue
             for number in numbers:  # torch.full() is a kernel; a copy from the host could wait for the device
                 parts.append(torch.full((1,), number, dtype=torch.float32, device=is_bad.device))
+        # one tensor for all questions, so one collective in a step; MAX: one rank that says yes is enough
         signs = torch.cat(parts)
         if ranks.world_size() > 1:
             torch.distributed.all_reduce(signs, torch.distributed.ReduceOp.MAX)
@@ -160,6 +165,7 @@ class Guard:
         """
         if self.found_inf is None:
             return
+        # torch calls this before the step: the scaler has set its answer by now
         of_scaler = getattr(optimizer, "found_inf", None)
         if of_scaler is None:
             optimizer.found_inf = self.found_inf
@@ -178,9 +184,11 @@ class Guard:
             signs = torch.stack([check.signs for check in checks]).amax(0)
             self._statistics.judge_loss(signs[0] > 0)
         self._statistics.end_step()
+        # if `ahead`: the copy of the last verdict was started a step ago, so this rarely waits for the device
         before = self.settle()
         arrived = None
         if self.ahead and accelerator.has_streams(signs.device):
+            # copied in the background: the event says when the host may read it
             arrived = accelerator.new_event(signs.device)
             signs = signs.to("cpu", non_blocking=True)
             arrived.record()
@@ -198,12 +206,14 @@ class Guard:
         self._outstanding = None
         if arrived:
             arrived.synchronize()
+        # the numbers of the watchers follow in the order in which they were asked
         bad, *maxima = signs.tolist()
         for watcher, size in zip(self._watchers, self._sizes, strict=True):
             watcher.judge(maxima[:size])
             maxima = maxima[size:]
         if not bad:
             return Verdict(False, math.nan, math.nan)
+        # of several losses the first that was not finite is reported
         worst = checks[0]
         for check in checks[1:]:
             if check.signs[0].item() > worst.signs[0].item():
@@ -213,6 +223,7 @@ class Guard:
 
 def _is_fused(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether the optimizer is fused, and so can skip a step by itself (`found_inf`)."""
+    # all groups: one that is not fused would take the step all the same
     groups = optimizer.param_groups
     if "fused" not in optimizer.defaults or not all(group["fused"] for group in groups):
         return False

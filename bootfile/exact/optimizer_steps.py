@@ -43,6 +43,7 @@ class _Steps:
         parameters; otherwise 0."""
         gradient = None
         changes = 0
+        # the first gradient stands for all of this optimizer
         for parameter in _parameters(self.optimizer):
             if parameter.grad is not None:
                 gradient = parameter.grad
@@ -99,6 +100,7 @@ class OptimizerSteps:
             self._batches += 1
         else:
             self._batches = 0
+        # a loop that never takes a step of this optimizer would otherwise never save
         if self._batches == _LONGEST:
             self.warn(
                 f"warning: no optimizer step for {_LONGEST} batches: checkpoints do not wait for it, and do "

@@ -65,8 +65,12 @@ def follow(
         if keeps_places:
             raise Refused(_other_order(name, groups_there, groups_here))
         state = states[name]["state"]
-        moved = {place: state[old] for place, old in enumerate(places) if old in state}
+        moved = {}
+        for place, old in enumerate(places):
+            if old in state:  # one without a gradient so far has none
+                moved[place] = state[old]
         states[name]["state"] = moved
+    # other objects cannot be given by name: they may stay only if no parameter has moved
     if saved["parameters"] == here["parameters"]:
         return
     for name, value in objects.items():
@@ -96,6 +100,7 @@ def _places(name: str, there: list[list[str]], here: list[list[str]]) -> list[in
     places = []
     first = 0  # the place of the first parameter of the group
     for number, (names_there, names_here) in enumerate(zip(there, here, strict=False)):
+        # a list of places: tensors of no module all have the name "", and keep their order
         left: dict[str, list[int]] = {}
         for place, parameter in enumerate(names_there, first):
             left.setdefault(parameter, []).append(place)
@@ -133,6 +138,7 @@ def _other_order(name: str, there: list[list[str]], here: list[list[str]]) -> st
 def _has_places(state: Any) -> bool:
     """Return whether a state has several tensors in a list, or under numbers."""
     if isinstance(state, dict):
+        # numbers as keys are positions, as in the state of an optimizer
         numbered = [value for key, value in state.items() if isinstance(key, int)]
         return _are_tensors(numbered) or any(map(_has_places, state.values()))
     if isinstance(state, list | tuple):

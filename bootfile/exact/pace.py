@@ -101,7 +101,10 @@ class _DeviceClock:
 
     def cut(self, part: int | None) -> None:
         """End a part of a step, as that of _HostClock. None: the part does not count."""
-        event = self._unused.pop() if self._unused else self._make(enable_timing=True)
+        if self._unused:
+            event = self._unused.pop()
+        else:
+            event = self._make(enable_timing=True)
         event.record()
         self._cuts.append((part, event))
 
@@ -114,6 +117,7 @@ class _DeviceClock:
     def take(self) -> list[tuple[_Context, list[float]]]:
         ended = []
         while self._cuts:
+            # in the order in which the device passes them: the first that it has not passed ends the search
             part, event = self._cuts[0]
             if isinstance(event, _Context):
                 ended.append((event, self._seconds))
@@ -122,6 +126,7 @@ class _DeviceClock:
                 continue
             if not event.query():
                 break
+            # the first event of all has no event before it to measure from
             if self._last is not None:
                 if part is not None:
                     self._seconds[part] += self._last.elapsed_time(event) / 1000
@@ -142,6 +147,7 @@ def waiting() -> Iterator[None]:
     if pace is None:
         yield
         return
+    # what came before the block was computing; what the block takes is a wait
     pace.cut(_OWN)
     try:
         yield
@@ -169,6 +175,7 @@ class Pace:
         self._clock: _HostClock | _DeviceClock = _HostClock()
         if self._is_device:
             self._clock = _DeviceClock(device)
+        # the report's collective needs tensors where the backend of torch.distributed has them
         self._device = torch.device("cpu") if ranks.uses_gloo() else device
         self._waits_inside = is_sharded or _has_sync_batchnorm(forward)
         self._announcer = Announcer(share, say)
@@ -189,6 +196,7 @@ class Pace:
         self._times: list[Times] = []  # those of all ranks at the last report
         self._lost = 0.0  # seconds that the slowest rank of each report has cost
         self._passed = 0.0  # seconds of all these steps
+        # one pace in a process: that of an earlier loop, as in a notebook, measures nothing from here on
         _current = self
 
     def watch(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -226,6 +234,7 @@ class Pace:
         for the other ranks in its turn. So the first call is before its wait, and the second after it."""
         if self._is_queued or _current is not self:
             return
+        # once for each backward pass, though several optimizers have a hook
         self._is_queued = True
         queue = torch.autograd.Variable._execution_engine.queue_callback
 
@@ -264,11 +273,15 @@ class Pace:
         it is the first one, or layers were frozen or replaced."""
         self._remove_hooks()
         self._tries -= 1
+        # some steps without a sign of a backward pass: then a wait for others cannot be told from computing
         if not self._tries:  # torch does not tell when these parameters get their gradients
             self._waits_inside = True
             return
+        # one parameter is enough: its gradient says that a backward pass runs, not when it ends
         for optimizer in self._optimizers:
-            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            parameters = []
+            for group in optimizer.param_groups:
+                parameters += group["params"]
             for parameter in parameters:
                 if parameter.grad is not None and parameter.is_leaf and parameter.requires_grad:
                     hook = parameter.register_post_accumulate_grad_hook(self._note_gradient)
@@ -281,17 +294,20 @@ class Pace:
         self._unreported += 1
         waited = getattr(loader, "waited", 0.0)
         pause = 0.0
+        # after a report or an epoch there may be an evaluation or a save, until a batch is asked for
         if self._paused_at is not None:
             pause = max(0.0, getattr(loader, "asked_at", self._paused_at) - self._paused_at)
         is_measured = self._had_backward or not self._hooks
         counts = self._ended > _SKIPPED and is_measured
         is_after = self._paused_at is not None
+        # on a GPU its seconds may be known only some steps later: the facts of the host wait with the events
         self._clock.end_step(_Context(loader.step, counts, waited - self._waited, pause, is_after))
         self._waited = waited
         self._paused_at = None
         self._had_backward = False
         self._had_forward = False
         self._keep()
+        # a collective: the answer is the same on every rank
         if is_report and self._ended > _SKIPPED:
             self._report(loader.step)
         if is_report or loader.step % len(loader) == 0:  # an evaluation or a save may follow
@@ -305,8 +321,12 @@ class Pace:
                 continue
             busy = max(0.0, seconds[_OWN] + seconds[_BEFORE] - context.pause)
             # a device that computes while the host waits for data loses nothing
-            most = seconds[_BEFORE] if self._is_device and seconds[_BEFORE] else busy
-            waiting_seconds = None if context.is_after else seconds[_WAITING]
+            most = busy
+            if self._is_device and seconds[_BEFORE]:
+                most = seconds[_BEFORE]
+            waiting_seconds: float | None = seconds[_WAITING]
+            if context.is_after:  # the others may have waited for a save of rank 0
+                waiting_seconds = None
             self._steps.append(_Step(context.step, busy, min(context.data, most, busy), waiting_seconds))
 
     def _report(self, step: int) -> None:
@@ -315,10 +335,14 @@ class Pace:
         self._trim(unreported)
         self._unreported = 0
         self._times = self._gather(_summarize(list(self._steps), step))
+        # once, at the first report: ranks do not move to another node
         if not self._nodes:
             local_rank = os.environ.get("LOCAL_RANK", "")
-            place = (socket.gethostname(), int(local_rank) if local_rank.isdecimal() else -1)
-            self._nodes = make_nodes([(host, number) for host, number in ranks.gather_objects(place)])
+            number = -1  # not known
+            if local_rank.isdecimal():
+                number = int(local_rank)
+            place = (socket.gethostname(), number)
+            self._nodes = make_nodes([(host, of_host) for host, of_host in ranks.gather_objects(place)])
         fewest = min(times.steps for times in self._times)
         if not fewest:  # on a GPU the first steps may not have passed yet
             self._times = []
@@ -326,6 +350,7 @@ class Pace:
         slowest = find_slowest(self._times, self._nodes, self._waits_inside)
         self._lost += slowest.cost * unreported
         self._passed += slowest.duration * unreported
+        # a rank is named only after enough steps and seconds: the first ones vary
         is_sure = fewest >= _FEWEST and fewest * slowest.duration >= _SECONDS
         self._announcer.note(step, unreported, self._times, self._nodes, self._waits_inside, is_sure)
 
@@ -343,6 +368,7 @@ class Pace:
 
     def _gather(self, times: Times) -> list[Times]:
         """Return the times of all ranks on every rank."""
+        # every rank needs all times: each finds the same slowest one, and rank 0 prints it
         values = torch.tensor(times, dtype=torch.float32, device=self._device)
         rows = [torch.empty_like(values) for _ in range(ranks.world_size())]
         torch.distributed.all_gather(rows, values)
@@ -358,7 +384,9 @@ class Pace:
     @property
     def lost(self) -> float:
         """Return the share of the time that was lost to the slowest rank so far, 0..1."""
-        return min(1.0, self._lost / self._passed) if self._passed else 0.0
+        if not self._passed:  # before the first report
+            return 0.0
+        return min(1.0, self._lost / self._passed)
 
 
 def _summarize(steps: list[_Step], step: int) -> Times:
@@ -373,6 +401,7 @@ def _summarize(steps: list[_Step], step: int) -> Times:
     usual = total / count
     if count > 1:  # one pause of a program is not a slow rank
         usual = (total - highest) / (count - 1)
+    # pauses now and then: steps of more than twice the usual seconds, as the mean over all steps
     typical = statistics.median(busy)
     peaks = [seconds - typical for seconds in busy if seconds > 2 * typical]
     return Times(
@@ -398,6 +427,7 @@ def _find_onset(steps: list[_Step], slow: float) -> int:
     before = 0.0
     widest = 0.0
     onset: int | None = None
+    # each place is tried: the seconds before it against those after it, weighted by how many they are
     for place in range(1, count):
         before += busy[place - 1]
         mean_before = before / place
@@ -405,11 +435,16 @@ def _find_onset(steps: list[_Step], slow: float) -> int:
         contrast = (mean_after - mean_before) * math.sqrt(place * (count - place))
         if contrast > widest:
             widest = contrast
-            is_clear = mean_after > mean_before * _CLEAR
-            onset = steps[place].step if is_clear else None
+            # the widest contrast decides, also if it is too small to be a beginning
+            onset = None
+            if mean_after > mean_before * _CLEAR:
+                onset = steps[place].step
     if onset is not None:
         return onset
-    return next((one.step for one in steps if one.busy > slow), steps[0].step)
+    for one in steps:
+        if one.busy > slow:
+            return one.step
+    return steps[0].step
 
 
 def _has_sync_batchnorm(forward: torch.nn.Module) -> bool:

@@ -55,6 +55,7 @@ class Replicas:
             self._wrapper.reducer._check_reducer_finalized()
         except RuntimeError:
             module = self._wrapper.module
+            # a rank that would wait in the next collective ends here instead, with the names
             names = []
             for name, parameter in module.named_parameters():
                 if parameter.requires_grad and parameter.grad is None:
@@ -68,6 +69,7 @@ class Replicas:
     def numbers(self) -> torch.Tensor:
         """Return what note() has computed, for each vote of the next step; else numbers that compare nothing,
         of the same size: one rank may have gradients of more parameters than another."""
+        # every rank sends as many numbers in each step: the collective needs one size
         if self._unsent is None:
             return self._nothing()
         return self._unsent
@@ -91,6 +93,7 @@ class Replicas:
         Call it on every rank. Return whether `is_asked` is true on any rank. Raises as judge().
         """
         digests = self._digest(step)
+        # one collective for both: the digests and the question
         answer = digests.new_full((1,), float(is_asked))
         asked, *maxima = ranks.maxima(torch.cat([answer, digests]))
         self.judge(maxima)
@@ -104,6 +107,7 @@ class Replicas:
         device = self._device()
         names = []
         digests = []
+        # two digests: parameters that differ end the run, buffers only bring a warning
         for find in (_named_parameters, self._named_buffers):
             tensors = dict(self._tensors(find))
             digest = torch.zeros(0, dtype=torch.int64, device=device)
@@ -128,6 +132,7 @@ class Replicas:
     def compare_steps(self, step: int, waits: bool) -> None:
         """Raise BadInput if only some ranks took the optimizer step. Call it on every rank. waits: whether
         gradients wait for it."""
+        # the minimum is the negated maximum of the negated numbers: one collective says whether all are equal
         high, low = ranks.maxima(torch.tensor([float(waits), -float(waits)], device=self._device()))
         if high != -low:
             raise BadInput(
@@ -142,12 +147,15 @@ class Replicas:
         step, names, digests = self._noted
         # all ranks come here: each has seen the same maxima
         of_ranks = ranks.gather_objects([digest.tolist() for digest in digests])
+        # compared with rank 0, whose tensors a checkpoint holds
         for place, name in enumerate(names[0]):
-            if rank := _find_other_rank(of_ranks, 0, place):
+            rank = _find_other_rank(of_ranks, 0, place)
+            if rank:
                 line = f"{name} of rank {rank} is not that of rank 0 after step {step}: {_OF_WEIGHTS}"
                 raise BadInput(line)
         for place, name in enumerate(names[1]):
-            if rank := _find_other_rank(of_ranks, 1, place):
+            rank = _find_other_rank(of_ranks, 1, place)
+            if rank:
                 line = f"{name} of rank {rank} is not that of rank 0 after step {step}: {_OF_BUFFERS}"
                 self._warn(f"warning: {line}", "buffers")
                 return
@@ -160,11 +168,13 @@ class Replicas:
             if not isinstance(module, torch.nn.Module):
                 continue
             for name, tensor in find(prefix, module):
+                # a sharded, sparse or meta tensor has no whole bytes on this rank
                 is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
                 if is_plain and tensor.layout == torch.strided and not tensor.is_meta:
                     yield f"{prefix}.{name}", tensor
 
     def _named_buffers(self, prefix: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        # each forward pass overwrites these with rank 0's
         if prefix == "model" and self._wrapper and self._wrapper.broadcast_buffers:
             return
         for path, part in module.named_modules():
@@ -186,6 +196,7 @@ def _named_parameters(prefix: str, module: torch.nn.Module) -> Iterator[tuple[st
 
 def _add_in_order(digests: torch.Tensor) -> torch.Tensor:
     """Return the sum of digests, int64 [n] -> [], each with another odd weight: their order counts."""
+    # without weights, two tensors that were exchanged would have the same sum
     weights = 2 * torch.arange(len(digests), device=digests.device) + 1
     return (digests * weights).sum()
 

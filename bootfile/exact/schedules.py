@@ -44,15 +44,20 @@ class ScheduleState:
         self._check()
         # before the first step, and before a checkpoint is loaded: a schedule changes these values
         self._groups = [_hyperparameters(group) for group in optimizer.param_groups]
-        self._began = plain(scheduler.state_dict()) if scheduler else {}
+        self._began = {}
+        if scheduler:
+            self._began = plain(scheduler.state_dict())
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint: plain types and tensors."""
+        state = {}
+        if self.scheduler:
+            state = plain(self.scheduler.state_dict())
         return {
             "class": self.name,
             "calls": _calls(self.scheduler),
             "began": {"state": self._began, "groups": self._groups, "settings": self.settings},
-            "state": plain(self.scheduler.state_dict()) if self.scheduler else {},
+            "state": state,
             "groups": [_hyperparameters(group) for group in self.optimizer.param_groups],
         }
 
@@ -62,8 +67,10 @@ class ScheduleState:
         self.change = self._change(saved)
         if self.scheduler is None:
             pass
+        # a number of calls is all of their state: so they may continue with another --lr or --epochs
         elif _of_the_step(self.scheduler) and saved["calls"] is not None:
             self._replay(saved)
+        # the state of any other holds what followed from the old settings: new ones are refused
         elif change := self.change or self._changed_argument(saved["began"]["settings"]):
             raise BadInput(
                 f"its schedule {self.name} depends on more than the step, so its settings must be the same: "
@@ -84,8 +91,10 @@ class ScheduleState:
                 raise BadInput(f"{refusal}it has no {method}()")
         state = self.scheduler.state_dict()
         plain(state, f"{refusal}a checkpoint cannot hold its ")
+        # torch's own leave out only functions, which the program gives them again
         if type(self.scheduler).__module__ == _TORCH:
             return
+        # an attribute outside of state_dict() is lost at a restart: a counter would begin again
         for name, value in vars(self.scheduler).items():
             if name not in state and value is not self.optimizer and not callable(value):
                 raise BadInput(f"{refusal}its state_dict() leaves out {name!r}")
@@ -95,6 +104,7 @@ class ScheduleState:
         if saved["class"] != self.name:
             return f"it was {saved['class']}"
         began = saved["began"]
+        # only what a schedule sets: other hyperparameters may change, and _find_edited() names them
         pairs = []
         for group_there, group_here in zip(began["groups"], self._groups, strict=True):
             pairs.append((_scheduled_ones(group_there), _scheduled_ones(group_here)))
@@ -125,6 +135,7 @@ class ScheduleState:
         except ValueError as error:  # OneCycleLR after its last step
             raise BadInput(f"its schedule {self.name} does not reach its step: {error}") from error
         began = saved["began"]
+        # the replay may be right and the rates still others, if the user's function was edited: compare them
         bases_there = [group.get("initial_lr") for group in began["groups"]]
         bases_here = [group.get("initial_lr") for group in self._groups]
         is_same = began["settings"] == self.settings and same(bases_there, bases_here)
@@ -141,6 +152,7 @@ class ScheduleState:
         schedule is another one, those that it has set."""
         groups = self.optimizer.param_groups
         count = len(self._groups)
+        # groups added by the loop have no beginning in this program: they take all saved values
         for group, values in zip(groups[count:], saved["groups"][count:], strict=True):
             _set(group, values)  # the loop has added it
         self.edited = self._find_edited(saved)
@@ -149,6 +161,7 @@ class ScheduleState:
             taken = {}  # set together: lr and initial_lr may be the same tensor
             for name, value in values.items():
                 first = began_here.get(name)
+                # after a replay of another schedule: its values stay, not those that the old schedule had set
                 is_set = self.change and (may_be_scheduled(name) or not same(group.get(name), first))
                 if same(began_there.get(name), first) and not is_set:
                     taken[name] = value
@@ -189,6 +202,7 @@ def plain(value: Any, refusal: str = "a checkpoint cannot hold ") -> Any:
             if not callable(part):
                 copy[plain(key, refusal)] = plain(part, f"{refusal}{key}, ")
         return copy
+    # exact types: a named tuple would need its class, which weights_only refuses
     if type(value) in (list, tuple):
         return type(value)(plain(part, refusal) for part in value if not callable(part))
     raise BadInput(f"{refusal}{type(value).__name__}")

@@ -77,6 +77,7 @@ def make_nodes(places: Sequence[tuple[str, int]]) -> list[Node]:
     counts: dict[str, int] = {}  # nodes of each host name so far
     last: dict[str, int] = {}  # local rank of the last rank of each host name
     for rank, (host, local_rank) in enumerate(places):
+        # a launcher counts the local ranks of a node up: a number that does not rise is another node
         is_new = host not in last or 0 <= local_rank <= last[host]
         if is_new:
             counts[host] = counts.get(host, 0) + 1
@@ -107,7 +108,8 @@ def find_slowest(times: Sequence[Times], nodes: Sequence[Node], waits_inside: bo
         whole = measure(times, node.ranks, waits_inside)
         # a node is named only if its ranks are slow one by one: else it is one slow rank of it
         least = min(_cost_alone(times, rank, node, waits_inside) for rank in node.ranks)
-        if least > whole.cost * _HALF > 0 and whole.cost > slowest.cost * _HALF:  # all its ranks are slow
+        # a node explains more than its slowest rank only if each of its ranks is slow
+        if least > whole.cost * _HALF > 0 and whole.cost > slowest.cost * _HALF:
             slowest = whole
     return slowest
 
@@ -116,6 +118,7 @@ def measure(
     times: Sequence[Times], ranks: tuple[int, ...], waits_inside: bool = False, phase: str = ""
 ) -> Slow:
     """Return what these ranks cost. phase: look at this one. Other parameters: see find_slowest()."""
+    # against the median of the others, of which one may be slow, too
     chosen = [times[rank] for rank in ranks]
     others = [other for rank, other in enumerate(times) if rank not in ranks]
     more = {name: _mean(chosen, name) - _median(others, name) for name in PHASES}
@@ -179,6 +182,7 @@ class Announcer:
         """Say what has changed. step: the last one. steps: since the last call. is_sure: whether the times
         are those of enough steps to name a rank. Others: as in find_slowest()."""
         slowest = find_slowest(times, nodes, waits_inside)
+        # also if the times are not sure yet: the line then says since when, and not since the report
         self._see(slowest, step)
         if not is_sure:
             return
@@ -200,6 +204,7 @@ class Announcer:
                 self._named = None
         if slowest.share < self._share:
             return
+        # not named so far, or another one than before: one line
         self._named = slowest
         self._since = self._seen_since
         self._lost = slowest.cost * steps

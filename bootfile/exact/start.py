@@ -1,7 +1,7 @@
 """Restore the state that a run continues from: what all ranks do before the first step of a start."""
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bootfile.exact.choose import choose
 from bootfile.exact.state import SavedState
@@ -31,15 +31,20 @@ def restore(run: "Exact") -> int:
     # rank 0 has loaded a state that is not sharded while it chose the checkpoint
     if state and (run.state.is_sharded or not ranks.is_first()):
         run.state.restore(state)
-    step = state["step"] if state else 0
-    run.machines.settle(step, state.get("machines", []) if state else [], run.has_shards)
+    step = 0
+    history: list[dict[str, Any]] = []
+    if state:
+        step = state["step"]
+        history = state.get("machines", [])
+    run.machines.settle(step, history, run.has_shards)
     return step
 
 
 def warn_of_generators(run: "Exact") -> None:
     """Print one warning that names generators which neither a checkpoint nor the loader knows."""
     parts = {"model": run.model, "criterion": run.criterion, "collate_fn": run.loader.collate_fn}
-    if paths := run.loader.find_unknown_generators(parts, run.state.objects):
+    paths = run.loader.find_unknown_generators(parts, run.state.objects)
+    if paths:
         run.say(
             f"warning: {', '.join(paths)}: random number generators of your own, whose numbers a restart "
             "does not repeat. Use torch's global one, or call checkpoint.add(name=generator) before "
@@ -74,12 +79,16 @@ def _choose(run: "Exact") -> SavedState | None:
     if state is None:
         _say_what_was_lost(run)
         return None
+    # a run that continues its own checkpoint keeps its name; one that begins at a given path has a new one
     if wanted == "auto":
         run.state.run = state["run"]
-    end = f" of {run.total_steps}" if run.total_steps else ""
+    end = ""
+    if run.total_steps:
+        end = f" of {run.total_steps}"
     epoch = max(1, math.ceil(state["step"] / len(run.loader)))
     run.say(f"resumed from {path}: epoch {epoch}, step {state['step']}{end}")
-    if change := run.state.schedule.change:
+    change = run.state.schedule.change
+    if change:
         run.say(f"the schedule of the checkpoint is another one: {change}")
     for note in run.state.take_notes():
         run.say(note)
@@ -89,10 +98,14 @@ def _choose(run: "Exact") -> SavedState | None:
 def _say_what_was_lost(run: "Exact") -> None:
     """Say that the start before this one was killed before its first save, if it was. Called on rank 0
     before the first step: the receipt has the steps of that start still."""
-    step = run.loader.receipt.find_last_step(run.saver.folder) if run.writes else 0
+    step = 0
+    if run.writes:
+        step = run.loader.receipt.find_last_step(run.saver.folder)
     was_killed = run.lock is not None and run.lock.was_left
     if step or was_killed:
-        after = f" after step {step}" if step else ""
+        after = ""
+        if step:
+            after = f" after step {step}"
         run.say(
             f"warning: the start before this one ended{after} without a save: this one begins again at "
             "step 1. A save every 5 minutes: --save_every 300s, in a loop of your own "

@@ -90,6 +90,7 @@ class RunState:
         self.settings = settings or {}
         self.sampling = sampling or {}
         self.is_sharded = dtensors.is_sharded(objects["model"])
+        # an optimizer around others saves its own state only; theirs become objects of the checkpoint
         self.objects |= _inner_optimizers(objects["optimizer"])
         self._later: SavedState | None = None  # a state whose parameter groups are not all added yet
         self.run = uuid.uuid4().hex[:16]
@@ -101,8 +102,11 @@ class RunState:
         self._notes: list[str] = []  # what restore() has to say
         self._frozen_before: set[str] | None = None  # at the restored checkpoint, until the first step
         self.machines: list[dict[str, Any]] = []  # those that have computed it (machines.py)
-        if fingerprint := getattr(objects.get("receipt"), "fingerprint", ""):
+        # the receipt reads the samples, so it knows when a run is started again on other data
+        fingerprint = getattr(objects.get("receipt"), "fingerprint", "")
+        if fingerprint:
             self.identity[_DATA] = fingerprint
+        # before a checkpoint is loaded: it records how the schedule began in this program
         self.schedule = ScheduleState(objects["optimizer"], objects.get("scheduler"), learned or {})
 
     def capture(self, step: int) -> SavedState:
@@ -148,10 +152,12 @@ class RunState:
             if isinstance(leaf, torch.Tensor):
                 held.add(dtensors.local(leaf).data_ptr())
         lost = 0
+        # compared by address: a tensor in a list of the user trains well, and is not restored after a restart
         for optimizer in optimizers.values():
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     part = dtensors.local(parameter)
+                    # this rank may hold no element of a sharded parameter: there is no address to compare
                     if part.numel() and part.data_ptr() not in held:
                         lost += 1
         if lost:
@@ -171,42 +177,10 @@ class RunState:
         """
         if state.get("format") != FORMAT:
             raise files.Refused(f"its format is {state.get('format')}, this program reads {FORMAT}")
-        # another version may have counted other options as identity
-        values_there = _options(state["arguments"]) | state["identity"]
-        values_here = _options(self.settings) | self.identity
-        names = state["identity"].keys() | self.identity.keys()
-        if _DATA not in state["identity"]:
-            names.discard(_DATA)  # until version 0.32 torch_loader did not know it
-        for name in sorted(names):
-            there = values_there.get(name)
-            here = values_here.get(name)
-            if name == _DATA and there != here and self._may_compute_other_data(there, here):
-                self._notes.append(
-                    f"warning: its {name} is {there}, this run's is {here}: this machine has other "
-                    "instructions, and samples that a program computes may have other bits. If the data are "
-                    "others, stop it now"
-                )
-            elif there != here and not self._may_change(name):
-                from bootfile.exact.refusals import hint_of_path  # only a refusal needs it
-
-                hint = hint_of_path(name, there, here)
-                raise files.Refused(f"its {name} is {there}, this run's is {here}{hint}")
-        for name, there in state.get("sampling", {}).items():  # version 0.21 did not write it
-            here = self.sampling.get(name)
-            if there != here and name == "processes":
-                raise files.Refused(
-                    f"it is of {there} processes, this run has {here}: each process of a torch_loader has "
-                    "its own batches. map_style_loader continues on any number"
-                )
-            if there != here:
-                raise files.Refused(f"its samples have the {name} {there}, this run's the {name} {here}")
-        model_there = state["objects"]["model"]
-        model_here = self.objects["model"].state_dict()
-        for name in sorted(model_there.keys() | model_here.keys()):
-            there = _shape(name, model_there)
-            here = _shape(name, model_here)
-            if there != here:
-                raise files.Refused(f"its model is different: {name} is {there}, this run's is {here}")
+        self._check_identity(state)
+        self._check_sampling(state)
+        self._check_shapes(state)
+        # BadInput, not Refused: this is the right run, and no older checkpoint may be taken in its place
         if state["step"] > total_steps:
             raise BadInput(
                 f"it is of step {state['step']}, and this run ends at step {total_steps}: raise --epochs or "
@@ -218,6 +192,53 @@ class RunState:
             self._give_by_name(state)
         if not self.is_sharded:
             self.restore(state)
+
+    def _check_identity(self, state: SavedState) -> None:
+        """Raise Refused, with both values, if a state has other options or other training data."""
+        # another version may have counted other options as identity
+        values_there = _options(state["arguments"]) | state["identity"]
+        values_here = _options(self.settings) | self.identity
+        names = state["identity"].keys() | self.identity.keys()
+        if _DATA not in state["identity"]:
+            names.discard(_DATA)  # until version 0.32 torch_loader did not know it
+        for name in sorted(names):
+            there = values_there.get(name)
+            here = values_here.get(name)
+            # images may be decoded to other bits here, which cannot be told from other data: a warning
+            if name == _DATA and there != here and self._may_compute_other_data(there, here):
+                self._notes.append(
+                    f"warning: its {name} is {there}, this run's is {here}: this machine has other "
+                    "instructions, and samples that a program computes may have other bits. If the data are "
+                    "others, stop it now"
+                )
+            elif there != here and not self._may_change(name):
+                from bootfile.exact.refusals import hint_of_path  # only a refusal needs it
+
+                hint = hint_of_path(name, there, here)
+                raise files.Refused(f"its {name} is {there}, this run's is {here}{hint}")
+
+    def _check_sampling(self, state: SavedState) -> None:
+        """Raise Refused if the steps of a state had other samples than those of this run."""
+        for name, there in state.get("sampling", {}).items():  # version 0.21 did not write it
+            here = self.sampling.get(name)
+            if there != here and name == "processes":
+                raise files.Refused(
+                    f"it is of {there} processes, this run has {here}: each process of a torch_loader has "
+                    "its own batches. map_style_loader continues on any number"
+                )
+            if there != here:
+                raise files.Refused(f"its samples have the {name} {there}, this run's the {name} {here}")
+
+    def _check_shapes(self, state: SavedState) -> None:
+        """Raise Refused if a weight or a buffer of the model is missing on one side, or has another shape."""
+        # here and not in load_state_dict(), which names all keys at once and would change a part of the model
+        model_there = state["objects"]["model"]
+        model_here = self.objects["model"].state_dict()
+        for name in sorted(model_there.keys() | model_here.keys()):
+            there = _shape(name, model_there)
+            here = _shape(name, model_here)
+            if there != here:
+                raise files.Refused(f"its model is different: {name} is {there}, this run's is {here}")
 
     def _may_change(self, name: str) -> bool:
         """Return whether a value of the checkpoint's identity is none of this run's, but an option that may
@@ -238,10 +259,14 @@ class RunState:
             if isinstance(value, torch.nn.Module):
                 objects[name] = value.state_dict()
         for name, optimizer in self._optimizers().items():
-            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            parameters = []
+            for group in optimizer.param_groups:
+                parameters += group["params"]
+            # the state of an optimizer is sharded as its parameters: each tensor stands for all of its shape
             objects[name] = {"state": dict(enumerate(parameters))}
         # whole tensors stay on rank 0: each rank gets only its part of a sharded one
         state = dtensors.broadcast(state, {"objects": objects})
+        # rank 0 has read no sharded tensor so far: every rank reads its parts here, together
         if state and "shards" in state:
             from bootfile.exact import dtensor_files
 
@@ -250,13 +275,17 @@ class RunState:
 
     def _check_objects(self, saved: dict[str, Any]) -> None:
         """Raise Refused if the objects of a state cannot be loaded into those of this run."""
+        # before any load_state_dict(): one that fails in the middle would leave some objects changed
         optional = {"scheduler", "scaler"}  # not every job had a scaler
-        if missing := sorted(self.objects.keys() - saved.keys() - optional):
+        missing = sorted(self.objects.keys() - saved.keys() - optional)
+        if missing:
             raise files.Refused(
                 f"it has no {missing[0]!r}, which this run saves: leave it out, as in that run"
             )
-        if saved["optimizer"]["class"] != (name := type(self.objects["optimizer"]).__name__):
-            raise files.Refused(f"its optimizer is {saved['optimizer']['class']}, this run's is {name}")
+        name_here = type(self.objects["optimizer"]).__name__
+        name_there = saved["optimizer"]["class"]
+        if name_there != name_here:
+            raise files.Refused(f"its optimizer is {name_there}, this run's is {name_here}")
         for name, optimizer in self._optimizers().items():
             there = _sizes(saved[name])
             here = _sizes(optimizer)
@@ -270,8 +299,11 @@ class RunState:
         of the schedule is loaded before the first step (before_step).
         """
         saved = state["objects"]
-        self._later = state if self._find_missing_groups(state) else None
+        self._later = None
+        if self._find_missing_groups(state):
+            self._later = state
         for name, value in self.objects.items():
+            # a job without a scaler saves none, and a disabled scaler saves {}: then this run's begins anew
             is_other = name not in saved or (name == "scaler" and not saved[name])
             if not is_other and not isinstance(value, torch.optim.Optimizer):
                 value.load_state_dict(saved[name])
@@ -289,7 +321,8 @@ class RunState:
         optimizer step. Raises BadInput if groups are still missing at the first one."""
         # in nearly all runs restore() has loaded everything, and nothing is left for this
         if self._later:
-            if missing := self._find_missing_groups(self._later):
+            missing = self._find_missing_groups(self._later)
+            if missing:
                 raise BadInput(
                     f"{missing} at its first step: add them again, if `epoch >= N`, not only if `epoch == N`"
                 )
@@ -309,10 +342,16 @@ class RunState:
     def take_change_of_frozen(self) -> str:
         """Return a warning if other parameters are frozen than at the checkpoint, or "". After the first call
         it is ""."""
-        saved, self._frozen_before = self._frozen_before, None
-        if saved is None or not (changed := sorted(saved ^ self._frozen())):
+        saved = self._frozen_before
+        self._frozen_before = None
+        if saved is None:
             return ""
-        is_now = "trained" if changed[0] in saved else "frozen"
+        changed = sorted(saved ^ self._frozen())
+        if not changed:
+            return ""
+        is_now = "frozen"
+        if changed[0] in saved:  # it was frozen
+            is_now = "trained"
         return (
             f"warning: {changed[0]} is {is_now} now, unlike at the checkpoint ({len(changed)} in all): if "
             "the loop changes it at an epoch, write `epoch >= N`, not `epoch == N`"
@@ -329,8 +368,11 @@ class RunState:
         return {name for name, parameter in parameters if not parameter.requires_grad}
 
     def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        objects = self.objects.items()
-        return {name: value for name, value in objects if isinstance(value, torch.optim.Optimizer)}
+        optimizers = {}
+        for name, value in self.objects.items():
+            if isinstance(value, torch.optim.Optimizer):
+                optimizers[name] = value
+        return optimizers
 
     def _find_missing_groups(self, state: SavedState) -> str:
         """Return which optimizer has fewer groups than in the state; "" if none has."""
@@ -348,6 +390,7 @@ class RunState:
         new list.
         """
         optimizers = self._optimizers()
+        # the lists of before: a wrapper and the optimizer inside it may have the same one
         groups = {name: optimizer.param_groups for name, optimizer in optimizers.items()}
         for name, optimizer in optimizers.items():
             saved = state["objects"][name]
@@ -358,6 +401,7 @@ class RunState:
                 self._note_other_groups(name, saved["param_groups"], optimizer.param_groups)
             optimizer.load_state_dict(saved)
         for name, optimizer in optimizers.items():
+            # the loaded values go into the old lists and dictionaries, which another optimizer may share
             for kept, loaded in zip(groups[name], optimizer.param_groups, strict=True):
                 kept.update(loaded)
             optimizer.param_groups = groups[name]
@@ -381,7 +425,10 @@ class RunState:
                     )
 
     def _objects(self) -> dict[str, dict[str, Any]]:
-        states = {name: value.state_dict() for name, value in self.objects.items() if name != "scheduler"}
+        states = {}
+        for name, value in self.objects.items():
+            if name != "scheduler":  # ScheduleState has it
+                states[name] = value.state_dict()
         optimizer = states["optimizer"]
         groups = plain(optimizer["param_groups"], "a checkpoint cannot hold the optimizer's ")
         name = type(self.objects["optimizer"]).__name__
@@ -404,7 +451,10 @@ def _shape(name: str, weights: Mapping[str, Any]) -> object:
 
 def _sizes(optimizer: Any) -> list[int]:
     """Return the number of parameters in each group of an optimizer or of its state."""
-    groups = optimizer["param_groups"] if isinstance(optimizer, dict) else optimizer.param_groups
+    if isinstance(optimizer, dict):
+        groups = optimizer["param_groups"]
+    else:
+        groups = optimizer.param_groups
     return [len(group["params"]) for group in groups]
 
 
@@ -416,6 +466,7 @@ def _inner_optimizers(optimizer: Any) -> dict[str, torch.optim.Optimizer]:
             f"the optimizer {type(optimizer).__name__} is not a torch.optim.Optimizer: give one of its "
             "optimizers, and the others with checkpoint.add(name=optimizer)"
         )
+    # one that defines state_dict() itself says there what it needs, also of the optimizers in it
     if type(optimizer).state_dict is not torch.optim.Optimizer.state_dict:
         return {}
     inner = enumerate(find_optimizers(vars(optimizer)))

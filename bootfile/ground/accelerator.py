@@ -19,6 +19,7 @@ from bootfile.ground.errors import BadInput, in_one_line
 def kind() -> str:
     """Return the device type of the accelerator that torch was built or extended for, such as "cuda", "npu",
     "xpu" or "mps"; "cuda" if there is none. torch_npu is imported if it is installed. Raises BadInput."""
+    # an extension of torch: torch does not know its device before it is imported
     if importlib.util.find_spec("torch_npu"):
         try:
             importlib.import_module("torch_npu")  # adds the device npu and the backend hccl

@@ -57,6 +57,7 @@ def repeat(read: Callable[[], T], path: str, error: Exception) -> T:
         f"warning: {path}: {reason}: it is read again, and so are others that fail so from now on",
         "read again",
     )
+    # a mount that was lost a moment ago gets one more try, without a pause
     pauses = PAUSES
     if _lost_since is not None and time.monotonic() - _lost_since < _RECOVERY:
         pauses = (0.0,)
@@ -92,6 +93,7 @@ def mode_of(path: str) -> int | None:
     """Return the st_mode of a file or folder; None if it is missing or may not be looked at. Raises
     Unavailable if a mount does not answer: os.path.isdir() returns False then, as for a missing folder."""
     look = functools.partial(os.stat, path)
+    # the inner one repeats an error that may pass; the outer one looks whether the mount is gone
     try:
         try:
             return look().st_mode

@@ -126,6 +126,7 @@ def say_error(text: str) -> None:
     parent, which prints it once."""
     line = f"error: {printable(' '.join(mask(text).split()))}\n"
     try:
+        # each process has the same error: the parent prints it once
         os.write(int(os.environ[ERROR_PIPE]), line.encode())
     except (KeyError, OSError, ValueError, OverflowError):  # no parent
         write_error(line)

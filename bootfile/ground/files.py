@@ -46,6 +46,7 @@ def open_atomic(path: str, mode: int = 0o666) -> Iterator[BinaryIO]:
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
+            # first the content, then the name: after a power cut there is the old file, or the whole new one
             file.flush()
             os.fsync(file.fileno())
             os.replace(name, path)
@@ -57,8 +58,10 @@ def open_atomic(path: str, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 def write_atomic(path: str, content: str | bytes, mode: int = 0o666) -> None:
     """Write a small file, as open_atomic() does. Text is encoded as UTF-8. Raises OSError."""
+    if isinstance(content, str):
+        content = content.encode()
     with open_atomic(path, mode) as file:
-        file.write(content.encode() if isinstance(content, str) else content)
+        file.write(content)
 
 
 def sync_folder(folder: str) -> None:
@@ -75,6 +78,7 @@ def sweep(folder: str) -> None:
     """Delete the temporary files of killed processes in a folder, but not those that a process has locked."""
     for path in glob.glob(os.path.join(glob.escape(folder), f"{PARTIAL}*")):
         with contextlib.suppress(OSError), open(path, "rb") as file:
+            # its writer holds the lock as long as it lives; without locks only the age tells
             is_locked = lock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             if is_locked or time.time() - os.stat(path).st_mtime > _UNLOCKED:
                 os.unlink(path)
@@ -164,6 +168,7 @@ def explain_write(error: Exception, path: str) -> str:
     """Return the reason of an error of the disk and the free space at the path: "No space left on device
     (12.0 MB free at FOLDER)"."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    # the file or its folder may not exist yet: the free space is that of the nearest folder that does
     while not os.path.exists(path):
         path = os.path.dirname(path)
     if isinstance(error, OSError) and error.errno in (errno.EFBIG, errno.EDQUOT):
@@ -244,6 +249,7 @@ def opener(path: str, flags: int) -> int:
     is_writing = flags & (os.O_WRONLY | os.O_RDWR)
     if is_writing:
         flags |= os.O_NOFOLLOW
+    # the type is known only after it is open; without waiting, because a FIFO has no writer yet
     handle = os.open(path, flags | os.O_NONBLOCK, 0o666)
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):

@@ -52,6 +52,7 @@ class FolderLease(Lease):
         host = re.sub(r"[^\w.-]", "_", self.own["host"])[:100]
         name = f"{number:08d}-{self.own['id']}-{self.own['pid']}-{host}"
         open(os.path.join(self.names, name), "w", opener=opener).close()
+        # after the write: of two jobs that write at the same moment, at least one sees the other
         names = self._list()
         rivals = [other for other in names if other >= f"{number:08d}" and other != name]
         if rivals:  # another job has written this version or a later one

@@ -49,8 +49,10 @@ class FolderLock:
         child does not inherit it, and it ends with the process.
         """
         key = os.getpid(), self._path
+        # a notebook may start its loop again: the process holds the folder already
         if key in _held and is_at(_held[key].file.fileno(), self._path):
             return
+        # before it is made: release() removes only the folders that were missing
         missing = missing_folders(self.folder)
         file = self._lock_file()
         _held[key] = _Held(file, missing)
@@ -81,6 +83,7 @@ class FolderLock:
         if held.lease:
             with contextlib.suppress(BadInput, OSError):
                 held.lease.release()
+        # deleted under the lock: a start that waits for it sees by is_at() that its file is gone
         with contextlib.suppress(OSError):
             os.unlink(self._path)
         held.file.close()
@@ -92,10 +95,12 @@ class FolderLock:
         while True:
             with explained(f"output_dir {self.folder} cannot be written"), watched(self.folder):
                 os.makedirs(self.folder, exist_ok=True)
+                # a file that is there and not locked was left by a process that was killed
                 was_there = os.path.exists(self._path)
                 file = open(self._path, "a", opener=opener)  # noqa: SIM115  # open while it is held
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # the holder before may have deleted the file between open() and the lock
                 if is_at(file.fileno(), self._path):
                     self.was_left = was_there
                     return file

@@ -6,6 +6,7 @@ import subprocess
 def describe_tree(root: str) -> str | None:
     """Return the commit of a working tree, with -dirty at its end if a tracked file differs from it; None if
     it is not one."""
+    # without locks: the user may run git in the same tree meanwhile
     words = ["git", "-C", root, "--no-optional-locks", "status", "--porcelain=v2", "--branch"]
     try:  # not `describe --dirty`, which writes the index
         shown = subprocess.check_output([*words, "--untracked-files=no"], stderr=subprocess.DEVNULL)
@@ -21,4 +22,6 @@ def describe_tree(root: str) -> str | None:
             is_dirty = True
     if commit == "(initial)":
         return None
-    return f"{commit}-dirty" if is_dirty else commit
+    if is_dirty:
+        return f"{commit}-dirty"
+    return commit

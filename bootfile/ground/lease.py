@@ -37,9 +37,11 @@ class Lease:
         self._ended = threading.Event()  # set by release()
         self._busy = threading.Lock()  # held while the thread renews: release() waits for it
         other, self.version = self.read()  # the version that the next write replaces
+        # the job of this record may run, or was killed: only time tells
         if other:
             self._watch(other)
         self._write()
+        # two jobs may have written at the same moment: the one whose record is there has the place
         self.check()
         threading.Thread(target=self._renew, name="lease", daemon=True).start()
 
@@ -67,6 +69,7 @@ class Lease:
                 if holder:
                     break
                 time.sleep(1)
+            # another id: a job took the place over while this one did not renew its record
             if holder.get("id") == self.own["id"]:
                 self.version = version
             else:
@@ -78,6 +81,7 @@ class Lease:
         """Delete the record, so that the next job need not watch it. The holder calls it when it has written
         everything. Raises BadInput if the lease is lost."""
         self._ended.set()
+        # the thread must not write the record again after it was deleted
         with self._busy:
             self.check()
             self.delete()
@@ -95,6 +99,7 @@ class Lease:
             holder, self.version = self.read()
             if not holder:
                 return
+            # a renewal: the job is alive
             if holder != other:
                 raise BadInput(self._in_use(holder))
 

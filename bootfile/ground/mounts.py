@@ -33,6 +33,7 @@ def find_local_locks(path: str) -> str:
                 longest = len(point)
                 kind, _, options = (*device.split(), "", "")[:3]
                 options = f"{mount.split()[5]},{options}"
+    # `fuse.s3fs` is of the type fuse; those whose locks reach other nodes are named one by one
     expected = _LOCAL_OPTIONS.get(kind.partition(".")[0])
     if expected is None or _SHARES_LOCKS.fullmatch(kind):
         return ""

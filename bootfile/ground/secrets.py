@@ -55,6 +55,7 @@ def hide(value: str) -> None:
 
 def mask_values(text: str) -> str:
     """Return the text with *** for the values of hide()."""
+    # the longest first: a shorter value may be a part of it, and would leave the rest
     for value in sorted(_values, key=len, reverse=True):
         text = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", "***", text)
     return text
@@ -89,6 +90,10 @@ def _mask_address(match: re.Match[str]) -> str:
     is_hook = scheme.startswith("http") and re.search(r"hook|/services/|/bot\d", hosts + path, re.IGNORECASE)
     if is_cache or is_hook:
         path = "/***"
-    unsure = "***@" if "/" in user else ""  # the @ may belong to a path
-    hidden_query = "?***" if query else ""
+    unsure = ""
+    if "/" in user:  # the @ may belong to a path
+        unsure = "***@"
+    hidden_query = ""
+    if query:
+        hidden_query = "?***"
     return f"{scheme}://{unsure}{hosts}{path}{hidden_query}"

@@ -42,6 +42,7 @@ class Interval:
     @property
     def cause(self) -> str:
         """Return what may have caused its difference, in words; "" without one."""
+        # the most certain one first: a file that was altered needs no other explanation
         if self.altered:
             return self.altered
         if not self.difference:
@@ -72,8 +73,11 @@ def find_intervals(folder: str) -> list[Interval]:
             begins.append(files.step_of(path))
     last = max([0, *digests, *begins])
     intervals = []
+    # from each state to the next one, and from the last one to the last recorded step
     for place, before in enumerate(begins):
-        end = begins[place + 1] if place + 1 < len(begins) else last
+        end = last
+        if place + 1 < len(begins):
+            end = begins[place + 1]
         if end > before:
             states = sum(1 for step in digests if before < step <= end)
             intervals.append(Interval(before, end, states))
@@ -122,6 +126,7 @@ def audit(
     with _place(keep) as place:
         for interval in chosen:
             parent = Parent(folder, interval.last, interval.before)
+            # the run may still train, and delete old states
             if parent.state != interval.before:
                 raise BadInput(f"the state of step {interval.before} of {folder} is gone")
             script = job or str(parent.start.get("script", ""))
@@ -135,6 +140,7 @@ def audit(
                     "--exact_shards sums are rounded differently"
                 )
             results = os.path.join(place, f"steps-{interval.before + 1}-{interval.last}")
+            # first: steps that are computed from a changed state differ, and the machine is not to blame
             interval.altered = parent.find_alteration()
             interval.difference = _compute(parent, results, script, size, options)
             if interval.difference and not interval.altered:  # an error of this machine does not come twice
@@ -163,6 +169,7 @@ def conclude(chosen: Sequence[Interval], every: Sequence[Interval]) -> tuple[str
         first = different[0]
         text = f"differs: {len(different)} of {len(chosen)} intervals, first {first}: {first.cause}"
         return text, DIFFERS
+    # equal samples alone do not show that the bits are the same
     if not states:
         return (
             "unverified: the run has recorded no state in these steps: only samples were compared",

@@ -46,12 +46,14 @@ def compute(
     Raises Differs with the first difference, and BadInput with the error in the log if the job fails.
     """
     path = os.path.join(folder, "checkpoints", files.name_of(parent.step))
+    # a call before this one has computed them
     if _is_whole(path):
         return path
     command = [sys.executable, script, f"--from={parent.folder}", f"--at_step={parent.step}"]
     command += [f"--output_dir={folder}", *options]
     if processes > 1:
         command.append(f"--processes_per_node={processes}")
+    # without these: the job would take itself for a rank of the program that calls this
     variables = {}
     for name, value in os.environ.items():
         if not name.startswith(_OF_LAUNCHERS):

@@ -71,6 +71,7 @@ class Search:
         if not os.path.isfile(self._script):
             raise BadInput(f"{self._script}: no such file: name the job of the run with --job FILE")
         self._processes = processes or self._parent.world_size
+        # a report after each step: the measure needs the loss of every step
         self._options = [*options, "--report_every=1"]
         self._place = ""  # the folder of the replays
         self._replays = 0
@@ -82,6 +83,7 @@ class Search:
             f"loss of the steps {self._step + 1}-{self._last}"
         )
         with tempfile.TemporaryDirectory(prefix="bootfile-guilty-") as self._place:
+            # the two ends of the search: the spike, and what is left of it without the whole step
             before = self._measure([])
             without_step = self._measure(self._ids.tolist())
             after = before
@@ -90,6 +92,7 @@ class Search:
             limit = _find_limit(before, without_step)
             if before > _SPIKE * without_step:
                 while len(guilty) < _MOST and after > limit:
+                    # a guilty sample ends the shortest begin; another one can only be before it
                     end = self._find_end(end, guilty, limit)
                     guilty.append(int(self._ids[end - 1]))
                     after = self._measure(guilty)
@@ -117,6 +120,7 @@ class Search:
         folder = os.path.join(self._place, f"replay-{self._replays}")
         variables = {}
         if ids:
+            # only in the batch of this step: in all others the run has these samples as before
             path = f"{folder}.ids"
             with open(path, "w", encoding="ascii") as file:
                 file.write("".join(f"{id}\n" for id in ids))
@@ -163,10 +167,13 @@ def describe(result: Result, folder: str, step: int) -> list[str]:
             f"{result.without_step:.6g} (a spike is {_SPIKE:g} times as much)"
         )
         return [line]
-    name = "sample " if len(result.ids) == 1 else "samples "
+    name = "samples "
+    those = "them"
+    if len(result.ids) == 1:
+        name = "sample "
+        those = "it"
     name += ", ".join(map(str, sorted(result.ids)))
-    text = f"{steps} is {result.before:.6g}, {result.after:.6g} without"
-    text += " it" if len(result.ids) == 1 else " them"
+    text = f"{steps} is {result.before:.6g}, {result.after:.6g} without {those}"
     text += f", and {result.without_step:.6g} without step {step}"
     verdict = f"guilty: {name}: {text} ({result.replays} replays)"
     if not result.is_whole:

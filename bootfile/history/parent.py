@@ -43,11 +43,17 @@ class Parent:
         if step is not None and not 0 <= step <= last:
             raise BadInput(f"--at_step {step}: {folder} has the steps 1-{last}")
         if newest is None:
-            newest = last if step is None else step
+            newest = last
+            if step is not None:
+                newest = step
+        # this verifies files until one is whole: a damaged state is passed over, and printed
         self.path, self.state, self.run = self._find_state(paths, newest)
         if step is None and not self.path:
             raise BadInput(f"--from {folder}: no checkpoint can be used: name the step with --at_step N")
-        self.step = self.state if step is None else step
+        self.step = self.state
+        if step is not None:
+            self.step = step
+        # a restart may have changed options: those of the start that made this step count
         self.start = origins.start_of(known, max(1, self.step))
 
     def _read_records(self) -> dict[int, np.ndarray]:
@@ -111,6 +117,7 @@ class Parent:
         for record in now[(now["step"] > self.state) & (now["step"] <= step)]:
             number = int(record["step"])
             sums = self._records.get(number)
+            # a step without a record, as of a run whose receipt was deleted, cannot differ
             if sums is None or np.array_equal(sums, record["sums"]):
                 continue
             for part, before, after in zip(PARTS, sums, record["sums"], strict=True):
@@ -147,14 +154,19 @@ class Parent:
         known = self._digests.get(step)
         if known is None or known.get("format") != line["format"] or known["digest"] == line["digest"]:
             return ""
+        # the digest has decided; the parts only tell where
         names = []
         for name in line["parts"].keys() | known["parts"].keys():
             if known["parts"].get(name) != line["parts"].get(name):
                 names.append(name)
         names.sort()
         names.sort(key=kinds.find_kind)  # a learning rate is a cause, and the weights are its effects
-        more = f" and {len(names) - 1} more parts" if len(names) > 1 else ""
-        first = names[0] if names else "a part"
+        first = "a part"  # of a digest that names no parts
+        if names:
+            first = names[0]
+        more = ""
+        if len(names) > 1:
+            more = f" and {len(names) - 1} more parts"
         return f"{first}{more}, digest {line['digest'][:8]} for {known['digest'][:8]}"
 
     @property

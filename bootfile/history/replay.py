@@ -54,6 +54,7 @@ def _plan(folder: str, path: str, output: str, job: str | None, processes: int |
     ids = removed.parse("--without", path)
     run = Run(folder)
     known = removed.read(folder)
+    # the run lacks samples already: the new run lacks these and those
     if len(known):
         ids = np.union1d(known, ids)
     uses = run.find_uses(ids, run.last)
@@ -71,11 +72,13 @@ def _plan(folder: str, path: str, output: str, job: str | None, processes: int |
         print_line(f"the steps 1-{run.last} of {folder} never had {_name(unused)}")
     first = min(uses)
     origin = origins.parent_of(run.starts)
+    # the steps before are those of another run, whose records are not in this folder
     if origin and first <= origin["step"]:
         raise BadInput(
             f"{folder} begins at step {origin['step']} of {origin.get('folder')}, which had "
             f"{_name(uses[first].tolist())} in step {first}: replay that run"
         )
+    # the newest state before the first use: the steps before it never had the samples
     parent = Parent(folder, first - 1)
     script = job or str(parent.start.get("script", ""))
     if not os.path.isfile(script):

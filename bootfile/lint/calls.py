@@ -23,6 +23,7 @@ class Calls(Known):
         named: dict[str, Value] = {}
         for argument in node.args:
             value = self.value(argument)
+            # `f(*args)` with a known list, `f(**options)` with a known dictionary: the arguments one by one
             if isinstance(argument, ast.Starred) and root(value).kind == "list" and not root(value).is_open:
                 args += root(value).parts.values()
             else:
@@ -39,12 +40,14 @@ class Calls(Known):
         return self._call(called, args, named, node)
 
     def _call(self, called: Value, args: list[Value], named: dict[str, Value], node: Any) -> Value:
+        # first what the project defines, which is entered; then other packages; then methods by their names
         if called.kind == "function" and isinstance(called.cls, Function):
             return self._call_function(called.cls, args, named, node)
         if called.kind == "class" and isinstance(called.cls, Class):
             return self._make_instance(called.cls, args, named, node)
         if called.kind == "method" and isinstance(called.cls, Function) and called.of is not None:
             self._method_event(called.of, called.label, args, named, node)
+            # a method of the project's own optimizer: entered, and also what the name means for any optimizer
             result = self._call_function(called.cls, [called.of, *args], named, node)
             return self._known_result(called.of, called.label, args, named, node) or result
         if called.kind == "module":
@@ -70,6 +73,7 @@ class Calls(Known):
             self._event("step", base, arguments, node)
             return Value(deps=values.join_deps(args))
         self._event("call", called, arguments, node, unparse(node.func))
+        # `trainer()` runs __call__(); `model(batch)` runs forward(), once is enough for its events
         if isinstance(base.cls, Class) and base.kind not in ("model", "criterion"):
             method = self._find_method(base.cls, "__call__")
             if method:
@@ -93,6 +97,7 @@ class Calls(Known):
         # a function that has trained is started once: `if distributed: mp.spawn(main) else: main()`
         if function.node in self._trained and not self._loops:
             return unknown
+        # recursive, too deep or too much: the rules learn that something was missed here
         if function.node in self._stack or len(self._stack) >= DEEPEST or len(self.events) > MOST_EVENTS:
             self.missed.add(name)
             self._event("missed", unknown, number_arguments(args, named), node, name)
@@ -105,6 +110,7 @@ class Calls(Known):
         self._functions = (*functions, getattr(function.node, "name", ""))
         self._frames.append(frame)
         count = len(self._conditions)
+        # @torch.no_grad(), @rank_zero_only: under it the whole function is conditional
         for decorator in getattr(function.node, "decorator_list", []):
             text = unparse(decorator)
             self._conditions.append(Condition(text, Value(), True, decorator))
@@ -118,6 +124,7 @@ class Calls(Known):
             self._frames.pop()
             self._stack.pop()
             self._functions = functions
+        # several returns: their values are merged, as those of two branches
         result = unknown
         for number, returned in enumerate(frame.returned):
             result = returned if number == 0 else self._merge_returned(result, returned)
@@ -129,6 +136,7 @@ class Calls(Known):
             for key in first.parts:
                 made.parts[key] = self._merge_returned(first.parts[key], second.parts.get(key, Value()))
             return made
+        # `return Adam(...)` in one branch, `return SGD(...)` in the other: one object
         both = kind_of(first) == kind_of(second) and kind_of(first) in values.STATEFUL
         if both and root(first) is not root(second) and not replaces(first, second):
             root(first).same = second
@@ -160,6 +168,7 @@ class Calls(Known):
         self._event("create", made, made.options, node, cls.node.name)
         method = self._find_method(cls, "__init__")
         self._walked.add(cls.node)
+        # what a module is made of is not looked into: its state has it all
         if kind == "model" and not trains_itself(cls.node):
             return made
         if method:
@@ -179,6 +188,7 @@ class Calls(Known):
                 kind = self._kind_of_bases(value.cls, depth + 1)
                 if kind:
                     return kind
+            # a class of another package: its name tells the kind
             dotted = value.label if value.kind == "module" else unparse(base)
             last = dotted.rpartition(".")[2]
             if last in ("Module", "LightningModule", "ModuleList", "Sequential") or last.endswith("Module"):
@@ -195,6 +205,7 @@ class Calls(Known):
             kind = values.kind_of_class(dotted)
             if kind:
                 return kind
+        # no base says it: the name of the class alone, but for models, which have many other meanings
         kind = values.kind_of_class(cls.node.name)
         if kind in ("model", "criterion"):
             return ""
@@ -224,6 +235,7 @@ class Calls(Known):
         known = self._call_builtin(dotted, args, named, node)
         if known is not None:
             return known
+        # mp.spawn(main, ...): what it starts is the training
         if last in _STARTERS or dotted.endswith("Process"):
             self._start(args, named, node)
         self._event("call", called, arguments, node, dotted)
@@ -245,6 +257,7 @@ class Calls(Known):
             made.key = last
             self._event("create", made, arguments, node, dotted)
             return made
+        # `model = to_device(model)`: it is still the model
         if last in PASSED and args and kind_of(args[0]) not in VAGUE_OR_OPTION:
             return args[0]
         made = Value(
@@ -252,6 +265,7 @@ class Calls(Known):
         )
         made.loops = tuple(self._loops)
         made.flags.add("from_call")
+        # `os.path.join(folder, "last.pt")`: the same file each time
         if args and all(value.kind in ("const", "text") or "fixed" in value.flags for value in args):
             made.flags.add("fixed")
         made.key = dotted
@@ -265,6 +279,7 @@ class Calls(Known):
         owner = frame.names.get("self", Value())
         if frame.owner is None:
             return Value("unknown")
+        # the first base of the project; those of other packages cannot be entered
         for base in frame.owner.node.bases:
             value = self._in_module(frame.owner, base)
             if value.kind == "class" and isinstance(value.cls, Class):
@@ -280,6 +295,7 @@ class Calls(Known):
         for value in named.values():
             inner.append(value)
         given: list[Value] = []
+        # mp.spawn() gives the rank first, and then `args`
         if "args" in named and root(named["args"]).kind == "list":
             given = [Value("rank", "rank"), *root(named["args"]).parts.values()]
         for value in inner:
@@ -305,8 +321,10 @@ class Calls(Known):
             return args[0]
         if dotted == "enumerate" and args:
             made = Value("enumerated", "", self._path(), node.lineno, deps=frozenset([args[0]]))
-            start = named.get("start") or (args[1] if len(args) > 1 else Value("const", key=0))
-            made.parts["start"] = start
+            start = named.get("start")
+            if not start and len(args) > 1:
+                start = args[1]
+            made.parts["start"] = start or Value("const", key=0)
             return made
         if dotted == "dict":
             made = Value("dict", "", self._path(), node.lineno, parts=dict(named))
@@ -318,6 +336,7 @@ class Calls(Known):
                 self._event("iter", root(args[0]), {}, node)
                 self._read_loader(args[0], node)
             return args[0]
+        # `int(state["epoch"])` is still the restored number
         if dotted in ("int", "float") and args and args[0].kind in ("field", "counter", "loop", "option"):
             return args[0]
         if dotted == "getattr" and len(args) > 1 and args[1].kind == "const":
@@ -335,6 +354,7 @@ class Calls(Known):
             dataset = base.parts.get("dataset")
             if dataset is None or base in self._loaders_read:
                 continue
+            # once: each epoch does the same
             self._loaders_read.add(base)
             dataset = root(dataset)
             if isinstance(dataset.cls, Class):
@@ -378,6 +398,7 @@ def bind_parameters(
     is_static = any(unparse(part) == "staticmethod" for part in getattr(node, "decorator_list", []))
     parameters = [*arguments.posonlyargs, *arguments.args]
     given = list(args)
+    # a static method gets no object, although it was called on one
     if is_static and given and parameters and given[0].cls is not None and parameters[0].arg != "self":
         given = given[1:]
     is_open = any(value.kind == "open" for value in given)
@@ -408,6 +429,7 @@ def bind_parameters(
             if names[parameter.arg].kind == "const":
                 names[parameter.arg].kind = "option"  # a caller may give another one
         else:
+            # nothing was given, as for a function that nothing calls: the name of the parameter is all
             kind = values.kind_of_name(parameter.arg)
             made = Value(kind or "unknown", parameter.arg, node=parameter)
             made.flags.add("by_name")

@@ -53,6 +53,7 @@ def main(arguments: list[str]) -> int:
         print_line(_sum_up(findings, count))
     for error in errors:
         say_error(error)
+    # a file that cannot be read counts more than findings in others: the check was not whole
     if errors:
         return BAD_INPUT
     if any(not finding.is_hint for finding in findings):

@@ -50,6 +50,7 @@ def lint(path: str, parsed: dict[str, sources.Source | None] | None = None) -> l
     tracer.run()
     findings = []
     try:
+        # a script that was too large to be walked to its end gets no findings: they could be wrong
         if tracer.is_whole:
             facts = Facts(tracer)
             for check in _CHECKS:

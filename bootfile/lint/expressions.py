@@ -31,6 +31,7 @@ class Expressions(Calls):
         if method:
             result: Value = method(node)
             return result
+        # an expression without a method: what it is made of is followed, what it is stays unknown
         inner = []
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.expr):
@@ -44,6 +45,7 @@ class Expressions(Calls):
 
     def _of_name(self, node: ast.Name) -> Value:
         frame = self._frames[-1]
+        # as Python: the function, the function around it, the module, and then the builtins
         for names in (frame.names, frame.outer, frame.module.names):
             if names is not None and node.id in names:
                 return names[node.id]
@@ -59,6 +61,7 @@ class Expressions(Calls):
                     return owner.cls.names[node.attr]
                 return Value("unknown", node.attr)
             return Value("module", f"{owner.label}.{node.attr}", owner.path, key=owner.key)
+        # `ddp.module` is the bare model
         if owner.kind == "wrapped" and node.attr == "module" and owner.key != "module.":
             # a compiled model passes the attribute on to the wrapped one in it
             inner = owner
@@ -73,6 +76,7 @@ class Expressions(Calls):
         if isinstance(base.cls, Class):
             method = self._find_method(base.cls, node.attr)
             if method:
+                # a property is a call without brackets
                 if is_property(method.node):
                     return self._call_function(method, [owner], {}, node)
                 return Value("method", node.attr, of=owner, cls=method)
@@ -90,6 +94,7 @@ class Expressions(Calls):
         if base.kind in ("args", "option"):
             kind = "option"
         made = Value(kind, node.attr, self._path(), node.lineno, of=owner, deps=frozenset([owner]))
+        # kept: the next use of `self.optimizer` is the same object
         if kind not in ("attribute", "option"):
             made.flags.add("by_name")
             made.of = None
@@ -107,6 +112,7 @@ class Expressions(Calls):
         made = Value("dict", "", self._path(), node.lineno)
         for key, item in zip(node.keys, node.values, strict=True):
             value = self.value(item)
+            # `{**state, ...}`
             if key is None:
                 self._merge_dict(made, value)
                 continue
@@ -154,6 +160,7 @@ class Expressions(Calls):
         self._conditions[-1] = Condition(text, test, False, node)
         orelse = self.value(node.orelse)
         self._conditions.pop()
+        # the branch that says more; a rule must not depend on which one would run
         chosen = self._either(body, orelse)
         other = orelse if chosen is body else body
         if chosen.kind in ("state", "const", "none") or values.is_vague(other) or values.is_vague(chosen):
@@ -165,6 +172,7 @@ class Expressions(Calls):
 
     def _of_boolop(self, node: ast.BoolOp) -> Value:
         inner = [self.value(part) for part in node.values]
+        # `scheduler or default`
         if isinstance(node.op, ast.Or):
             result = inner[0]
             for value in inner[1:]:
@@ -192,6 +200,7 @@ class Expressions(Calls):
             self._merge_dict(made, left)
             self._merge_dict(made, right)
             return made
+        # `epoch + 1`: the rules about epochs need the number and what was added
         sign = {ast.Add: 1, ast.Sub: -1}.get(type(operator), 0)
         if sign and right.kind == "const" and isinstance(right.key, int):
             return _shift(left, sign * right.key)
@@ -203,6 +212,7 @@ class Expressions(Calls):
         made = Value(kind, deps=values.join_deps([left, right]), line=node.lineno, node=node)
         if kind == "modulo" and right.kind == "const":
             made.key = right.key
+        # `folder / name`, `folder + name` and `"%s/last.pt" % folder` are paths
         if isinstance(operator, ast.Div | ast.Add | ast.Mod) and "path" in (left.kind, right.kind):
             made.kind = "path"
         return made
@@ -221,6 +231,7 @@ class Expressions(Calls):
 
     def _of_listcomp(self, node: Any) -> Value:
         made = Value("list", "", self._path(), node.lineno)
+        # `[f(x) for x in (a, b)]` has two known entries; one over unknown data is open
         entries = self._comprehend(node)
         made.is_open = entries is None
         for number, names in enumerate(entries or [{}]):
@@ -265,6 +276,7 @@ class Expressions(Calls):
         generator = node.generators[0]
         iterated = self.value(generator.iter)
         entries = self._list_entries(iterated)
+        # two loops in one, or with an `if`: the entries are not known
         if entries is None or len(node.generators) > 1 or generator.ifs:
             for part in node.generators:
                 source = self.value(part.iter)
@@ -293,6 +305,7 @@ class Expressions(Calls):
         iterated = root(iterated)
         if iterated.kind not in ("list", "dict") or iterated.is_open or "set" in iterated.flags:
             return None
+        # a table of hundreds of entries is data: walking the body for each would take long
         if not 0 < len(iterated.parts) <= MOST_ENTRIES:
             return None
         entries = []
@@ -312,6 +325,7 @@ class Expressions(Calls):
         made = Value("unknown", "", self._path(), node.lineno, deps=values.join_deps([iterated]))
         made.loops = tuple(self._loops)
         made.flags.add("element")
+        # what rules ask of the target: the number of the loop, the pair of enumerate(), a parameter group
         if base.kind == "range" and loop is not None:
             made.kind = "loop"
             made.of = None

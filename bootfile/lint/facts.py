@@ -69,6 +69,7 @@ class Facts:
         self.events = tracer.events
         self._selected: dict[tuple[str, ...], list[Event]] = {}
         self._called: dict[str, list[Event]] = {}
+        # in this order: each of these questions needs the answers before it
         self.loops = self._find_training_loops()
         self.saves = self._find_saves()
         self.loads = self._find_loads()
@@ -89,6 +90,7 @@ class Facts:
         stepped: set[Loop] = set()
         for event in self.events:
             is_step = event.name == "step" and kind_of(event.value) == "optimizer"
+            # a training loop is the outermost one around a step of an optimizer or a backward pass
             if not event.loops or _reads_undefined(event) or not (is_step or event.name == "backward"):
                 continue
             if is_step:
@@ -175,6 +177,7 @@ class Facts:
         mine |= self.owners.get(base, set())
         if mine & self.escaped or base.flags & {"prepared", "registered"}:
             return True
+        # accelerate calls these before it saves: what they name is saved
         if base.label and re.search(rf"\b{re.escape(base.label)}\b", self._text_of_hooks()):
             return True
         # a file that is written after the last epoch is of no use to a restart
@@ -182,8 +185,10 @@ class Facts:
             if save.is_open:
                 return True
             for entry in save.entries:
+                # the object itself, or a value that was computed from it
                 if mine & list_deps(entry.value) or root(entry.value) in mine:
                     return True
+                # a value that is not known under a fitting name may be the object: no finding
                 is_vague = kind_of(entry.value) in (
                     "unknown",
                     "attribute",
@@ -192,6 +197,7 @@ class Facts:
                     "list",
                     "dict",
                 )
+                # this is the state of a global generator, and not of another object
                 if kind == "generator" and re.search(r"get_rng_state|get_?state", str(entry.value.key)):
                     is_vague = False
                 if entry.value.kind == "state" and entry.value.of is not None:
@@ -212,20 +218,18 @@ class Facts:
     def saves_all(self) -> bool:
         """Return whether the script saves by a function whose contents are not known."""
         for event in self.events:
+            # a function such as save_checkpoint() that was too deep to enter
             if event.name == "missed" and _SAVE_NAME.search(event.text):
                 return True
-            if (
-                (
-                    event.name == "call"
-                    and event.text not in _SAVERS
-                    and _SAVE_NAME.search(event.text.rpartition(".")[2])
-                )
-                and event.value.kind == "module"
-                and not event.text.startswith(("os.", "torch.utils", "logging"))
-            ):
+            # a function of another package, such as ignite's save_checkpoint()
+            is_other = event.name == "call" and event.text not in _SAVERS and event.value.kind == "module"
+            is_saver = is_other and _SAVE_NAME.search(event.text.rpartition(".")[2]) is not None
+            if is_saver and not event.text.startswith(("os.", "torch.utils", "logging")):
                 return True
+            # what these save is followed
             if event.value.key in ("Accelerator", "Fabric"):
                 continue
+            # a method of an object that is not known, such as checkpointer.save()
             is_object = event.name == "method" and event.value.kind in (
                 "unknown",
                 "instance",
@@ -248,6 +252,7 @@ class Facts:
         sources: set[Value] = set()
         for value, event in self.loaded.items():
             if value.kind == "optimizer":
+                # the file from which the optimizer is loaded is that of a restart
                 for given in event.args.values():
                     sources |= list_deps(given)
         loads = [event for event in self.loads if root(event.value) in sources]
@@ -287,6 +292,7 @@ class Facts:
             if event.name == "missed" and _LOAD_NAME.search(event.text):
                 self.is_missed = True
                 return True
+            # a method of an object whose class is not part of the project
             is_load = event.text in ("load_state", "load_checkpoint", "resume_or_load")
             if event.name == "method" and is_load and not _is_followed(event):
                 self.is_accelerated = self.is_accelerated or event.value.key == "Accelerator"
@@ -301,6 +307,7 @@ class Facts:
             is_unknown = (
                 event.name in ("call", "missed") and event.text not in _SAVERS and event.text != "torch.load"
             )
+            # DataLoader has "load" in its name, and loads no checkpoint
             if last.endswith(("Loader", "loader", "Sampler")):
                 continue
             if is_unknown and (_SAVE_NAME.search(last) or _LOAD_NAME.search(last)):
@@ -336,6 +343,7 @@ class Facts:
         "optimizer": it loads the state of an optimizer. "counter": it continues from an epoch or a step.
         "option": an option with a name such as --resume leads to the load.
         """
+        # the surest sign first: weights alone may be those of another task
         for value in self.loaded:
             if value.kind == "optimizer":
                 return "optimizer"
@@ -346,10 +354,10 @@ class Facts:
                 return "counter"
         for event in self.select("read"):
             key = str(event.value.key or "")
-            if (
-                re.search(r"^(start_)?(epoch|step|iter|global_step|iteration|iter_num|n_iter)s?$", key)
-                and self.loads
-            ) and event.order < self.first_step():
+            names_place = re.search(
+                r"^(start_)?(epoch|step|iter|global_step|iteration|iter_num|n_iter)s?$", key
+            )
+            if names_place and self.loads and event.order < self.first_step():
                 return "counter"
         for event in self.loads:
             if any(_RESUME.search(condition.text) for condition in event.conditions):
@@ -364,15 +372,18 @@ class Facts:
         if self.intent == "counter" or (self.intent == "optimizer" and not self._loads_weights()):
             return True
         for loop in self.loops:
+            # `for epoch in range(start_epoch, ...)`: the script knows a start that is not the first epoch
             is_first = loop.start is None or loop.start.kind in ("const", "none")
             if loop.value is not None and not is_first:
                 return True
         for counter in self.tracer.counters:
             first = counter.of
+            # a counter of steps that begins with an attribute or an option, not with a constant
             is_read = first is not None and first.kind in ("attribute", "field", "unknown", "shifted")
             if is_read and re.search("epoch|step|iter", counter.label, re.IGNORECASE):
                 return True
         for event in self.select("test"):
+            # `if step < start_step: continue`
             skips = any(isinstance(part, ast.Continue) for part in getattr(event.node, "body", []))
             if self.is_in_training(event) and skips and _START.search(event.text):
                 return True
@@ -383,6 +394,7 @@ class Facts:
         for value, event in self.loaded.items():
             if value.kind != "optimizer":
                 continue
+            # the conditions, functions and options on the way to the load: --pretrained is no restart
             names = " ".join([event.describe_conditions(), *event.functions])
             for dep in list_deps(event.args.get(0, Value())):
                 for given in dep.options.values():
@@ -417,6 +429,7 @@ class Facts:
                 and event.value.cls is not None
                 and not isinstance(event.value.cls, str)
             ):
+                # a class of the project that inherits a trainer
                 for base in event.value.cls.node.bases:
                     if (
                         re.search(
@@ -461,6 +474,7 @@ def _flatten(value: Value, key: str, entries: list[Entry], depth: int) -> bool:
     if depth > 5 or len(entries) > 300:
         return True
     if base.kind in ("dict", "list"):
+        # `state[name] = ...` with a name that is not known: something of it may be any object
         if base.is_open:
             entries.append(Entry(key, Value("unknown", deps=base.deps)))
         is_open = base.is_open and not _is_state_like(base)
@@ -506,6 +520,7 @@ def reads_restored(value: Value) -> bool:
     """Return whether a value comes from a checkpoint, or is a function that reads such a value."""
     if values.is_restored(value):
         return True
+    # a function within a function, as the lambda of a LambdaLR, may read a restored epoch
     names = getattr(value.cls, "names", None)
     if value.kind != "function" or not names:
         return False

@@ -28,6 +28,7 @@ class Known(Recorder):
         if name == "load_state_dict" or (name in ("set_state", "setstate") and base.kind == "generator"):
             self._event("load_state", base, arguments, node, prefix_of(owner))
         elif name == "step":
+            # `scaler.step(optimizer)` is a step of both
             for value in args:
                 if base.kind == "scaler" and kind_of(value) == "optimizer":
                     self._event("step", root(value), arguments, node)
@@ -53,6 +54,7 @@ class Known(Recorder):
             if prefix:
                 made.flags.add(prefix)
             return made
+        # `state.get("epoch", 0)`
         if base.kind in ("checkpoint", "field") and name in ("get", "pop", "setdefault") and args:
             made = self._item(base, args[0], node)
             made.flags.add("optional")
@@ -80,6 +82,7 @@ class Known(Recorder):
             )
         if name == "load" and args and base.key == "Fabric":
             return self._load_fabric(args, node)
+        # `model.cuda()`, `loss.item()`: it is still the same object
         if name in PASSED and not args and base.kind not in ("unknown", "attribute"):
             return owner
         if name in PASSED and base.kind in (*values.STATEFUL, "loader", "criterion", "wrapped"):
@@ -106,6 +109,7 @@ class Known(Recorder):
 
     def _container_method(self, base: Value, name: str, args: list[Value], node: Any) -> Value | None:
         if name in ("items", "values", "keys"):
+            # `state.items()` keeps its entries; _list_entries() reads the flag
             made = Value(base.kind, base.label, base.path, base.line, parts=base.parts, is_open=base.is_open)
             made.flags = {name}
             made.deps = base.deps
@@ -119,6 +123,7 @@ class Known(Recorder):
                         made = Value("field", str(key), self._path(), node.lineno, of=root(args[0]), key=key)
                         base.parts[key] = made
         elif name == "append" and args:
+            # one append() in a loop stands for many
             base.parts[len(base.parts)] = args[0]
             base.is_open = base.is_open or bool(self._loops)
             base.deps |= values.join_deps(args)
@@ -173,6 +178,7 @@ class Known(Recorder):
         self._event("load", checkpoint, {0: args[0]}, node)
         if len(args) > 1:
             state = root(args[1])
+            # the objects in `state` get their states, and its numbers become those of the checkpoint
             for key, value in list(state.parts.items()):
                 made = Value("field", str(key), self._path(), node.lineno, of=checkpoint, key=key)
                 self._event("load_state", root(value), {0: made}, node)
@@ -187,6 +193,7 @@ class Known(Recorder):
             dataset = arguments.get(0) or arguments.get("dataset")
             if dataset is not None:
                 made.parts["dataset"] = dataset
+            # the order of a loader comes from its sampler, whatever its name among the arguments
             if "sampler" in arguments:
                 made.parts["sampler"] = arguments["sampler"]
             if "batch_sampler" in arguments:

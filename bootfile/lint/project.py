@@ -54,6 +54,7 @@ class Project:
     def read(self, path: str) -> sources.Source | None:
         """Return a module; None if it cannot be read, or if the project is too large."""
         if path not in self._sources:
+            # what lies beyond counts as unknown, about which the rules are silent
             if len(self._sources) >= MOST_MODULES:
                 return None
             self._sources[path] = self._parse(path)

@@ -117,6 +117,7 @@ class Recorder:
     def _event(self, name: str, value: Value, args: dict[Any, Value], node: Any, text: str = "") -> None:
         if self._muted or len(self.events) > MOST_EVENTS:
             return
+        # the functions that are entered now train: they are not walked a second time (calls.py)
         if name == "step" and self._loops:
             self._trained.update(self._stack)
         line = getattr(node, "lineno", 0)
@@ -155,6 +156,7 @@ class Recorder:
 
     def _in_module(self, cls: Class, node: Any) -> Value:
         self._frames.append(Frame(cls.module, cls.names or cls.module.names))
+        # in the module of the class, and without events: nothing runs here
         self._muted += 1
         try:
             return self.value(node)
@@ -178,9 +180,8 @@ class Recorder:
         for part in cls.node.body:
             if isinstance(part, ast.Assign) and any(unparse(target) == name for target in part.targets):
                 value = self._in_module(cls, part.value)
-                return (
-                    Value("const", name, self._path(), part.lineno, key=value.key)
-                    if value.kind == "const"
-                    else value
-                )
+                # a constant gets the name and the line of the attribute, for the message
+                if value.kind == "const":
+                    return Value("const", name, self._path(), part.lineno, key=value.key)
+                return value
         return None

@@ -81,6 +81,7 @@ def _is_checkpoint(save: Save) -> bool:
 def _varies(facts: Facts, save: Save) -> bool:
     """Return whether each save of a run has another file, as far as that is known."""
     path = _path_of(save.event)
+    # a path that is not known, or a call that may choose the name of the file itself
     if path.kind == "none" or save.event.text not in ("torch.save", "save"):
         return True
     for dep in [path, *list_deps(path)]:
@@ -106,12 +107,14 @@ def _names_step(node: ast.AST) -> bool:
 def _find_in_place(facts: Facts) -> Iterator[Finding]:
     """Find a checkpoint that is written over the only one before."""
     for event in facts.events:
+        # a script that renames files anywhere knows of this: no finding at all
         is_call = event.name in ("call", "method") and _RENAMES.search(event.text) is not None
         if is_call and not (event.text == "replace" and _is_text_method(event)):
             return
     saves = [save for save in facts.training_saves() if _is_checkpoint(save)]
     if not saves or any(_varies(facts, save) or _is_single(save) for save in saves):
         return
+    # two files in turn would keep one whole checkpoint at any moment
     paths = {
         (_path_of(save.event).path, _path_of(save.event).line, str(_path_of(save.event).key))
         for save in saves
@@ -129,6 +132,7 @@ def _is_single(save: Save) -> bool:
     """Return whether a checkpoint is saved at a step that is given, and not again and again."""
     for condition in save.event.conditions:
         for test in ast.walk(getattr(condition.node, "test", None) or ast.Pass()):
+            # `if epoch == last:` is one save; `if epoch % 5 == 0:` is one again and again
             is_choice = isinstance(test, ast.Compare) and isinstance(
                 test.ops[0], ast.Eq | ast.NotEq | ast.In | ast.NotIn
             )
@@ -148,6 +152,7 @@ def _find_all_ranks(facts: Facts) -> Iterator[Finding]:
         return
     for save in facts.training_saves():
         event = save.event
+        # accelerate's and Fabric's save() write on rank 0 only
         if event.text != "torch.save" or is_guarded(event):
             continue
         path = _path_node(event)
@@ -210,6 +215,7 @@ def _find_whole_objects(facts: Facts) -> Iterator[Finding]:
     for save in facts.training_saves():
         for entry in save.entries:
             base = root(entry.value)
+            # known only by its name, it may be a state already
             if base.kind != "model" or save.event.text != "torch.save" or "by_name" in base.flags:
                 continue
             text = (
@@ -224,6 +230,7 @@ def _find_refused(facts: Facts) -> Iterator[Finding]:
     """Find a checkpoint that torch.load() refuses since PyTorch 2.6: it has more than tensors and numbers."""
     loads = []
     for event in facts.restart_loads():
+        # weights_only=False reads all objects; a file that the script opens may be one of pickle
         is_plain = (
             event.text == "torch.load"
             and "weights_only" not in event.args
@@ -235,6 +242,7 @@ def _find_refused(facts: Facts) -> Iterator[Finding]:
             loads.append(event)
     if not loads:
         return
+    # the script allows the classes by itself
     if any(True for _ in facts.calls(r"add_safe_globals|safe_globals")):
         return
     for save in facts.saves:
@@ -270,6 +278,7 @@ def _find_prefixes(facts: Facts) -> Iterator[Finding]:
     for event in facts.select("load_state"):
         model = root(event.value)
         given = event.args.get(0) or event.args.get("state_dict") or Value()
+        # only a state that comes from a file, before the training, and as it was saved
         if event.order > first or given.kind not in ("field", "checkpoint") or _is_changed(facts, given):
             continue
         if any(root(other.value) is model and other is not event for other in facts.select("load_state")):
@@ -287,6 +296,7 @@ def _find_prefixes(facts: Facts) -> Iterator[Finding]:
                 name = entry.key.rpartition(".")[2]
                 if given.kind == "field" and str(given.key) != name:
                     continue
+                # the prefix that the wrapper gave the saved names, against that of the target (event.text)
                 saved = "".join(sorted(flag for flag in state.flags if flag.startswith("prefix:")))
                 if saved == event.text or (given.kind == "checkpoint" and name):
                     continue
@@ -326,6 +336,7 @@ def _find_lost_gradients(facts: Facts) -> Iterator[Finding]:
         tests = [condition for condition in step.conditions if _lets_step(condition)]
         if not tests:
             continue
+        # the innermost test that lets the optimizer step, such as `if (i + 1) % 4 == 0`
         test = tests[-1]
         # each batch is a step
         if any(dep.kind == "modulo" and dep.key == 1 for dep in list_deps(test.value)):
@@ -333,6 +344,7 @@ def _find_lost_gradients(facts: Facts) -> Iterator[Finding]:
         for save in facts.training_saves():
             if save.event.loops != step.loops or not _is_checkpoint(save):
                 continue
+            # saved in the branch of the step: nothing is waiting then
             if any(condition.node is test.node for condition in save.event.conditions):
                 continue
             others = [
@@ -346,6 +358,7 @@ def _find_lost_gradients(facts: Facts) -> Iterator[Finding]:
                 or "sync_gradients" in save.event.describe_conditions()
             ):
                 continue
+            # the save counts steps of the optimizer, and not batches
             if _counts_steps(step, others[-1].value, test):
                 continue
             is_multiple = _is_multiple(_read_modulo(test.node), _read_modulo(others[-1].node))
@@ -383,12 +396,15 @@ def _is_multiple(step: tuple[str, Any, str] | None, save: tuple[str, Any, str] |
     if isinstance(step[1], int) and isinstance(save[1], int):
         return step[1] != 0 and save[1] % step[1] == 0
     # a constant cannot follow an option
-    return False if isinstance(save[1], int) else None
+    if isinstance(save[1], int):
+        return False
+    return None
 
 
 def _lets_step(condition: Condition) -> bool:
     """Return whether the optimizer is stepped once in several batches: `if number % 4 == 0`, the other branch
     of `if number % 4 != 0` with no_sync(), or accelerate's accumulate()."""
+    # `% 4 != 0` lets the optimizer step in its `else`
     test = getattr(condition.node, "test", None)
     is_negative = isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.NotEq)
     if "%" in condition.text:
@@ -399,7 +415,10 @@ def _lets_step(condition: Condition) -> bool:
 def _counts_steps(step: Event, value: Value, test: Condition) -> bool:
     """Return whether a number counts the steps of the optimizer, and not the batches."""
     # the branch of the step: the body of a test, or what follows its "else"
-    branch = getattr(test.node, "body" if test.is_true else "orelse", None) or [test.node]
+    attribute = "orelse"
+    if test.is_true:
+        attribute = "body"
+    branch = getattr(test.node, attribute, None) or [test.node]
     first = branch[0].lineno
     last = branch[-1].end_lineno or 0
     is_accumulated = test.text.startswith("with ")
@@ -414,6 +433,7 @@ def _counts_steps(step: Event, value: Value, test: Condition) -> bool:
             if part.lineno <= dep.line <= (part.end_lineno or 0):
                 return True
     for dep in list_deps(value):
+        # `trainer.global_step`: by its name it counts steps or updates
         is_opaque = dep.kind in ("unknown", "attribute", "option") and not dep.deps
         if is_opaque and re.search("step|update", dep.label):
             return True

@@ -57,6 +57,7 @@ def _find_late_scheduler(facts: Facts) -> Iterator[Finding]:
         scheduler = root(event.value)
         if scheduler.kind != "scheduler" or facts.is_in_training(event) or scheduler.cls is not None:
             continue
+        # a class, not a function such as get_cosine_schedule(), which may do anything
         if not isinstance(scheduler.key, str) or not scheduler.key[0].isupper():
             continue
         if any(name in scheduler.options for name in _SCHEDULE_SAFE):
@@ -65,6 +66,7 @@ def _find_late_scheduler(facts: Facts) -> Iterator[Finding]:
         loaded = facts.loaded.get(optimizer)
         if optimizer.kind != "optimizer" or loaded is None or loaded.order > event.order:
             continue
+        # no harm: it keeps the rate, belongs to another branch, or is told its place
         if scheduler.key in _KEEP_RATE or _is_exclusive(loaded, event) or _knows_place(event):
             continue
         if _is_loaded_again(facts, optimizer, event.order):
@@ -82,9 +84,11 @@ def _knows_place(event: Event) -> bool:
     what was loaded."""
     scheduler = root(event.value)
     for number, argument in scheduler.options.items():
+        # `Scheduler(optimizer, start_step)`
         if number not in (0, "optimizer") and reads_restored(argument):
             return True
     for condition in event.conditions:
+        # `if resume: ... else: ...`: the script has thought of both cases
         is_choice = isinstance(condition.node, ast.If) and condition.node.orelse
         if is_choice and (values.is_restored(condition.value) or _PLACE.search(condition.text)):
             return True
@@ -121,9 +125,11 @@ def _find_moved_model(facts: Facts) -> Iterator[Finding]:
             if dep.kind == "attribute" and dep.label == "parameters" and dep.of is not None:
                 models.add(root(dep.of))
         for event in facts.select("method"):
+            # `model.cuda()`, `model.to(device)`
             is_move = event.text == "cuda" or (event.text == "to" and _names_device(event))
             if not is_move or root(event.value) not in models or not loaded.order < event.order < first:
                 continue
+            # the move is in another branch, or repeats one from before the load
             if _is_exclusive(loaded, event) or _moved_before(facts, event, loaded.order):
                 continue
             if _moves_state(facts):
@@ -164,6 +170,7 @@ def _find_early_iterator(facts: Facts) -> Iterator[Finding]:
         sampler = root(loader.parts.get("sampler", Value()))
         generator = root(loader.options.get("generator", Value()))
         for value, loaded in facts.loaded.items():
+            # iter() has drawn the order already: the loaded state comes too late for it
             if value in (loader, sampler, generator) and loaded.order > event.order:
                 message = (
                     f"iter({describe(loader, 'loader')}) is called before {name_line(loaded, event)} "
@@ -188,6 +195,7 @@ def _find_wrong_epoch(facts: Facts) -> Iterator[Finding]:
             if not save.event.loops or save.event.loops[0] is not loop:
                 continue
             for entry in save.entries:
+                # the saved number is that of the loop plus `offset`; a restart begins `added` after it
                 number, offset = _split(entry.value)
                 if number is not loop.value or entry.key.rpartition(".")[2] != str(start.key):
                     continue
@@ -208,10 +216,12 @@ def _judge(facts: Facts, loop: Loop, save: Event, total: int, start: Value) -> F
     steps = [event for event in facts.select("step", "backward") if event.loops and event.loops[0] is loop]
     if not steps:
         return None
+    # three places of a save: within the loop over batches, after the training of an epoch, before it
     after = steps[-1].order < save.order
     inner = [event for event in steps if len(save.loops) > 1 and save.loops[1] in event.loops]
     trained = [event for event in steps if event.order < save.order]
     if inner:
+        # `{"epoch": epoch}` in the middle of an epoch, and `range(start + 1, ...)` after it
         if total == 1 and not _skips_batches(facts, loop):
             text = (
                 f"the checkpoint is saved within an epoch, but a restart begins with epoch {start.key} + 1: "
@@ -253,6 +263,7 @@ def _find_first_epoch(facts: Facts) -> Iterator[Finding]:
     ):
         return
     loop = facts.loops[0]
+    # `for epoch in range(...)` from a constant: a loop that begins with a variable may be restored
     if loop.start is None or loop.value is None or not is_constant_number(loop.start):
         return
     if loop.iterated is None or kind_of(loop.iterated) != "range" or not facts.training_saves():
@@ -261,10 +272,12 @@ def _find_first_epoch(facts: Facts) -> Iterator[Finding]:
     bounds = getattr(getattr(loop.node, "iter", None), "args", [])
     if any(isinstance(bound, ast.BinOp) and isinstance(bound.op, ast.Sub) for bound in bounds):
         return
+    # `range(remaining)`: its end may follow from the checkpoint
     if any(dep.kind == "unknown" or "restored" in dep.flags for dep in list_deps(loop.iterated)):
         return
     for event in facts.select("test"):
         is_inside = bool(event.loops) and event.loops[0] is loop
+        # `if epoch < start_epoch: continue`
         if is_inside and values.is_restored(event.value) and loop.value in list_deps(event.value):
             return
     # the whole file is read in a way that is not followed, or the number has another way into the loop
@@ -302,6 +315,7 @@ def _find_skips(facts: Facts) -> Iterator[Finding]:
     """Find batches that are skipped in each epoch, or in another order than before."""
     for event, loader in _list_skips(facts):
         outer = event.loops[0]
+        # `if i < start_batch: continue` in each epoch: only the first one of a restart has such batches
         if event.name == "test" and len(event.loops) > 1 and not _is_first_only(event, outer):
             yield at(
                 event,
@@ -310,6 +324,7 @@ def _find_skips(facts: Facts) -> Iterator[Finding]:
             )
         base = root(loader)
         is_shuffled = base.kind == "loader" and is_constant(base.options.get("shuffle"), True)
+        # torch draws a new order at the restart: the skipped batches are not those of before
         if is_shuffled and "generator" not in base.options and not _has_same_order(facts, event):
             message = (
                 f"batches are skipped in an order that is not the one before the restart: {describe(base)} "
@@ -327,6 +342,7 @@ def _list_skips(facts: Facts) -> Iterator[tuple[Event, Value]]:
             or not values.is_restored(event.value)
         ):
             continue
+        # `if i < start: continue`, with a number of the checkpoint
         if not event.node.body or not isinstance(event.node.body[-1], ast.Continue):
             continue
         inner = event.loops[-1]
@@ -336,6 +352,7 @@ def _list_skips(facts: Facts) -> Iterator[tuple[Event, Value]]:
             if kind_of(value) == "loader":
                 yield event, value
                 break
+    # `for batch in islice(loader, start, None)`
     for event in facts.calls(r"itertools\.islice$"):
         given = event.args.get(0, Value())
         if (
@@ -357,6 +374,7 @@ def _is_first_only(event: Event, outer: Loop) -> bool:
     names = {
         unparse(part) for part in ast.walk(test) if isinstance(part, ast.Name | ast.Attribute | ast.Subscript)
     }
+    # the number of batches to skip is set to 0 after the first epoch
     for part in ast.walk(outer.node):
         targets: list[Any] = []
         if isinstance(part, ast.Assign):
@@ -402,6 +420,7 @@ def _find_accelerate_skips(facts: Facts) -> Iterator[Finding]:
         is_restored = _is_restored_number(event.args.get(1))
         if not facts.is_in_training(event) or len(arguments) < 2 or not is_restored:
             continue
+        # as R304 for a skip that is written by hand
         if not _ends_with_first(event, arguments[1]):
             text = f"the batches are skipped in each epoch, not only in the first one: {unparse(event.node)}"
             yield at(event, "R304", text)
@@ -440,6 +459,7 @@ def _find_length_of_ranks(facts: Facts) -> Iterator[Finding]:
 def _divides_by_length(value: Value) -> bool:
     """Return whether a value is a restored number divided by len() of a loader that each rank has."""
     for dep in list_deps(value):
+        # `start_step // len(loader)`, `divmod(start_step, len(loader))`
         is_division = isinstance(dep.node, ast.BinOp) and isinstance(dep.node.op, _DIVISIONS)
         if not is_division and dep.key != "divmod":
             continue
@@ -472,9 +492,11 @@ def _find_padding(facts: Facts) -> Iterator[Finding]:
         sampler = root(loader.parts.get("sampler", Value()))
         if sampler.kind != "sampler" or sampler.key != "DistributedSampler" or sampler.cls is not None:
             continue
+        # drop_last repeats no sample, it leaves some out
         if "drop_last" in sampler.options or 5 in sampler.options or not _reads_only(facts, event):
             continue
         for call in facts.calls(r"(^|\.)(all_reduce|reduce|all_gather\w*|gather)$"):
+            # a sum over ranks that follows the loop, in the same function or in one that it calls
             is_same = call.functions[: len(event.functions)] == event.functions
             is_later = call.order > event.order and call.loops[: len(event.loops) - 1] == event.loops[:-1]
             places = {facts.tracer.source.path, event.path, call.path, loader.path}
@@ -521,6 +543,7 @@ def _find_set_epoch(facts: Facts) -> Iterator[Finding]:
         shuffle = sampler.options.get("shuffle") or sampler.options.get(3)
         if shuffle is not None and not is_constant(shuffle, True):
             continue
+        # a call for an object that is not known may be one for this sampler
         mine = [call for call in calls if root(call.value) is sampler or _is_followed_value(call.value)]
         if not mine:
             where = ""
@@ -536,6 +559,7 @@ def _find_set_epoch(facts: Facts) -> Iterator[Finding]:
             yield at(sampler, "R307", text)
             return
     for call in calls:
+        # R308: a call with a number that does not change from epoch to epoch
         given = call.args.get(0) or call.args.get("epoch")
         if given is None or not facts.is_in_training(call):
             continue

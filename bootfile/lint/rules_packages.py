@@ -120,12 +120,15 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 def _find_known(facts: Facts) -> Iterator[Finding]:
     for known in KNOWN:
+        # the package has to be imported, and no requirement near the script asks for a release with the fix
         if not facts.uses(rf"(^| ){known.needs}\b") or _is_fixed(facts, known):
             continue
         for event in facts.select("call", "method", "create"):
             if not re.search(known.call, event.text) or not _fits(facts, known, event):
                 continue
-            release = f" ({known.needs} before {known.fixed})" if known.fixed else ""
+            release = ""
+            if known.fixed:
+                release = f" ({known.needs} before {known.fixed})"
             text = (
                 f"{event.text.rpartition('.')[2]}: {known.text}{release}: https://github.com/{known.thread}"
             )
@@ -138,6 +141,7 @@ def _fits(facts: Facts, known: Known, event: Event) -> bool:
     whole = facts_text(facts)
     if known.without and known.without in whole:
         return False
+    # some defects show in the whole script, and not in the text of the call
     special = {
         "SAMPLER": r"def set_epoch",
         "STREAM": r"to_iterable_dataset|streaming=True",
@@ -159,6 +163,7 @@ def _is_fixed(facts: Facts, known: Known) -> bool:
     """Return whether a list of requirements near the script asks for a release with the fix."""
     if not known.fixed:
         return False
+    # requirements may be next to the script, or in one of the two folders above
     folder = os.path.dirname(os.path.abspath(facts.tracer.source.path))
     for _ in range(3):
         for name in ("requirements.txt", "requirements-dev.txt", "pyproject.toml", "setup.py"):
@@ -230,6 +235,7 @@ def _find_no_signal(facts: Facts) -> Iterator[Finding]:
     if not facts.intent or not facts.loops or facts.uses(r"(^| )(signal|submitit|bootfile)\b"):
         return
     saves = facts.training_saves()
+    # `backward()` in a loop over batches in a loop over epochs, and all saves in the outer one
     deepest = max((len(event.loops) for event in facts.select("backward")), default=0)
     if saves and deepest > 1 and all(len(save.event.loops) == 1 for save in saves):
         text = "checkpoints are saved at the ends of epochs only, and no handler saves one at SIGTERM"

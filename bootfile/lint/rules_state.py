@@ -71,6 +71,7 @@ def _find_changed(facts: Facts) -> dict[Value, Event]:
             continue
         base = root(event.value)
         kind = base.kind
+        # what a step or an update changes; what is only read needs no place in a checkpoint
         if event.name == "step" and kind in ("optimizer", "scheduler", "scaler"):
             changed.setdefault(base, event)
         is_update = event.text in ("update", "update_parameters", "step", "update_fn", "ema_update")
@@ -83,17 +84,16 @@ def _find_changed(facts: Facts) -> dict[Value, Event]:
 def _find_copies(facts: Facts) -> dict[Value, Event]:
     """Return the copies of a model that the training loop changes: averages of its weights."""
     copies: dict[Value, Event] = {}
-    updates = {}
     for event in facts.events:
-        if facts.is_in_training(event) and event.name in ("method", "call"):
-            for value in [event.value, *event.args.values()]:
-                base = root(value)
-                is_copy = base.kind == "copied" or (base.kind == "model" and "copy" in base.flags)
-                is_use = event.text in ("parameters", "named_parameters", "state_dict", "buffers")
-                if is_copy and is_use and _AVERAGE_NAME.search(base.label):
-                    updates.setdefault(base, event)
-    for base, event in updates.items():
-        copies[base] = event
+        if not facts.is_in_training(event) or event.name not in ("method", "call"):
+            continue
+        for value in [event.value, *event.args.values()]:
+            base = root(value)
+            is_copy = base.kind == "copied" or (base.kind == "model" and "copy" in base.flags)
+            is_use = event.text in ("parameters", "named_parameters", "state_dict", "buffers")
+            # a copy may also be a frozen teacher: its name has to say that it is an average
+            if is_copy and is_use and _AVERAGE_NAME.search(base.label):
+                copies.setdefault(base, event)
     return copies
 
 
@@ -108,21 +108,26 @@ def _find_missing(facts: Facts) -> Iterator[Finding]:
         return
     changed = _find_changed(facts)
     for value, event in changed.items():
-        kind = "ema" if value.kind == "copied" else value.kind
+        kind = value.kind
+        if kind == "copied":
+            kind = "ema"
         if _is_own_state(facts, value) or facts.is_saved(value, kind) or _ends_before_saves(facts, value):
             continue
         if kind == "scheduler" and _follows_epoch(facts, value):
             continue
+        # one that is saved with another one, or the same one that another branch of the script has made
         if kind == "optimizer" and (_is_inside(value, changed) or _has_sibling(facts, value, save)):
             continue
-        if kind == "scaler" and any(
-            is_constant(value.options.get("enabled"), constant) for constant in (False,)
-        ):
+        # GradScaler(enabled=False) keeps no scale
+        if kind == "scaler" and is_constant(value.options.get("enabled"), False):
             continue
         name = describe(value, _WORDS[kind])
-        verb = "updated" if kind == "ema" else "stepped"
+        verb = "stepped"
+        if kind == "ema":
+            verb = "updated"
         if kind == "scaler":
             verb = "used"
+        # the name alone may be as short as `s`: the message says what it is
         if _WORDS[kind].lower() not in name.lower():
             name = f"{name} ({_WORDS[kind]})"
         message = f"{name} is {verb}, but not in the checkpoint that {name_line(save.event, event)} saves"
@@ -166,12 +171,15 @@ def _follows_epoch(facts: Facts, scheduler: Value) -> bool:
         # LambdaLR with a function of the restored epoch
         if number != 0 and reads_restored(argument):
             return True
+    # its rate follows from losses, not from a number of steps
     if scheduler.key == "ReduceLROnPlateau":
         return False
     for event in facts.select("step"):
+        # a loop such as `for _ in range(start_epoch): scheduler.step()`
         if root(event.value) is scheduler and _steps_to_epoch(facts, event):
             return True
     for event in facts.select("set_attribute"):
+        # `scheduler.last_epoch = start_epoch - 1`
         if root(event.value) is scheduler and event.text in ("last_epoch", "_step_count", "last_step"):
             return True
     return False
@@ -180,6 +188,7 @@ def _follows_epoch(facts: Facts, scheduler: Value) -> bool:
 def _steps_to_epoch(facts: Facts, event: Event) -> bool:
     """Return whether a step of a scheduler does not depend on the steps before it."""
     if not facts.is_in_training(event):
+        # steps before the training bring the schedule to its place
         return bool(event.loops) or event.order < facts.first_step()
     for argument in event.args.values():
         kinds = {dep.kind for dep in list_deps(argument)}
@@ -202,20 +211,25 @@ def _find_not_loaded(facts: Facts) -> Iterator[Finding]:
             if state.kind != "state" or state.of is None:
                 continue
             value = root(state.of)
+            # what the training does not change is the same at each start, and need not be loaded
             is_changed = value in changed or value.kind == "generator"
             if not is_changed or value in facts.loaded or value in facts.escaped:
                 continue
             if value.kind == "scheduler" and _follows_epoch(facts, value):
                 continue
+            # the script reads the entry, or loads an object of the same name: it may be this one
             if _is_read(facts, entry) or _has_loaded_sibling(facts, value):
                 continue
-            kind = "ema" if value.kind == "copied" else value.kind
+            kind = value.kind
+            if kind == "copied":
+                kind = "ema"
             message = (
                 f"{describe(value, kind)} is in the checkpoint of {name_line(save.event, load)}, but "
                 "is not loaded "
                 "with it"
             )
             yield at(load, "R201", message)
+            # one finding for each object, in whatever many checkpoints it is
             changed.pop(value, None)
 
 
@@ -232,6 +246,7 @@ def _is_read(facts: Facts, entry: Entry) -> bool:
     """Return whether the script reads the entry of a checkpoint, for whatever use."""
     last = entry.key.rpartition(".")[2]
     for event in facts.select("read"):
+        # `checkpoint[name]` with a name that is not known may read any entry
         if (last and str(event.value.key) == last) or event.value.key is None:
             return True
     return False
@@ -249,6 +264,7 @@ def _find_modules(facts: Facts) -> Iterator[Finding]:
     stepped = [value for value in _find_changed(facts) if value.kind == "optimizer"]
     seen: set[Value] = set()
     for optimizer in stepped:
+        # the first argument of an optimizer: the parameters that it changes
         first = optimizer.options.get(0) or optimizer.options.get("params")
         if first is None:
             continue
@@ -258,8 +274,10 @@ def _find_modules(facts: Facts) -> Iterator[Finding]:
             seen.add(value)
             if value.kind not in ("model", "criterion") or facts.is_saved(value, "model"):
                 continue
+            # known only by its name, or a part of another module, whose state has it
             if "by_name" in value.flags or value.of is not None:
                 continue
+            # a script that saves no module at all has its weights elsewhere, in a way that is not followed
             if not _saves_another_module(save, value) or _is_part(facts, value):
                 continue
             message = (
@@ -307,17 +325,17 @@ def _find_best(facts: Facts) -> Iterator[Finding]:
         old = _find_old(facts, event)
         if name in seen or old is None or not _BEST_NAME.search(plain.rpartition(".")[2]):
             continue
+        # `if acc > best_acc: best_acc = acc`: without such a test the name holds something else
         if not _compares(facts, event, name):
             continue
         seen.add(name)
-        if (
-            old.kind != "const"
-            or isinstance(old.key, str | bool)
-            or any(loop in facts.loops for loop in old.loops)
-        ):
+        # it has to begin with a number, before the training loop
+        is_number = old.kind == "const" and not isinstance(old.key, str | bool)
+        if not is_number or any(loop in facts.loops for loop in old.loops):
             continue
         if values.is_restored(old) or _is_value_restored(facts, name, is_best=True):
             continue
+        # a best result that is only printed does no harm
         if not _decides_a_save(facts, event):
             continue
         where = "and not in the checkpoint"
@@ -331,22 +349,19 @@ def _find_old(facts: Facts, event: Event) -> Value | None:
     """Return the value that a name had before the training loop."""
     if event.name == "set_name":
         return event.args.get(0)
+    # an attribute or an item has no old value in the event: it is the last assignment before the loop
     for earlier in facts.select(event.name):
         if earlier.order >= event.order:
             break
-        if earlier.text.rpartition(".")[2] == event.text.rpartition(".")[2] and not facts.is_in_training(
-            earlier
-        ):
-            old = earlier.args.get(0)
-            if old is not None and values.is_restored(old):
-                return None
-            candidate = old
-            if (
-                candidate is not None
-                and event.name == "set_attribute"
-                and root(event.value) is root(earlier.value)
-            ):
-                return candidate
+        is_same = earlier.text.rpartition(".")[2] == event.text.rpartition(".")[2]
+        if not is_same or facts.is_in_training(earlier):
+            continue
+        old = earlier.args.get(0)
+        if old is not None and values.is_restored(old):
+            return None
+        is_attribute = event.name == "set_attribute" and root(event.value) is root(earlier.value)
+        if old is not None and is_attribute:
+            return old
     return None
 
 
@@ -359,6 +374,7 @@ def _is_value_restored(facts: Facts, name: str, is_best: bool = False) -> bool:
             return True
         if event.name == "set_name" and event.text == last and values.is_restored(event.value):
             return True
+    # the script reads an entry of nearly the same name: it may come back in a way that is not followed
     for event in facts.select("read"):
         key = str(event.value.key or "")
         if key and (key in last or last in key or (is_best and _BEST_NAME.search(key))):
@@ -379,6 +395,7 @@ def _decides_a_save(facts: Facts, event: Event) -> bool:
     nodes = {id(condition.node) for condition in event.conditions if condition.is_true}
     for save in facts.saves:
         if nodes & {id(condition.node) for condition in save.event.conditions if condition.is_true}:
+            # the innermost condition of the best result has to be one of the save, too
             shared = [condition for condition in event.conditions if condition.is_true]
             last = shared[-1]
             if any(condition.node is last.node for condition in save.event.conditions):
@@ -394,6 +411,7 @@ def _find_counters(facts: Facts) -> Iterator[Finding]:
     for event in facts.select("test", "method", "set_item"):
         if not facts.is_in_training(event) and not _is_loop_test(facts, event):
             continue
+        # a counter that is only printed may begin again: two uses change the training
         use = _describe_use(event)
         if not use:
             continue
@@ -401,6 +419,7 @@ def _find_counters(facts: Facts) -> Iterator[Finding]:
             place = (counter.path, counter.line)
             if place in seen or not _begins_again(facts, counter) or _has_offset(event, counter):
                 continue
+            # `if step > max_steps: break` ends a run, too; only early stopping counts bad epochs
             if use == "stop" and not _PATIENCE.search(counter.label):
                 continue
             seen.add(place)
@@ -430,10 +449,12 @@ def _is_loop_test(facts: Facts, event: Event) -> bool:
 
 def _describe_use(event: Event) -> str:
     if event.name == "test" and event.value.kind in ("compared", "unknown") and hasattr(event.node, "body"):
+        # `if counter >= patience: break`
         for statement in getattr(event.node, "body", []):
             if type(statement).__name__ in ("Break", "Return") and event.value.kind == "compared":
                 return "stop"
         return ""
+    # `group["lr"] = rate * step / warmup`
     if event.name == "set_item" and re.search(r"\[['\"]lr['\"]\]$", event.text):
         return "rate"
     return ""
@@ -469,6 +490,7 @@ def _begins_again(facts: Facts, counter: Value) -> bool:
     first = counter.of
     if first is None or values.is_restored(counter):
         return False
+    # a counter of a counter, as of nested loops: what it was before the outermost one
     for _ in range(5):
         if first.kind in ("counter", "shifted") and first.of is not None:
             first = first.of
@@ -491,6 +513,7 @@ def _find_random(facts: Facts) -> Iterator[Finding]:
         draw, what, is_hint = _find_draw(facts, source)
         if draw is None:
             continue
+        # `if args.seed is not None: torch.manual_seed(args.seed)`: the option decides
         if any("seed" in condition.text for condition in seed.conditions):
             is_hint = True
         message = (
@@ -515,6 +538,7 @@ def _find_seed(facts: Facts, source: str) -> Event | None:
         if event.name == "method" and not is_all:
             continue
         given = event.args.get(0)
+        # a seed in the loop, as of (seed, epoch), is the same after a restart
         if facts.is_in_training(event):
             return None
         if given is None or values.is_restored(given) or not _is_fixed_seed(given):
@@ -527,6 +551,7 @@ def _is_fixed_seed(value: Value, depth: int = 0) -> bool:
     """Return whether a seed is the same at each start: an option, also with the rank added."""
     if value.kind != "unknown":
         return value.kind not in ("rank", "counter")
+    # `seed + rank` is fixed; the rank alone is no seed that the user chose
     if re.search(r"(^|\.)(get_)?(global_|local_)?rank$", str(value.key or value.label)):
         return depth > 0
     inner = [dep for dep in value.deps if dep is not value]
@@ -541,6 +566,7 @@ def _is_set(facts: Facts, source: str) -> bool:
         given = event.args.get(0, Value())
         key = next((str(dep.key) for dep in list_deps(given) if dep.kind == "field" and dep.key), None)
         # the script would restore what its checkpoint does not have
+        # restored from this checkpoint, or from an entry that is not known
         if not is_known or key is None or key in keys:
             return True
     return False
@@ -553,6 +579,7 @@ def _find_draw(facts: Facts, source: str) -> tuple[Event | None, str, bool]:
         if event is not None:
             return event, "the order of a loader with shuffle=True", False
     for event in facts.calls(_DRAWS[source]):
+        # a draw from a generator of its own is a matter of R106
         if event.name != "call" or not facts.is_in_training(event) or "generator" in event.args:
             continue
         if _trains_with(facts, event):
@@ -570,8 +597,10 @@ def _find_draw(facts: Facts, source: str) -> tuple[Event | None, str, bool]:
 def _trains_with(facts: Facts, event: Event) -> bool:
     """Return whether the training depends on random numbers: they are not for a figure or an evaluation, and
     not drawn in a worker, which has its own seed."""
+    # in a function with a name such as log_images() or evaluate()
     if any(_ASIDE.search(function) for function in event.functions):
         return False
+    # `if step % 100 == 0:` prints or plots
     if any("%" in condition.text for condition in event.conditions):
         return False
     is_in_data = any(function in ("__getitem__", "__iter__", "collate_fn") for function in event.functions)
@@ -615,6 +644,7 @@ def _is_random(loader: Value) -> bool:
     sampler = loader.parts.get("sampler")
     if sampler is not None and sampler.kind != "none":
         base = root(sampler)
+        # samplers of torch that draw their order from torch's generator if they get none
         is_drawn = base.kind == "sampler" and base.key in (
             "RandomSampler",
             "WeightedRandomSampler",
@@ -680,6 +710,7 @@ def _find_parameters_only(facts: Facts) -> Iterator[Finding]:
             if entry.value.kind == "state":
                 continue
             for dep in [entry.value, *entry.value.deps]:
+                # `{"params": list(model.parameters())}`
                 is_named = dep.kind == "attribute" and dep.label == "parameters" and dep.of is not None
                 if (
                     is_named

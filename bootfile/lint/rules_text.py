@@ -54,6 +54,7 @@ def check(facts: Facts) -> Iterator[Finding]:
         return bool(cls.decorator_list) or any(_mentions(source, cls) for source in modules)
 
     for source in modules:
+        # a search in the bytes first: most modules have none of these words, and their trees need no walk
         if not _MAY_MATCH.search(source.data):
             continue
         nodes, parents = _find_candidates(source.tree)
@@ -141,8 +142,10 @@ def _check_listing(
     if _becomes_keys(above, functions[-1]):
         return
     in_dict = isinstance(above[0], ast.comprehension) and isinstance(above[1], ast.DictComp)
+    # of one sample, counted, or sorted: the order has no effect on the order of the samples
     if functions[-1].name in ("__getitem__", "__len__") or in_dict or _loses_order(above):
         return
+    # a data set that no module mentions is not trained on
     if _is_sorted_later(node, functions[-1], classes[0], above) or not is_used(classes[0]):
         return
     text = (
@@ -205,6 +208,7 @@ def _check_set(path: str, node: Any, parents: dict[ast.AST, ast.AST]) -> Iterato
     if _loses_order(above):
         return
     statement = next((part for part in above if isinstance(part, ast.Assign | ast.Return | ast.For)), None)
+    # `classes = list(set(labels))` does harm only if its entries get numbers, by enumerate() or index()
     if isinstance(node, ast.Call) and unparse(node.func) == "list":
         if not isinstance(statement, ast.Assign) or not _VOCABULARY.search(unparse(statement.targets[0])):
             return
@@ -230,8 +234,10 @@ def _find_set_order(node: Any) -> ast.AST | None:
         return first
     if isinstance(first, ast.Call) and unparse(first.func) == "set" and first.args:
         inner = first.args[0]
+        # small integers are their own hashes: set(range(n)) has one order
         is_number = isinstance(inner, ast.Call) and unparse(inner.func) == "range"
-        return None if is_number else first
+        if not is_number:
+            return first
     return None
 
 
@@ -247,6 +253,7 @@ def _numbers_entries(scope: ast.AST, target: str) -> bool:
 
 def _check_hash(path: str, node: Any, parents: dict[ast.AST, ast.AST]) -> Iterator[Finding]:
     """Find hash() of a text as a number: it is another one in each process."""
+    # `hash(name) % buckets`: only a number that is used as one
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mod):
         return
     for part in ast.walk(node.left):
@@ -263,6 +270,7 @@ def _check_hash(path: str, node: Any, parents: dict[ast.AST, ast.AST]) -> Iterat
 def _check_newest(path: str, node: Any, parents: dict[ast.AST, ast.AST]) -> Iterator[Finding]:
     """Find the newest checkpoint chosen by its name: "10" comes before "9"."""
     listing = None
+    # `sorted(glob(...))[-1]`, or `max(glob(...))`, without a key
     if isinstance(node, ast.Subscript) and unparse(node.slice) == "-1" and isinstance(node.value, ast.Call):
         call = node.value
         if unparse(call.func) == "sorted" and not call.keywords:
@@ -290,6 +298,7 @@ def _find_inner_listing(node: ast.Call) -> ast.AST | None:
         return None
     if _is_listing(first):
         return first
+    # `[path for path in os.listdir(folder) if ...]`
     is_plain = isinstance(first, ast.ListComp | ast.GeneratorExp) and isinstance(first.elt, ast.Name)
     if is_plain and any(_is_listing(part) for part in ast.walk(first)):
         return first
@@ -312,6 +321,7 @@ def _pads_numbers(facts: Facts) -> bool:
         for dep in save.event.args.values():
             nodes += [inner.node for inner in [dep, *list_deps(dep)] if isinstance(inner.node, ast.AST)]
         text = " ".join(unparse(part) for part in nodes)
+        # `f"{step:06d}"`: the order of the names is that of the numbers
         if re.search(r":0\d|%0\d|zfill|strftime|isoformat|timestamp", text):
             return True
         if re.search(

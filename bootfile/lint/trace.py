@@ -36,6 +36,7 @@ class Tracer(Expressions):
         return any(event.name in ("step", "backward") and event.loops for event in self.events)
 
     def _run_module(self, module: Module, main: bool) -> None:
+        # only the script itself runs what stands under `if __name__ == "__main__"`
         module.names["__name__"] = Value("const", key="__main__" if main else "")
         module.names["__file__"] = Value("path", "__file__")
         self._frames.append(Frame(module, module.names))
@@ -77,6 +78,7 @@ class Tracer(Expressions):
     def _run_class(self, cls: Class) -> None:
         if not self._mentions_training(cls.node):
             return
+        # nothing calls them here, so the methods are walked in the order in which a restart would call them
         instance = self._make_instance(cls, [], {}, cls.node)
         names = {part.name for part in cls.node.body if isinstance(part, ast.FunctionDef)}
         first = ("resume", "load", "load_checkpoint", "_resume_checkpoint", "train", "fit", "run")
@@ -96,9 +98,11 @@ class Tracer(Expressions):
             kind = type(statement)
             if kind not in self._methods:
                 self._methods[kind] = getattr(self, f"_do_{kind.__name__.lower()}", None)
+            # a statement without a method, such as `pass` or `del`, changes nothing that is followed
             method = self._methods[kind]
             if method:
                 method(statement)
+        # a `return` within this block has added a condition for the rest of it only
         del self._conditions[count:]
 
     def _do_expr(self, node: ast.Expr) -> None:
@@ -116,6 +120,7 @@ class Tracer(Expressions):
     def _do_augassign(self, node: ast.AugAssign) -> None:
         added = self.value(node.value)
         old = self.value(node.target)
+        # `state |= {...}` and `items += [...]` change the object; other sums make a new one
         if isinstance(node.op, ast.BitOr) and old.kind == "dict":
             self._merge_dict(old, added)
             return
@@ -124,9 +129,8 @@ class Tracer(Expressions):
             old.deps |= values.join_deps([added])
             return
         result = self._combine(node.op, old, added, node)
-        if (old.kind == "counter" and isinstance(node.op, ast.Add)) or (
-            old.kind == "counter" and isinstance(node.op, ast.Sub)
-        ):
+        # `step += 1`: a counter stays the same object, and the loop knows it as one
+        if old.kind == "counter" and isinstance(node.op, ast.Add | ast.Sub):
             result = old
         self._assign(node.target, result, node, keep=True)
 
@@ -143,6 +147,7 @@ class Tracer(Expressions):
             if main is not None and main.key == "__main__":
                 self._block(node.body)
             return
+        # `if True:` has one branch
         if isinstance(node.test, ast.Constant):
             self._block(node.body if node.test.value else node.orelse)
             return
@@ -160,6 +165,7 @@ class Tracer(Expressions):
 
     def _do_for(self, node: ast.For) -> None:
         iterated = self.value(node.iter)
+        # a loop over few known objects, as `for optimizer in (a, b)`, is walked once for each of them
         entries = self._list_entries(iterated)
         if entries is not None:
             for entry in entries:
@@ -167,6 +173,7 @@ class Tracer(Expressions):
                 self._block(node.body)
             self._block(node.orelse)
             return
+        # any other loop is walked once
         loop = self._open_loop(node, iterated)
         self._read_loader(iterated, node)
         element = self._element(iterated, node, loop)
@@ -202,6 +209,7 @@ class Tracer(Expressions):
         for part, target in self._counted[node]:
             key = unparse(target)
             old = self.value(target)
+            # `model += ...` is no counter, and a counter of an outer loop stays one
             if old.kind in ("counter", "model", "list", "dict", "module") or old.kind in values.STATEFUL:
                 continue
             counter = Value("counter", key, self._path(), getattr(part, "lineno", 0), of=old, loops=old.loops)
@@ -220,6 +228,7 @@ class Tracer(Expressions):
             if item.optional_vars is not None:
                 self._assign(item.optional_vars, value, node)
             text = unparse(item.context_expr)
+            # every rank runs such a block, only later; other contexts may skip it or change what it does
             if "main_process_first" not in text:
                 self._conditions.append(Condition(f"with {text}", value, True, node))
                 count += 1
@@ -247,7 +256,9 @@ class Tracer(Expressions):
 
     def _do_functiondef(self, node: Any) -> None:
         frame = self._frames[-1]
+        # the names of a module are known from everywhere; those of a function only within it
         outer = frame.names if frame.function else None
+        # it is entered at its calls, and not here
         function = Function(node, frame.module, outer)
         frame.names[node.name] = Value("function", node.name, self._path(), node.lineno, cls=function)
 
@@ -283,6 +294,7 @@ class Tracer(Expressions):
                         names.setdefault(name, value)
                 continue
             name = alias.asname or alias.name
+            # a name in a module of the project, or a module in a package of it, or of another package
             if loaded and alias.name in loaded.names:
                 names[name] = loaded.names[alias.name]
             elif inner and self._load(inner):
@@ -311,6 +323,7 @@ class Tracer(Expressions):
             return None
         module = Module(source)
         self.imported[path] = module
+        # the statements of a module run once, at its import: they are not events of the training
         self._muted += 1
         loops, self._loops = self._loops, []
         conditions, self._conditions = self._conditions, []
@@ -335,6 +348,7 @@ class Tracer(Expressions):
         elif isinstance(target, ast.Subscript):
             self._set_item(target, value, node)
         elif isinstance(target, ast.Tuple | ast.List):
+            # `a, b = pair`, `first, *rest = items`
             for number, part in enumerate(target.elts):
                 if isinstance(part, ast.Starred):
                     self._assign(part.value, Value(deps=values.join_deps([value])), node, keep)
@@ -368,6 +382,7 @@ class Tracer(Expressions):
         names = frame.names
         if name in frame.shared:
             names = frame.module.names
+            # `nonlocal`, or else `global`
             if frame.outer is not None and name in frame.outer:
                 names = frame.outer
         chosen = self._chosen(names.get(name), value, keep)
@@ -379,6 +394,7 @@ class Tracer(Expressions):
         """Return the value of a name after an assignment, which a branch may leave out."""
         if old is None or keep or not self._conditions:
             return new
+        # `if not resume: step = 0` leaves the restored value: a restart does not come here
         if values.is_vague(new) and values.is_restored(old) and not values.is_restored(new):
             return old
         # without torchrun another sampler may be used, with which nothing has to be done
@@ -388,11 +404,13 @@ class Tracer(Expressions):
             and root(new).kind == "sampler"
         ):
             return old
+        # `scheduler = None` in one branch: the rules look at the branch with the object
         says_less = values.is_vague(new) and not values.is_vague(old) and not values.is_restored(new)
         if says_less and (new.kind != "unknown" or old.kind != "field"):
             return old
         if old.kind == "state" and new.kind == "state" and old.flags != new.flags:
             new.flags.add("either")
+        # two branches make the same thing in two ways: from here on they are one object
         both = root(old).kind == root(new).kind and root(old).kind in values.STATEFUL
         if both and root(old) is not root(new) and new.kind != "wrapped" and not replaces(old, new):
             root(old).same = new
@@ -401,6 +419,7 @@ class Tracer(Expressions):
     def _named(self, value: Value, name: str, node: Any) -> Value:
         """Return a value with the name of the target, and with the kind that the name tells if nothing else
         does."""
+        # `optimizer = build(cfg)`: nothing but the name tells what it is
         if value.kind == "unknown" and not value.label:
             kind = values.kind_of_name(name)
             is_open = "from_call" in value.flags and not (kind == "checkpoint" and value.of is not None)

@@ -107,6 +107,7 @@ def list_deps(value: Value) -> set[Value]:
     """Return the value and all values from which it was computed."""
     seen: set[Value] = set()
     todo = [value]
+    # a limit, because each event has such values: one may be made of thousands of others
     while todo and len(seen) < 400:
         current = todo.pop()
         if current in seen:
@@ -140,6 +141,7 @@ def kind_of_class(dotted: str) -> str:
     last = dotted.rpartition(".")[2]
     if last.endswith("State") or not last:
         return ""
+    # diffusion models have schedulers of noise, which are not those of a learning rate
     if _SCHEDULER.search(last) and not _NOISE.search(last) and "sampl" not in last.lower():
         return "scheduler"
     if ".lr_scheduler." in dotted and last[0].isupper():

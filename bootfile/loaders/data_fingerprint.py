@@ -63,7 +63,10 @@ def hash_value(value: Any) -> int:
     """Return an integer itself, and 63 bits of a digest of any other value: a tensor, an array, text, or a
     nested list or dictionary."""
     is_scalar = isinstance(value, torch.Tensor | np.ndarray | np.integer) and value.ndim == 0
-    number = value.item() if is_scalar else value
+    number = value
+    if is_scalar:
+        number = value.item()
+    # a class number itself, so that equal labels of different types count as equal
     if isinstance(number, int) and abs(number) < 2**63:
         return int(number)
     digest = hashlib.blake2b(digest_size=8)
@@ -104,6 +107,7 @@ def _add_dataset(digest: Any, dataset: Any) -> None:
     else:
         _add(digest, len(dataset))
         for name, value in sorted(getattr(dataset, "__dict__", {}).items()):
+            # without the folder: the same data may be mounted elsewhere at the next start
             if name == "samples" and hasattr(dataset, "root"):  # torchvision's folders: [(path, label)]
                 _add(digest, [(os.path.relpath(path, dataset.root), label) for path, label in value])
             elif _is_data(value):
@@ -152,4 +156,5 @@ def _add(digest: Any, value: Any) -> None:
     elif hasattr(value, "tobytes"):  # an image of Pillow
         digest.update(value.tobytes())
     else:
+        # only the type: the text of an object may hold its address, which differs from start to start
         digest.update(type(value).__name__.encode())

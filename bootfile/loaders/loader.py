@@ -200,8 +200,11 @@ class Loader:
     def sampling(self) -> dict[str, Any]:
         """Return the values that determine the ids of each step."""
         sampler = self.plan.sampler
-        processes = getattr(sampler, "processes", None)  # if the batches depend on their number
-        known = {"processes": processes} if processes else {}
+        known = {}
+        processes = getattr(sampler, "processes", None)
+        if processes:  # only if the batches depend on their number
+            known["processes"] = processes
+        # a checkpoint holds these, and a restart refuses one with other values (exact/state.py)
         return known | {
             "sampler": getattr(sampler, "name", type(sampler).__name__),
             "samples": sampler.size,
@@ -224,6 +227,7 @@ class Loader:
         generators.lead(self)
         self.step = step
         lacks_steps = self.receipt.is_restored and self.receipt.step < step
+        # with `shared` all ranks have the sums of each step: then a lost rank has taken nothing along
         if lacks_steps and self.receipt.shared is None:
             self._lacking = self.receipt.step
         self.plan.sampler.part = part
@@ -262,7 +266,10 @@ class Loader:
             sums = torch.cat([*self.receipt.shared, sums])
             self.receipt.shared = []
         # every rank has the whole receipt, so any of them could continue it; rank 0 writes the file
-        self.receipt.chain(step, len(self), sums.cpu().numpy(), folder if ranks.is_first() else None)
+        written = None
+        if ranks.is_first():
+            written = folder
+        self.receipt.chain(step, len(self), sums.cpu().numpy(), written)
 
     def _compare_repeated(self, folder: str) -> None:
         """Compare the steps that a restart has read again with the receipt, once, on all ranks. Raises
@@ -271,12 +278,14 @@ class Loader:
         if not repeated:
             return
         first: int = self.engine.first_repeated  # type: ignore[attr-defined]  # it has both
+        # each rank has read its own part again; the receipt has the sums of all
         sums = torch.from_numpy(np.concatenate([sums_of_ids(ids) for ids in repeated]))
         repeated.clear()
         sums = ranks.total(sums, self.to_device.device)
         step = 0
         if ranks.is_first():
             step = self.receipt.find_other(first, sums.cpu().numpy(), folder)
+        # rank 0 has the file; each rank has to raise, or the others wait for those that did
         step = ranks.broadcast_object(step)
         if step:
             raise BadInput(
@@ -341,6 +350,7 @@ class Loader:
                 if self.removal:
                     self.is_removed = self.removal.takes_all(batch.ids % sampler.size, step + 1)
                 self.receipt.add(batch.ids, batch.labels, batch.crops, self.is_removed)
+                # a step that the loop did before the restart: its samples only complete the receipt
                 if lacking:
                     if next(shards) == self._shards - 1:
                         lacking -= 1
@@ -364,8 +374,10 @@ class Loader:
                 start = time.perf_counter()
                 if self.is_whole:  # else it asks for another shard of the same step
                     self.asked_at = start
+        # an epoch that is too short would shift all later steps: the run would not be repeatable
         if missing > 0:
             raise RuntimeError(f"the data of epoch {epoch} ended at step {step}, {missing} steps too early")
+        # what the loop draws before the next epoch, as in an evaluation, is the same after a restart
         self._seed(epoch, generators.EPOCH_END)
 
     def _take_lacking(self, step: int, most: int) -> int:
@@ -408,6 +420,7 @@ class Loader:
         text = _first_line(error)
         if line or not text.startswith("DataLoader worker (pid"):
             return line
+        # torch only says that a worker has ended; the engine may know that it lacked a thread
         why_ended = getattr(self.engine, "why_ended", None)
         if why_ended is not None:
             line = why_ended(error)
@@ -422,6 +435,7 @@ class Loader:
         part = sampler.first_shard + shard  # the same on any number of processes
         seed = generators.derive_seed(sampler.seed, part, step, moment)
         generators.seed_all(seed, self.to_device.device)
+        # each with a seed of its own: with one seed they would all draw the same numbers
         for place, generator in enumerate(self.generators, 1):
             generator.seed((seed + place) % 2**64)
 

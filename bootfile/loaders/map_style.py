@@ -160,6 +160,7 @@ class Fetcher:
             _, batch = self.collate(read(ids), 0, ids)
             return hash_value(batch)
 
+        # before the first step: the random numbers of the training must not depend on this look
         with generators.restored():
             changed = ""
             id = find_unstable(self.dataset, read_again)
@@ -181,7 +182,9 @@ class Fetcher:
         ids = batch.ids
         [seeds] = batch.crops
         if self._table:  # all rows in one call; they are not random
-            rows = torch.from_numpy(ids if self._rows is None else self._rows[ids])
+            if self._rows is not None:  # of a Subset
+                ids = self._rows[ids]
+            rows = torch.from_numpy(ids)
             inputs, targets = pair_of(tuple(tensor[rows] for tensor in self._table.tensors))
             return hash_rows(targets), (inputs, targets)
         if not len(ids):
@@ -200,6 +203,7 @@ class Fetcher:
             else:
                 batch = default_collate(items)
         except Exception as error:
+            # these have a line of their own already, or the node is at fault and not the items
             if isinstance(error, BadInput) or not_delivered(error):
                 raise
             if self.collate_fn:
@@ -211,8 +215,11 @@ class Fetcher:
         # not of the batch's rows, because it may be padded
         labels = []
         for item in items:
+            target = item
             pair = split(item)
-            labels.append(hash_value(item if pair is None else pair[1]))
+            if pair is not None:
+                target = pair[1]
+            labels.append(hash_value(target))
         return np.array(labels, np.int64), (inputs, targets)
 
     def items(self, ids: np.ndarray, seeds: np.ndarray) -> list[Any]:
@@ -307,6 +314,7 @@ class Fetcher:
                 f"sample {ids[0]} of {self._name} has the target {match[1]}, for which the model has no "
                 "output: expected 0 to its number of outputs - 1"
             )
+        # only after an error: the batch is read a second time, to describe its items
         [seeds] = batch.crops
         items = self.items(batch.ids, seeds)
         _, (inputs, targets) = self.collate(items, int(seeds[-1]), batch.ids)
@@ -354,9 +362,12 @@ class MapStyle(WorkerEngine):
 def _table_of(dataset: Any) -> tuple[TensorDataset | None, np.ndarray | None]:
     """Return the TensorDataset of a dataset or its Subsets, and the rows (None: all); else (None, None)."""
     rows = None
-    while type(dataset) is Subset:  # not a class that inherits it: it may change the items
+    # exact types: a class that inherits one may change the items, which are then read one by one
+    while type(dataset) is Subset:
         indices = np.asarray(dataset.indices, np.int64)
-        rows = indices if rows is None else indices[rows]
+        if rows is not None:  # a Subset of a Subset: its rows are places in the inner one
+            indices = indices[rows]
+        rows = indices
         dataset = dataset.dataset
     if type(dataset) is not TensorDataset:
         return None, None
@@ -369,7 +380,12 @@ def _take_no_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 def _keys_differ(items: list[Any]) -> bool:
     """Return whether items, or their inputs, are dictionaries with other keys than the first."""
-    inputs = [item[0] if isinstance(item, list | tuple) and item else item for item in items]
+    inputs = []
+    for item in items:
+        if isinstance(item, list | tuple) and item:
+            inputs.append(item[0])
+        else:
+            inputs.append(item)
     first = inputs[0]
     if not isinstance(first, dict):
         return False
@@ -383,6 +399,7 @@ def _names_type(error: str, data: Any, usual: list[torch.dtype]) -> bool:
             if "must be Tensor" in error:
                 return True
         elif value.dtype not in usual:  # torch writes "float64", "double" or "Double"
+            # the spelling differs from one error of torch to another
             name = str(value.dtype).split(".")[-1]
             old_name = value.type().split(".")[-1].removesuffix("Tensor")
             if any(re.search(rf"\b{name}\b", error, re.IGNORECASE) for name in (name, old_name)):

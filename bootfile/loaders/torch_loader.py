@@ -48,6 +48,7 @@ def torch_loader(
     again with the receipt. It needs the same number of processes: with another one the batches are others.
     """
     is_iterable = isinstance(loader.dataset, IterableDataset)
+    # the order of the one and the random numbers of the other cannot be repeated
     if is_iterable or loader.persistent_workers:
         kind = "an IterableDataset" if is_iterable else "persistent_workers=True"
         raise BadInput(f"the DataLoader has {kind}: its batches are not the same after a restart")
@@ -72,6 +73,7 @@ def find_fingerprint(loader: DataLoader[Any]) -> tuple[str, bool]:
     in this process. Items that differ when they are read twice do not count, and a warning is printed.
     """
     dataset: Any = loader.dataset
+    # its items cannot be asked for by number: only the batches that a restart reads again are compared
     if not hasattr(dataset, "__len__"):
         return "", True
     held = generators.find_generators(loader)
@@ -187,6 +189,7 @@ class TorchBatches(Engine):
             if not self._loader.num_workers:  # the steps of the training draw in this process, too
                 self._seed(sampler, step, _READ)
             batch = next(batches, None)
+            # fewer batches than the length says: Loader raises for the steps that are missing
             if batch is None:
                 return
             if step < first and not compares:

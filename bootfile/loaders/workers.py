@@ -68,6 +68,7 @@ class Workers:
         self.forks = count > 0 and method == "fork"
         # memory that the workers share: see _begin()
         self._closing = multiprocessing.Value("b", 0, lock=False) if count else None
+        # a loop may drop the loader without close(): its workers end all the same
         weakref.finalize(self, _close, self._closing)
 
     def load(self, plan: Plan, function: Callable[[Batch], Any]) -> Iterator[tuple[Batch, Any]]:
@@ -127,6 +128,7 @@ class Workers:
 
     def close(self) -> None:
         """End the workers."""
+        # first this: until then the workers ignore the SIGTERM that ends them
         _close(self._closing)
         self._loader = None  # its workers end with it
         self._plan = None
@@ -137,6 +139,7 @@ class Workers:
             from bootfile.processes.sockets import find_short_folder  # a loop without workers has no sockets
 
             find_short_folder()
+        # the kernel ends a worker with the thread that has forked it, see _begin()
         in_main_thread = threading.current_thread() is threading.main_thread()
         begin = functools.partial(_begin, self._closing, in_main_thread)
         pins = self.pinned and self.count > 0
@@ -298,6 +301,7 @@ def _begin(closing: Any, in_main_thread: bool, worker: int) -> None:
             closing.value = _NO_THREAD
             os._exit(1)
 
+    # the DataLoader has set handlers of its own after the fork: these take their places
     signal.signal(signal.SIGTERM, end_if_closing)
     Queue._start_thread = start_sending  # type: ignore[attr-defined]
     Queue._on_queue_feeder_error = _send_error  # type: ignore[attr-defined]  # it would only print the error
@@ -316,6 +320,7 @@ def _send_error(queue: Any, error: Exception, item: tuple[int, Any]) -> None:
 
 def not_delivered(error: Exception) -> NotDelivered | None:
     """Return the refusal for an error that is due to the limits of the node; None for another error."""
+    # neither torch nor the system has classes for these errors: their words decide
     if "shared memory" in str(error):
         return NotDelivered(f"{_CANNOT_SEND}: /dev/shm is full ({error}): {_MORE_SHM}")
     if "AF_UNIX path too long" in str(error):
@@ -344,13 +349,17 @@ def _check_room(workers: int, batch_bytes: int) -> None:
 
     if sys.platform != "linux":
         return
+    # a worker that finds the memory full dies of a bus error without a word: so it is computed before
     needed = (2 * workers + 1) * batch_bytes * (count_in(os.environ, "LOCAL_WORLD_SIZE") or 1)
-    free = shutil.disk_usage("/dev/shm").free if batch_bytes else needed
+    free = needed
+    if batch_bytes:
+        free = shutil.disk_usage("/dev/shm").free
     if free < needed:
         raise NotDelivered(
             f"{workers} workers need {needed / 1e6:.0f} MB of /dev/shm for their batches, and "
             f"{free / 1e6:.0f} MB are free: {_MORE_SHM}"
         )
+    # a worker that cannot open one more file cannot send its batch
     files = len(os.listdir("/proc/self/fd")) + 10 * workers + 32
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if 0 <= limit < files:
@@ -387,6 +396,7 @@ def _reopen_files() -> None:
             place = os.lseek(file, 0, os.SEEK_CUR)
         except OSError:  # it has no position, or it was that of listdir()
             continue
+        # only the position of a file that is read matters, and the three standard streams stay shared
         is_only_written = flags & os.O_ACCMODE == os.O_WRONLY
         if file < 3 or not is_file or is_only_written:
             continue
@@ -399,6 +409,7 @@ def _reopen_files() -> None:
                 "share its position, and get each other's data. Open it at the first use in __getitem__, or "
                 "read without workers (--workers 0)"
             ) from error
+        # under the old number: the objects of Python that hold it notice nothing
         os.lseek(new, place, os.SEEK_SET)
         os.dup2(new, file, inheritable=False)
         os.close(new)

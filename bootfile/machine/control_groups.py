@@ -58,6 +58,7 @@ def find_folders(controller: str, root: str = "/") -> list[Path]:
     """
     groups = _read_groups(root)
     folders: list[Path] = []
+    # a node may have both versions, as with a controller that version 2 has left to version 1: both limit
     for version in (_SECOND_VERSION, controller):
         mounts = [mount for mount in _find_mounts(root) if version in mount.controllers]
         inside: list[Path] = []
@@ -137,6 +138,7 @@ def _find_mounts(root: str) -> list[_Mount]:
             continue
         place = Path(root, _unescape(folder).lstrip("/"))
         mounts.append(_Mount(place, PurePosixPath(_unescape(group)), controllers))
+    # none is listed, or the file cannot be read: then the usual places
     if mounts:
         return mounts
     top = PurePosixPath("/")
@@ -160,6 +162,7 @@ def cpu_quota(root: str = "/") -> float:
     """Return the cores that the groups allow, such as 0.5; infinity without a limit."""
     quota = math.inf
     for folder in find_folders("cpu", root):
+        # version 2 has the quota and its period in one file, version 1 in two
         words = _read(folder / "cpu.max").split()
         if not words:
             words = [
@@ -177,10 +180,12 @@ def allowed_cpus(root: str = "/") -> set[int] | None:
     """Return the numbers of the CPUs that the groups allow; None if they name none."""
     allowed: set[int] | None = None
     for folder in find_folders("cpuset", root):
+        # the names of version 2, of version 1 with the groups above, and of the group alone
         for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
             cpus = _parse_cpus(_read(folder / name))
             if cpus and allowed is None:
                 allowed = cpus
+            # a group obeys those above it: only the CPUs that all of them allow
             elif cpus and allowed is not None:
                 allowed &= cpus
     return allowed

@@ -34,6 +34,7 @@ def physical_cores(cpus: Iterable[int] | None = None, folder: str = "/sys/device
             cpus = range(os.cpu_count() or 1)
     cores = set()
     for cpu in cpus:
+        # two hardware threads of one core have the same pair of numbers
         parts = []
         for file in ("physical_package_id", "core_id"):
             try:

@@ -56,11 +56,14 @@ def describe() -> Facts:
 def aten_instructions() -> str:
     """Return the instruction set of ATen's kernels: "DEFAULT", "AVX2" or "AVX512"."""
     capability = torch.backends.cpu.get_cpu_capability()
-    return "DEFAULT" if capability.startswith("NO ") else capability  # torch 2.1: "NO AVX"
+    if capability.startswith("NO "):  # torch 2.1: "NO AVX"
+        return "DEFAULT"
+    return capability
 
 
 def onednn_instructions() -> str:
     """Return the instruction set that oneDNN uses: what the CPU has, unless a variable limits it."""
+    # without a name of x86-64 it is another architecture, which its own name describes
     widest = processor.widest()
     if not widest:
         return os.uname().machine
@@ -84,6 +87,7 @@ def _onednn_limit() -> str:
 def _mkl_instructions() -> str:
     """Return what MKL chooses its kernels by: MKL_CBWR, or the vendor and the instruction set of the CPU."""
     branch = os.environ.get("MKL_CBWR", "")
+    # the same kernels on every CPU: its vendor and its instruction set do not count then
     if branch.upper().startswith("COMPATIBLE"):
         return "COMPATIBLE"
     limit = os.environ.get("MKL_ENABLE_INSTRUCTIONS", "")
@@ -133,6 +137,7 @@ def _describe_accelerator(module: Any) -> Facts:
         facts["GPU"] = module.get_device_name()
     if accelerator.kind() != "cuda":
         return facts
+    # each of these settings chooses another algorithm, and so other bits
     cudnn = torch.backends.cudnn
     words = []
     for name, is_on in (

@@ -42,9 +42,14 @@ def read_level(words: Sequence[str]) -> str | None:
         name, equals, value = word.partition("=")
         if name.replace("-", "_") != OPTION.replace("-", "_"):
             continue
-        if not equals:
-            value = words[place + 1] if place + 1 < len(words) else ""
-        level = value if value in LEVELS else None
+        if not equals:  # `--cpu_level avx2`
+            value = ""
+            if place + 1 < len(words):
+                value = words[place + 1]
+        # the last one counts, as in argparse, which refuses another value later
+        level = None
+        if value in LEVELS:
+            level = value
     return level
 
 
@@ -87,6 +92,7 @@ def check(level: str | None) -> None:
 
     if level == "avx2" and processor.widest() not in ("AVX2", "AVX512"):
         raise BadInput(f"{OPTION} {level}: {processor.name()} has no AVX2: begin the run with {OPTION} any")
+    # torch reads the variables at its import: one that came too late shows in what it uses
     used = facts.aten_instructions().lower()
     expected = VARIABLES[level]["ATEN_CPU_CAPABILITY"]
     if level_in_use() == level and used == expected:

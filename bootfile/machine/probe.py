@@ -17,6 +17,7 @@ _SEED = 7
 def digest() -> str:
     """Return the digest of the results on the CPU, with one thread. It takes some milliseconds, once in a
     process, and draws no random number of torch's global generator."""
+    # with one, because their number changes the order of a sum, and is a fact of its own
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -41,6 +42,7 @@ def _compute() -> Iterator[torch.Tensor]:
     yield functional.log_softmax(values, 1)
     yield torch.addcmul(values, values, values, value=0.3)
     yield values.sum()
+    # a matrix product, a convolution and their gradients: those of MKL, oneDNN and ATen
     weight = (values - 0.5).requires_grad_(True)
     inputs = (values.t() - 0.5).contiguous().requires_grad_(True)
     outputs = functional.layer_norm(functional.linear(inputs, weight), (64,))

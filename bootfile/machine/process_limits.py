@@ -60,7 +60,9 @@ def explain(error: BaseException, what: str = "") -> str:
 
 def explain_refusal(what: str = "") -> str:
     """Return the limit that was reached, as a part of a line. Others may have ended since."""
-    needs = f", and {what}" if what else ""
+    needs = ""
+    if what:
+        needs = f", and {what}"
     limit = find_limit()
     if limit is None:  # as in a pod, whose limit is that of a group that is not visible inside
         return f"the limit of processes and threads is reached{needs}: {_ADVICE}"
@@ -82,7 +84,9 @@ def _refused_kind(error: BaseException) -> str:
         trace = trace.tb_next
     # A pipe that is full gives the same error: only the function that failed tells them apart.
     names = trace.tb_frame.f_code.co_names
-    return "process" if _STARTS.intersection(names) else ""
+    if _STARTS.intersection(names):
+        return "process"
+    return ""
 
 
 def _user_limit() -> ProcessLimit | None:
@@ -99,6 +103,7 @@ def _is_exempt() -> bool:
     with contextlib.suppress(OSError, ValueError):
         if Path("/proc/self/uid_map").read_text().split()[2] != _ALL_USERS:
             return False
+        # the kernel lets a process with one of these pass the limit
         capabilities = int(_status("self")["CapEff"], 16)
         return os.getuid() == 0 or bool(capabilities & _EXEMPT)
     return False

@@ -58,6 +58,7 @@ def choose(places: Sequence[Any]) -> int:
         quotas = sum(neighbour.quota for neighbour in neighbours)
         is_bound = len(cores) > len(place.cores)
         usable = min(len(cores), quotas if is_bound else place.quota)
+        # equal shares of the node, and not more than the cores that the process may use
         share = max(1, usable // len(neighbours))
         numbers.append(min(share, len(place.cores)))
     return min(numbers)
@@ -100,6 +101,7 @@ def _is_set_by_launcher(env: Mapping[str, str]) -> bool:
 
 def _find_wish(env: Mapping[str, str], cores: int) -> tuple[int, str]:
     """Return (threads that the user asks for, where); (0, "") without a wish."""
+    # the number in use against the variable: another one shows a call of torch.set_num_threads() before
     in_use = torch.get_num_threads()
     for name in VARIABLES:
         number = _count_in(env, name)

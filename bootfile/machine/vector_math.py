@@ -37,6 +37,7 @@ def protect() -> None:
             replaced = functools.partial(_compute, operator, dtypes, function)
             library.impl(name, replaced, "CPU")
             library.impl(f"{name}_", functools.partial(_compute_in_place, replaced), "CPU")
+        # a square root, too, and a function with an argument of its own: they do not fit the table
         library.impl("pow.Tensor_Scalar", _power, "CPU")
         library.impl("pow_.Scalar", functools.partial(_compute_in_place, _power), "CPU")
         library.impl("logit", _logit, "CPU")
@@ -51,6 +52,7 @@ def _compute(
     inputs: torch.Tensor,
 ) -> torch.Tensor:
     """Return a function of each element. autograd calls this, below its own record of the operator."""
+    # detached: autograd has recorded the operator already, and must not record what it is composed of
     if inputs.dtype in dtypes:
         return function(inputs.detach())
     result: torch.Tensor = operator._op_dk(_KERNEL_OF_TORCH, inputs)
@@ -72,10 +74,14 @@ def _power(inputs: torch.Tensor, exponent: float) -> torch.Tensor:
 
 def _logit(inputs: torch.Tensor, eps: float | None = None) -> torch.Tensor:
     if inputs.dtype != _DOUBLE:
-        kind = inputs.dtype if inputs.is_floating_point() else torch.get_default_dtype()
+        kind = inputs.dtype
+        if not inputs.is_floating_point():  # torch computes integers in the default type
+            kind = torch.get_default_dtype()
         result: torch.Tensor = torch.ops.aten.logit.out(inputs, eps, out=torch.empty(0, dtype=kind))
         return result
-    values = inputs.detach() if eps is None else inputs.detach().clamp(eps, 1 - eps)
+    values = inputs.detach()
+    if eps is not None:
+        values = values.clamp(eps, 1 - eps)
     return _logarithm(values / (1 - values))
 
 

@@ -46,6 +46,7 @@ class Board:
             if self.lost or self._is_busy.is_set():
                 return None
             self._is_busy.set()
+            # filled by the thread, perhaps only after this call has given up
             answer: list[T] = []
             done = threading.Event()
 
@@ -55,6 +56,7 @@ class Board:
 
             self._tasks.put(ask)
             deadline = time.monotonic() + seconds
+            # in short waits: if the thread ends with an error, `done` is never set
             while not done.wait(0.05):
                 if self.lost or time.monotonic() > deadline:
                     return None
@@ -94,8 +96,12 @@ class Board:
         """Make the calls: the thread "board"."""
         try:
             store = _connect(self._store, self._name)
-            while task := self._tasks.get():
+            while True:
+                task = self._tasks.get()
+                if task is None:  # of close()
+                    break
                 task(store)
+                # also after the caller has given up: from here on the store answers again
                 self._is_busy.clear()
         except RuntimeError as error:  # the process that holds the store has ended
             self.lost = next(iter(str(error).splitlines()), "") or "closed"
@@ -108,6 +114,7 @@ def _read(store: Any, key: str) -> str:
 
 def _connect(store: Any, name: str) -> Any:
     """Return a connection of its own to the server of a store; the store itself if it has no server."""
+    # torch wraps a store in prefixes: the innermost one has the address of the server
     inner = store
     while hasattr(inner, "underlying_store"):
         inner = inner.underlying_store

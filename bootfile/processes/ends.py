@@ -23,6 +23,7 @@ class Process:
     def __init__(self, pid: int):
         self.pid = pid
         self.descriptor: int | None = None  # readable when the process has ended
+        # the system gives an id out again: the time of the start tells whether it is the same process
         self._started = _read_stat(pid)[1]
         with contextlib.suppress(OSError, AttributeError):  # AttributeError: not Linux
             self.descriptor = os.pidfd_open(pid)
@@ -40,11 +41,13 @@ class Process:
         """Return how an ended process has ended, as os.waitpid() does; None if it is not known: its parent
         was faster, on Linux before 6.15."""
         if self.descriptor is not None:
+            # the kernel first: it also knows it when the parent has read the status, and the process is gone
             buffer = bytearray(struct.pack("Q", _HAS_EXIT).ljust(64, b"\0"))
             with contextlib.suppress(OSError):
                 fcntl.ioctl(self.descriptor, _GET_INFO, buffer)
                 if struct.unpack_from("Q", buffer)[0] & _HAS_EXIT:
                     return int(struct.unpack_from("i", buffer, 60)[0])
+        # a zombie, whose parent has not read it: the status is the 52nd field of its stat
         state, started = _read_stat(self.pid)
         if state in _ENDED and started == self._started:
             with contextlib.suppress(OSError, IndexError), open(f"/proc/{self.pid}/stat") as file:
@@ -67,6 +70,7 @@ def _read_stat(pid: int) -> tuple[str, str]:
     """Return (state, time of its start) of a process; empty texts without one, and without /proc."""
     try:
         with open(f"/proc/{pid}/stat") as file:
+            # the name of the program comes before it in brackets, and may have any character in it
             fields = file.read().rpartition(")")[2].split()
     except OSError:
         return "", ""
@@ -85,6 +89,7 @@ class MemoryKills:
         self._limit = _UNLIMITED  # bytes
         self._where = "container"
         self._find_group(proc, groups)
+        # no group is visible: the counter of the whole machine, which may count processes of others
         if not self._file:
             self._file = os.path.join(proc, "vmstat")
             self._where = "machine"
@@ -96,7 +101,9 @@ class MemoryKills:
         count = self._count()
         if count is None or self._before is None or count <= self._before:
             return ""
-        limit = f" (memory limit {self._limit / 2**30:.1f} GB)" if self._limit < _UNLIMITED else ""
+        limit = ""
+        if self._limit < _UNLIMITED:
+            limit = f" (memory limit {self._limit / 2**30:.1f} GB)"
         return f": {_OOM} {self._where}{limit}"
 
     def _count(self) -> int | None:
@@ -152,5 +159,8 @@ def describe(status: int | None, kills: MemoryKills) -> str:
         name = signal.Signals(-code).name
     except ValueError:  # a signal without a name
         name = f"signal {-code}"
-    reason = kills.explain() if code == -signal.SIGKILL else ""
+    # the OOM killer sends the same SIGKILL as a person: only the counter of the group tells them apart
+    reason = ""
+    if code == -signal.SIGKILL:
+        reason = kills.explain()
     return f"was killed by {name}{reason}"

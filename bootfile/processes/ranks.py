@@ -56,6 +56,7 @@ def broadcast_object(value: T, source: int = 0, is_known: bool = False) -> T:
     if world_size() == 1:
         return value
     data = _encode(value if rank() == source else None)
+    # the length first: the other ranks have to make room for the bytes
     size = torch.tensor([len(data)], device=data.device)
     torch.distributed.broadcast(size, source)
     if rank() == source:
@@ -63,13 +64,16 @@ def broadcast_object(value: T, source: int = 0, is_known: bool = False) -> T:
         return value
     data = data.new_empty(int(size))
     torch.distributed.broadcast(data, source)
-    return value if is_known else _decode(data)
+    if is_known:
+        return value
+    return cast(T, _decode(data))
 
 
 def _encode(value: object) -> torch.Tensor:
     """Return a value as bytes on the device of the backend. torch's own functions for objects use pickle."""
     buffer = io.BytesIO()
     torch.save(value, buffer)
+    # NCCL and the like send tensors of the GPU only
     device = torch.device("cpu")
     if not uses_gloo():
         kind = accelerator.kind()
@@ -97,6 +101,7 @@ def call_on_first(function: Callable[[], T]) -> T:
             value = function()
         except BadInput as refusal:
             error = str(refusal)
+    # both in one broadcast, which comes also if rank 0 has failed: no rank waits for ever
     value, error = broadcast_object((value, error))
     if error:
         raise BadInput(error)
@@ -110,6 +115,7 @@ def gather_objects(value: T) -> list[T]:
     data = _encode(value)
     sizes = [torch.tensor([0], device=data.device) for _ in range(world_size())]
     torch.distributed.all_gather(sizes, torch.tensor([len(data)], device=data.device))
+    # all_gather takes equal sizes only: each value is padded to the longest
     padded = data.new_zeros(max(map(int, sizes)))
     padded[: len(data)] = data
     parts = [torch.empty_like(padded) for _ in sizes]
@@ -160,4 +166,5 @@ def digest(tensor: torch.Tensor) -> torch.Tensor:
         tensor = torch.view_as_real(tensor)
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     bits = tensor.view(integers[tensor.element_size()])
+    # an odd factor made of the bits themselves: two changes that cancel out in a plain sum do not here
     return (bits * ((bits >> 3) * 2 + 1)).sum(dtype=torch.int64)

@@ -52,7 +52,11 @@ def find(mark: str) -> dict[int, dict[str, Any]]:
 
     Without /proc and without psutil the answer is {}: only the sessions of start() can be ended.
     """
-    processes = _read_processes() if os.path.isdir(_PROC) else _ask_psutil()
+    if os.path.isdir(_PROC):
+        processes = _read_processes()
+    else:
+        processes = _ask_psutil()
+    # a child inherits the variable, also in another session or after its parent's end
     marked_processes = {}
     for pid, facts in processes:
         if facts["environ"].get(_MARK) == mark:

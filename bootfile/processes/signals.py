@@ -118,6 +118,7 @@ def watch(grace: float, store: "Store | None" = None) -> None:
     _grace = grace
     _store = store
     _start()
+    # before the handlers: the thread drops a signal that arrives while nothing is watched
     _watching.set()
     for number in SIGNALS:
         if _is_ours(number):
@@ -158,6 +159,7 @@ def _is_ours(number: int) -> bool:
     SIGTERM and SIGUSR2 always stop it, SIGINT and SIGHUP unless they are ignored, as by nohup. A signal of
     _FREE stops it unless the job ignores it, or has a handler of its own, in Python or in C (faulthandler).
     """
+    # nohup and background shells do not ignore these two
     if number in (signal.SIGTERM, signal.SIGUSR2):
         return True
     handler = signal.getsignal(number)
@@ -196,6 +198,7 @@ def _start() -> None:
     if _reader is not None:
         return
     _reader, writer = os.pipe()
+    # a full pipe must not hold the handler of a signal
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     os.register_at_fork(after_in_child=_after_fork)
@@ -204,6 +207,7 @@ def _start() -> None:
 
 def _after_fork() -> None:
     """Send no signal to the parent's pipe: a forked child calls it at once, as it has the same pipe."""
+    # once the loop watches, a platform's signal must not end a worker before its job has saved
     if _watching.is_set():
         ignore()
     else:
@@ -228,8 +232,10 @@ def _listen(reader: int) -> None:
                 interrupted_at = now
                 if not _watching.is_set():
                     _call_after(_unwind, _end, INTERRUPTED, "interrupted")
+            # a second press: the first one asks for a checkpoint, this one for an end at once
             elif now - interrupted_at > SAME_PRESS:
                 _end(INTERRUPTED, "interrupted again: exiting without another checkpoint")
+        # the pipe gets all signals that Python handles, also those that the job handles itself
         is_ours = number in SIGNALS and (number not in _FREE or signal.getsignal(number) == _note)
         if is_ours and _watching.is_set() and not has_asked:  # only the first signal counts
             has_asked = True
@@ -239,6 +245,7 @@ def _listen(reader: int) -> None:
 def _ask(number: int) -> None:
     """Stop the job because this process got a signal. The thread "signals" calls it once."""
     global _code, _number
+    # before the loop can see the request: it ends with this code, and sends this number to the others
     _code = _CODES.get(number, _code)
     _number = number
     if _deferred:
@@ -297,6 +304,7 @@ def hear(rank: int, number: int) -> None:
     member of an elastic job call it when they learn of the signal.
     """
     global _code
+    # the first signal decides: a later one changes neither the code nor the time of the end
     if not _asked.is_set():
         _code = _CODES.get(number, _code)
         _stop()
@@ -311,6 +319,7 @@ def look(store: "Store") -> None:
     Other users of the node may reach the store: a request without the token is ignored.
     """
     global _refused
+    # not get(): it would wait for a key that no process has written
     request = store.compare_set(_KEY, "", "").decode(errors="replace")
     if not request or _asked.is_set():
         return

@@ -20,6 +20,7 @@ def find_short_folder() -> None:
     A process calls it before it starts workers, which inherit the folder. It stays after the job: each job of
     the user takes the same one.
     """
+    # the sockets fail when a batch is sent, with a line that does not name TMPDIR: so it is checked before
     settings = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # its get_temp_dir()
     folder = settings.get("tempdir") or tempfile.gettempdir()
     if len(os.fsencode(folder)) + _NAME <= LONGEST:
@@ -29,6 +30,7 @@ def find_short_folder() -> None:
         with contextlib.suppress(OSError):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(short, 0o700)
+            # any user may make a folder in /tmp: only this user's own is used, into which no other one writes
             status = os.lstat(short)
             is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
             if is_own and not status.st_mode & 0o022 and os.access(short, os.W_OK):

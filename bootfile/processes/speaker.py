@@ -8,6 +8,7 @@ It ends with that rank.
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -47,9 +48,11 @@ def main() -> None:
         blocked = []
         for dump, (_, pid, _) in zip(dumps, settings["ranks"], strict=True):
             blocked.append(bool(dump) or _is_stopped(pid))
+        # a rank that still runs Python prints the line itself; this one is for the case that none can
         if not all(blocked) or not any(dumps):
             has_said = False
             since = time.monotonic()
+        # one line for each time that the run is stuck; after a while, because a long call of C ends by itself
         elif not has_said and time.monotonic() - since > _AGAIN:
             has_said = True
             _say(settings, dumps)
@@ -68,9 +71,10 @@ def _say(settings: dict[str, Any], dumps: list[str]) -> None:
     folder = settings["folder"]
     print_line(f"stuck for {settings['after']:.0f} s or more: {'; '.join(parts)} (stacks: {folder})")
     if settings["exits"]:
+        # by SIGKILL: a process whose lock is held runs no handler of Python
         for _, pid, _ in settings["ranks"]:
             with contextlib.suppress(OSError):
-                os.kill(pid, 9)
+                os.kill(pid, signal.SIGKILL)
 
 
 def _write(folder: str, rank: int, dump: str) -> None:

@@ -69,6 +69,7 @@ def show(stack: Stack) -> Iterator[str]:
 def find_place(stack: Stack) -> Place:
     """Return where a stack is: in a collective or a backward pass, or else in the newest line that belongs to
     no library."""
+    # the newest frames are those of libraries, and tell what is called; below them is the user's line
     library = []
     rest = []
     for frame in stack:
@@ -80,6 +81,7 @@ def find_place(stack: Stack) -> Place:
     where = f"({os.path.basename(newest.file)}:{newest.line})"
     collectives = [frame.function for frame in library if _DISTRIBUTED in frame.file]
     named = [function for function in collectives if function != "wrapper"]  # torch's decorator
+    # the outermost: the function that the loop has called, not one inside of it
     if named:
         return Place(WAITS, f"{named[-1]} {where}")
     if any(frame.function == "backward" for frame in library):  # DistributedDataParallel waits in it
@@ -103,6 +105,7 @@ def is_at_rest(stack: Stack) -> bool:
         return True
     if any(os.path.basename(frame.file) in _DEBUGGERS for frame in stack):
         return True
+    # the kernel runs between two cells, too: then it waits for the user, and nothing is stuck
     in_notebook = any("ipykernel" in frame.function or "ipykernel" in frame.file for frame in stack)
     cells = [frame for frame in stack if "ipykernel_" in frame.file or frame.file.startswith("<ipython")]
     return in_notebook and not cells

@@ -24,12 +24,14 @@ def waiting() -> Iterator[None]:
     """
     global batches
     batches += 1
+    # released for the wait: the thread of _wait() may save only while the loop computes nothing
     is_held = _working.locked()
     if is_held:
         _working.release()
     try:
         yield
     finally:
+        # waits for a save that has begun: it must not see the next step half done
         if is_held:
             _working.acquire()
 
@@ -54,6 +56,7 @@ def serve_when_stopped(serve: Callable[[], object], before_end: Callable[[], obj
     _serve = serve
     _before_end = before_end
     if is_first:
+        # the loop computes from here on: the thread waits for the next waiting()
         _working.acquire()
         threading.Thread(target=_wait, name="stop while waiting", daemon=True).start()
 

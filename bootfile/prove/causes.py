@@ -78,6 +78,7 @@ def _find_kinds(value: Any) -> set[str]:
     """Return which of "optimizer" and "scheduler" have a state in an object of a checkpoint."""
     kinds = set[str]()
     if isinstance(value, dict):
+        # known by the keys of torch's state_dict(), wherever the file has it
         if value.keys() >= {"state", "param_groups"}:
             return {"optimizer"}
         if "last_epoch" in value:
@@ -118,6 +119,7 @@ def explain_steps(reference: list[Step], restart: list[Step], saved: Saved) -> s
         length = f"; the restart trained {len(restart)} steps, the reference {len(expected_steps)}"
         if len(restart) == len(reference):
             length += ": is the epoch, or the step, in the checkpoint?"
+    # the first pair that differs has the cause; differences in later ones follow from it
     for number, (expected, got) in enumerate(zip(expected_steps, restart, strict=False), begin + 1):
         when = f"step {number}"
         if number == begin + 1:
@@ -161,6 +163,7 @@ def _find_begin(reference: list[Step], first: Step) -> int | None:
 def _explain_pair(when: str, expected: Step, got: Step, saved: Saved, reference: list[Step]) -> str:
     """Return what differs in a step of the reference and of the restart, causes before effects; "" if nothing
     does. when: the step, in words."""
+    # from what a restart loads to what follows from it: each question supposes that those before it are equal
     if expected["state"] and not got["state"]:
         return (
             f"the optimizer has no state at {when}, as a new one: is the optimizer in the checkpoint?{saved}"
@@ -175,6 +178,7 @@ def _explain_pair(when: str, expected: Step, got: Step, saved: Saved, reference:
             f"the weights differ at {when}, although the step before had the same batch and gradient: is "
             f"something that changes the weights, such as an average, not in the checkpoint?{saved}"
         )
+    # an accumulation: several batches make the gradient of one step
     count = len(got["batches"])
     usual_count = len(expected["batches"])
     if count != usual_count:
@@ -210,6 +214,7 @@ def _explain_pair(when: str, expected: Step, got: Step, saved: Saved, reference:
 def _explain_options(when: str, expected: dict[str, Any], got: dict[str, Any], saved: Saved) -> str:
     """Explain different numbers in the parameter groups of an optimizer. The learning rate comes first."""
     name = ""
+    # the learning rate before other numbers: in it the lack of a scheduler shows
     for candidate in expected:
         is_first = not name or (candidate.endswith(".lr") and not name.endswith(".lr"))
         if is_first and expected[candidate] != got.get(candidate):
@@ -233,6 +238,7 @@ def _explain_options(when: str, expected: dict[str, Any], got: dict[str, Any], s
 
 def _explain_batches(when: str, expected: Step, got: Step, saved: Saved, reference: list[Step]) -> str:
     """Explain other batches in a step."""
+    # the place of this batch in the reference tells how far the restart is off
     usual = _find_step_with(reference, got["batches"])
     here = reference.index(expected) + 1
     sources = _find_other_random(expected, got, reference)
@@ -303,6 +309,7 @@ def _explain_accessories(differences: list[Difference], saved: Saved) -> str:
             number = number or difference
         else:
             tensor = tensor or difference
+    # a wrong tensor tells more than a wrong number; the best file follows from both
     first = tensor or number
     if best and not tensor:
         return f"all steps are equal, and {best} differs: is the best result so far in the checkpoint?{saved}"

@@ -53,9 +53,13 @@ def _describe_steps(run: Run, last_epoch: int, per_epoch: int) -> str:
     """Return the steps of a run in words. per_epoch: steps of an epoch, 0 if it is not known."""
     steps = f"steps {run.first}-{run.last}"
     if last_epoch > 1:
-        each_has = f", {per_epoch} steps each" if per_epoch else ""
+        each_has = ""
+        if per_epoch:
+            each_has = f", {per_epoch} steps each"
         return f"{steps} of epochs 1-{last_epoch}{each_has}"
-    of_all = f" of {per_epoch}" if per_epoch else ""
+    of_all = ""
+    if per_epoch:
+        of_all = f" of {per_epoch}"
     return f"{steps}{of_all} of epoch 1"
 
 

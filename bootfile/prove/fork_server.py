@@ -42,6 +42,7 @@ def main() -> None:
 
 def _run(request: dict[str, Any], requests: TextIO, answers: TextIO) -> None:
     """Run a script in this process, a fork of the server, as `python *words` would."""
+    # a session of its own: it is killed with all that it starts, and the server stays
     os.setsid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # when the server ends

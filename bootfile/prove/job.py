@@ -121,6 +121,7 @@ class Job:
             changes = case.changes
             if starts == 1 and case.kills:  # the first start has the threads of the reference
                 changes = tuple(change for change in changes if change != surroundings.THREADS)
+            # a fork has the hash seed and the imports of its server: cases that change them get a new process
             if self._forks and not needs_new_process:
                 return self._forks.start(command, mark, output, changes)
             environment = surroundings.environment(changes)
@@ -152,8 +153,10 @@ class Job:
         """Return the folders with the files of the run KILLED at its SIGKILLs, in order. Later ones than the
         first are kept where there is room."""
         later = glob.glob(os.path.join(glob.escape(self.root), "at-kill-[0-9]*"))
-        folders = [self._snapshot] if os.path.isdir(self._snapshot) else []
-        return folders + sorted(later, key=_number_of)
+        folders = sorted(later, key=_number_of)
+        if os.path.isdir(self._snapshot):
+            folders.insert(0, self._snapshot)
+        return folders
 
 
 def _number_of(folder: str) -> int:

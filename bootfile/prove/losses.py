@@ -26,7 +26,9 @@ class Losses:
         self._log = os.path.abspath(log)
         self._progress = progress
         self._plan = deque(plan)
-        self._place = os.path.getsize(log) if os.path.exists(log) else 0  # bytes of an earlier run
+        self._place = 0  # bytes of the log that were read
+        if os.path.exists(log):  # the run is made again: the lines of the first one do not count
+            self._place = os.path.getsize(log)
         self._last = deque[str](maxlen=4)  # lines of the output
         self._pids: list[int] = []  # the process ids of the present generation, by rank
         self._gone: set[int] = set()  # processes of the last SIGKILL, until a generation without them begins

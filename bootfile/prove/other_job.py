@@ -74,6 +74,7 @@ class OtherJob(Job):
             try:
                 done, written = self._run(case, place)
             finally:
+                # also after a failure: the next run writes at the same place
                 output = os.path.join(place or "", self._output)
                 if os.path.exists(output):
                     shutil.move(output, self.folder(case.name))
@@ -91,6 +92,7 @@ class OtherJob(Job):
         """
         if not case.kills:
             return self._run_once(case, place, [])
+        # by written files, because the steps are not known; not at the ends, where nothing is lost
         first = max(1, int(0.2 * self._writes))
         last = max(1, int(0.8 * self._writes))
         output = os.path.join(place or "", self._output)
@@ -125,6 +127,7 @@ class OtherJob(Job):
             if not any(map(self._load, self._files())):
                 return self.command()
             left.append(self._read_left())
+            # kept for the damaged restart, and to find the cause if this run differs
             if not os.path.exists(self._snapshot):
                 shutil.copytree(self._output, self._snapshot)
             elif case.name == KILLED and self._has_room():
@@ -142,6 +145,7 @@ class OtherJob(Job):
             self._record(case, command, self._restart())
         else:
             self._record(case, command)
+        # to tell the files that the restart has written from those that it has only read
         before = self._versions()
         with _watch_reads(damaged) as read:
             progress = watch
@@ -209,6 +213,7 @@ class OtherJob(Job):
         print("looking for the cause: the reference and a restart run again", flush=True)
         names = find_files(self.folder(REFERENCE), self.weights)
         differences = []
+        # only files that both runs have can be compared
         if names == find_files(self.folder(case.name), self.weights):
             differences = weights.find_differences(self.folder(REFERENCE), self.folder(case.name), names)
         # new processes, with the threads of this one: the cause must be in what the restart has read

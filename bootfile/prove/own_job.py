@@ -66,6 +66,7 @@ class OwnJob(Job):
         steps = self._choose_value("--max_steps", _STEPS)
         if not {"--epochs", "--epoch_steps"} <= self._known:
             return steps
+        # several short epochs: kills and saves then also meet their ends
         epochs = get_option(self.options, "--epochs") or ""
         length = math.ceil(steps / _EPOCHS)
         if epochs.isdecimal():
@@ -115,7 +116,9 @@ class OwnJob(Job):
             self.options.append(f"{name}={value}")
         elif not given.isdecimal():
             raise BadInput(f"{name} {given}: `prove` needs a number of steps")
-        return value if given is None else int(given)
+        if given is None:
+            return value
+        return int(given)
 
     def _fit(self, steps: int) -> bool:
         """Choose the options again after a reference of `steps` steps: a small data set has fewer in an epoch
@@ -136,8 +139,10 @@ class OwnJob(Job):
                 cases += self._plan_numbers_of_processes()
             elif self._can_have(case):
                 cases.append(case)
+        # these need the run with 2 processes before them, with which they are compared
         cases += self._plan_killed_processes(cases)
         cases += self._plan_replaced_processes()
+        # the last: its checkpoint is one that the killed run has left
         return [*cases, DAMAGED]
 
     def _can_have(self, case: Case) -> bool:
@@ -171,7 +176,10 @@ class OwnJob(Job):
             return []
         if get_option(self.options, PROCESSES) not in (None, "1"):
             return []
-        undisturbed = "2 processes" if self.same_bits else OTHER_PROCESSES.name
+        undisturbed = OTHER_PROCESSES.name
+        if self.same_bits:
+            undisturbed = "2 processes"
+        # with the run of 2 processes: another number of processes rounds sums differently
         if all(case.name != undisturbed for case in cases):
             return []
         return [
@@ -199,6 +207,7 @@ class OwnJob(Job):
 
     def run(self, case: Case) -> str:
         folder = self.folder(case.name)
+        # the run to compare with was refused, or could not be made
         if not os.path.isdir(self.folder(case.against)) and case.against != REFERENCE:
             raise NotRun(f"there is no run: {case.against}")
         done = ""
@@ -237,6 +246,7 @@ class OwnJob(Job):
         A job may end before a SIGKILL reaches it. Then the run is made again, with an earlier one. Raises
         trial.Failed.
         """
+        # after the first save and before the last step: a restart has a state to load, and steps to train
         first = self._every + 1
         killed: list[float] = []
         for bound in trial.lower_bounds(first, max(first, self.steps - 1)):
@@ -322,6 +332,7 @@ class OwnJob(Job):
         return losses.describe()
 
     def refused(self, case: Case) -> bool:
+        # the restart continued from another state than the damaged one
         last_start = starts.read(self.folder(case.name))[-1]
         return bool(last_start["step"] != self._damaged)
 
@@ -333,7 +344,9 @@ class OwnJob(Job):
             used = start.get("data backend")
         if case.option == PROCESSES:  # the default: one for each GPU
             used = str(start["environment"].get("processes per node", used))
-        return case.other if used == case.value else case.value
+        if used == case.value:
+            return case.other
+        return case.value
 
     def _progress(self, folder: str) -> int:
         """Return the steps so far of a run: each has a record in its receipt."""
@@ -349,7 +362,10 @@ class OwnJob(Job):
 
     def _damage(self, folder: str, case: Case) -> str:
         """Prepare a folder whose newest checkpoint is damaged. Return what was done. Raises NotRun."""
-        source = self._snapshot if os.path.isdir(self._snapshot) else self.folder(KILLED)
+        # the folder at the first kill: at the end of the run the newest checkpoint leaves nothing to train
+        source = self.folder(KILLED)
+        if os.path.isdir(self._snapshot):
+            source = self._snapshot
         if os.path.isdir(source):
             shutil.copytree(source, folder)
         for path in files.list_newest_first(os.path.join(folder, "checkpoints")):

@@ -193,6 +193,7 @@ def _describe_run(job: Job, name: str, result: str, done: str) -> dict[str, Any]
     known = starts.read(folder)
     if known:
         seed = known[0]["settings"].get("seed")
+    # the last state has the history of the whole run
     machines = []
     states = digest_lines.read(folder)
     if states:

@@ -70,6 +70,7 @@ def run(
             )
         else:
             job = OwnJob(args.job, options, root, args.kills)
+        # also after an error or a signal, and before the folder of the runs is deleted
         stack.callback(job.close)
         rows = _run_all(job)
         text, exit_code = verdict.conclude(job, rows, _find_cause(job, rows))
@@ -104,7 +105,9 @@ def check(
     changes = proof.find_changes(known, job, find_modules)
     for line in changes or [f"still holds: {known.verdict}", *known.notes]:
         print_line(line)
-    return DIFFERS if changes else 0
+    if changes:
+        return DIFFERS
+    return 0
 
 
 def _exit_by_signal(number: int, frame: object) -> None:
@@ -132,6 +135,7 @@ def _explain_bits(folder: str) -> str:
     """Return why two runs with the same samples have other bits on a GPU; "" if no reason is known. folder:
     of a run; if it is one of a job, its start says what it computed with."""
     told = starts.read(folder)
+    # only a job of Bootfile records what it computed with
     if not told:
         if not accelerator.count():
             return ""
@@ -169,6 +173,7 @@ def _run_all(job: Job) -> list[Row]:
     print(f"{len(cases) + 1} runs of {shlex.join(words)}", flush=True)
     print(f"[1/{len(cases) + 1}] {REFERENCE}", flush=True)
     try:
+        # nothing can be compared without it: a failure ends the command
         job.run_reference()
     except trial.Failed as error:
         raise BadInput(str(error)) from error
@@ -179,7 +184,9 @@ def _run_all(job: Job) -> list[Row]:
         case = cases[done]
         left = 0.0
         for following in cases[done:]:
-            left += 2 * seconds if following.kills else seconds  # a killed run makes some steps twice
+            left += seconds
+            if following.kills:  # a killed run makes some steps twice
+                left += seconds
         print(f"[{done + 2}/{len(cases) + 1}] {case.name} (at most {left:.0f} s left)", flush=True)
         row = verdict.run(job, case)
         rows.append(row)

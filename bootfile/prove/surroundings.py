@@ -58,6 +58,7 @@ def working_folder(changes: tuple[str, ...], parent: str) -> Iterator[str | None
     place = os.path.join(parent, f"{os.path.basename(here)}-elsewhere")
     os.makedirs(place)
     try:
+        # links, because data may be large; to the neighbours, too, for paths such as ../data
         for source, target in ((here, place), (os.path.dirname(here), parent)):
             with contextlib.suppress(PermissionError):  # the parent's: paths with `..` are then not found
                 for name in os.listdir(source):

@@ -64,6 +64,7 @@ class _Trace:
             return
         if id(optimizer) not in self._optimizers:
             self._optimizers.append(id(optimizer))
+        # before the step: the gradients are whole, and the weights are those that they were computed with
         weights = []
         for group in optimizer.param_groups:
             weights += group["params"]
@@ -93,6 +94,7 @@ class _Trace:
 
         @functools.wraps(call)
         def watched(module: Any, *args: Any, **kwargs: Any) -> Any:
+            # the outermost module, and not in an evaluation: only such a batch belongs to a step
             if self._depth == 0 and torch.is_grad_enabled():
                 tensors = list(_find_tensors([*args, *kwargs.values()]))
                 # a criterion, or a second model, gets what a model has computed: not a batch

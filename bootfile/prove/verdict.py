@@ -65,8 +65,10 @@ def _run(job: Job, case: Case) -> Row:
     except NotRun as reason:
         return Row(case, str(reason), [], NOT_RUN)
     except trial.Failed as error:
+        # a job that ends with an error at a damaged checkpoint has noticed the damage
         if case.damages:
             return Row(case, str(error), [], REFUSED)
+        # a job that does not run in other surroundings has computed nothing else: that is no difference
         if case.changes and not case.kills:
             if len(case.changes) == 1:  # else each one follows
                 job.unchecked.append(f"{case.changes[0]}: {error}")
@@ -96,6 +98,7 @@ def needs_more(row: Row) -> list[Case]:
     a difference in other surroundings has one cause."""
     if row.case == DAMAGED and row.result == NOT_NOTICED:
         return [ALL_DAMAGED]
+    # is the job repeatable at all, in the same surroundings?
     if row.case == AGAIN and row.result != "equal":
         return [SAME]
     if row.case.name == KILLED and row.result == "differs":
@@ -105,6 +108,7 @@ def needs_more(row: Row) -> list[Case]:
         return [row.case._replace(name=SAME_THREADS, changes=())]
     if row.case.name == SAME_THREADS and row.result == "equal":
         return [OTHER_THREADS]
+    # it is: which one of the changes makes the difference?
     if row.case == SAME and row.result == "equal":
         return ONE_CHANGE
     return []
@@ -154,21 +158,15 @@ def conclude(job: Job, rows: list[Row], cause: str = "") -> tuple[str, int]:
         rows = [row for row in rows if row.case.name != KILLED]
     different = find_difference(rows)
     if different:
-        name = KILLED if different.case.name == SAME_THREADS else different.case.name
+        name = different.case.name
+        if name == SAME_THREADS:  # for a reader it is the same case
+            name = KILLED
         text = different.different[0].text
         if cause:
             text = f"{cause} ({text})"
         return f"differs: {name}: {text}", DIFFERS
     # from here on nothing differs: is that a proof?
-    doubts = list(job.doubts)
-    for row in rows:
-        if row.result == "failed":
-            doubts.append(f"{row.case.name}: {row.lines[0].text}")
-        # of a damaged tensor without an effect, the case with all tensors damaged decides
-        if row.result == NOT_NOTICED and not needs_more(row):
-            doubts.append(f"{row.case.name}: no difference was noticed")
-    if not any(line.part in ("state", "weights") for row in rows for line in row.lines):
-        doubts.append("no state and no file of weights was compared")
+    doubts = _find_doubts(job, rows)
     if doubts:
         return f"unverified: {'; '.join(doubts)}", UNVERIFIED
     equal = [row for row in rows if row.result == "equal"]
@@ -185,6 +183,25 @@ def conclude(job: Job, rows: list[Row], cause: str = "") -> tuple[str, int]:
     if len(same_bits) > 1:
         bits = f"; same bits on {', '.join(same_bits[:-1])} and {same_bits[-1]} processes"
     return f"exact: {len(equal)} runs equal the reference{end}{bits}{condition}", 0
+
+
+def _find_doubts(job: Job, rows: list[Row]) -> list[str]:
+    """Return why runs that are all equal prove nothing, in words; [] if they prove that the job is exact."""
+    doubts = list(job.doubts)
+    has_weights = False  # whether a state or a file of weights was compared
+    for row in rows:
+        if row.result == "failed":
+            doubts.append(f"{row.case.name}: {row.lines[0].text}")
+        # of a damaged tensor without an effect, the case with all tensors damaged decides
+        if row.result == NOT_NOTICED and not needs_more(row):
+            doubts.append(f"{row.case.name}: no difference was noticed")
+        for line in row.lines:
+            if line.part in ("state", "weights"):
+                has_weights = True
+    # equal samples alone do not show that the optimizer was restored
+    if not has_weights:
+        doubts.append("no state and no file of weights was compared")
+    return doubts
 
 
 def find_notes(rows: list[Row]) -> list[str]:

@@ -39,6 +39,7 @@ def compare_runs(first: str, second: str, pattern: str) -> list[Line]:
     folder. Raises BadInput.
     """
     lines = []
+    # each part if one of the runs has it: a part that only one has is a difference
     if find_receipt(first) or find_receipt(second):
         is_equal, text = compare_receipts(first, second)
         lines.append(Line("data", is_equal, text))
@@ -116,6 +117,7 @@ def compare_states(first: str, second: str) -> tuple[bool, str]:
             return False, f"{equal_text}; {figure}"
         return True, equal_text
 
+    # the first one: differences at later steps follow from it
     step = different[0]
     runs = first, second
     lines = first_lines[step], second_lines[step]
@@ -130,6 +132,7 @@ def compare_states(first: str, second: str) -> tuple[bool, str]:
         text += note
     first_size = _world_size(first)
     second_size = _world_size(second)
+    # exact shards promise equal states at any number of processes; without them sums are rounded otherwise
     is_expected = first_size != second_size and not is_exact
     if is_expected:
         text += (
@@ -228,6 +231,7 @@ def _describe(step: int, runs: tuple[str, str], lines: tuple[dict[str, Any], dic
     if not sizes:
         return f"{names[0]}{others} (by how much: keep the checkpoints of both runs)"
     name = names[0]
+    # of the parts of the first kind, the one that differs most
     for other in names[1:]:
         if find_kind(other) == find_kind(name) and sizes[other] > sizes[name]:
             name = other
@@ -254,6 +258,7 @@ def _difference(first: object, second: object) -> float:
     import torch
 
     try:
+        # in float64: a difference of float32 numbers may be lost in float32
         first_numbers = torch.as_tensor(first).double()
         second_numbers = torch.as_tensor(second).double()
         largest = torch.maximum(first_numbers.abs().max(), second_numbers.abs().max())

@@ -87,6 +87,7 @@ def _hash(value: Any, count: int) -> np.ndarray:
         return np.array([_hash_text(value)], np.uint64)
     else:
         raise ReceiptError(f"a batch holds a {type(value).__name__}, which cannot be hashed: give ids")
+    # with the number of parts: [[a], [b]] is not [a, b]
     hashes = mix(np.array([len(parts)], np.uint64))
     for part in parts:
         hashes = mix(hashes ^ _hash(part, count))
@@ -107,7 +108,9 @@ def _hash_rows(rows: torch.Tensor) -> np.ndarray:
         chosen = flat.index_select(1, torch.from_numpy(offsets).to(rows.device))
     content = chosen.contiguous().view(torch.uint8).cpu().numpy()
     values = np.pad(content, ((0, 0), (0, -content.shape[1] % 8))).view(np.uint64)
+    # an odd number for each place: words that are exchanged give another hash
     keys = mix(np.arange(values.shape[1], dtype=np.uint64)) | np.uint64(1)
+    # type and shape count: zeros of two shapes are not the same sample
     kind = _hash_text(f"{rows.dtype} {list(rows.shape[1:])}")
     return mix(np.einsum("ij,j->i", values, keys) ^ np.uint64(kind))
 

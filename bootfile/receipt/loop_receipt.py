@@ -104,6 +104,7 @@ class Receipt:
                 contents = hash_batch(batch)
         receipt, hashes = self._files or self._open()
         self.step += 1
+        # the samples first: after a kill in between, the next start cuts off samples without a record
         hashes.write(samples.tobytes())
         sums = samples.sum(), len(samples), contents.sum()
         receipt.write(np.array([(epoch, self.step - (self._first or 0), sums)], RECORD).tobytes())

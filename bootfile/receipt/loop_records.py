@@ -62,6 +62,7 @@ def _read_rank(folder: str, rank: int) -> list[Start]:
         raise ReceiptError(f"{path} is damaged: step {records['step'][0]} does not follow")
     starts: list[Start] = []
     end = 0  # of the samples that were read so far, in the file of hashes
+    # a record of step 0 begins a start of the program
     for part in np.split(records, np.flatnonzero(records["step"] == 0))[1:]:
         head = part[0]  # the record of the start
         steps = part[1:]
@@ -101,6 +102,7 @@ def _merge(ranks: list[Steps]) -> Steps:
     parts: dict[tuple[int, int], list[tuple[np.ndarray, np.ndarray]]] = {}
     ends = []
     for steps in ranks:
+        # a step of all ranks has the same epoch and the same place in it
         counts = Counter[int]()  # epoch -> its steps so far
         key = (0, 0)
         for epoch, sums, samples in zip(steps.epochs.tolist(), steps.sums, steps.samples, strict=True):

@@ -68,6 +68,7 @@ def find_unusual(steps: Steps, restarts: int, options: Options) -> list[str]:
             has_ids = True
     epochs = mark_whole(epochs, restarts)
     lines = []
+    # what each line names may be right in this run: the options say so
     if not options.same_order:
         lines += find_same_orders(epochs)
     if steps.samples and not options.repeats:
@@ -126,6 +127,7 @@ def find_repeats(epochs: list[Epoch], has_ids: bool) -> list[str]:
     total = 0  # of the different samples of each epoch
     samples_of_epochs = []
     for epoch in epochs:
+        # how often each sample of the epoch comes
         samples, counts = np.unique(np.concatenate(epoch.steps.samples), return_counts=True)
         tables.append((samples, counts))
         samples_of_epochs.append(samples)
@@ -139,6 +141,7 @@ def find_repeats(epochs: list[Epoch], has_ids: bool) -> list[str]:
     is_each_epoch_new = total == len(all_samples)
     lines = []
     for epoch, (samples, counts) in zip(epochs, tables, strict=True):
+        # once, or as often as equal contents come in every epoch
         allowed = np.ones_like(counts)
         _, places, usual_places = np.intersect1d(
             samples, usual_samples, assume_unique=True, return_indices=True
@@ -150,6 +153,7 @@ def find_repeats(epochs: list[Epoch], has_ids: bool) -> list[str]:
         never = 0
         if epoch.is_whole:
             never = len(all_samples) - len(samples)
+        # by its content a sample is missing only if another one takes its place: else it was augmented anew
         if not has_ids and (never != extra or is_each_epoch_new):
             never = 0
         batch = max(map(len, epoch.steps.samples))

@@ -33,6 +33,7 @@ def read(folder: str) -> History:
             known.append(start)
     restarts = max(0, len(known) - 1)
     begin = min((start["step"] for start in known), default=0)
+    # a run that begins at a step of another one has records from the state on that it has loaded
     parent = origins.parent_of(known)
     if parent:
         begin = parent["state"]

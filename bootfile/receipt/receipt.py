@@ -66,7 +66,10 @@ class Receipt:
         The arrays must not change later: sums are computed for several batches at a time.
         """
         if leaves_out or self.leaves_out:
-            ids, labels, crops = ids[:0], labels[:0], [column[:0] for column in crops]
+            # the step keeps a record, with sums of 0: the numbers of the records have no gap
+            ids = ids[:0]
+            labels = labels[:0]
+            crops = [column[:0] for column in crops]
         self._batches.append((ids, labels, crops))
         if sum(len(ids) for ids, *_ in self._batches) >= _CHUNK:
             self._sum()
@@ -77,6 +80,7 @@ class Receipt:
         # the empty array: at a report without a step
         sums = np.concatenate([np.zeros((0, len(PARTS)), np.int64), *self._sums])
         self._sums = []
+        # a step of several shards has as many batches: their sums are added
         steps: np.ndarray = sums.reshape(-1, self.batches, len(PARTS)).sum(1)
         return steps
 
@@ -84,6 +88,7 @@ class Receipt:
         """Compute the sums of the batches that wait for it."""
         if self._batches:
             ids, labels, crops = zip(*self._batches, strict=True)
+            # a batch has several columns of crops: here each column goes over all batches
             columns = [np.concatenate(column) for column in zip(*crops, strict=True)]
             ends = np.cumsum([len(ids_of_batch) for ids_of_batch in ids])
             self._sums.append(batch_sums(np.concatenate(ids), np.concatenate(labels), columns, ends))
@@ -99,6 +104,7 @@ class Receipt:
         records["step"] = np.arange(step - len(sums) + 1, step + 1)
         records["epoch"] = (records["step"] - 1) // steps_per_epoch + 1
         records["sums"] = sums.view(np.uint64)
+        # on every rank, also on those that write no file: a checkpoint of any rank has the digest
         for record in records:
             self.digest = _extend(self.digest, record)
         self.step = step
@@ -106,6 +112,7 @@ class Receipt:
             return
         self._content += records.tobytes()
         try:
+            # the training does not end for its receipt: close() reports that the file is not whole
             self._store(folder)
         except OSError as error:
             self._warn(f"{FILE} in {folder} is incomplete: {error.strerror or error}")
@@ -190,6 +197,7 @@ class Receipt:
         if os.path.exists(path):
             content = read_file(path, MOST)
         records, _ = parse_records(content)
+        # records that do not ascend are not of this program, or damaged: the steps count as missing
         if (np.diff(records["step"].astype(np.int64)) <= 0).any():
             records = records[:0]
         kept = records[records["step"] <= step]

@@ -46,6 +46,7 @@ class Run:
         size = start["environment"].get("world size")
         if not isinstance(size, int) or size < 1:
             raise BadInput(f"{self.path}: the world size of a start is {size!r}")
+        # as BatchSampler.split(): the batch is divided among shards, and these among the ranks
         shards = start.get("settings", {}).get("exact_shards") or size
         counts = [len(part_of(shards, rank, size)) * count // shards for rank in range(size)]
         return np.repeat(np.arange(size), counts)[np.isin(ids, self.removed, invert=True)]
@@ -79,6 +80,7 @@ class Run:
         if facts.get("weighted") and weights is None:
             raise BadInput(f"{self.folder} drew its samples with weights: expected --step N of imagenet.py")
         try:
+            # the line may be of another version, or edited: a value of another type ends in the error below
             kind = _SAMPLERS[facts["sampler"]]
             sampler = kind(
                 operator.index(facts["samples"]),
@@ -121,6 +123,7 @@ class Run:
         sampler = self.sampler(max(1, last))
         if len(ids) and ids.max() >= sampler.size:
             raise BadInput(f"sample {ids.max()} is not in 0..{sampler.size - 1}, those of {self.folder}")
+        # computed for each sample and all epochs at once: nothing is searched
         epochs = np.arange(1, -(-last // len(sampler)) + 1)
         steps: dict[int, list[int]] = {}
         for id in ids.tolist():
@@ -157,6 +160,7 @@ class Run:
         def start_of(record: np.void) -> dict[str, Any]:
             return self.start_of(record["step"])
 
+        # each start has a line of facts of its own: the steps that it made are checked by these
         for _, records in itertools.groupby(self.records, start_of):
             known = {int(record["step"]): record["sums"][0] for record in records}
             step = min(known)

@@ -23,6 +23,7 @@ def parse(option: str, path: str) -> np.ndarray:
         text = line.strip()
         if not text or text.startswith("#"):
             continue
+        # 18 digits fit into int64
         if not text.isdecimal() or len(text) > 18:
             raise BadInput(
                 f"{option} {path}: line {number} is {text[:40]!r}: expected the id of a sample, such as 17 "

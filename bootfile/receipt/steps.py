@@ -36,6 +36,7 @@ class Kept(NamedTuple):
 def find_difference(first: Steps, second: Steps) -> Difference:
     """Find the first step that both have and that differs. Epochs count only in receipts of a Loader: a plain
     loop may count its epochs from 1 after a restart."""
+    # by their numbers: a run may lack records of some steps
     _, first_places, second_places = np.intersect1d(
         first.numbers, second.numbers, assume_unique=True, return_indices=True
     )
@@ -68,18 +69,21 @@ def compare(first: History, second: History) -> tuple[bool, str]:
         raise ReceiptError(f"the runs have the seeds {seeds}: their samples differ by design")
     if first.is_of_loop != second.is_of_loop:
         raise ReceiptError(f"only one run has {FILE}")
+    # first each run alone: the steps that it kept over its restarts
     first_steps = follow(first).steps
     second_steps = follow(second).steps
     begin = max(first.begin, second.begin)
     if begin:  # a run begins at a step of another one
         first_steps = first_steps.select(first_steps.numbers > begin)
         second_steps = second_steps.select(second_steps.numbers > begin)
+    # --without: these steps differ on purpose, so they are compared with the removed samples added again
     removed_steps = _find_removed(first, second, begin)
     step = _find_other_rest(first, second, removed_steps)
     if step:
         return False, f"different: step {step} had other samples, also without those that were removed"
     first_steps = first_steps.select(~np.isin(first_steps.numbers, removed_steps))
     second_steps = second_steps.select(~np.isin(second_steps.numbers, removed_steps))
+    # --skip_steps in one run only: the other steps are still compared
     of_one_run = set(find_left_out(first_steps)) ^ set(find_left_out(second_steps))
     if of_one_run:
         places = [*of_one_run]
@@ -129,6 +133,7 @@ def _find_other_rest(first: History, second: History, steps: list[int]) -> int:
     for history in (first, second):
         known = follow(history).steps
         ids = dict(zip(known.numbers.tolist(), known.sums[:, 0].tolist(), strict=True))
+        # the sums are modulo 2^64: with the removed hashes added it is the sum of the whole batch
         for step, (_, removed) in history.removed.items():
             if step in ids:
                 ids[step] = (ids[step] + removed) % 2**64
@@ -142,6 +147,7 @@ def _find_other_rest(first: History, second: History, steps: list[int]) -> int:
 def find_left_out(steps: Steps) -> list[int]:
     """Return the numbers of the steps of a Loader's receipt that --skip_steps has left out: their sums are
     0."""
+    # a plain loop leaves out no steps
     if steps.samples:
         return []
     numbers: list[int] = steps.numbers[~steps.sums.any(axis=1)].tolist()
@@ -156,7 +162,12 @@ def name_ranges(numbers: list[int]) -> str:
             ranges[-1][1] = number
         else:
             ranges.append([number, number])
-    texts = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
+    texts = []
+    for first, last in ranges:
+        text = str(first)
+        if last > first:
+            text = f"{first}-{last}"
+        texts.append(text)
     if len(numbers) == 1:
         return f"step {numbers[0]} was"
     return f"steps {', '.join(texts)} were"
@@ -224,6 +235,7 @@ def _find_first(before: Steps, steps: Steps) -> int:
     """Return the number of the last step after which a run continues as these steps do; its last step if
     there is none."""
     same_as_first = np.flatnonzero((before.sums == steps.sums[0]).all(axis=1))
+    # backwards: of several places the latest one counts, near which a run continues
     for place in same_as_first[::-1].tolist():
         common = min(len(before) - place, len(steps))
         if _count_equal(before.sums[place:], steps.sums) == common:
@@ -263,6 +275,7 @@ def _describe_difference(first: Steps, second: Steps, difference: Difference) ->
         place = f"epoch {difference.epoch}, step {difference.step}"
         return f"different from {place} on: {', '.join(difference.parts)}"
     text = _describe(first, second, difference.step)
+    # not one sample of the first epoch in common: these are not two runs on the same data
     if difference.step == 1 and text == _OTHER:
         raise ReceiptError("the runs have no sample in common: other data, or ids are needed")
     return f"different from step {difference.step} on: {text}"
@@ -313,6 +326,7 @@ def _describe(expected: Steps, read: Steps, step: int) -> str:
 def _describe_epoch(expected: Steps, read: Steps, step: int, epoch: int) -> str:
     """Return how the samples that were read differ from the expected ones, from a step to the end of the
     epoch."""
+    # three sets of samples: before the step, from it on as expected, and from it on as they were read
     is_in_epoch = expected.epochs == epoch
     is_rest = is_in_epoch & (expected.numbers >= step) & np.isin(expected.numbers, read.numbers)
     rest = expected.select(is_rest)

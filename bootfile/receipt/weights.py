@@ -62,7 +62,10 @@ def describe_numbers(value: object, other: object, before_other: str = "") -> st
     """Return two values in words, with as few digits as show their difference."""
     texts = []
     for number in (value, other):
-        texts.append(f"{number:.6g}" if isinstance(number, float) else str(number))
+        text = str(number)
+        if isinstance(number, float):
+            text = f"{number:.6g}"
+        texts.append(text)
     if texts[0] == texts[1]:
         texts = [str(value), str(other)]
     return f"{texts[0]}, {before_other}{texts[1]}"
@@ -96,6 +99,7 @@ def read_progress(path: str) -> set[str]:
     changes some of them. Raises BadInput."""
     digests = set()
     for name, part in read_parts(path).items():
+        # with the name: two counters may have the same value
         if part.kind == COUNTER:
             digests.add(f"{name} {part.digest}")
         elif part.kind == OTHER and part.number is None:
@@ -165,6 +169,7 @@ def _shorten(value: Any) -> Any:
         return f"{value.dtype} {value.shape} {hashlib.blake2b(content, digest_size=16).hexdigest()}"
     if not isinstance(value, list | tuple):
         return value
+    # random.getstate() and numpy.random.get_state(), by their shape: files do not name them
     is_python = len(value) == 3 and isinstance(value[1], list | tuple) and len(value[1]) == _PYTHON_STATE
     is_numpy = len(value) == 5 and value[0] == "MT19937"
     parts = [_shorten(part) for part in value]

@@ -83,13 +83,16 @@ def seed_all(seed: int, device: torch.device | None = None) -> None:
     if not hasattr(module, "default_generators"):  # such as torch.mps
         module.manual_seed(seed)
         return
-    first = module.current_device() if device.index is None else device.index
+    first = device.index
+    if first is None:
+        first = module.current_device()
     for index, generator in enumerate(module.default_generators):
         generator.manual_seed((seed + index - first) % 2**64)
 
 
 def snapshot() -> tuple[Any, ...]:
     """Return the states of the global generators, for comparison. NumPy's get_state() would take 30 us."""
+    # the bytes where NumPy keeps them: this may run twice for each batch
     state = np.random.get_bit_generator().ctypes.state_address  # type: ignore[attr-defined]
     return torch.get_rng_state().numpy().tobytes(), random.getstate(), ctypes.string_at(state, _MT19937)
 
@@ -203,6 +206,7 @@ def _parts(value: Any) -> Iterable[tuple[str, Any]]:
     """Return the names and the objects to which a value refers and that may hold a generator."""
     if isinstance(value, functools.partial):
         return [("func", value.func), *_parts(value.args), *_parts(value.keywords)]
+    # what a cache keeps is in no attribute: only the garbage collector knows it
     if isinstance(value, functools._lru_cache_wrapper):
         return [("", referent) for referent in gc.get_referents(value)]
     if isinstance(value, types.MethodType):
@@ -213,6 +217,7 @@ def _parts(value: Any) -> Iterable[tuple[str, Any]]:
     for kind in type(value).__mro__:
         if kind.__module__.partition(".")[0] not in _OF_LIBRARIES:
             parts = _parts_of_class(kind, value) | parts
+    # after the classes: an attribute of the object takes the place of theirs
     parts |= getattr(value, "__dict__", {})
     if isinstance(value, torch.nn.Module):  # its submodules are parts by their own names
         parts |= parts.pop("_modules", {})
@@ -248,7 +253,9 @@ def _items_of(value: Any) -> dict[str, Any]:
         or len(value) >= _DATA
     ):
         return {}
-    items = value.items() if isinstance(value, dict) else enumerate(value)
+    items: Iterable[tuple[Any, Any]] = enumerate(value)
+    if isinstance(value, dict):
+        items = value.items()
     parts = {}
     for place, (key, item) in enumerate(items):
         if isinstance(key, str | int):

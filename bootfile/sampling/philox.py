@@ -45,6 +45,7 @@ def philox4x32(counter: Iterable[ArrayLike], key: int) -> np.ndarray:
     k0 = key & 0xFFFFFFFF
     k1 = key >> 32
     for _ in range(10):
+        # two products of 64 bits: their halves are mixed with the other words and the key of the round
         product0 = c0 * _MULTIPLIERS[0]
         product1 = c2 * _MULTIPLIERS[1]
         c0 = (product1 >> _HALF) ^ c1 ^ np.uint64(k0)

@@ -99,8 +99,11 @@ class Plan:
         if self.removal:
             draws = self.removal.cut(draws, self.sampler)
         for samples, epoch in draws:
+            # each view has ids of its own, so it gets crops and seeds of its own
             views = [samples + view * len(self.index) for view in range(self.views)]
-            epochs = np.tile(epoch, self.views) if np.ndim(epoch) else epoch
+            epochs = epoch
+            if np.ndim(epoch):
+                epochs = np.tile(epoch, self.views)
             waiting.append((np.concatenate(views), epochs))
             if sum(len(ids) for ids, _ in waiting) >= _CHUNK:
                 yield from self._batches(waiting)
@@ -111,6 +114,7 @@ class Plan:
     def _batches(self, parts: list[tuple[np.ndarray, Any]]) -> Iterator[Batch]:
         """Yield the batches of several steps, whose labels and crops are computed in one call. parts: the ids
         and the epoch of each step."""
+        # one computation for several steps; below, it is cut into steps again
         ids = np.concatenate([ids_of_step for ids_of_step, _ in parts])
         epoch = parts[0][1]
         if np.ndim(epoch):  # with weights each id has its own number

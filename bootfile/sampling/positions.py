@@ -43,6 +43,7 @@ class Positions:
             raise BadInput(f"step {step} is not in 0..{self.total_steps}, the steps of the training")
         self.epoch = step // len(self) + 1
         self._first = step % len(self)
+        # to the end of the epoch, over the ends of its parts: only epochs_from() stops at these
         self._last = self._ends(self.epoch)[-1]
 
     @property

@@ -132,6 +132,7 @@ class BatchSampler(Positions):
         if not 0 <= seed < 2**64:
             raise BadInput(f"seed {seed} is not in 0..2^64-1")
         self._set_rank(rank, world_size)
+        # only for its error: here, before long work, and not at the first batch
         split_batch(global_batch, world_size)
         super().__init__(epochs, max_steps)
 
@@ -197,6 +198,7 @@ class BatchSampler(Positions):
         if not 0 <= id < self.size:
             raise BadInput(f"sample {id} is not in 0..{self.size - 1}")
         epochs = np.asarray(epochs, np.int64)
+        # a position after the last whole batch belongs to no step: -1
         steps = self._positions(id, epochs) // self.global_batch
         return np.where(steps < len(self), (epochs - 1) * len(self) + steps, -1)
 
@@ -224,8 +226,10 @@ class BatchSampler(Positions):
             ids = self._permute(places, epoch)
             return zip(np.split(ids, ends), itertools.repeat(epoch))
         words = draw(self.seed, epoch, places, Operation.WEIGHTS)
+        # 53 bits of two words, as many as a float64 holds
         uniforms = ((words[0] << np.uint64(21)) + (words[1] >> np.uint64(11))) / 2.0**53  # below 1
         ids = np.searchsorted(self.shares, uniforms * self.shares[-1], side="right")
+        # the third word stands for the epoch: a sample that is drawn twice has other crops each time
         return zip(np.split(ids, ends), np.split(words[2], ends), strict=True)
 
     def _places(self, step: int, count: int) -> Sequence[np.ndarray] | np.ndarray:
@@ -249,6 +253,7 @@ def _cumulative(weights: ArrayLike, size: int) -> np.ndarray:
     wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
     if len(wrong):
         raise BadInput(f"the weight of sample {wrong[0]} is {values[wrong[0]]}: expected a number >= 0")
+    # an overflow shows as an infinite sum, and is an error below
     with np.errstate(over="ignore"):
         sums = np.cumsum(values)
     total = sums.max(initial=0)
@@ -286,6 +291,7 @@ class WholeBatchSampler(BatchSampler):
         end_of_steps = (step + count) * self.global_batch
         for first in range(step * self.global_batch, end_of_steps, self.global_batch):
             here = min(self.global_batch, self.size - first)  # the last batch of an epoch may be smaller
+            # rounded up at both ends: the parts differ by one at most, and together they are the batch
             begin = -(-here * self.rank // self.world_size)
             end = -(-here * (self.rank + 1) // self.world_size)
             parts.append(np.arange(first + begin, first + end))
