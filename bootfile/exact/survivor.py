@@ -28,7 +28,9 @@ from bootfile.ground.files import PARTIAL, lock, write_atomic
 from bootfile.processes import ranks, stuck
 
 _NOT_WHOLE = "gradients wait for an optimizer step, or a checkpoint cannot hold the step"
-FIRST, ANY = "first", "any"  # which ranks may save: `survivors` of Exact
+# which ranks may save: `survivors` of Exact
+FIRST = "first"
+ANY = "any"
 
 _EVERY = 30.0  # seconds between two records of the receipt: a restart reads at most these steps again
 # names of objects that do not change until the next optimizer step, or are kept
