@@ -293,7 +293,11 @@ class Checkpointer(Events):
                 f"warning: {name} is {abs(score)} after step {step}: this evaluation cannot write best.pth",
                 "score",
             )
-        self.scores.note(score, self.log.metrics.best_of)
+        place = f"epoch {epoch}"
+        if step % len(self.loader):
+            place = f"step {step}"
+        text = f"{self.log.metrics.describe_score(val_sums)} at {place}"
+        self.scores.note(score, self.log.metrics.best_of, text)
         if not ranks.is_first() and not exact.state.is_sharded:
             # if rank 0 is lost, this rank may save the state (--survivors)
             self.scores.best = max(self.scores.best, score)
@@ -344,6 +348,8 @@ class Checkpointer(Events):
     def finish(self) -> None:
         """Print the last result and the TIME COST table, and wait for the last write and upload. Raises
         NotSaved. If main() returns without it, it is called then."""
+        if self.scores.best_at and not self.args.evaluate:
+            self.say(f"best: {self.scores.best_at}")
         self.log.finish()
         stuck.stop()
         lost = [self.log.lost, *self.exact.saver.finish()]

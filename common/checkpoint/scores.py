@@ -12,6 +12,7 @@ class Scores:
     settings_before: the options of the start that wrote the checkpoint; {} without one.
     best, best_of: the score of best.pth, and the metric of which it is (Metrics.best_of).
     highest, epochs_not_better: the best score of all evaluations, and the evaluations since.
+    best_at: the figure and the epoch of the best one, in words; "" without one.
     validation_data: the digest of the validation set of all these scores; "" if it is not known.
     """
 
@@ -22,18 +23,21 @@ class Scores:
         self.best_of = ""
         self.highest = -math.inf
         self.epochs_not_better = 0
+        self.best_at = ""
         self.validation_data = ""
 
-    def note(self, score: float, best_of: str) -> None:
+    def note(self, score: float, best_of: str, text: str = "") -> None:
         """Record the score of an evaluation, and count the evaluations since the best one.
 
-        best_of: Metrics.best_of. If the job named another metric before the restart, the best score is reset.
+        text: for `best_at`. best_of: Metrics.best_of. If the job named another metric before the restart, the
+        best score is reset.
         """
         if best_of != self.best_of:
             self._forget()
             self.best_of = best_of
         if score > self.highest:
             self.highest = score
+            self.best_at = text
             self.epochs_not_better = 0
         else:  # also a NaN
             self.epochs_not_better += 1
@@ -59,6 +63,7 @@ class Scores:
         """Forget the scores: the next evaluation is the best one, and early stopping counts from it."""
         self.best = -math.inf
         self.highest = -math.inf
+        self.best_at = ""
         self.epochs_not_better = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -68,6 +73,7 @@ class Scores:
             "best_of": self.best_of,
             "highest": self.highest,
             "epochs_not_better": self.epochs_not_better,
+            "best_at": self.best_at,
             "validation_data": self.validation_data,
         }
 
@@ -79,4 +85,5 @@ class Scores:
         self.best_of = state["best_of"]
         self.highest = state["highest"]
         self.epochs_not_better = state["epochs_not_better"]
+        self.best_at = state.get("best_at", "")  # version 0.41 was the first that wrote it
         self.validation_data = state.get("validation_data", "")

@@ -103,20 +103,28 @@ class Metrics:
 
         The Checkpointer calls it on every rank after each evaluation, to choose best.pth.
         """
+        _, value, is_lowest_best = self._find_chosen(sums)
+        return -value if is_lowest_best else value
+
+    def describe_score(self, sums: torch.Tensor) -> str:
+        """Return the figure that chooses best.pth as in a line of the log: "val_acc=0.9721"."""
+        name, value, _ = self._find_chosen(sums)
+        return f"val_{name}={value:.4g}"
+
+    def _find_chosen(self, sums: torch.Tensor) -> tuple[str, float, bool]:
+        """Return the name and the value of the figure that chooses best.pth, and whether low is good."""
         _, correct, count = sums[:3].tolist()
         # each rank has the sums of all ranks, so each finds the same score without a collective
         figures = {"loss": self.loss(sums), "acc": correct / (count or math.nan)}
         figures |= self.values(sums)
         # without best= the job decides: the accuracy if it has one, else the loss
         best = self.best
-        is_lowest_best = self.lowest
+        is_lowest_best = bool(self.lowest)
         if not best:
             has_accuracy = not math.isnan(correct)
             best = "acc" if has_accuracy else "loss"
-            is_lowest_best = self.lowest or not has_accuracy
-        if is_lowest_best:
-            return -figures[best]
-        return figures[best]
+            is_lowest_best = bool(self.lowest) or not has_accuracy
+        return best, figures[best], is_lowest_best
 
     def of_classes(self, sums: torch.Tensor) -> dict[str, Any] | None:
         """Return what the ConfusionMatrix among the metrics has counted; None if there is none.

@@ -43,6 +43,17 @@ def test_accuracy_is_that_of_scikit_learn(tmp_path):
     )
 
 
+def test_the_end_names_the_best_epoch(tmp_path):
+    """Also the end of a restart that only had to print it."""
+    words = ("jobs/train.py", *QUICK, "--epochs=3", "--epoch_steps=2", "--save_every=1epoch")
+    for _ in range(2):
+        printed = run(*words, f"--output_dir={tmp_path}").stdout
+        evaluations = [record for record in records(tmp_path) if "val_acc" in record]
+        best = max(evaluations, key=lambda record: record["val_acc"])
+        line = f"best: val_acc={best['val_acc']:.4g} at epoch {best['epoch']}"
+        assert line in printed.splitlines()
+
+
 def test_generated_images_are_learned_without_the_weights_of_epochs(tmp_path):
     """The accuracy on ten classes is far above chance after a few steps."""
     run(
