@@ -24,6 +24,11 @@ torch.use_deterministic_algorithms(True)
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
+# the type of GPUs before Ampere, and its gradient scaler, on any GPU
+_HALF = "from common.compute import precision\nprecision.half_type = lambda device: torch.float16\n"
+_DETERMINISTIC_HALF = _DETERMINISTIC.replace(
+    "import runpy, sys, torch\n", f"import runpy, sys, torch\n{_HALF}"
+)
 _CONTEXT = """
 import torch
 x = torch.randn(2, 3, 8, 8, device="cuda")
@@ -38,12 +43,13 @@ _JOBS = {
     "train_exact.py": (["jobs/train_exact.py"], {}, True),
     "train.py, deterministic": (["-c", _DETERMINISTIC, "jobs/train.py"], _STRICT, True),
     "train_amp.py, deterministic": (["-c", _DETERMINISTIC, "jobs/train_amp.py"], _STRICT, True),
+    "train_amp.py, float16": (["-c", _DETERMINISTIC_HALF, "jobs/train_amp.py"], _STRICT, True),
     "train_ddp.py, deterministic": (["-c", _DETERMINISTIC, "jobs/train_ddp.py"], _STRICT, True),
     "train_fsdp.py, deterministic": (["-c", _DETERMINISTIC, "jobs/train_fsdp.py"], _STRICT, True),
     "train.py": (["jobs/train.py"], {}, False),
     "train_fast.py": (["jobs/train_fast.py"], {"TORCH_LOGS": _LOGS}, False),
 }
-_SMALL_JOBS = ("train_exact.py", "train.py, deterministic", "train_fast.py")
+_SMALL_JOBS = ("train_exact.py", "train.py, deterministic", "train_amp.py, float16", "train_fast.py")
 _WHOLE, _AGAIN, _RESTARTED = "whole", "again", "restarted"
 _JOB_TESTS = "tests/jobs/test_"
 _ON_GPU = (
