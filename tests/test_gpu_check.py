@@ -118,7 +118,8 @@ def test_a_rehearsal_of_what_must_be_right(stage, tmp_path):
     rows = rehearse("right", [stage], tmp_path)[stage]
     if stage == "bits":
         assert rows["train_exact.py: 2 processes, bits"]["value"] == "equal"
-        assert rows["train_fast.py: restarted, bits"]["value"] and len(rows) == 15
+        assert rows["train_amp.py, float16: restarted, bits"]["value"] == "equal"
+        assert rows["train_fast.py: restarted, bits"]["value"] and len(rows) == 19
     if stage in ("marked", "on gpu"):
         assert rows["tests skipped" if stage == "marked" else "tests passed"]["value"] > 1
 

@@ -26,7 +26,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 # the type of GPUs before Ampere, and its gradient scaler, on any GPU
 _HALF = "from common.compute import precision\nprecision.half_type = lambda device: torch.float16\n"
-_DETERMINISTIC_HALF = _DETERMINISTIC.replace(
+_IMPORTS = "import runpy, sys, torch\n"
+_DETERMINISTIC_HALF = _DETERMINISTIC.replace(_IMPORTS, _IMPORTS + _HALF)
     "import runpy, sys, torch\n", f"import runpy, sys, torch\n{_HALF}"
 )
 _CONTEXT = """
