@@ -28,8 +28,6 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 _HALF = "from common.compute import precision\nprecision.half_type = lambda device: torch.float16\n"
 _IMPORTS = "import runpy, sys, torch\n"
 _DETERMINISTIC_HALF = _DETERMINISTIC.replace(_IMPORTS, _IMPORTS + _HALF)
-    "import runpy, sys, torch\n", f"import runpy, sys, torch\n{_HALF}"
-)
 _CONTEXT = """
 import torch
 x = torch.randn(2, 3, 8, 8, device="cuda")
