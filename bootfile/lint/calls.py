@@ -99,6 +99,9 @@ class Calls(Known):
             return unknown
         frame = Frame(function.module, {}, function.names, name, function.node, owner=function.owner)
         bind_parameters(function.node, args, named, frame.names, self)
+        for parameter, value in frame.names.items():
+            if value.kind == "const" and isinstance(value.key, bool):
+                frame.given[parameter] = value
         self._walked.add(function.node)
         self._stack.append(function.node)
         functions = self._functions
@@ -408,9 +411,17 @@ def bind_parameters(
             if names[parameter.arg].kind == "const":
                 names[parameter.arg].kind = "option"  # a caller may give another one
         else:
-            kind = values.kind_of_name(parameter.arg)
-            made = Value(kind or "unknown", parameter.arg, node=parameter)
-            made.flags.add("by_name")
-            if parameter.arg in ("args", "cfg", "config", "opt", "hps", "hparams", "conf", "params"):
-                made.kind = "args"
-            names[parameter.arg] = made
+            names[parameter.arg] = _make_parameter(parameter)
+
+
+def _make_parameter(parameter: ast.arg) -> Value:
+    """Return the value of a parameter that no call gives: what its name tells."""
+    kind = values.kind_of_name(parameter.arg)
+    made = Value(kind or "unknown", parameter.arg, node=parameter)
+    made.flags.add("by_name")
+    if parameter.arg in ("args", "cfg", "config", "opt", "hps", "hparams", "conf", "params"):
+        made.kind = "args"
+    if parameter.arg in ("fabric", "accelerator"):
+        made.kind = "instance"
+        made.key = parameter.arg.capitalize()
+    return made

@@ -20,9 +20,15 @@ _SAVERS = (
 )
 _SAVE_NAME = re.compile(r"save|checkpoint|ckpt|snapshot|persist", re.IGNORECASE)
 _LOAD_NAME = re.compile(r"load|resume|restore|checkpoint|ckpt|recover|continue", re.IGNORECASE)
+# calls that write figures, tables and samples, not the state of a training
+_OUTPUTS = re.compile(
+    r"^(numpy|np|matplotlib|torchvision|wandb|PIL|cv2|imageio|scipy|soundfile|pandas)\.|^(savefig|save_image|savetxt)$"
+)
+_OF_DATA = re.compile(r"cache|label|dataset|annot|roidb", re.IGNORECASE)
 _RESUME = re.compile(r"resum|restart|continue_(from|train)", re.IGNORECASE)
 _WEIGHTS = re.compile(r"weights|pretrain|fine_?tun", re.IGNORECASE)
 _START = re.compile(r"resum|restart|start|begin|last|restor|offset|done|previous|pre_epoch", re.IGNORECASE)
+_FIRST = re.compile(r"(start|begin|resume|initial|last)_?(epoch|step|iter)", re.IGNORECASE)
 _RANK = re.compile(
     r"rank|save|logs|writer|master|\bmain|_main|main_|primary|chief|process|zero|gpu|is_root|device_id|_id\b|\bid\b",
     re.IGNORECASE,
@@ -140,7 +146,7 @@ class Facts:
                 saves.append(self._read_method(event))
             elif event.name == "method" and event.text == "save_state" and event.value.key == "Accelerator":
                 saves.append(Save(event, self._list_registered(), False))
-        return saves
+        return [save for save in saves if not _is_of_data(save)]
 
     def _list_registered(self) -> list[Entry]:
         """Return what accelerator.save_state() writes."""
@@ -184,6 +190,10 @@ class Facts:
             for entry in save.entries:
                 if mine & list_deps(entry.value) or root(entry.value) in mine:
                     return True
+                # copy.deepcopy(average.model).half()
+                is_copy = entry.value.kind == "copied" and entry.value.of is not None
+                if is_copy and mine & list_deps(entry.value.of or Value()):
+                    return True
                 is_vague = kind_of(entry.value) in (
                     "unknown",
                     "attribute",
@@ -222,6 +232,7 @@ class Facts:
                 )
                 and event.value.kind == "module"
                 and not event.text.startswith(("os.", "torch.utils", "logging"))
+                and not _OUTPUTS.search(event.text)
             ):
                 return True
             if event.value.key in ("Accelerator", "Fabric"):
@@ -235,12 +246,10 @@ class Facts:
             if is_object and re.match(r"save(_\w*(state|checkpoint|ckpt|model))?$", event.text):
                 if event.text != "save" and not _is_followed(event):
                     return True
-                if (
-                    event.value.kind in ("unknown", "attribute")
-                    and event.text == "save"
-                    and len(event.args) < 2
-                ):
-                    return bool(re.search("check|ckpt|saver|manager", event.value.label, re.IGNORECASE))
+                is_saver = re.search("check|ckpt|saver|manager", event.value.label, re.IGNORECASE)
+                is_unknown = event.value.kind in ("unknown", "attribute")
+                if event.text == "save" and is_unknown and len(event.args) < 2 and is_saver:
+                    return True
         return False
 
     def restart_loads(self) -> list[Event]:
@@ -351,12 +360,26 @@ class Facts:
                 and self.loads
             ) and event.order < self.first_step():
                 return "counter"
+        if self.loads and self._begins_later():
+            return "counter"
         for event in self.loads:
             if any(_RESUME.search(condition.text) for condition in event.conditions):
                 return "option"
             if any(_RESUME.search(function) for function in event.functions):
                 return "option"
         return ""
+
+    def _begins_later(self) -> bool:
+        """Return whether the number of the first epoch or step is an option such as --start_epoch, or is read
+        from the name of a file."""
+        numbers = [loop.start for loop in self.loops]
+        for counter in self.tracer.counters:
+            numbers.append(counter.of)
+        for number in numbers:
+            is_given = number is not None and number.kind in ("option", "attribute", "unknown", "shifted")
+            if is_given and number is not None and _FIRST.search(number.label):
+                return True
+        return False
 
     def _is_sure(self) -> bool:
         """Return whether the script continues a training, and does not only begin with the weights of
@@ -441,6 +464,11 @@ def _reads_undefined(event: Event) -> bool:
 def is_guarded(event: Event) -> bool:
     """Return whether only some ranks reach a place."""
     return any(_RANK.search(condition.text) for condition in event.conditions)
+
+
+def _is_of_data(save: Save) -> bool:
+    """Return whether a save writes what a data set has read, such as its labels."""
+    return save.is_open and any(_OF_DATA.search(function) for function in save.event.functions)
 
 
 def _is_followed(event: Event) -> bool:

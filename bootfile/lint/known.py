@@ -1,5 +1,6 @@
 """Calls whose meaning is known: methods of objects of torch, accelerate and Fabric, and of containers."""
 
+import ast
 from typing import Any
 
 from bootfile.lint import values
@@ -101,6 +102,10 @@ class Known(Recorder):
             made = Value("field", str(name or ""), self._path(), node.lineno, of=base, key=name)
             self._event("read", made, {}, node)
             return made
+        # one of several classes of the project: what they have in common is that of the first
+        classes = list(base.parts.values()) if base.kind == "dict" and key.kind != "const" else []
+        if classes and all(part.kind == "class" for part in classes):
+            return classes[0]
         deps = values.join_deps([owner, key])
         return Value("attribute", "", self._path(), node.lineno, of=owner, deps=deps, flags={"item"})
 
@@ -202,6 +207,8 @@ class Known(Recorder):
             return value
         made = Value("wrapped", "", self._path(), node.lineno, of=value, key=values.WRAPPERS[name])
         made.flags.add(name)
+        if any(isinstance(condition.node, ast.If | ast.IfExp) for condition in self._conditions):
+            root(value).flags.add("maybe wrapped")
         return made
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from bootfile.lint.facts import Entry, Facts, Save, describe, is_guarded
 from bootfile.lint.findings import Finding, at, name_line
 from bootfile.lint.record import Condition, Event
-from bootfile.lint.syntax import unparse
+from bootfile.lint.syntax import is_modulo, unparse
 from bootfile.lint.values import Value, list_deps, root
 
 _RENAMES = re.compile(r"(^|\.)(replace|rename|renames|move|mkstemp|NamedTemporaryFile|safe_save|atomic_\w+)$")
@@ -146,9 +146,14 @@ def _find_all_ranks(facts: Facts) -> Iterator[Finding]:
     """Find a file that all ranks write at the same time."""
     if not facts.is_distributed():
         return
+    training = {step.functions for step in facts.select("step")}
+    guarded = {(save.event.path, save.event.functions[-1:]) for save in facts.saves if is_guarded(save.event)}
     for save in facts.training_saves():
         event = save.event
         if event.text != "torch.save" or is_guarded(event):
+            continue
+        # another call of the function that saves is guarded: this one may be that of a single process
+        if event.functions not in training and (event.path, event.functions[-1:]) in guarded:
             continue
         path = _path_node(event)
         names = unparse(path) if path is not None else ""
@@ -255,6 +260,9 @@ def _describe_object(entry: Entry) -> str:
         return f"the argparse.Namespace {base.label}"
     if isinstance(entry.value.key, str) and entry.value.key == "numpy.random.get_state":
         return "the state of numpy.random"
+    is_settings = entry.value.kind == "unknown" and re.search(r"^(config|cfg|conf)$", entry.value.label)
+    if is_settings and any(str(dep.key) == "yacs.config.CfgNode" for dep in list_deps(entry.value)):
+        return f"the CfgNode {entry.value.label}"
     if (
         base.kind in ("model", "optimizer", "scheduler")
         and "by_name" not in base.flags
@@ -274,24 +282,32 @@ def _find_prefixes(facts: Facts) -> Iterator[Finding]:
             continue
         if any(root(other.value) is model and other is not event for other in facts.select("load_state")):
             continue
-        for save in facts.training_saves():
-            for entry in save.entries:
-                state = root(entry.value)
-                if (
-                    state.kind != "state"
-                    or state.of is None
-                    or root(state.of) is not model
-                    or "either" in state.flags
-                ):
-                    continue
-                name = entry.key.rpartition(".")[2]
-                if given.kind == "field" and str(given.key) != name:
-                    continue
-                saved = "".join(sorted(flag for flag in state.flags if flag.startswith("prefix:")))
-                if saved == event.text or (given.kind == "checkpoint" and name):
-                    continue
-                yield _describe_prefix(event, save.event, saved)
-                return
+        saves = _list_prefixes(facts, model, given)
+        # one of several branches saves the names that are loaded
+        if not saves or any(prefix == event.text for _, prefix in saves):
+            continue
+        finding = _describe_prefix(event, *saves[0])
+        # an option decides whether the model is wrapped, and may decide what is saved
+        yield finding._replace(is_hint="maybe wrapped" in model.flags)
+        return
+
+
+def _list_prefixes(facts: Facts, model: Value, given: Value) -> list[tuple[Event, str]]:
+    """Return the saves of the state of a model that is loaded, and what the names in it begin with."""
+    saves = []
+    for save in facts.training_saves():
+        for entry in save.entries:
+            state = root(entry.value)
+            if state.kind != "state" or state.of is None or root(state.of) is not model:
+                continue
+            name = entry.key.rpartition(".")[2]
+            if given.kind == "field" and str(given.key) != name:
+                continue
+            if (given.kind == "checkpoint" and name) or "either" in state.flags:
+                continue
+            prefix = "".join(sorted(flag for flag in state.flags if flag.startswith("prefix:")))
+            saves.append((save.event, prefix))
+    return saves
 
 
 def _is_changed(facts: Facts, state: Value) -> bool:
@@ -327,6 +343,8 @@ def _find_lost_gradients(facts: Facts) -> Iterator[Finding]:
         if not tests:
             continue
         test = tests[-1]
+        if _steps_each_time(facts, step, test):
+            continue
         # each batch is a step
         if any(dep.kind == "modulo" and dep.key == 1 for dep in list_deps(test.value)):
             continue
@@ -338,17 +356,18 @@ def _find_lost_gradients(facts: Facts) -> Iterator[Finding]:
             others = [
                 condition
                 for condition in save.event.conditions
-                if "%" in condition.text and condition.is_true
+                if condition.is_true and _counts_batches(condition)
             ]
             if (
                 not others
                 or others[-1].text == test.text
                 or "sync_gradients" in save.event.describe_conditions()
+                or _waits_for_step(save.event, test)
             ):
                 continue
             if _counts_steps(step, others[-1].value, test):
                 continue
-            is_multiple = _is_multiple(_read_modulo(test.node), _read_modulo(others[-1].node))
+            is_multiple = _is_multiple(_read_modulo(test), _read_modulo(others[-1]))
             if is_multiple:
                 continue
             text = (
@@ -360,9 +379,51 @@ def _find_lost_gradients(facts: Facts) -> Iterator[Finding]:
             return
 
 
-def _read_modulo(statement: Any) -> tuple[str, Any, str] | None:
+def _steps_each_time(facts: Facts, step: Event, test: Condition) -> bool:
+    """Return whether another step of the same optimizer, in the same loop, does not depend on the test."""
+    for other in facts.select("step"):
+        is_same = root(other.value) is root(step.value) and other.loops == step.loops
+        if is_same and not any(condition.node is test.node for condition in other.conditions):
+            return True
+    return False
+
+
+def _counts_batches(condition: Condition) -> bool:
+    """Return whether a test has the rest of a division, or a name that was set to such a test before."""
+    if not isinstance(condition.node, ast.If | ast.IfExp):
+        return False
+    return is_modulo(condition.node.test) or _find_modulo(condition.value) is not None
+
+
+def _find_modulo(value: Value, depth: int = 0) -> Value | None:
+    """Return the rest of a division that a test compares: `is_last = number % 4 == 0`, `if not is_last`."""
+    if value.kind == "modulo":
+        return value
+    if depth > 3 or value.kind not in ("compared", "unknown") or "from_call" in value.flags:
+        return None
+    for dep in value.deps:
+        found = _find_modulo(dep, depth + 1)
+        if found is not None:
+            return found
+    return None
+
+
+def _waits_for_step(save: Event, test: Condition) -> bool:
+    """Return whether the test of a save has that of the optimizer's step in it."""
+    modulo = _find_modulo(test.value)
+    for condition in save.conditions:
+        if test.text in condition.text or (modulo is not None and modulo in list_deps(condition.value)):
+            return True
+    return False
+
+
+def _read_modulo(condition: Condition) -> tuple[str, Any, str] | None:
     """Return (number, divisor, rest) of a test such as `step % 4 == 0`; None for other tests."""
-    test = getattr(statement, "test", None)
+    test = getattr(condition.node, "test", None)
+    for dep in [condition.value, *condition.value.deps]:
+        # a name that was set to the test
+        if not isinstance(test, ast.Compare) and dep.kind == "compared":
+            test = dep.node
     if not isinstance(test, ast.Compare) or len(test.ops) != 1:
         return None
     if not isinstance(test.ops[0], ast.Eq | ast.NotEq):
@@ -391,8 +452,10 @@ def _lets_step(condition: Condition) -> bool:
     of `if number % 4 != 0` with no_sync(), or accelerate's accumulate()."""
     test = getattr(condition.node, "test", None)
     is_negative = isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.NotEq)
-    if "%" in condition.text:
+    if is_modulo(test):
         return condition.is_true != is_negative
+    if _counts_batches(condition):
+        return True
     return re.match(r"with \w+\.accumulate\(", condition.text) is not None
 
 

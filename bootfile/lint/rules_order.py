@@ -74,7 +74,8 @@ def _find_late_scheduler(facts: Facts) -> Iterator[Finding]:
             "loaded the state of "
             f"{describe(optimizer, 'the optimizer')}: it sets the first learning rate"
         )
-        yield at(event, "R203", message)
+        # what the first steps do with the rate depends on the class
+        yield at(event, "R203", message, True)
 
 
 def _knows_place(event: Event) -> bool:
@@ -263,6 +264,8 @@ def _find_first_epoch(facts: Facts) -> Iterator[Finding]:
         return
     if any(dep.kind == "unknown" or "restored" in dep.flags for dep in list_deps(loop.iterated)):
         return
+    if _adds_offset(loop):
+        return
     for event in facts.select("test"):
         is_inside = bool(event.loops) and event.loops[0] is loop
         if is_inside and values.is_restored(event.value) and loop.value in list_deps(event.value):
@@ -278,6 +281,18 @@ def _find_first_epoch(facts: Facts) -> Iterator[Finding]:
     if loads:
         message += f", also after {name_line(max(loads, key=_order_of), loop)} has loaded a checkpoint"
     yield at(loop, "R302", message)
+
+
+def _adds_offset(loop: Loop) -> bool:
+    """Return whether the loop adds a variable to its number, as `step = number + first_step`."""
+    number = unparse(getattr(loop.node, "target", loop.node))
+    for part in ast.walk(loop.node):
+        if not isinstance(part, ast.BinOp) or not isinstance(part.op, ast.Add):
+            continue
+        for one, other in ((part.left, part.right), (part.right, part.left)):
+            if unparse(one) == number and isinstance(other, ast.Name | ast.Attribute | ast.Subscript):
+                return True
+    return False
 
 
 def _is_used_in_loop(facts: Facts, value: Value, loop: Loop) -> bool:

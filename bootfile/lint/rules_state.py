@@ -1,5 +1,6 @@
 """Rules about state that the training loop changes: is it saved, and is it loaded?"""
 
+import ast
 import re
 from collections.abc import Iterator
 
@@ -7,6 +8,7 @@ from bootfile.lint import values
 from bootfile.lint.facts import Entry, Facts, Save, describe, is_constant, reads_restored
 from bootfile.lint.findings import Finding, as_hints, at, name_line
 from bootfile.lint.record import Event
+from bootfile.lint.syntax import is_modulo
 from bootfile.lint.values import Value, kind_of, list_deps, root
 
 _RULES = {"optimizer": "R101", "scheduler": "R103", "scaler": "R104", "ema": "R105"}
@@ -126,7 +128,15 @@ def _find_missing(facts: Facts) -> Iterator[Finding]:
         if _WORDS[kind].lower() not in name.lower():
             name = f"{name} ({_WORDS[kind]})"
         message = f"{name} is {verb}, but not in the checkpoint that {name_line(save.event, event)} saves"
-        yield at(event, _RULES[kind], message)
+        yield at(event, _RULES[kind], message, _has_no_state(value))
+
+
+def _has_no_state(value: Value) -> bool:
+    """Return whether an optimizer is SGD without momentum: its state has the learning rate only."""
+    if value.key != "SGD":
+        return False
+    names = set(value.options)
+    return not names & {"momentum", 2} and all(other.kind != "open" for other in value.options.values())
 
 
 def _ends_before_saves(facts: Facts, value: Value) -> bool:
@@ -572,7 +582,7 @@ def _trains_with(facts: Facts, event: Event) -> bool:
     not drawn in a worker, which has its own seed."""
     if any(_ASIDE.search(function) for function in event.functions):
         return False
-    if any("%" in condition.text for condition in event.conditions):
+    if any(is_modulo(getattr(condition.node, "test", None)) for condition in event.conditions):
         return False
     is_in_data = any(function in ("__getitem__", "__iter__", "collate_fn") for function in event.functions)
     if is_in_data and any("num_workers" in other.args for other in facts.select("create")):
@@ -589,10 +599,19 @@ def _find_shuffled(facts: Facts) -> Event | None:
         loader = root(event.value)
         if not facts.is_in_training(event) or not _is_random(loader):
             continue
-        if "prepared" in loader.flags or not _trains_on(facts, event):
+        if "prepared" in loader.flags or not _trains_on(facts, event) or _ignores_index(facts, loader):
             continue
         return event
     return None
+
+
+def _ignores_index(facts: Facts, loader: Value) -> bool:
+    """Return whether the data set of a loader draws its samples, and does not read its argument."""
+    method = facts.tracer.find_method(root(loader.parts.get("dataset", Value())), "__getitem__")
+    if method is None or len(method.node.args.args) < 2:
+        return False
+    index = method.node.args.args[1].arg
+    return not any(isinstance(part, ast.Name) and part.id == index for part in ast.walk(method.node))
 
 
 def _trains_on(facts: Facts, event: Event) -> bool:

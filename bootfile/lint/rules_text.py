@@ -82,11 +82,20 @@ def _keep_first(tree: ast.Module, listings: list[Finding]) -> Iterator[Finding]:
 
 
 def _mentions(source: Source, cls: ast.ClassDef) -> bool:
-    """Return whether a module has the name of a class outside of it."""
-    for number, line in enumerate(source.data.splitlines(), 1):
-        is_inside = cls in source.tree.body and cls.lineno <= number <= (cls.end_lineno or number)
-        if not is_inside and re.search(rf"\b{cls.name}\b".encode(), line):
-            return True
+    """Return whether a module uses a class outside of it: an import is not a use."""
+    if cls.name.encode() not in source.data:
+        return False
+    last = cls.end_lineno or cls.lineno
+    for node in ast.walk(source.tree):
+        name = None
+        if isinstance(node, ast.Name | ast.Attribute):
+            name = getattr(node, "id", None) or getattr(node, "attr", None)
+        elif isinstance(node, ast.Constant):
+            name = node.value  # getattr(module, "Images")
+        if name == cls.name:
+            is_inside = cls in source.tree.body and cls.lineno <= node.lineno <= last  # type: ignore[attr-defined]
+            if not is_inside:
+                return True
     return False
 
 
