@@ -376,9 +376,12 @@ class Facts:
         for counter in self.tracer.counters:
             numbers.append(counter.of)
         for number in numbers:
-            is_given = number is not None and number.kind in ("option", "attribute", "unknown", "shifted")
-            if is_given and number is not None and _FIRST.search(number.label):
-                return True
+            if number is None:
+                continue
+            for part in [number, *number.deps]:
+                is_given = part.kind in ("option", "attribute", "unknown", "shifted")
+                if is_given and _FIRST.search(part.label):
+                    return True
         return False
 
     def _is_sure(self) -> bool:

@@ -13,6 +13,7 @@ from bootfile.lint.values import Value, list_deps, root
 
 _RENAMES = re.compile(r"(^|\.)(replace|rename|renames|move|mkstemp|NamedTemporaryFile|safe_save|atomic_\w+)$")
 _STEP_NAME = re.compile(r"epoch|step|iter|number|count|idx|index|^i$|^n$|^it$|time|date", re.IGNORECASE)
+_AT_ANY_TIME = re.compile(r"time|signal|sigterm|preempt|interrupt|terminat", re.IGNORECASE)
 _OBJECTS = ("model", "optimizer", "scheduler", "instance", "wrapped", "criterion")
 
 
@@ -351,8 +352,13 @@ def _find_lost_gradients(facts: Facts) -> Iterator[Finding]:
         for save in facts.training_saves():
             if save.event.loops != step.loops or not _is_checkpoint(save):
                 continue
-            if any(condition.node is test.node for condition in save.event.conditions):
+            if any(_is_same(condition, test) for condition in save.event.conditions):
                 continue
+            if _saves_at_any_batch(step, save.event):
+                where = name_line(step, save.event)
+                text = f"a checkpoint can be saved between two steps of the optimizer ({where})"
+                yield at(save.event, "R602", text, bool(_list_tests(save.event)))
+                return
             others = [
                 condition
                 for condition in save.event.conditions
@@ -377,6 +383,28 @@ def _find_lost_gradients(facts: Facts) -> Iterator[Finding]:
             # the options decide
             yield at(save.event, "R602", text, is_multiple is None)
             return
+
+
+def _is_same(condition: Condition, test: Condition) -> bool:
+    return condition.node is test.node and condition.is_true == test.is_true
+
+
+def _list_tests(event: Event) -> list[Condition]:
+    """Return the tests within the innermost loop that lead to an event."""
+    first = event.loops[-1].line
+    return [
+        condition
+        for condition in event.conditions
+        if isinstance(condition.node, ast.If) and condition.node.lineno > first
+    ]
+
+
+def _saves_at_any_batch(step: Event, save: Event) -> bool:
+    """Return whether a save in an accumulation depends on nothing, on the time or on a signal."""
+    inner = save.loops[-1]
+    if save.path != inner.path or step.path != inner.path:
+        return False
+    return all(_AT_ANY_TIME.search(condition.text) for condition in _list_tests(save))
 
 
 def _steps_each_time(facts: Facts, step: Event, test: Condition) -> bool:
@@ -412,6 +440,8 @@ def _waits_for_step(save: Event, test: Condition) -> bool:
     """Return whether the test of a save has that of the optimizer's step in it."""
     modulo = _find_modulo(test.value)
     for condition in save.conditions:
+        if condition.node is test.node:
+            continue
         if test.text in condition.text or (modulo is not None and modulo in list_deps(condition.value)):
             return True
     return False
@@ -454,9 +484,26 @@ def _lets_step(condition: Condition) -> bool:
     is_negative = isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.NotEq)
     if is_modulo(test):
         return condition.is_true != is_negative
+    if _resets_number(condition):
+        return True
     if _counts_batches(condition):
         return True
     return re.match(r"with \w+\.accumulate\(", condition.text) is not None
+
+
+def _resets_number(condition: Condition) -> bool:
+    """Return whether a branch sets the number that its test compares to 0: `if waiting == 4: waiting = 0`."""
+    test = getattr(condition.node, "test", None)
+    branch = getattr(condition.node, "body" if condition.is_true else "orelse", None)
+    if not isinstance(test, ast.Compare) or not branch or not isinstance(branch, list):
+        return False
+    for part in branch:
+        is_zero = (
+            isinstance(part, ast.Assign) and isinstance(part.value, ast.Constant) and part.value.value == 0
+        )
+        if is_zero and unparse(part.targets[0]) == unparse(test.left):
+            return True
+    return False
 
 
 def _counts_steps(step: Event, value: Value, test: Condition) -> bool:

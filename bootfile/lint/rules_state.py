@@ -20,9 +20,9 @@ _BEST_NAME = re.compile(
 _OFFSET = re.compile(
     r"resum|restart|start_(step|epoch|iter)|offset|restor|previous|step_start", re.IGNORECASE
 )
-_PATIENCE = re.compile(r"patien|no_improv|wait|stop|bad_epoch|trigger|early", re.IGNORECASE)
+_PATIENCE = re.compile(r"patien|not?_improv|wait|stop|bad_epoch|trigger|early", re.IGNORECASE)
 _SEEDS = {
-    "torch": r"^torch\.(random\.)?(manual_seed|cuda\.manual_seed\w*)$",
+    "torch": r"^torch\.(random\.)?manual_seed$",
     "numpy": r"^numpy\.random\.seed$",
     "python": r"^random\.seed$",
 }
@@ -528,6 +528,9 @@ def _find_seed(facts: Facts, source: str) -> Event | None:
         if facts.is_in_training(event):
             return None
         if given is None or values.is_restored(given) or not _is_fixed_seed(given):
+            continue
+        # a machine with a GPU does not come here
+        if any("cuda" in condition.text and not condition.is_true for condition in event.conditions):
             continue
         seed = seed or event
     return seed

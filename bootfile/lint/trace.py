@@ -406,6 +406,9 @@ class Tracer(Expressions):
             return new
         if values.is_vague(new) and values.is_restored(old) and not values.is_restored(new):
             return old
+        # 0 for a new run, or what the name of a file tells
+        if new.kind == "const" and old.kind == "unknown" and "from_call" in old.flags:
+            return old
         # without torchrun another sampler may be used, with which nothing has to be done
         if (
             root(old).kind == "sampler"
