@@ -116,7 +116,8 @@ LOOKALIKES = {
     ),
     "an option wraps the model, and decides what is saved": (
         "R601", {"top": OPTIONS, "before": "if args.wrap:\n    model = nn.DataParallel(model)",
-                 "end": "bare = model\nif args.wrap:\n    bare = model.module\nelse:\n    bare = model", "model": "bare.state_dict()"},
+                 "end": "if args.wrap:\n    bare = model.module\nelse:\n    bare = model",
+                 "model": "bare.state_dict()"},
     ),
     "the step is the number of the loop and the first step": (
         "R302", {"top": OPTIONS, "next": "0", "range": "10", "begin": "step = epoch + args.first_step"},
