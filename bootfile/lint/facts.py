@@ -515,7 +515,8 @@ def _is_state_like(value: Value) -> bool:
     if "comprehension" not in value.flags and value.kind == "dict":
         return False
     for dep in list_deps(value):
-        if dep.kind == "state":
+        # the states of what a loop finds in an object are those of all that it has
+        if dep.kind == "state" and dep.of is not None and kind_of(dep.of) not in ("unknown", "attribute"):
             return True
         if dep.kind == "attribute" and dep.label in ("parameters", "named_parameters"):
             return True

@@ -357,7 +357,8 @@ def _find_lost_gradients(facts: Facts) -> Iterator[Finding]:
             if _saves_at_any_batch(step, save.event):
                 where = name_line(step, save.event)
                 text = f"a checkpoint can be saved between two steps of the optimizer ({where})"
-                yield at(save.event, "R602", text, bool(_list_tests(save.event)))
+                is_hint = bool(_list_tests(save.event)) or not _is_constant_number(facts, test)
+                yield at(save.event, "R602", text, is_hint)
                 return
             others = [
                 condition
@@ -381,12 +382,28 @@ def _find_lost_gradients(facts: Facts) -> Iterator[Finding]:
                 f"({name_line(step, save.event)}): {others[-1].text}"
             )
             # the options decide
-            yield at(save.event, "R602", text, is_multiple is None)
+            is_hint = is_multiple is None or not _is_constant_number(facts, test)
+            yield at(save.event, "R602", text, is_hint)
             return
 
 
 def _is_same(condition: Condition, test: Condition) -> bool:
     return condition.node is test.node and condition.is_true == test.is_true
+
+
+def _is_constant_number(facts: Facts, test: Condition) -> bool:
+    """Return whether the script says how many batches a step has: an option may be 1."""
+    if test.text.startswith("with "):
+        for event in facts.calls(r"(^|\.)Accelerator$"):
+            number = event.args.get("gradient_accumulation_steps")
+            return number is not None and number.kind == "const"
+        return False
+    modulo = _read_modulo(test)
+    if modulo is not None:
+        return isinstance(modulo[1], int)
+    node = getattr(test.node, "test", None)
+    numbers = [part.value for part in ast.walk(node or ast.Pass()) if isinstance(part, ast.Constant)]
+    return any(isinstance(number, int) and number > 1 for number in numbers)
 
 
 def _list_tests(event: Event) -> list[Condition]:

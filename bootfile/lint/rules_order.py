@@ -13,6 +13,7 @@ from bootfile.lint.syntax import unparse
 from bootfile.lint.values import Loop, Value, kind_of, list_deps, root
 
 _PLACE = re.compile(r"resum|restart|start_|restor|checkpoint|ckpt|_state|loaded", re.IGNORECASE)
+_COUNTS = re.compile(r"step|iter|epoch|batch|^it$|^i$", re.IGNORECASE)
 _DIVISIONS = (ast.FloorDiv, ast.Div, ast.Mod)
 _LENGTH = "{} depends on len() of a loader, which is another number with another number of ranks"
 _KNOWS_PADDING = re.compile(
@@ -264,7 +265,7 @@ def _find_first_epoch(facts: Facts) -> Iterator[Finding]:
         return
     if any(dep.kind == "unknown" or "restored" in dep.flags for dep in list_deps(loop.iterated)):
         return
-    if _adds_offset(loop):
+    if _adds_offset(loop) or _counts_on(facts, loop):
         return
     for event in facts.select("test"):
         is_inside = bool(event.loops) and event.loops[0] is loop
@@ -280,7 +281,8 @@ def _find_first_epoch(facts: Facts) -> Iterator[Finding]:
     message = f"the loop begins with {loop.start.key} at each start"
     if loads:
         message += f", also after {name_line(max(loads, key=_order_of), loop)} has loaded a checkpoint"
-    yield at(loop, "R302", message)
+    # without the number in the checkpoint, the script may have another way to know it
+    yield at(loop, "R302", message, not _saves_number(facts, loop))
 
 
 def _adds_offset(loop: Loop) -> bool:
@@ -291,6 +293,31 @@ def _adds_offset(loop: Loop) -> bool:
             continue
         for one, other in ((part.left, part.right), (part.right, part.left)):
             if unparse(one) == number and isinstance(other, ast.Name | ast.Attribute | ast.Subscript):
+                return True
+    return False
+
+
+def _counts_on(facts: Facts, loop: Loop) -> bool:
+    """Return whether the loop counts on from a number that is not 0 at each start, such as the step in the
+    name of a file: its own number is no more than a label."""
+    for counter in facts.tracer.counters:
+        first = counter.of
+        is_known = first is None or first.kind in ("const", "none", "counter")
+        if not is_known and _COUNTS.search(counter.label) and _is_inside(loop, counter):
+            return True
+    return False
+
+
+def _is_inside(loop: Loop, value: Value) -> bool:
+    last = getattr(loop.node, "end_lineno", 0) or 0
+    return value.path == loop.path and loop.line <= value.line <= last
+
+
+def _saves_number(facts: Facts, loop: Loop) -> bool:
+    """Return whether a checkpoint has the number of the loop."""
+    for save in facts.training_saves():
+        for entry in save.entries:
+            if loop.value is not None and loop.value in list_deps(entry.value):
                 return True
     return False
 
@@ -395,10 +422,14 @@ def _ends_with_first(event: Event, number: ast.expr) -> bool:
     for condition in event.conditions:
         if outer.value is not None and outer.value in list_deps(condition.value):
             return True
+    # the number itself, or a name in the test: `if not is_skipped: ...; is_skipped = True`
+    names = {unparse(number)}
+    for condition in event.conditions:
+        for part in ast.walk(getattr(condition.node, "test", None) or ast.Pass()):
+            if isinstance(part, ast.Name | ast.Attribute):
+                names.add(unparse(part))
     for part in ast.walk(outer.node):
-        if isinstance(part, ast.Assign) and any(
-            unparse(target) == unparse(number) for target in part.targets
-        ):
+        if isinstance(part, ast.Assign) and any(unparse(target) in names for target in part.targets):
             return True
     return False
 
@@ -548,7 +579,8 @@ def _find_set_epoch(facts: Facts) -> Iterator[Finding]:
                 f"set_epoch() of {describe(sampler, 'the sampler')} is not called: each epoch has the same "
                 f"order{where}"
             )
-            yield at(sampler, "R307", text)
+            # what is called may be one of several loaders
+            yield at(sampler, "R307", text, bool(calls))
             return
     for call in calls:
         given = call.args.get(0) or call.args.get("epoch")
