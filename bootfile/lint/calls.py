@@ -232,7 +232,11 @@ class Calls(Known):
         self._event("call", called, arguments, node, dotted)
         if dotted == "super":
             return self._super()
-        if dotted in ("torch.load", "torch.jit.load") or last in ("load_checkpoint", "safe_torch_load"):
+        if dotted in ("torch.load", "torch.jit.load") or last in (
+            "load_checkpoint",
+            "safe_torch_load",
+            "torch_load",
+        ):
             checkpoint = Value("checkpoint", "", self._path(), node.lineno, options=arguments)
             self._event("load", checkpoint, arguments, node, dotted)
             return checkpoint

@@ -178,7 +178,9 @@ class Facts:
             if kind_of(part) in ("copied", "ema", "dict"):
                 mine.add(root(part))
         # a wrapper writes what it needs of the object in it
-        mine |= self.owners.get(base, set())
+        for _ in range(3):
+            for part in list(mine):
+                mine |= self.owners.get(part, set())
         if mine & self.escaped or base.flags & {"prepared", "registered"}:
             return True
         if base.label and re.search(rf"\b{re.escape(base.label)}\b", self._text_of_hooks()):

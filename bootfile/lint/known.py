@@ -207,6 +207,7 @@ class Known(Recorder):
             return value
         made = Value("wrapped", "", self._path(), node.lineno, of=value, key=values.WRAPPERS[name])
         made.flags.add(name)
+        root(value).flags.add(name)
         if any(isinstance(condition.node, ast.If | ast.IfExp) for condition in self._conditions):
             root(value).flags.add("maybe wrapped")
         return made

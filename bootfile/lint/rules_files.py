@@ -156,6 +156,8 @@ def _find_all_ranks(facts: Facts) -> Iterator[Finding]:
         # another call of the function that saves is guarded: this one may be that of a single process
         if event.functions not in training and (event.path, event.functions[-1:]) in guarded:
             continue
+        if _is_of_one_process(save):
+            continue
         path = _path_node(event)
         names = unparse(path) if path is not None else ""
         labels = " ".join(dep.label for dep in list_deps(_path_of(event)))
@@ -165,6 +167,16 @@ def _find_all_ranks(facts: Facts) -> Iterator[Finding]:
             continue
         yield at(event, "R503", f"all ranks write the same file at the same time: {names}")
         return
+
+
+def _is_of_one_process(save: Save) -> bool:
+    """Return whether a checkpoint has a model of DataParallel, with which one process has all GPUs."""
+    flags: set[str] = set()
+    for entry in save.entries:
+        state = root(entry.value)
+        if state.kind == "state" and state.of is not None:
+            flags |= root(state.of).flags
+    return "DataParallel" in flags and not flags & {"DistributedDataParallel", "DDP"}
 
 
 def _depends_on_rank(event: Event) -> bool:

@@ -38,6 +38,13 @@ AVERAGE = (
     "    def update(self, model):\n        for a, b in zip(self.ema.parameters(), model.parameters()):\n"
     "            a.data.lerp_(b.data, 0.1)"
 )
+ITS_STATE = "\n    def state_dict(self):\n        return self.ema.state_dict()"
+ALL_STATES = (
+    "\nclass Holder:\n    def __init__(self, ema):\n        self.ema = ema\n    def state_dict(self):\n"
+    "        state = {}\n        for name, part in self.__dict__.items():\n"
+    "            if hasattr(part, 'state_dict'):\n                state[name] = part.state_dict()\n"
+    "        return state"
+)
 # rule, and the parts of tests/lint/examples.py with which it must be silent
 LOOKALIKES = {
     "a set of numbers has the same order in each process": (
@@ -142,6 +149,37 @@ LOOKALIKES = {
         "R105", {"top": AVERAGE, "setup": "ema = ModelEMA(model)", "step": "ema.update(model)",
                  "save": '"ema": copy.deepcopy(ema.ema).half()',
                  "resume": 'ema.ema.load_state_dict(saved["ema"].state_dict())'},
+    ),
+    "a model of DataParallel has one process": (
+        "R503", {"top": DDP, "setup": "model = nn.DataParallel(model)",
+                 "write": "torch.save(state, 'last.pt')"},
+    ),
+    "batches are skipped until a flag is set": (
+        "R304", {"top": "from accelerate import skip_first_batches\nis_skipped = False",
+                 "resume": 'skipped = saved["number"]', "save": '"number": number',
+                 "begin": "if not is_skipped:\n    rest = skip_first_batches(loader, skipped)\n"
+                          "    is_skipped = True"},
+    ),
+    "one of two loaders gets the epoch": (
+        "R307", {"setup": DISTRIBUTED + "\nother = DataLoader(data, 8, sampler=DistributedSampler(data))",
+                 "begin": "chosen = other if epoch > 5 else loader\nchosen.sampler.set_epoch(epoch)"},
+    ),
+    "a loop that counts on from the step in the name of a file": (
+        "R302", {"top": DIGITS, "setup": "current_step = find_step('model_12.pt')",
+                 "next": "0", "range": "10", "step": "current_step += 1"},
+    ),
+    "a loop whose number is not in the checkpoint": (
+        "R302", {"next": "0", "range": "10", "end": "epoch = None"},
+    ),
+    "the states of all attributes": (
+        "R105", {"top": AVERAGE + ITS_STATE + ALL_STATES,
+                 "setup": "ema = ModelEMA(model)\nholder = Holder(ema)", "step": "holder.ema.update(model)", "write": "torch.save(holder.state_dict(), 'last.pt')"},
+    ),
+    "an accumulation that is an option": (
+        "R602", {"top": OPTIONS, "train": "model(batch).mean().backward()\nif number % args.sum == 0:\n"
+                                          "    optimizer.step()",
+                 "step": "if number % 10 == 0:\n    torch.save("
+                         '{"optimizer": optimizer.state_dict(), "number": number}, f"{number}.pt")'},
     ),
     "a class of samples that the script does not use": (
         "R402", {"top": FOLDER.format(names="os.listdir(folder)")},
