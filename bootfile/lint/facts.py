@@ -172,15 +172,7 @@ class Facts:
     def is_saved(self, value: Value, kind: str) -> bool:
         """Return whether a checkpoint has an object, or may have it."""
         base = root(value)
-        mine = {base}
-        # an average is saved if the model in it is
-        for part in base.parts.values():
-            if kind_of(part) in ("copied", "ema", "dict"):
-                mine.add(root(part))
-        # a wrapper writes what it needs of the object in it
-        for _ in range(3):
-            for part in list(mine):
-                mine |= self.owners.get(part, set())
+        mine = self._list_saved_with(base)
         if mine & self.escaped or base.flags & {"prepared", "registered"}:
             return True
         if base.label and re.search(rf"\b{re.escape(base.label)}\b", self._text_of_hooks()):
@@ -211,6 +203,19 @@ class Facts:
                 if is_vague and re.search(KEYS[kind], entry.key.rpartition(".")[2], re.IGNORECASE):
                     return True
         return self.saves_all()
+
+    def _list_saved_with(self, base: Value) -> set[Value]:
+        """Return an object and those whose state has its state."""
+        mine = {base}
+        # an average is saved if the model in it is
+        for part in base.parts.values():
+            if kind_of(part) in ("copied", "ema", "dict"):
+                mine.add(root(part))
+        # a wrapper writes what it needs of the object in it
+        for _ in range(3):
+            for part in list(mine):
+                mine |= self.owners.get(part, set())
+        return mine
 
     def _text_of_hooks(self) -> str:
         """Return the text of the functions that accelerate calls before it saves."""

@@ -173,7 +173,8 @@ LOOKALIKES = {
     ),
     "the states of all attributes": (
         "R105", {"top": AVERAGE + ITS_STATE + ALL_STATES,
-                 "setup": "ema = ModelEMA(model)\nholder = Holder(ema)", "step": "holder.ema.update(model)", "write": "torch.save(holder.state_dict(), 'last.pt')"},
+                 "setup": "ema = ModelEMA(model)\nholder = Holder(ema)",
+                 "step": "holder.ema.update(model)", "write": "torch.save(holder.state_dict(), 'last.pt')"},
     ),
     "an accumulation that is an option": (
         "R602", {"top": OPTIONS, "train": "model(batch).mean().backward()\nif number % args.sum == 0:\n"
