@@ -365,7 +365,7 @@ class Facts:
             if (
                 re.search(r"^(start_)?(epoch|step|iter|global_step|iteration|iter_num|n_iter)s?$", key)
                 and self.loads
-            ) and event.order < self.first_step():
+            ) and (event.order < self.first_step() and self._is_kept(event)):
                 return "counter"
         if self.loads and self._begins_later():
             return "counter"
@@ -375,6 +375,20 @@ class Facts:
             if any(_RESUME.search(function) for function in event.functions):
                 return "option"
         return ""
+
+    def _is_kept(self, event: Event) -> bool:
+        """Return whether a statement keeps what it reads, and does not only print it."""
+        sources = [self.tracer.source, *[module.source for module in self.tracer.imported.values()]]
+        for source in sources:
+            if source.path != event.path:
+                continue
+            for node in ast.walk(source.tree):
+                if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
+                    continue
+                is_around = node.lineno <= event.line <= (node.end_lineno or node.lineno)
+                if is_around and re.search("print|log|info|write", unparse(node.value.func)):
+                    return False
+        return True
 
     def _begins_later(self) -> bool:
         """Return whether the number of the first epoch or step is an option such as --start_epoch, or is read

@@ -184,7 +184,7 @@ def _find_wrong_epoch(facts: Facts) -> Iterator[Finding]:
         if loop.value is None or loop.start is None:
             continue
         start, added = _split(loop.start)
-        if start is None or start.kind != "field" or start.key is None:
+        if start is None or start.kind != "field" or start.key is None or _has_several_starts(facts, loop):
             continue
         for save in facts.saves:
             if not save.event.loops or save.event.loops[0] is not loop:
@@ -197,6 +197,23 @@ def _find_wrong_epoch(facts: Facts) -> Iterator[Finding]:
                 if finding is not None:
                     yield finding
                     return
+
+
+def _has_several_starts(facts: Facts, loop: Loop) -> bool:
+    """Return whether branches set the first number to that of the next epoch, or of the same one."""
+    bounds = getattr(getattr(loop.node, "iter", None), "args", [])
+    if not bounds:
+        return False
+    name = unparse(bounds[0])
+    numbers = set()
+    for source in [facts.tracer.source, *[module.source for module in facts.tracer.imported.values()]]:
+        if source.path != loop.path:
+            continue
+        for part in ast.walk(source.tree):
+            is_set = isinstance(part, ast.Assign) and unparse(part.targets[0]) == name
+            if is_set and not isinstance(part.value, ast.Constant):  # type: ignore[attr-defined]
+                numbers.add(unparse(part.value))  # type: ignore[attr-defined]
+    return len(numbers) > 1
 
 
 def _split(value: Value) -> tuple[Value | None, int]:

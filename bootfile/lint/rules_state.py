@@ -144,6 +144,10 @@ def _has_no_state(value: Value) -> bool:
 def _ends_before_saves(facts: Facts, value: Value) -> bool:
     """Return whether only another loop saves: that of a later stage, which does not change the object."""
     saving = {save.event.loops[0] for save in facts.training_saves()}
+    # a stage that saves weights only
+    fullest = facts.fullest_save()
+    if fullest is not None and facts.is_in_training(fullest.event) and len(fullest.entries) > 1:
+        saving = {fullest.event.loops[0]}
     for event in facts.events:
         if facts.is_in_training(event) and root(event.value) is value and event.loops[0] in saving:
             return False
@@ -219,7 +223,7 @@ def _find_not_loaded(facts: Facts) -> Iterator[Finding]:
                 continue
             if value.kind == "scheduler" and _follows_epoch(facts, value):
                 continue
-            if _is_read(facts, entry) or _has_loaded_sibling(facts, value):
+            if _is_any_read(facts, value) or _has_loaded_sibling(facts, value):
                 continue
             kind = "ema" if value.kind == "copied" else value.kind
             message = (
@@ -246,6 +250,17 @@ def _is_read(facts: Facts, entry: Entry) -> bool:
     for event in facts.select("read"):
         if (last and str(event.value.key) == last) or event.value.key is None:
             return True
+    return False
+
+
+def _is_any_read(facts: Facts, value: Value) -> bool:
+    """Return whether the script reads an entry of an object from any of its checkpoints."""
+    for save in facts.saves:
+        for entry in save.entries:
+            state = root(entry.value)
+            is_its = state.kind == "state" and state.of is not None and root(state.of) is value
+            if is_its and _is_read(facts, entry):
+                return True
     return False
 
 
@@ -315,6 +330,8 @@ def _find_best(facts: Facts) -> Iterator[Finding]:
         if not facts.is_in_training(event):
             continue
         name = event.text
+        if len(facts.loops) > 1 and _ends_before(facts, event):
+            continue
         plain = re.sub(r"[\"'\]]", "", name.replace("[", "_"))
         old = _find_old(facts, event)
         if name in seen or old is None or not _BEST_NAME.search(plain.rpartition(".")[2]):
@@ -337,6 +354,14 @@ def _find_best(facts: Facts) -> Iterator[Finding]:
             if any(name.rpartition(".")[2] in entry.key for entry in save.entries):
                 where = f"although the checkpoint of {name_line(save.event, event)} has it"
         yield at(event, "R108", f"{name} begins with {old.key} at each start, {where}")
+
+
+def _ends_before(facts: Facts, event: Event) -> bool:
+    """Return whether an event is in a stage before the one whose checkpoints a restart loads."""
+    fullest = facts.fullest_save()
+    if fullest is None or not facts.is_in_training(fullest.event) or len(fullest.entries) < 2:
+        return False
+    return fullest.event.loops[0] is not event.loops[0]
 
 
 def _find_old(facts: Facts, event: Event) -> Value | None:
