@@ -325,6 +325,8 @@ class Calls(Known):
                 self._event("iter", root(args[0]), {}, node)
                 self._read_loader(args[0], node)
             return args[0]
+        if dotted == "str":
+            return Value("text", deps=values.join_deps(args), line=node.lineno, node=node)
         if dotted in ("int", "float") and args and args[0].kind in ("field", "counter", "loop", "option"):
             return args[0]
         if dotted == "getattr" and len(args) > 1 and args[1].kind == "const":

@@ -8,7 +8,7 @@ from bootfile.lint import values
 from bootfile.lint.facts import Entry, Facts, Save, describe, is_constant, reads_restored
 from bootfile.lint.findings import Finding, as_hints, at, name_line
 from bootfile.lint.record import Event
-from bootfile.lint.syntax import is_modulo
+from bootfile.lint.syntax import is_modulo, unparse
 from bootfile.lint.values import Value, kind_of, list_deps, root
 
 _RULES = {"optimizer": "R101", "scheduler": "R103", "scaler": "R104", "ema": "R105"}
@@ -201,6 +201,9 @@ def _steps_to_epoch(facts: Facts, event: Event) -> bool:
         kinds = {dep.kind for dep in list_deps(argument)}
         if kinds & {"loop", "counter", "shifted"} or values.is_restored(argument):
             return True
+    # scheduler.step(self.state["epoch"])
+    if any(re.search("epoch|iter|step", unparse(given)) for given in getattr(event.node, "args", [])):
+        return True
     # a warm-up that ends after the first epochs
     epoch = event.loops[0].value
     return epoch is not None and any(epoch in list_deps(condition.value) for condition in event.conditions)

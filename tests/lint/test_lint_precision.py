@@ -6,7 +6,7 @@ import os
 import pytest
 
 from bootfile.lint.engine import lint, lint_all
-from tests.lint.examples import DDP, DISTRIBUTED, FOLDER, RANK_0, RATE, SCALED, write
+from tests.lint.examples import DDP, DISTRIBUTED, EMA, FOLDER, RANK_0, RATE, SCALED, UPDATE, write
 
 OPTIONS = "import argparse\nargs = argparse.ArgumentParser().parse_args()\n"
 DIGITS = (
@@ -37,6 +37,11 @@ AVERAGE = (
     "class ModelEMA:\n    def __init__(self, model):\n        self.ema = copy.deepcopy(model)\n"
     "    def update(self, model):\n        for a, b in zip(self.ema.parameters(), model.parameters()):\n"
     "            a.data.lerp_(b.data, 0.1)"
+)
+WARM_UP = (
+    "best = 0\nfor number in range(4):\n    loss = model(data).mean()\n    loss.backward()\n"
+    "    optimizer.step()\n    if loss > best:\n        best = loss\n"
+    "        torch.save(model.state_dict(), 'warm.pt')"
 )
 ITS_STATE = "\n    def state_dict(self):\n        return self.ema.state_dict()"
 ALL_STATES = (
@@ -181,6 +186,41 @@ LOOKALIKES = {
                                           "    optimizer.step()",
                  "step": "if number % 10 == 0:\n    torch.save("
                          '{"optimizer": optimizer.state_dict(), "number": number}, f"{number}.pt")'},
+    ),
+    "a scheduler gets the epoch of a dict": (
+        "R103", {"top": "from others import Progress\nprogress = Progress()",
+                 "setup": "scheduler = StepLR(optimizer, 3)",
+                 "end": "scheduler.step(progress.state['epoch'])"},
+    ),
+    "the text of a model": (
+        "R506", {"save": '"text": str(model)'},
+    ),
+    "the hash of a number": (
+        "R404", {"top": "port = hash(os.getuid()) % 1000"},
+    ),
+    "samples in the order of a listing, for an evaluation only": (
+        "R402", {"top": FOLDER.format(names="os.listdir(folder)"), "setup": "val_images = Folder('images')"},
+    ),
+    "samples that are drawn, and not read by their number": (
+        "R402", {"top": FOLDER.format(names="os.listdir(folder)").replace("[index]", "[0]"),
+                 "setup": "images = Folder('images')"},
+    ),
+    "a listing in a method that nothing calls": (
+        "R402", {"top": FOLDER.format(names="[]") + "\n    @staticmethod\n    def find(folder):\n"
+                        "        return os.listdir(folder)", "setup": "images = Folder('images')"},
+    ),
+    "a restart within an epoch begins with it, and one at its end with the next": (
+        "R301", {"resume": 'if not saved["is_last"]:\n    start = saved["epoch"]',
+                 "save": '"is_last": True'},
+    ),
+    "a stage before the one that a restart continues": (
+        "R108", {"setup": WARM_UP},
+    ),
+    "an average that a function copies from the checkpoint": (
+        "R201", {"top": "from others import copy_state", "setup": EMA, "step": UPDATE,
+                 "save": '"average": average.state_dict()',
+                 "resume": 'copy_state(average, saved["average"])',
+                 "end": 'torch.save(average.state_dict(), "best.pt")'},
     ),
     "a class of samples that the script does not use": (
         "R402", {"top": FOLDER.format(names="os.listdir(folder)")},
@@ -353,3 +393,12 @@ def test_modules_in_lib_are_found(tmp_path):
     (tmp_path / "lib" / "saves.py").write_text(saves, encoding="utf-8")
     text = write({"top": "from saves import save_all", "write": "save_all(model, optimizer, epoch)"})
     assert "R501" in find_rules(text, tmp_path)
+
+
+def test_a_number_that_is_printed_only_is_not_a_restart(tmp_path):
+    """The weights of another training: the script prints how many steps they had."""
+    text = write({"top": "torch.manual_seed(0)", "setup": "loader = DataLoader(data, 8, shuffle=True)"})
+    text = text.replace('    optimizer.load_state_dict(saved["optimizer"])\n', "")
+    printed = text.replace('start = saved["epoch"] + 1', 'print(saved["epoch"])').replace("start, 10", "10")
+    assert "R401" in find_rules(text, tmp_path)
+    assert "R401" not in find_rules(printed, tmp_path)
