@@ -20,6 +20,7 @@ _BEST_NAME = re.compile(
 _OFFSET = re.compile(
     r"resum|restart|start_(step|epoch|iter)|offset|restor|previous|step_start", re.IGNORECASE
 )
+_EPOCH_NAME = re.compile(r"(epoch|iter|iteration|step)s?\W*$", re.IGNORECASE)
 _PATIENCE = re.compile(r"patien|not?_improv|wait|stop|bad_epoch|trigger|early", re.IGNORECASE)
 _SEEDS = {
     "torch": r"^torch\.(random\.)?manual_seed$",
@@ -182,15 +183,21 @@ def _follows_epoch(facts: Facts, scheduler: Value) -> bool:
         # LambdaLR with a function of the restored epoch
         if number != 0 and reads_restored(argument):
             return True
+    steps = [event for event in facts.select("step") if root(event.value) is scheduler]
     if scheduler.key == "ReduceLROnPlateau":
-        return False
-    for event in facts.select("step"):
-        if root(event.value) is scheduler and _steps_to_epoch(facts, event):
-            return True
+        # one of several schedulers, of which the others get the epoch
+        return any(_gets_epoch(event) for event in steps)
+    if any(_steps_to_epoch(facts, event) for event in steps):
+        return True
     for event in facts.select("set_attribute"):
         if root(event.value) is scheduler and event.text in ("last_epoch", "_step_count", "last_step"):
             return True
     return False
+
+
+def _gets_epoch(event: Event) -> bool:
+    """Return whether the name of an argument is that of an epoch: `scheduler.step(self.state["epoch"])`."""
+    return any(_EPOCH_NAME.search(unparse(given)) for given in getattr(event.node, "args", []))
 
 
 def _steps_to_epoch(facts: Facts, event: Event) -> bool:
@@ -201,8 +208,7 @@ def _steps_to_epoch(facts: Facts, event: Event) -> bool:
         kinds = {dep.kind for dep in list_deps(argument)}
         if kinds & {"loop", "counter", "shifted"} or values.is_restored(argument):
             return True
-    # scheduler.step(self.state["epoch"])
-    if any(re.search("epoch|iter|step", unparse(given)) for given in getattr(event.node, "args", [])):
+    if _gets_epoch(event):
         return True
     # a warm-up that ends after the first epochs
     epoch = event.loops[0].value
