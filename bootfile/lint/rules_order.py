@@ -211,8 +211,9 @@ def _has_several_starts(facts: Facts, loop: Loop) -> bool:
             continue
         for part in ast.walk(source.tree):
             is_set = isinstance(part, ast.Assign) and unparse(part.targets[0]) == name
-            if is_set and not isinstance(part.value, ast.Constant):  # type: ignore[attr-defined]
-                numbers.add(unparse(part.value))  # type: ignore[attr-defined]
+            value = getattr(part, "value", None)
+            if is_set and value is not None and re.search(r"\[['\"]|\.get\(", unparse(value)):
+                numbers.add(unparse(value))
     return len(numbers) > 1
 
 
