@@ -1,6 +1,5 @@
 """Calls whose meaning is known: methods of objects of torch, accelerate and Fabric, and of containers."""
 
-import ast
 from typing import Any
 
 from bootfile.lint import values
@@ -208,8 +207,6 @@ class Known(Recorder):
         made = Value("wrapped", "", self._path(), node.lineno, of=value, key=values.WRAPPERS[name])
         made.flags.add(name)
         root(value).flags.add(name)
-        if any(isinstance(condition.node, ast.If | ast.IfExp) for condition in self._conditions):
-            root(value).flags.add("maybe wrapped")
         return made
 
 

@@ -299,9 +299,8 @@ def _find_prefixes(facts: Facts) -> Iterator[Finding]:
         # one of several branches saves the names that are loaded
         if not saves or any(prefix == event.text for _, prefix in saves):
             continue
-        finding = _describe_prefix(event, *saves[0])
-        # an option decides whether the model is wrapped, and may decide what is saved
-        yield finding._replace(is_hint="maybe wrapped" in model.flags)
+        # an option often decides whether the model is wrapped, and what is saved
+        yield _describe_prefix(event, *saves[0])._replace(is_hint=True)
         return
 
 

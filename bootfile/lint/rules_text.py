@@ -286,9 +286,9 @@ def _check_hash(path: str, node: Any, parents: dict[ast.AST, ast.AST]) -> Iterat
             # the hash of numbers is the same in each process
             if not part.args or isinstance(part.args[0], ast.Tuple) or _OF_NUMBERS.search(unparse(part)):
                 return
-            yield Finding(
-                path, part.lineno, "R404", f"hash() of a text is another one in each process: {unparse(node)}"
-            )
+            text = f"hash() of a text is another one in each process: {unparse(node)}"
+            # what is hashed may be a number
+            yield Finding(path, part.lineno, "R404", text, True)
             return
 
 
