@@ -104,6 +104,9 @@ class Calls(Known):
             return unknown
         frame = Frame(function.module, {}, function.names, name, function.node, owner=function.owner)
         bind_parameters(function.node, args, named, frame.names, self)
+        for parameter, value in frame.names.items():
+            if value.kind == "const" and isinstance(value.key, bool):
+                frame.given[parameter] = value
         self._walked.add(function.node)
         self._stack.append(function.node)
         functions = self._functions
@@ -241,7 +244,11 @@ class Calls(Known):
         self._event("call", called, arguments, node, dotted)
         if dotted == "super":
             return self._super()
-        if dotted in ("torch.load", "torch.jit.load") or last in ("load_checkpoint", "safe_torch_load"):
+        if dotted in ("torch.load", "torch.jit.load") or last in (
+            "load_checkpoint",
+            "safe_torch_load",
+            "torch_load",
+        ):
             checkpoint = Value("checkpoint", "", self._path(), node.lineno, options=arguments)
             self._event("load", checkpoint, arguments, node, dotted)
             return checkpoint
@@ -336,7 +343,8 @@ class Calls(Known):
                 self._event("iter", root(args[0]), {}, node)
                 self._read_loader(args[0], node)
             return args[0]
-        # `int(state["epoch"])` is still the restored number
+        if dotted == "str":
+            return Value("text", deps=values.join_deps(args), line=node.lineno, node=node)
         if dotted in ("int", "float") and args and args[0].kind in ("field", "counter", "loop", "option"):
             return args[0]
         if dotted == "getattr" and len(args) > 1 and args[1].kind == "const":
@@ -429,10 +437,17 @@ def bind_parameters(
             if names[parameter.arg].kind == "const":
                 names[parameter.arg].kind = "option"  # a caller may give another one
         else:
-            # nothing was given, as for a function that nothing calls: the name of the parameter is all
-            kind = values.kind_of_name(parameter.arg)
-            made = Value(kind or "unknown", parameter.arg, node=parameter)
-            made.flags.add("by_name")
-            if parameter.arg in ("args", "cfg", "config", "opt", "hps", "hparams", "conf", "params"):
-                made.kind = "args"
-            names[parameter.arg] = made
+            names[parameter.arg] = _make_parameter(parameter)
+
+
+def _make_parameter(parameter: ast.arg) -> Value:
+    """Return the value of a parameter that no call gives: what its name tells."""
+    kind = values.kind_of_name(parameter.arg)
+    made = Value(kind or "unknown", parameter.arg, node=parameter)
+    made.flags.add("by_name")
+    if parameter.arg in ("args", "cfg", "config", "opt", "hps", "hparams", "conf", "params"):
+        made.kind = "args"
+    if parameter.arg in ("fabric", "accelerator"):
+        made.kind = "instance"
+        made.key = parameter.arg.capitalize()
+    return made

@@ -14,8 +14,9 @@ from bootfile.lint.trace import Tracer
 
 _CHECKS = (rules_state.check, rules_order.check, rules_files.check, rules_text.check, rules_packages.check)
 _HIDDEN = {"node_modules", "__pycache__", "build", "dist", "site-packages", ".git", ".venv", "venv"}
-# a file without any of these words trains nothing
-_TRAINS = re.compile(rb"backward|\.step\(|Trainer|\.fit\(")
+# a file without any of these words trains nothing: a script may leave the steps to a module
+_TRAINS = re.compile(rb"backward|\.step\(|Trainer|\.fit\(|train\w*\(")
+MOST_OBJECTS = 2_000_000  # objects between two collections
 
 
 def find_files(path: str) -> Iterator[str]:
@@ -74,16 +75,17 @@ def lint_all(paths: Iterable[str]) -> tuple[list[Finding], list[str], int]:
     """Lint files and folders. Return (the findings, one line for each file that cannot be read, the number of
     files that were read)."""
     # trees and values are many small objects that stay: the usual collections took half of the time
-    thresholds = gc.get_threshold()
-    gc.set_threshold(100_000)
+    was_enabled = gc.isenabled()
+    gc.disable()
     try:
         return _lint_all(paths)
     finally:
-        gc.set_threshold(*thresholds)
+        if was_enabled:
+            gc.enable()
 
 
 def _lint_all(paths: Iterable[str]) -> tuple[list[Finding], list[str], int]:
-    findings: set[Finding] = set()
+    findings: dict[tuple[str, int, str], list[Finding]] = {}
     parsed: dict[str, sources.Source | None] = {}
     errors = []
     count = 0
@@ -93,10 +95,24 @@ def _lint_all(paths: Iterable[str]) -> tuple[list[Finding], list[str], int]:
             if is_folder and not may_train(name):
                 continue
             try:
-                # a module that two scripts import gives its findings once
-                for finding in lint(name, parsed):
-                    findings.add(finding._replace(path=os.path.relpath(finding.path)))
+                _merge(findings, lint(name, parsed))
                 count += 1
             except BadInput as error:
                 errors.append(str(error))
-    return sorted(findings), errors, count
+            if gc.get_count()[0] > MOST_OBJECTS:
+                gc.collect()
+    return sorted(finding for found in findings.values() for finding in found), errors, count
+
+
+def _merge(findings: dict[tuple[str, int, str], list[Finding]], new: list[Finding]) -> None:
+    """Add the findings of a script. A module that two scripts import gives its findings once: those of the
+    first script in which they are no hints."""
+    places: dict[tuple[str, int, str], list[Finding]] = {}
+    for finding in new:
+        place = (os.path.relpath(finding.path), finding.line, finding.rule)
+        places.setdefault(place, []).append(finding._replace(path=place[0]))
+    for place, found in places.items():
+        known = findings.get(place)
+        is_surer = known is not None and all(one.is_hint for one in known)
+        if known is None or (is_surer and not all(one.is_hint for one in found)):
+            findings[place] = found

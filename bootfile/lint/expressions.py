@@ -207,7 +207,8 @@ class Expressions(Calls):
         if sign == 1 and left.kind == "const" and isinstance(left.key, int):
             return _shift(right, left.key)
         kind = "unknown"
-        if isinstance(operator, ast.Mod):
+        is_text = left.kind == "text" or (left.kind == "const" and isinstance(left.key, str))
+        if isinstance(operator, ast.Mod) and not is_text:
             kind = "modulo"
         made = Value(kind, deps=values.join_deps([left, right]), line=node.lineno, node=node)
         if kind == "modulo" and right.kind == "const":

@@ -20,9 +20,15 @@ _SAVERS = (
 )
 _SAVE_NAME = re.compile(r"save|checkpoint|ckpt|snapshot|persist", re.IGNORECASE)
 _LOAD_NAME = re.compile(r"load|resume|restore|checkpoint|ckpt|recover|continue", re.IGNORECASE)
+# calls that write figures, tables and samples, not the state of a training
+_OUTPUTS = re.compile(
+    r"^(numpy|np|matplotlib|torchvision|wandb|PIL|cv2|imageio|scipy|soundfile|pandas)\.|^(savefig|save_image|savetxt)$"
+)
+_OF_DATA = re.compile(r"cache|label|dataset|annot|roidb", re.IGNORECASE)
 _RESUME = re.compile(r"resum|restart|continue_(from|train)", re.IGNORECASE)
 _WEIGHTS = re.compile(r"weights|pretrain|fine_?tun", re.IGNORECASE)
 _START = re.compile(r"resum|restart|start|begin|last|restor|offset|done|previous|pre_epoch", re.IGNORECASE)
+_FIRST = re.compile(r"(start|begin|resume|initial|last)_?(epoch|step|iter)", re.IGNORECASE)
 _RANK = re.compile(
     r"rank|save|logs|writer|master|\bmain|_main|main_|primary|chief|process|zero|gpu|is_root|device_id|_id\b|\bid\b",
     re.IGNORECASE,
@@ -142,7 +148,7 @@ class Facts:
                 saves.append(self._read_method(event))
             elif event.name == "method" and event.text == "save_state" and event.value.key == "Accelerator":
                 saves.append(Save(event, self._list_registered(), False))
-        return saves
+        return [save for save in saves if not _is_of_data(save)]
 
     def _list_registered(self) -> list[Entry]:
         """Return what accelerator.save_state() writes."""
@@ -168,13 +174,7 @@ class Facts:
     def is_saved(self, value: Value, kind: str) -> bool:
         """Return whether a checkpoint has an object, or may have it."""
         base = root(value)
-        mine = {base}
-        # an average is saved if the model in it is
-        for part in base.parts.values():
-            if kind_of(part) in ("copied", "ema", "dict"):
-                mine.add(root(part))
-        # a wrapper writes what it needs of the object in it
-        mine |= self.owners.get(base, set())
+        mine = self._list_saved_with(base)
         if mine & self.escaped or base.flags & {"prepared", "registered"}:
             return True
         # accelerate calls these before it saves: what they name is saved
@@ -188,7 +188,10 @@ class Facts:
                 # the object itself, or a value that was computed from it
                 if mine & list_deps(entry.value) or root(entry.value) in mine:
                     return True
-                # a value that is not known under a fitting name may be the object: no finding
+                # copy.deepcopy(average.model).half()
+                is_copy = entry.value.kind == "copied" and entry.value.of is not None
+                if is_copy and mine & list_deps(entry.value.of or Value()):
+                    return True
                 is_vague = kind_of(entry.value) in (
                     "unknown",
                     "attribute",
@@ -206,6 +209,19 @@ class Facts:
                     return True
         return self.saves_all()
 
+    def _list_saved_with(self, base: Value) -> set[Value]:
+        """Return an object and those whose state has its state."""
+        mine = {base}
+        # an average is saved if the model in it is
+        for part in base.parts.values():
+            if kind_of(part) in ("copied", "ema", "dict"):
+                mine.add(root(part))
+        # a wrapper writes what it needs of the object in it
+        for _ in range(3):
+            for part in list(mine):
+                mine |= self.owners.get(part, set())
+        return mine
+
     def _text_of_hooks(self) -> str:
         """Return the text of the functions that accelerate calls before it saves."""
         texts = []
@@ -221,10 +237,16 @@ class Facts:
             # a function such as save_checkpoint() that was too deep to enter
             if event.name == "missed" and _SAVE_NAME.search(event.text):
                 return True
-            # a function of another package, such as ignite's save_checkpoint()
-            is_other = event.name == "call" and event.text not in _SAVERS and event.value.kind == "module"
-            is_saver = is_other and _SAVE_NAME.search(event.text.rpartition(".")[2]) is not None
-            if is_saver and not event.text.startswith(("os.", "torch.utils", "logging")):
+            if (
+                (
+                    event.name == "call"
+                    and event.text not in _SAVERS
+                    and _SAVE_NAME.search(event.text.rpartition(".")[2])
+                )
+                and event.value.kind == "module"
+                and not event.text.startswith(("os.", "torch.utils", "logging"))
+                and not _OUTPUTS.search(event.text)
+            ):
                 return True
             # what these save is followed
             if event.value.key in ("Accelerator", "Fabric"):
@@ -239,12 +261,10 @@ class Facts:
             if is_object and re.match(r"save(_\w*(state|checkpoint|ckpt|model))?$", event.text):
                 if event.text != "save" and not _is_followed(event):
                     return True
-                if (
-                    event.value.kind in ("unknown", "attribute")
-                    and event.text == "save"
-                    and len(event.args) < 2
-                ):
-                    return bool(re.search("check|ckpt|saver|manager", event.value.label, re.IGNORECASE))
+                is_saver = re.search("check|ckpt|saver|manager", event.value.label, re.IGNORECASE)
+                is_unknown = event.value.kind in ("unknown", "attribute")
+                if event.text == "save" and is_unknown and len(event.args) < 2 and is_saver:
+                    return True
         return False
 
     def restart_loads(self) -> list[Event]:
@@ -354,17 +374,48 @@ class Facts:
                 return "counter"
         for event in self.select("read"):
             key = str(event.value.key or "")
-            names_place = re.search(
-                r"^(start_)?(epoch|step|iter|global_step|iteration|iter_num|n_iter)s?$", key
-            )
-            if names_place and self.loads and event.order < self.first_step():
+            if (
+                re.search(r"^(start_)?(epoch|step|iter|global_step|iteration|iter_num|n_iter)s?$", key)
+                and self.loads
+            ) and (event.order < self.first_step() and self._is_kept(event)):
                 return "counter"
+        if self.loads and self._begins_later():
+            return "counter"
         for event in self.loads:
             if any(_RESUME.search(condition.text) for condition in event.conditions):
                 return "option"
             if any(_RESUME.search(function) for function in event.functions):
                 return "option"
         return ""
+
+    def _is_kept(self, event: Event) -> bool:
+        """Return whether a statement keeps what it reads, and does not only print it."""
+        sources = [self.tracer.source, *[module.source for module in self.tracer.imported.values()]]
+        for source in sources:
+            if source.path != event.path:
+                continue
+            for node in ast.walk(source.tree):
+                if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
+                    continue
+                is_around = node.lineno <= event.line <= (node.end_lineno or node.lineno)
+                if is_around and re.search("print|log|info|write", unparse(node.value.func)):
+                    return False
+        return True
+
+    def _begins_later(self) -> bool:
+        """Return whether the number of the first epoch or step is an option such as --start_epoch, or is read
+        from the name of a file."""
+        numbers = [loop.start for loop in self.loops]
+        for counter in self.tracer.counters:
+            numbers.append(counter.of)
+        for number in numbers:
+            if number is None:
+                continue
+            for part in [number, *number.deps]:
+                is_given = part.kind in ("option", "attribute", "unknown", "shifted")
+                if is_given and _FIRST.search(part.label):
+                    return True
+        return False
 
     def _is_sure(self) -> bool:
         """Return whether the script continues a training, and does not only begin with the weights of
@@ -456,6 +507,11 @@ def is_guarded(event: Event) -> bool:
     return any(_RANK.search(condition.text) for condition in event.conditions)
 
 
+def _is_of_data(save: Save) -> bool:
+    """Return whether a save writes what a data set has read, such as its labels."""
+    return save.is_open and any(_OF_DATA.search(function) for function in save.event.functions)
+
+
 def _is_followed(event: Event) -> bool:
     """Return whether a method is one of the project, which the trace has entered."""
     cls = root(event.value).cls
@@ -498,7 +554,8 @@ def _is_state_like(value: Value) -> bool:
     if "comprehension" not in value.flags and value.kind == "dict":
         return False
     for dep in list_deps(value):
-        if dep.kind == "state":
+        # the states of what a loop finds in an object are those of all that it has
+        if dep.kind == "state" and dep.of is not None and kind_of(dep.of) not in ("unknown", "attribute"):
             return True
         if dep.kind == "attribute" and dep.label in ("parameters", "named_parameters"):
             return True

@@ -104,6 +104,10 @@ class Known(Recorder):
             made = Value("field", str(name or ""), self._path(), node.lineno, of=base, key=name)
             self._event("read", made, {}, node)
             return made
+        # one of several classes of the project: what they have in common is that of the first
+        classes = list(base.parts.values()) if base.kind == "dict" and key.kind != "const" else []
+        if classes and all(part.kind == "class" for part in classes):
+            return classes[0]
         deps = values.join_deps([owner, key])
         return Value("attribute", "", self._path(), node.lineno, of=owner, deps=deps, flags={"item"})
 
@@ -209,6 +213,7 @@ class Known(Recorder):
             return value
         made = Value("wrapped", "", self._path(), node.lineno, of=value, key=values.WRAPPERS[name])
         made.flags.add(name)
+        root(value).flags.add(name)
         return made
 
 

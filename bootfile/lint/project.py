@@ -31,6 +31,12 @@ class Project:
             if folder == os.path.dirname(folder):
                 break
             self._roots.append(folder)
+        for folder in self._roots[:2]:
+            # folders that scripts add to sys.path
+            for name in ("lib", "src"):
+                if os.path.isdir(os.path.join(folder, name)):
+                    self._roots.append(os.path.join(folder, name))
+        self._found: dict[tuple[str, str], str] = {}
         self._parsed: dict[str, sources.Source | None] = {} if parsed is None else parsed
         self._sources: dict[str, sources.Source | None] = {}
 
@@ -71,10 +77,10 @@ class Project:
             self._parsed[path] = source
         return source
 
-    @staticmethod
-    def _find_below(folder: str, relative: str) -> str:
-        stem = os.path.join(folder, relative)
-        for path in (f"{stem}.py", os.path.join(stem, "__init__.py")):
-            if os.path.isfile(path):
-                return path
-        return ""
+    def _find_below(self, folder: str, relative: str) -> str:
+        place = (folder, relative)
+        if place not in self._found:
+            stem = os.path.join(folder, relative)
+            paths = (f"{stem}.py", os.path.join(stem, "__init__.py"))
+            self._found[place] = next((path for path in paths if os.path.isfile(path)), "")
+        return self._found[place]

@@ -80,6 +80,7 @@ class Frame:
     node: Any = None
     returned: list[Value] = field(default_factory=list)
     shared: set[str] = field(default_factory=set)
+    given: dict[str, Value] = field(default_factory=dict)  # parameters to which the call gives True or False
     owner: Class | None = None
 
 
@@ -175,6 +176,10 @@ class Recorder:
                 if method:
                     return method
         return None
+
+    def find_method(self, value: Value, name: str) -> Function | None:
+        """Return a method of an object of the project; None for other objects."""
+        return self._find_method(value.cls, name) if isinstance(value.cls, Class) else None
 
     def _find_class_value(self, cls: Class, name: str) -> Value | None:
         for part in cls.node.body:

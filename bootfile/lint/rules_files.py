@@ -8,11 +8,12 @@ from typing import Any
 from bootfile.lint.facts import Entry, Facts, Save, describe, is_guarded
 from bootfile.lint.findings import Finding, at, name_line
 from bootfile.lint.record import Condition, Event
-from bootfile.lint.syntax import unparse
+from bootfile.lint.syntax import is_modulo, unparse
 from bootfile.lint.values import Value, list_deps, root
 
 _RENAMES = re.compile(r"(^|\.)(replace|rename|renames|move|mkstemp|NamedTemporaryFile|safe_save|atomic_\w+)$")
 _STEP_NAME = re.compile(r"epoch|step|iter|number|count|idx|index|^i$|^n$|^it$|time|date", re.IGNORECASE)
+_AT_ANY_TIME = re.compile(r"time|signal|sigterm|preempt|interrupt|terminat", re.IGNORECASE)
 _OBJECTS = ("model", "optimizer", "scheduler", "instance", "wrapped", "criterion")
 
 
@@ -150,10 +151,17 @@ def _find_all_ranks(facts: Facts) -> Iterator[Finding]:
     """Find a file that all ranks write at the same time."""
     if not facts.is_distributed():
         return
+    training = {step.functions for step in facts.select("step")}
+    guarded = {(save.event.path, save.event.functions[-1:]) for save in facts.saves if is_guarded(save.event)}
     for save in facts.training_saves():
         event = save.event
         # accelerate's and Fabric's save() write on rank 0 only
         if event.text != "torch.save" or is_guarded(event):
+            continue
+        # another call of the function that saves is guarded: this one may be that of a single process
+        if event.functions not in training and (event.path, event.functions[-1:]) in guarded:
+            continue
+        if _is_of_one_process(save):
             continue
         path = _path_node(event)
         names = unparse(path) if path is not None else ""
@@ -164,6 +172,16 @@ def _find_all_ranks(facts: Facts) -> Iterator[Finding]:
             continue
         yield at(event, "R503", f"all ranks write the same file at the same time: {names}")
         return
+
+
+def _is_of_one_process(save: Save) -> bool:
+    """Return whether a checkpoint has a model of DataParallel, with which one process has all GPUs."""
+    flags: set[str] = set()
+    for entry in save.entries:
+        state = root(entry.value)
+        if state.kind == "state" and state.of is not None:
+            flags |= root(state.of).flags
+    return "DataParallel" in flags and not flags & {"DistributedDataParallel", "DDP"}
 
 
 def _depends_on_rank(event: Event) -> bool:
@@ -263,6 +281,9 @@ def _describe_object(entry: Entry) -> str:
         return f"the argparse.Namespace {base.label}"
     if isinstance(entry.value.key, str) and entry.value.key == "numpy.random.get_state":
         return "the state of numpy.random"
+    is_settings = entry.value.kind == "unknown" and re.search(r"^(config|cfg|conf)$", entry.value.label)
+    if is_settings and any(str(dep.key) == "yacs.config.CfgNode" for dep in list_deps(entry.value)):
+        return f"the CfgNode {entry.value.label}"
     if (
         base.kind in ("model", "optimizer", "scheduler")
         and "by_name" not in base.flags
@@ -283,25 +304,31 @@ def _find_prefixes(facts: Facts) -> Iterator[Finding]:
             continue
         if any(root(other.value) is model and other is not event for other in facts.select("load_state")):
             continue
-        for save in facts.training_saves():
-            for entry in save.entries:
-                state = root(entry.value)
-                if (
-                    state.kind != "state"
-                    or state.of is None
-                    or root(state.of) is not model
-                    or "either" in state.flags
-                ):
-                    continue
-                name = entry.key.rpartition(".")[2]
-                if given.kind == "field" and str(given.key) != name:
-                    continue
-                # the prefix that the wrapper gave the saved names, against that of the target (event.text)
-                saved = "".join(sorted(flag for flag in state.flags if flag.startswith("prefix:")))
-                if saved == event.text or (given.kind == "checkpoint" and name):
-                    continue
-                yield _describe_prefix(event, save.event, saved)
-                return
+        saves = _list_prefixes(facts, model, given)
+        # one of several branches saves the names that are loaded
+        if not saves or any(prefix == event.text for _, prefix in saves):
+            continue
+        # an option often decides whether the model is wrapped, and what is saved
+        yield _describe_prefix(event, *saves[0])._replace(is_hint=True)
+        return
+
+
+def _list_prefixes(facts: Facts, model: Value, given: Value) -> list[tuple[Event, str]]:
+    """Return the saves of the state of a model that is loaded, and what the names in it begin with."""
+    saves = []
+    for save in facts.training_saves():
+        for entry in save.entries:
+            state = root(entry.value)
+            if state.kind != "state" or state.of is None or root(state.of) is not model:
+                continue
+            name = entry.key.rpartition(".")[2]
+            if given.kind == "field" and str(given.key) != name:
+                continue
+            if (given.kind == "checkpoint" and name) or "either" in state.flags:
+                continue
+            prefix = "".join(sorted(flag for flag in state.flags if flag.startswith("prefix:")))
+            saves.append((save.event, prefix))
+    return saves
 
 
 def _is_changed(facts: Facts, state: Value) -> bool:
@@ -338,30 +365,38 @@ def _find_lost_gradients(facts: Facts) -> Iterator[Finding]:
             continue
         # the innermost test that lets the optimizer step, such as `if (i + 1) % 4 == 0`
         test = tests[-1]
+        if _steps_each_time(facts, step, test):
+            continue
         # each batch is a step
         if any(dep.kind == "modulo" and dep.key == 1 for dep in list_deps(test.value)):
             continue
         for save in facts.training_saves():
             if save.event.loops != step.loops or not _is_checkpoint(save):
                 continue
-            # saved in the branch of the step: nothing is waiting then
-            if any(condition.node is test.node for condition in save.event.conditions):
+            if any(_is_same(condition, test) for condition in save.event.conditions):
                 continue
+            if _saves_at_any_batch(step, save.event):
+                where = name_line(step, save.event)
+                text = f"a checkpoint can be saved between two steps of the optimizer ({where})"
+                is_hint = bool(_list_tests(save.event)) or not _is_constant_number(facts, test)
+                yield at(save.event, "R602", text, is_hint)
+                return
             others = [
                 condition
                 for condition in save.event.conditions
-                if "%" in condition.text and condition.is_true
+                if condition.is_true and _counts_batches(condition)
             ]
             if (
                 not others
                 or others[-1].text == test.text
                 or "sync_gradients" in save.event.describe_conditions()
+                or _waits_for_step(save.event, test)
             ):
                 continue
             # the save counts steps of the optimizer, and not batches
             if _counts_steps(step, others[-1].value, test):
                 continue
-            is_multiple = _is_multiple(_read_modulo(test.node), _read_modulo(others[-1].node))
+            is_multiple = _is_multiple(_read_modulo(test), _read_modulo(others[-1]))
             if is_multiple:
                 continue
             text = (
@@ -369,13 +404,95 @@ def _find_lost_gradients(facts: Facts) -> Iterator[Finding]:
                 f"({name_line(step, save.event)}): {others[-1].text}"
             )
             # the options decide
-            yield at(save.event, "R602", text, is_multiple is None)
+            is_hint = is_multiple is None or not _is_constant_number(facts, test)
+            yield at(save.event, "R602", text, is_hint)
             return
 
 
-def _read_modulo(statement: Any) -> tuple[str, Any, str] | None:
+def _is_same(condition: Condition, test: Condition) -> bool:
+    return condition.node is test.node and condition.is_true == test.is_true
+
+
+def _is_constant_number(facts: Facts, test: Condition) -> bool:
+    """Return whether the script says how many batches a step has: an option may be 1."""
+    if test.text.startswith("with "):
+        for event in facts.calls(r"(^|\.)Accelerator$"):
+            number = event.args.get("gradient_accumulation_steps")
+            return number is not None and number.kind == "const"
+        return False
+    modulo = _read_modulo(test)
+    if modulo is not None:
+        return isinstance(modulo[1], int)
+    node = getattr(test.node, "test", None)
+    numbers = [part.value for part in ast.walk(node or ast.Pass()) if isinstance(part, ast.Constant)]
+    return any(isinstance(number, int) and number > 1 for number in numbers)
+
+
+def _list_tests(event: Event) -> list[Condition]:
+    """Return the tests within the innermost loop that lead to an event."""
+    first = event.loops[-1].line
+    return [
+        condition
+        for condition in event.conditions
+        if isinstance(condition.node, ast.If) and condition.node.lineno > first
+    ]
+
+
+def _saves_at_any_batch(step: Event, save: Event) -> bool:
+    """Return whether a save in an accumulation depends on nothing, on the time or on a signal."""
+    inner = save.loops[-1]
+    if save.path != inner.path or step.path != inner.path:
+        return False
+    return all(_AT_ANY_TIME.search(condition.text) for condition in _list_tests(save))
+
+
+def _steps_each_time(facts: Facts, step: Event, test: Condition) -> bool:
+    """Return whether another step of the same optimizer, in the same loop, does not depend on the test."""
+    for other in facts.select("step"):
+        is_same = root(other.value) is root(step.value) and other.loops == step.loops
+        if is_same and not any(condition.node is test.node for condition in other.conditions):
+            return True
+    return False
+
+
+def _counts_batches(condition: Condition) -> bool:
+    """Return whether a test has the rest of a division, or a name that was set to such a test before."""
+    if not isinstance(condition.node, ast.If | ast.IfExp):
+        return False
+    return is_modulo(condition.node.test) or _find_modulo(condition.value) is not None
+
+
+def _find_modulo(value: Value, depth: int = 0) -> Value | None:
+    """Return the rest of a division that a test compares: `is_last = number % 4 == 0`, `if not is_last`."""
+    if value.kind == "modulo":
+        return value
+    if depth > 3 or value.kind not in ("compared", "unknown") or "from_call" in value.flags:
+        return None
+    for dep in value.deps:
+        found = _find_modulo(dep, depth + 1)
+        if found is not None:
+            return found
+    return None
+
+
+def _waits_for_step(save: Event, test: Condition) -> bool:
+    """Return whether the test of a save has that of the optimizer's step in it."""
+    modulo = _find_modulo(test.value)
+    for condition in save.conditions:
+        if condition.node is test.node:
+            continue
+        if test.text in condition.text or (modulo is not None and modulo in list_deps(condition.value)):
+            return True
+    return False
+
+
+def _read_modulo(condition: Condition) -> tuple[str, Any, str] | None:
     """Return (number, divisor, rest) of a test such as `step % 4 == 0`; None for other tests."""
-    test = getattr(statement, "test", None)
+    test = getattr(condition.node, "test", None)
+    for dep in [condition.value, *condition.value.deps]:
+        # a name that was set to the test
+        if not isinstance(test, ast.Compare) and dep.kind == "compared":
+            test = dep.node
     if not isinstance(test, ast.Compare) or len(test.ops) != 1:
         return None
     if not isinstance(test.ops[0], ast.Eq | ast.NotEq):
@@ -407,9 +524,28 @@ def _lets_step(condition: Condition) -> bool:
     # `% 4 != 0` lets the optimizer step in its `else`
     test = getattr(condition.node, "test", None)
     is_negative = isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.NotEq)
-    if "%" in condition.text:
+    if is_modulo(test):
         return condition.is_true != is_negative
+    if _resets_number(condition):
+        return True
+    if _counts_batches(condition):
+        return True
     return re.match(r"with \w+\.accumulate\(", condition.text) is not None
+
+
+def _resets_number(condition: Condition) -> bool:
+    """Return whether a branch sets the number that its test compares to 0: `if waiting == 4: waiting = 0`."""
+    test = getattr(condition.node, "test", None)
+    branch = getattr(condition.node, "body" if condition.is_true else "orelse", None)
+    if not isinstance(test, ast.Compare) or not branch or not isinstance(branch, list):
+        return False
+    for part in branch:
+        is_zero = (
+            isinstance(part, ast.Assign) and isinstance(part.value, ast.Constant) and part.value.value == 0
+        )
+        if is_zero and unparse(part.targets[0]) == unparse(test.left):
+            return True
+    return False
 
 
 def _counts_steps(step: Event, value: Value, test: Condition) -> bool:

@@ -13,6 +13,7 @@ from bootfile.lint.syntax import unparse
 from bootfile.lint.values import Loop, Value, kind_of, list_deps, root
 
 _PLACE = re.compile(r"resum|restart|start_|restor|checkpoint|ckpt|_state|loaded", re.IGNORECASE)
+_COUNTS = re.compile(r"step|iter|epoch|batch|^it$|^i$", re.IGNORECASE)
 _DIVISIONS = (ast.FloorDiv, ast.Div, ast.Mod)
 _LENGTH = "{} depends on len() of a loader, which is another number with another number of ranks"
 _KNOWS_PADDING = re.compile(
@@ -76,7 +77,8 @@ def _find_late_scheduler(facts: Facts) -> Iterator[Finding]:
             "loaded the state of "
             f"{describe(optimizer, 'the optimizer')}: it sets the first learning rate"
         )
-        yield at(event, "R203", message)
+        # what the first steps do with the rate depends on the class
+        yield at(event, "R203", message, True)
 
 
 def _knows_place(event: Event) -> bool:
@@ -189,7 +191,7 @@ def _find_wrong_epoch(facts: Facts) -> Iterator[Finding]:
         if loop.value is None or loop.start is None:
             continue
         start, added = _split(loop.start)
-        if start is None or start.kind != "field" or start.key is None:
+        if start is None or start.kind != "field" or start.key is None or _has_several_starts(facts, loop):
             continue
         for save in facts.saves:
             if not save.event.loops or save.event.loops[0] is not loop:
@@ -203,6 +205,24 @@ def _find_wrong_epoch(facts: Facts) -> Iterator[Finding]:
                 if finding is not None:
                     yield finding
                     return
+
+
+def _has_several_starts(facts: Facts, loop: Loop) -> bool:
+    """Return whether branches set the first number to that of the next epoch, or of the same one."""
+    bounds = getattr(getattr(loop.node, "iter", None), "args", [])
+    if not bounds:
+        return False
+    name = unparse(bounds[0])
+    numbers = set()
+    for source in [facts.tracer.source, *[module.source for module in facts.tracer.imported.values()]]:
+        if source.path != loop.path:
+            continue
+        for part in ast.walk(source.tree):
+            is_set = isinstance(part, ast.Assign) and unparse(part.targets[0]) == name
+            value = getattr(part, "value", None)
+            if is_set and value is not None and re.search(r"\[['\"]|\.get\(", unparse(value)):
+                numbers.add(unparse(value))
+    return len(numbers) > 1
 
 
 def _split(value: Value) -> tuple[Value | None, int]:
@@ -275,6 +295,8 @@ def _find_first_epoch(facts: Facts) -> Iterator[Finding]:
     # `range(remaining)`: its end may follow from the checkpoint
     if any(dep.kind == "unknown" or "restored" in dep.flags for dep in list_deps(loop.iterated)):
         return
+    if _adds_offset(loop) or _counts_on(facts, loop):
+        return
     for event in facts.select("test"):
         is_inside = bool(event.loops) and event.loops[0] is loop
         # `if epoch < start_epoch: continue`
@@ -290,7 +312,45 @@ def _find_first_epoch(facts: Facts) -> Iterator[Finding]:
     message = f"the loop begins with {loop.start.key} at each start"
     if loads:
         message += f", also after {name_line(max(loads, key=_order_of), loop)} has loaded a checkpoint"
-    yield at(loop, "R302", message)
+    # without the number in the checkpoint, the script may have another way to know it
+    yield at(loop, "R302", message, not _saves_number(facts, loop))
+
+
+def _adds_offset(loop: Loop) -> bool:
+    """Return whether the loop adds a variable to its number, as `step = number + first_step`."""
+    number = unparse(getattr(loop.node, "target", loop.node))
+    for part in ast.walk(loop.node):
+        if not isinstance(part, ast.BinOp) or not isinstance(part.op, ast.Add):
+            continue
+        for one, other in ((part.left, part.right), (part.right, part.left)):
+            if unparse(one) == number and isinstance(other, ast.Name | ast.Attribute | ast.Subscript):
+                return True
+    return False
+
+
+def _counts_on(facts: Facts, loop: Loop) -> bool:
+    """Return whether the loop counts on from a number that is not 0 at each start, such as the step in the
+    name of a file: its own number is no more than a label."""
+    for counter in facts.tracer.counters:
+        first = counter.of
+        is_known = first is None or first.kind in ("const", "none", "counter")
+        if not is_known and _COUNTS.search(counter.label) and _is_inside(loop, counter):
+            return True
+    return False
+
+
+def _is_inside(loop: Loop, value: Value) -> bool:
+    last = getattr(loop.node, "end_lineno", 0) or 0
+    return value.path == loop.path and loop.line <= value.line <= last
+
+
+def _saves_number(facts: Facts, loop: Loop) -> bool:
+    """Return whether a checkpoint has the number of the loop."""
+    for save in facts.training_saves():
+        for entry in save.entries:
+            if loop.value is not None and loop.value in list_deps(entry.value):
+                return True
+    return False
 
 
 def _is_used_in_loop(facts: Facts, value: Value, loop: Loop) -> bool:
@@ -398,10 +458,14 @@ def _ends_with_first(event: Event, number: ast.expr) -> bool:
     for condition in event.conditions:
         if outer.value is not None and outer.value in list_deps(condition.value):
             return True
+    # the number itself, or a name in the test: `if not is_skipped: ...; is_skipped = True`
+    names = {unparse(number)}
+    for condition in event.conditions:
+        for part in ast.walk(getattr(condition.node, "test", None) or ast.Pass()):
+            if isinstance(part, ast.Name | ast.Attribute):
+                names.add(unparse(part))
     for part in ast.walk(outer.node):
-        if isinstance(part, ast.Assign) and any(
-            unparse(target) == unparse(number) for target in part.targets
-        ):
+        if isinstance(part, ast.Assign) and any(unparse(target) in names for target in part.targets):
             return True
     return False
 
@@ -556,7 +620,8 @@ def _find_set_epoch(facts: Facts) -> Iterator[Finding]:
                 f"set_epoch() of {describe(sampler, 'the sampler')} is not called: each epoch has the same "
                 f"order{where}"
             )
-            yield at(sampler, "R307", text)
+            # what is called may be one of several loaders
+            yield at(sampler, "R307", text, bool(calls))
             return
     for call in calls:
         # R308: a call with a number that does not change from epoch to epoch

@@ -1,5 +1,6 @@
 """Rules about state that the training loop changes: is it saved, and is it loaded?"""
 
+import ast
 import re
 from collections.abc import Iterator
 
@@ -7,6 +8,7 @@ from bootfile.lint import values
 from bootfile.lint.facts import Entry, Facts, Save, describe, is_constant, reads_restored
 from bootfile.lint.findings import Finding, as_hints, at, name_line
 from bootfile.lint.record import Event
+from bootfile.lint.syntax import is_modulo, unparse
 from bootfile.lint.values import Value, kind_of, list_deps, root
 
 _RULES = {"optimizer": "R101", "scheduler": "R103", "scaler": "R104", "ema": "R105"}
@@ -18,9 +20,10 @@ _BEST_NAME = re.compile(
 _OFFSET = re.compile(
     r"resum|restart|start_(step|epoch|iter)|offset|restor|previous|step_start", re.IGNORECASE
 )
-_PATIENCE = re.compile(r"patien|no_improv|wait|stop|bad_epoch|trigger|early", re.IGNORECASE)
+_EPOCH_NAME = re.compile(r"(epoch|iter|iteration|step)s?\W*$", re.IGNORECASE)
+_PATIENCE = re.compile(r"patien|not?_improv|wait|stop|bad_epoch|trigger|early", re.IGNORECASE)
 _SEEDS = {
-    "torch": r"^torch\.(random\.)?(manual_seed|cuda\.manual_seed\w*)$",
+    "torch": r"^torch\.(random\.)?manual_seed$",
     "numpy": r"^numpy\.random\.seed$",
     "python": r"^random\.seed$",
 }
@@ -131,12 +134,26 @@ def _find_missing(facts: Facts) -> Iterator[Finding]:
         if _WORDS[kind].lower() not in name.lower():
             name = f"{name} ({_WORDS[kind]})"
         message = f"{name} is {verb}, but not in the checkpoint that {name_line(save.event, event)} saves"
-        yield at(event, _RULES[kind], message)
+        # the class of an average may be saved by its own means
+        is_class = kind == "ema" and value.kind != "copied" and value.key != "AveragedModel"
+        yield at(event, _RULES[kind], message, is_class or _has_no_state(value))
+
+
+def _has_no_state(value: Value) -> bool:
+    """Return whether an optimizer is SGD without momentum: its state has the learning rate only."""
+    if value.key != "SGD":
+        return False
+    names = set(value.options)
+    return not names & {"momentum", 2} and all(other.kind != "open" for other in value.options.values())
 
 
 def _ends_before_saves(facts: Facts, value: Value) -> bool:
     """Return whether only another loop saves: that of a later stage, which does not change the object."""
     saving = {save.event.loops[0] for save in facts.training_saves()}
+    # a stage that saves weights only
+    fullest = facts.fullest_save()
+    if fullest is not None and facts.is_in_training(fullest.event) and len(fullest.entries) > 1:
+        saving = {fullest.event.loops[0]}
     for event in facts.events:
         if facts.is_in_training(event) and root(event.value) is value and event.loops[0] in saving:
             return False
@@ -171,18 +188,22 @@ def _follows_epoch(facts: Facts, scheduler: Value) -> bool:
         # LambdaLR with a function of the restored epoch
         if number != 0 and reads_restored(argument):
             return True
-    # its rate follows from losses, not from a number of steps
+    steps = [event for event in facts.select("step") if root(event.value) is scheduler]
     if scheduler.key == "ReduceLROnPlateau":
-        return False
-    for event in facts.select("step"):
-        # a loop such as `for _ in range(start_epoch): scheduler.step()`
-        if root(event.value) is scheduler and _steps_to_epoch(facts, event):
-            return True
+        # one of several schedulers, of which the others get the epoch
+        return any(_gets_epoch(event) for event in steps)
+    if any(_steps_to_epoch(facts, event) for event in steps):
+        return True
     for event in facts.select("set_attribute"):
         # `scheduler.last_epoch = start_epoch - 1`
         if root(event.value) is scheduler and event.text in ("last_epoch", "_step_count", "last_step"):
             return True
     return False
+
+
+def _gets_epoch(event: Event) -> bool:
+    """Return whether the name of an argument is that of an epoch: `scheduler.step(self.state["epoch"])`."""
+    return any(_EPOCH_NAME.search(unparse(given)) for given in getattr(event.node, "args", []))
 
 
 def _steps_to_epoch(facts: Facts, event: Event) -> bool:
@@ -194,6 +215,8 @@ def _steps_to_epoch(facts: Facts, event: Event) -> bool:
         kinds = {dep.kind for dep in list_deps(argument)}
         if kinds & {"loop", "counter", "shifted"} or values.is_restored(argument):
             return True
+    if _gets_epoch(event):
+        return True
     # a warm-up that ends after the first epochs
     epoch = event.loops[0].value
     return epoch is not None and any(epoch in list_deps(condition.value) for condition in event.conditions)
@@ -217,8 +240,7 @@ def _find_not_loaded(facts: Facts) -> Iterator[Finding]:
                 continue
             if value.kind == "scheduler" and _follows_epoch(facts, value):
                 continue
-            # the script reads the entry, or loads an object of the same name: it may be this one
-            if _is_read(facts, entry) or _has_loaded_sibling(facts, value):
+            if _is_any_read(facts, value) or _has_loaded_sibling(facts, value):
                 continue
             kind = value.kind
             if kind == "copied":
@@ -249,6 +271,17 @@ def _is_read(facts: Facts, entry: Entry) -> bool:
         # `checkpoint[name]` with a name that is not known may read any entry
         if (last and str(event.value.key) == last) or event.value.key is None:
             return True
+    return False
+
+
+def _is_any_read(facts: Facts, value: Value) -> bool:
+    """Return whether the script reads an entry of an object from any of its checkpoints."""
+    for save in facts.saves:
+        for entry in save.entries:
+            state = root(entry.value)
+            is_its = state.kind == "state" and state.of is not None and root(state.of) is value
+            if is_its and _is_read(facts, entry):
+                return True
     return False
 
 
@@ -321,6 +354,8 @@ def _find_best(facts: Facts) -> Iterator[Finding]:
         if not facts.is_in_training(event):
             continue
         name = event.text
+        if len(facts.loops) > 1 and _ends_before(facts, event):
+            continue
         plain = re.sub(r"[\"'\]]", "", name.replace("[", "_"))
         old = _find_old(facts, event)
         if name in seen or old is None or not _BEST_NAME.search(plain.rpartition(".")[2]):
@@ -343,6 +378,14 @@ def _find_best(facts: Facts) -> Iterator[Finding]:
             if any(name.rpartition(".")[2] in entry.key for entry in save.entries):
                 where = f"although the checkpoint of {name_line(save.event, event)} has it"
         yield at(event, "R108", f"{name} begins with {old.key} at each start, {where}")
+
+
+def _ends_before(facts: Facts, event: Event) -> bool:
+    """Return whether an event is in a stage before the one whose checkpoints a restart loads."""
+    fullest = facts.fullest_save()
+    if fullest is None or not facts.is_in_training(fullest.event) or len(fullest.entries) < 2:
+        return False
+    return fullest.event.loops[0] is not event.loops[0]
 
 
 def _find_old(facts: Facts, event: Event) -> Value | None:
@@ -543,6 +586,9 @@ def _find_seed(facts: Facts, source: str) -> Event | None:
             return None
         if given is None or values.is_restored(given) or not _is_fixed_seed(given):
             continue
+        # a machine with a GPU does not come here
+        if any("cuda" in condition.text and not condition.is_true for condition in event.conditions):
+            continue
         seed = seed or event
     return seed
 
@@ -600,8 +646,7 @@ def _trains_with(facts: Facts, event: Event) -> bool:
     # in a function with a name such as log_images() or evaluate()
     if any(_ASIDE.search(function) for function in event.functions):
         return False
-    # `if step % 100 == 0:` prints or plots
-    if any("%" in condition.text for condition in event.conditions):
+    if any(is_modulo(getattr(condition.node, "test", None)) for condition in event.conditions):
         return False
     is_in_data = any(function in ("__getitem__", "__iter__", "collate_fn") for function in event.functions)
     if is_in_data and any("num_workers" in other.args for other in facts.select("create")):
@@ -618,10 +663,19 @@ def _find_shuffled(facts: Facts) -> Event | None:
         loader = root(event.value)
         if not facts.is_in_training(event) or not _is_random(loader):
             continue
-        if "prepared" in loader.flags or not _trains_on(facts, event):
+        if "prepared" in loader.flags or not _trains_on(facts, event) or _ignores_index(facts, loader):
             continue
         return event
     return None
+
+
+def _ignores_index(facts: Facts, loader: Value) -> bool:
+    """Return whether the data set of a loader draws its samples, and does not read its argument."""
+    method = facts.tracer.find_method(root(loader.parts.get("dataset", Value())), "__getitem__")
+    if method is None or len(method.node.args.args) < 2:
+        return False
+    index = method.node.args.args[1].arg
+    return not any(isinstance(part, ast.Name) and part.id == index for part in ast.walk(method.node))
 
 
 def _trains_on(facts: Facts, event: Event) -> bool:

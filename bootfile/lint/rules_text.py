@@ -36,6 +36,8 @@ _TEXTS = re.compile(
 )
 _CHECKPOINT = re.compile(r"check_?po|ckpt|model|\.pth?\b|weights|resume|snapshot|save|restore", re.IGNORECASE)
 _MAY_MATCH = re.compile(rb"listdir|scandir|glob\(|iterdir|\(\s*set\(|\bhash\(|\(\s*\{")
+_EVALUATES = re.compile(rb"(^|_|\b)(val|valid|test|eval)", re.IGNORECASE)
+_OF_NUMBERS = re.compile(r"seed|epoch|getuid|getpid|rank|\btime\b")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -83,11 +85,23 @@ def _keep_first(tree: ast.Module, listings: list[Finding]) -> Iterator[Finding]:
 
 
 def _mentions(source: Source, cls: ast.ClassDef) -> bool:
-    """Return whether a module has the name of a class outside of it."""
-    for number, line in enumerate(source.data.splitlines(), 1):
-        is_inside = cls in source.tree.body and cls.lineno <= number <= (cls.end_lineno or number)
-        if not is_inside and re.search(rf"\b{cls.name}\b".encode(), line):
-            return True
+    """Return whether a module uses a class outside of it: an import is not a use."""
+    if cls.name.encode() not in source.data:
+        return False
+    last = cls.end_lineno or cls.lineno
+    for node in ast.walk(source.tree):
+        name = None
+        if isinstance(node, ast.Name | ast.Attribute):
+            name = getattr(node, "id", None) or getattr(node, "attr", None)
+        elif isinstance(node, ast.Constant):
+            name = node.value  # getattr(module, "Images")
+        if name == cls.name:
+            number = node.lineno  # type: ignore[attr-defined]
+            is_inside = cls in source.tree.body and cls.lineno <= number <= last
+            # the order of an evaluation has no effect
+            line = source.data.splitlines()[number - 1]
+            if not is_inside and (b"train" in line or not _EVALUATES.search(line)):
+                return True
     return False
 
 
@@ -148,11 +162,29 @@ def _check_listing(
     # a data set that no module mentions is not trained on
     if _is_sorted_later(node, functions[-1], classes[0], above) or not is_used(classes[0]):
         return
+    if _ignores_index(classes[0]) or not _is_called(functions[-1], classes[0]):
+        return
     text = (
         f"the samples have the order in which {unparse(node.func)}() lists them, which another "
         "machine does not have"
     )
     yield Finding(path, node.lineno, "R402", text)
+
+
+def _ignores_index(cls: ast.ClassDef) -> bool:
+    """Return whether a data set draws its samples, and does not read their number."""
+    for part in cls.body:
+        if isinstance(part, _FUNCTIONS) and part.name == "__getitem__" and len(part.args.args) > 1:
+            index = part.args.args[1].arg
+            return not any(isinstance(node, ast.Name) and node.id == index for node in ast.walk(part))
+    return False
+
+
+def _is_called(function: Any, cls: ast.ClassDef) -> bool:
+    """Return whether a class calls its method; others may call one that is no static method."""
+    if not any(unparse(part) == "staticmethod" for part in function.decorator_list):
+        return True
+    return any(isinstance(node, ast.Attribute) and node.attr == function.name for node in ast.walk(cls))
 
 
 def _becomes_keys(above: list[ast.AST], function: ast.AST) -> bool:
@@ -259,11 +291,11 @@ def _check_hash(path: str, node: Any, parents: dict[ast.AST, ast.AST]) -> Iterat
     for part in ast.walk(node.left):
         if isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id == "hash":
             # the hash of numbers is the same in each process
-            if not part.args or isinstance(part.args[0], ast.Tuple) or re.search("seed|epoch", unparse(part)):
+            if not part.args or isinstance(part.args[0], ast.Tuple) or _OF_NUMBERS.search(unparse(part)):
                 return
-            yield Finding(
-                path, part.lineno, "R404", f"hash() of a text is another one in each process: {unparse(node)}"
-            )
+            text = f"hash() of a text is another one in each process: {unparse(node)}"
+            # what is hashed may be a number
+            yield Finding(path, part.lineno, "R404", text, True)
             return
 
 

@@ -28,6 +28,32 @@ def list_called(tree: ast.Module) -> set[str]:
     return names
 
 
+def list_assigned(function: Any) -> set[str]:
+    """Return the names to which a function assigns. The node keeps them."""
+    names: set[str] | None = getattr(function, "bootfile_assigned", None)
+    if names is None:
+        names = set()
+        for node in ast.walk(function):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                names.add(node.id)
+        function.bootfile_assigned = names
+    return names
+
+
+def is_modulo(node: Any) -> bool:
+    """Return whether an expression has the rest of a division in it; a text such as "%d" % step is none."""
+    if node is None:
+        return False
+    for part in ast.walk(node):
+        if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod):
+            is_text = isinstance(part.left, ast.JoinedStr) or (
+                isinstance(part.left, ast.Constant) and isinstance(part.left.value, str)
+            )
+            if not is_text:
+                return True
+    return False
+
+
 def place_of_entry(node: Any) -> tuple[int, int]:
     if node.name in ("main", "main_worker", "train_net", "train_main", "run"):
         return 0, node.lineno

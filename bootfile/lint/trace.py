@@ -12,7 +12,15 @@ from bootfile.lint import values
 from bootfile.lint.calls import replaces
 from bootfile.lint.expressions import Expressions
 from bootfile.lint.record import MOST_STEPS, Class, Condition, Frame, Function, Module, TooLarge
-from bootfile.lint.syntax import find_counted, is_main_test, list_called, place_of_entry, unparse, walk_loop
+from bootfile.lint.syntax import (
+    find_counted,
+    is_main_test,
+    list_assigned,
+    list_called,
+    place_of_entry,
+    unparse,
+    walk_loop,
+)
 from bootfile.lint.values import Loop, Value, root
 
 _TERMINAL = (ast.Return, ast.Continue, ast.Raise, ast.Break)
@@ -151,6 +159,10 @@ class Tracer(Expressions):
         if isinstance(node.test, ast.Constant):
             self._block(node.body if node.test.value else node.orelse)
             return
+        chosen = self._choose_branch(node)
+        if chosen is not None:
+            self._block(chosen)
+            return
         self._event("test", test, {}, node, text)
         self._conditions.append(Condition(text, test, True, node))
         self._block(node.body)
@@ -162,6 +174,19 @@ class Tracer(Expressions):
         # what follows `if rank != 0: return` runs only on rank 0
         if node.body and isinstance(node.body[-1], _TERMINAL) and not node.orelse:
             self._conditions.append(Condition(text, test, False, node))
+
+    def _choose_branch(self, node: ast.If) -> list[ast.stmt] | None:
+        """Return the branch that a call takes if the test is a parameter to which it gives True or False.
+        None if that is not known."""
+        is_negated = isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not)
+        name = node.test.operand if is_negated else node.test  # type: ignore[attr-defined]
+        frame = self._frames[-1]
+        if not isinstance(name, ast.Name) or frame.node is None:
+            return None
+        given = frame.given.get(name.id)
+        if given is None or name.id in list_assigned(frame.node):
+            return None
+        return node.body if given.key is not is_negated else node.orelse
 
     def _do_for(self, node: ast.For) -> None:
         iterated = self.value(node.iter)
@@ -396,6 +421,9 @@ class Tracer(Expressions):
             return new
         # `if not resume: step = 0` leaves the restored value: a restart does not come here
         if values.is_vague(new) and values.is_restored(old) and not values.is_restored(new):
+            return old
+        # 0 for a new run, or what the name of a file tells
+        if new.kind == "const" and old.kind == "unknown" and "from_call" in old.flags:
             return old
         # without torchrun another sampler may be used, with which nothing has to be done
         if (

@@ -89,8 +89,22 @@ NO_SYNC = (
     "if (number + 1) % 4 != 0:\n    with model.no_sync():\n        model(batch).mean().backward()\n"
     "else:\n    model(batch).mean().backward()\n    optimizer.step(){count}"
 )
+BACKWARD = "model(batch).mean().backward()"
+SUMMED = "model = DistributedDataParallel(model)\nwaiting = 0"
+NAMED = (
+    f"is_last = (number + 1) % 4 == 0\nif is_last:\n    {BACKWARD}\n    optimizer.step()\n"
+    f"else:\n    with model.no_sync():\n        {BACKWARD}"
+)
+COUNTED = (
+    f"waiting += 1\nif waiting < 4:\n    with model.no_sync():\n        {BACKWARD}\n"
+    f"else:\n    {BACKWARD}\n    optimizer.step()\n    waiting = 0"
+)
 ACCUMULATED = "import accelerate\naccelerator = accelerate.Accelerator(gradient_accumulation_steps=4)"
 NUMBERED = 'torch.save({"optimizer": optimizer.state_dict(), "number": number}, f"{number}.pt")'
+CONTINUED = (
+    f"if (number + 1) % 4 != 0:\n    with model.no_sync():\n        {BACKWARD}\n"
+    f"    if number % 10 == 0:\n        {NUMBERED}\n    continue\n{BACKWARD}\noptimizer.step()"
+)
 SKIP = 'skipped = saved["number"]'
 PLACE = '"number": number'
 
@@ -346,17 +360,25 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
          {"before": "model = DistributedDataParallel(model)", "model": "model.module.state_dict()"}],
     ),
     "R602": (
-        [{"batch": "if number % 4 == 0:\n    optimizer.step()",
+        [{"batch": "if number % 4 == 0:\n    optimizer.step()", "train": BACKWARD,
         "step": "if number % 10 == 0:\n    torch.save("
           '{"optimizer": optimizer.state_dict(), "number": number}, f"{number}.pt")', "write": "pass"},
          {"setup": "model = DistributedDataParallel(model)", "train": NO_SYNC.format(count=""),
           "step": f"if (number + 1) % 10 == 0:\n    {NUMBERED}"},
          {"top": ACCUMULATED, "train": "with accelerator.accumulate(model):\n    optimizer.step()",
           "step": f"if number % 10 == 0:\n    {NUMBERED}"},
-         {"batch": "if (number + 1) % 4 == 0:\n    optimizer.step()",
+         {"batch": "if (number + 1) % 4 == 0:\n    optimizer.step()", "train": BACKWARD,
          "step": "if number % 100 == 99:\n    torch.save("
-          '{"optimizer": optimizer.state_dict(), "number": number}, f"{number}.pt")', "write": "pass"}],
-        [{"setup": "model = DistributedDataParallel(model)\nsteps = 0",
+          '{"optimizer": optimizer.state_dict(), "number": number}, f"{number}.pt")', "write": "pass"},
+         {"setup": SUMMED, "train": NAMED, "step": f"if (number + 1) % 10 == 0:\n    {NUMBERED}"},
+         {"setup": SUMMED, "train": NO_SYNC.format(count=""), "step": NUMBERED},
+         {"setup": SUMMED, "train": COUNTED, "step": f"if (number + 1) % 10 == 0:\n    {NUMBERED}"},
+         {"setup": SUMMED, "train": CONTINUED}],
+        [{"setup": SUMMED, "train": NAMED, "step": f"if is_last and number > 5:\n    {NUMBERED}"},
+         {"step": "if number % 4 == 0:\n    optimizer.step()\n" + f"if number % 10 == 0:\n    {NUMBERED}"},
+         {"train": f"with Timer('%d s'):\n    {BACKWARD}\n    optimizer.step()",
+          "step": f"if number % 10 == 0:\n    {NUMBERED}"},
+         {"setup": "model = DistributedDataParallel(model)\nsteps = 0",
           "train": NO_SYNC.format(count="\n    steps += 1"), "step": f"if steps % 10 == 0:\n    {NUMBERED}"},
          {"top": ACCUMULATED, "setup": "steps = 0",
           "train": "with accelerator.accumulate(model):\n    optimizer.step()\n"

@@ -1,10 +1,12 @@
 """Correct scripts that look like a bug. Each is of the kind of a false finding in a public script
 (tests/lint/README.md), in our own words: the rule finds nothing in it, or gives a hint."""
 
+import os
+
 import pytest
 
-from bootfile.lint.engine import lint
-from tests.lint.examples import DDP, DISTRIBUTED, FOLDER, RANK_0, RATE, SCALED, write
+from bootfile.lint.engine import lint, lint_all
+from tests.lint.examples import DDP, DISTRIBUTED, EMA, FOLDER, RANK_0, RATE, SCALED, UPDATE, write
 
 OPTIONS = "import argparse\nargs = argparse.ArgumentParser().parse_args()\n"
 DIGITS = (
@@ -22,6 +24,31 @@ PLATEAU = (
 SHIFTED = (
     "def make_schedule(optimizer, total, shift=0):\n    def rate(step):\n"
     "        return max(0, 1 - (step + shift) / total)\n    return LambdaLR(optimizer, rate)\n"
+)
+SAVES = (
+    "\ndef save(state, is_last):\n    if is_last:\n"
+    "        torch.save(state, 'new.pt'); os.replace('new.pt', 'last.pt')"
+)
+DRAWN = (
+    "class Drawn(Dataset):\n    def __len__(self):\n        return 9\n"
+    "    def __getitem__(self, _):\n        return torch.ones(4)"
+)
+AVERAGE = (
+    "class ModelEMA:\n    def __init__(self, model):\n        self.ema = copy.deepcopy(model)\n"
+    "    def update(self, model):\n        for a, b in zip(self.ema.parameters(), model.parameters()):\n"
+    "            a.data.lerp_(b.data, 0.1)"
+)
+WARM_UP = (
+    "best = 0\nfor number in range(4):\n    loss = model(data).mean()\n    loss.backward()\n"
+    "    optimizer.step()\n    if loss > best:\n        best = loss\n"
+    "        torch.save(model.state_dict(), 'warm.pt')"
+)
+ITS_STATE = "\n    def state_dict(self):\n        return self.ema.state_dict()"
+ALL_STATES = (
+    "\nclass Holder:\n    def __init__(self, ema):\n        self.ema = ema\n    def state_dict(self):\n"
+    "        state = {}\n        for name, part in self.__dict__.items():\n"
+    "            if hasattr(part, 'state_dict'):\n                state[name] = part.state_dict()\n"
+    "        return state"
 )
 # rule, and the parts of tests/lint/examples.py with which it must be silent
 LOOKALIKES = {
@@ -95,6 +122,106 @@ LOOKALIKES = {
         "R202", {"before": "model.cuda()\nfor state in optimizer.state.values():\n"
                            "    for name, part in state.items():\n        state[name] = part.cuda()"},
     ),
+    "each batch is a step, and another one follows after some of them": (
+        "R602", {"step": "if number % 4 == 0:\n    optimizer.step()\nif number % 10 == 0:\n    torch.save("
+                         '{"optimizer": optimizer.state_dict(), "number": number}, f"{number}.pt")'},
+    ),
+    "an option wraps the model, and decides what is saved": (
+        "R601", {"top": OPTIONS, "before": "if args.wrap:\n    model = nn.DataParallel(model)",
+                 "end": "if args.wrap:\n    bare = model.module\nelse:\n    bare = model",
+                 "model": "bare.state_dict()"},
+    ),
+    "the step is the number of the loop and the first step": (
+        "R302", {"top": OPTIONS, "next": "0", "range": "10", "begin": "step = epoch + args.first_step"},
+    ),
+    "a save that a call guards": (
+        "R503", {"top": DDP + SAVES, "write": "if rank == 0:\n    save(state, True)\nsave(state, False)"},
+    ),
+    "a save in the branch that no call takes": (
+        "R503", {"top": DDP + SAVES, "write": "save(state, False)"},
+    ),
+    "samples that do not depend on their number": (
+        "R401", {"top": "torch.manual_seed(0)\n" + DRAWN,
+                 "setup": "loader = DataLoader(Drawn(), 8, shuffle=True)"},
+    ),
+    "the seed of the GPU, with which no loader shuffles": (
+        "R401", {"top": "torch.cuda.manual_seed(0)", "setup": "loader = DataLoader(data, 8, shuffle=True)"},
+    ),
+    "SGD without momentum has no state": (
+        "R101", {"setup": "second = torch.optim.SGD(model.parameters(), lr=0.1)", "step": "second.step()"},
+    ),
+    "a copy of the average is saved": (
+        "R105", {"top": AVERAGE, "setup": "ema = ModelEMA(model)", "step": "ema.update(model)",
+                 "save": '"ema": copy.deepcopy(ema.ema).half()',
+                 "resume": 'ema.ema.load_state_dict(saved["ema"].state_dict())'},
+    ),
+    "a model of DataParallel has one process": (
+        "R503", {"top": DDP, "setup": "model = nn.DataParallel(model)",
+                 "write": "torch.save(state, 'last.pt')"},
+    ),
+    "batches are skipped until a flag is set": (
+        "R304", {"top": "from accelerate import skip_first_batches\nis_skipped = False",
+                 "resume": 'skipped = saved["number"]', "save": '"number": number',
+                 "begin": "if not is_skipped:\n    rest = skip_first_batches(loader, skipped)\n"
+                          "    is_skipped = True"},
+    ),
+    "one of two loaders gets the epoch": (
+        "R307", {"setup": DISTRIBUTED + "\nother = DataLoader(data, 8, sampler=DistributedSampler(data))",
+                 "begin": "chosen = other if epoch > 5 else loader\nchosen.sampler.set_epoch(epoch)"},
+    ),
+    "a loop that counts on from the step in the name of a file": (
+        "R302", {"top": DIGITS, "setup": "current_step = find_step('model_12.pt')",
+                 "next": "0", "range": "10", "step": "current_step += 1"},
+    ),
+    "a loop whose number is not in the checkpoint": (
+        "R302", {"next": "0", "range": "10", "end": "epoch = None"},
+    ),
+    "the states of all attributes": (
+        "R105", {"top": AVERAGE + ITS_STATE + ALL_STATES,
+                 "setup": "ema = ModelEMA(model)\nholder = Holder(ema)",
+                 "step": "holder.ema.update(model)", "write": "torch.save(holder.state_dict(), 'last.pt')"},
+    ),
+    "an accumulation that is an option": (
+        "R602", {"top": OPTIONS, "train": "model(batch).mean().backward()\nif number % args.sum == 0:\n"
+                                          "    optimizer.step()",
+                 "step": "if number % 10 == 0:\n    torch.save("
+                         '{"optimizer": optimizer.state_dict(), "number": number}, f"{number}.pt")'},
+    ),
+    "a scheduler gets the epoch of a dict": (
+        "R103", {"top": "from others import Progress\nprogress = Progress()",
+                 "setup": "scheduler = StepLR(optimizer, 3)",
+                 "end": "scheduler.step(progress.state['epoch'])"},
+    ),
+    "the text of a model": (
+        "R506", {"save": '"text": str(model)'},
+    ),
+    "the hash of a number": (
+        "R404", {"top": "port = hash(os.getuid()) % 1000"},
+    ),
+    "samples in the order of a listing, for an evaluation only": (
+        "R402", {"top": FOLDER.format(names="os.listdir(folder)"), "setup": "val_images = Folder('images')"},
+    ),
+    "samples that are drawn, and not read by their number": (
+        "R402", {"top": FOLDER.format(names="os.listdir(folder)").replace("[index]", "[0]"),
+                 "setup": "images = Folder('images')"},
+    ),
+    "a listing in a method that nothing calls": (
+        "R402", {"top": FOLDER.format(names="[]") + "\n    @staticmethod\n    def find(folder):\n"
+                        "        return os.listdir(folder)", "setup": "images = Folder('images')"},
+    ),
+    "a restart within an epoch begins with it, and one at its end with the next": (
+        "R301", {"resume": 'if not saved["is_last"]:\n    start = saved["epoch"]',
+                 "save": '"is_last": True'},
+    ),
+    "a stage before the one that a restart continues": (
+        "R108", {"setup": WARM_UP},
+    ),
+    "an average that a function copies from the checkpoint": (
+        "R201", {"top": "from others import copy_state", "setup": EMA, "step": UPDATE,
+                 "save": '"average": average.state_dict()',
+                 "resume": 'copy_state(average, saved["average"])',
+                 "end": 'torch.save(average.state_dict(), "best.pt")'},
+    ),
     "a class of samples that the script does not use": (
         "R402", {"top": FOLDER.format(names="os.listdir(folder)")},
     ),
@@ -104,11 +231,11 @@ LOOKALIKES = {
 FILLS = "for size in range(8):\n    model(torch.randn(8, 4)).mean().backward()"
 
 
-def find_rules(text, folder):
-    """Return the rules of the findings, without hints."""
+def find_rules(text, folder, hints=False):
+    """Return the rules of the findings, without hints unless they are asked for."""
     path = folder / "script.py"
     path.write_text(text, encoding="utf-8")
-    return [finding.rule for finding in lint(str(path)) if not finding.is_hint]
+    return [finding.rule for finding in lint(str(path)) if hints or not finding.is_hint]
 
 
 @pytest.mark.parametrize("name", LOOKALIKES)
@@ -195,5 +322,83 @@ def test_a_hook_of_accelerate_saves_the_average(tmp_path):
         "main('out')\n"
     )
     hook = "accelerator.register_save_state_pre_hook(save_hook)"
-    assert "R105" in find_rules(text.replace("{hook}", "pass"), tmp_path)
-    assert "R105" not in find_rules(text.replace("{hook}", hook), tmp_path)
+    assert "R105" in find_rules(text.replace("{hook}", "pass"), tmp_path, hints=True)
+    assert "R105" not in find_rules(text.replace("{hook}", hook), tmp_path, hints=True)
+
+
+def test_an_import_of_a_class_is_not_its_use(tmp_path):
+    samples = "import os\nfrom torch.utils.data import Dataset\n" + FOLDER.format(names="os.listdir(folder)")
+    (tmp_path / "samples.py").write_text("import torch\n" + samples, encoding="utf-8")
+    assert "R402" not in find_rules(write({"top": "from samples import Folder"}), tmp_path)
+    assert "R402" in find_rules(
+        write({"top": "from samples import Folder\nimages = Folder('images')"}), tmp_path
+    )
+
+
+def test_labels_that_a_data_set_keeps_are_no_checkpoint(tmp_path):
+    caches = "def cache_labels(read):\n    rows = read()\n    torch.save(rows, 'labels.pt')\n    return rows"
+    text = write(
+        {
+            "top": caches,
+            "setup": "scaler = torch.amp.GradScaler()",
+            "step": SCALED,
+            "begin": "cache_labels(input)",
+        }
+    )
+    assert "R104" in find_rules(text, tmp_path)
+
+
+def test_a_first_epoch_that_is_an_option_continues_a_training(tmp_path):
+    """The weights are loaded, and --start_epoch says where the loop begins: the optimizer begins again."""
+    text = write({"top": OPTIONS, "range": "args.start_epoch, 10"})
+    text = text.replace("lr=0.1", "lr=0.1, momentum=0.9").replace('"optimizer": optimizer.state_dict(), ', "")
+    text = text.replace('    optimizer.load_state_dict(saved["optimizer"])\n', "").replace(
+        'saved["epoch"] + 1', "0"
+    )
+    assert "R101" in find_rules(text, tmp_path)
+
+
+def test_settings_of_yacs_are_refused(tmp_path):
+    top = "from yacs.config import CfgNode as CN\nbase = CN()\nconfig = base.clone()"
+    assert "R506" in find_rules(write({"top": top, "save": '"config": config'}), tmp_path)
+    assert "R506" not in find_rules(write({"top": top, "save": '"config": config.dump()'}), tmp_path)
+
+
+def test_scripts_of_a_folder_whose_steps_are_in_a_module(tmp_path):
+    """main.py has no backward(): it is linted with the folder all the same, and a finding is given once."""
+    module = write({"write": "pass"}).partition("for epoch")[0]
+    loop = "def train_one_epoch(model, loader, optimizer):\n    for batch in loader:\n"
+    loop += "        model(batch).mean().backward()\n        optimizer.step()\n"
+    (tmp_path / "engine_of_epochs.py").write_text(loop, encoding="utf-8")
+    main = "from engine_of_epochs import train_one_epoch\n" + module
+    main += "for epoch in range(start, 10):\n    train_one_epoch(model, loader, optimizer)\n"
+    main += "    torch.save({'optimizer': optimizer.state_dict(), 'epoch': epoch}, 'last.pt')\n"
+    for name in ("main.py", "other.py"):
+        (tmp_path / name).write_text(main, encoding="utf-8")
+    findings, errors, count = lint_all([str(tmp_path)])
+    assert errors == []
+    assert count >= 2
+    places = [(finding.path, finding.line, finding.rule) for finding in findings]
+    assert {os.path.basename(path) for path, _, rule in places if rule == "R501"} == {"main.py", "other.py"}
+    assert len(places) == len(set(places))
+
+
+def test_modules_in_lib_are_found(tmp_path):
+    """A script that adds lib/ to sys.path."""
+    (tmp_path / "lib").mkdir()
+    saves = (
+        "import torch\ndef save_all(model, optimizer, epoch):\n    torch.save({'model': model.state_dict(), "
+    )
+    saves += "'optimizer': optimizer.state_dict(), 'epoch': epoch}, 'last.pt')\n"
+    (tmp_path / "lib" / "saves.py").write_text(saves, encoding="utf-8")
+    text = write({"top": "from saves import save_all", "write": "save_all(model, optimizer, epoch)"})
+    assert "R501" in find_rules(text, tmp_path)
+
+
+def test_a_number_that_is_printed_only_is_not_a_restart(tmp_path):
+    """The weights of another training: the script prints how many steps they had."""
+    text = write({"top": "torch.manual_seed(0)", "setup": "loader = DataLoader(data, 8, shuffle=True)"})
+    text = text.replace('    optimizer.load_state_dict(saved["optimizer"])\n', "")
+    printed = text.replace('start = saved["epoch"] + 1', 'print(saved["epoch"])').replace("start, 10", "10")
+    assert "R401" in find_rules(text, tmp_path)
+    assert "R401" not in find_rules(printed, tmp_path)
