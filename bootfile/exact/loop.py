@@ -132,6 +132,8 @@ class Exact:
         learned: dict[str, Any] | None = None,
         **objects: Any,
     ):
+        if "://" in folder:
+            raise BadInput(f"{folder} is a URL: Exact writes to a folder (jobs upload to URLs)")
         self.loader = loader
         self.model = model
         self.criterion = criterion

@@ -107,9 +107,10 @@ class Metrics:
         return -value if is_lowest_best else value
 
     def describe_score(self, sums: torch.Tensor) -> str:
-        """Return the figure that chooses best.pth as in a line of the log: "val_acc=0.9721"."""
+        """Return the figure that chooses best.pth in words: "val_acc 0.9721". Without "=": patterns such as
+        val_acc=(.*) of a platform must find evaluations only."""
         name, value, _ = self._find_chosen(sums)
-        return f"val_{name}={value:.4g}"
+        return f"val_{name} {value:.4g}"
 
     def _find_chosen(self, sums: torch.Tensor) -> tuple[str, float, bool]:
         """Return the name and the value of the figure that chooses best.pth, and whether low is good."""

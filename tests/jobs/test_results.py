@@ -50,7 +50,7 @@ def test_the_end_names_the_best_epoch(tmp_path):
         printed = run(*words, f"--output_dir={tmp_path}").stdout
         evaluations = [record for record in records(tmp_path) if "val_acc" in record]
         best = max(evaluations, key=lambda record: record["val_acc"])
-        line = f"best: val_acc={best['val_acc']:.4g} at epoch {best['epoch']}"
+        line = f"best: val_acc {best['val_acc']:.4g} at epoch {best['epoch']}"
         assert line in printed.splitlines()
 
 

@@ -81,3 +81,10 @@ def test_another_order_of_the_samples_is_refused(tmp_path):
         assert loop.count(change[0]) == 1
         (tmp_path / "loop.py").write_text(loop.replace(*change))
         assert reason in run("loop.py", "OUT", cwd=tmp_path, env=start_alone(), code=1).stderr
+
+
+def test_a_url_is_refused(tmp_path):
+    (tmp_path / "loop.py").write_text(LOOP)
+    errors = run("loop.py", "s3://bucket/run", cwd=tmp_path, env=start_alone(), code=1).stderr
+    assert "s3://bucket/run is a URL: Exact writes to a folder" in errors
+    assert not (tmp_path / "s3:").exists()
