@@ -162,7 +162,7 @@ def _find_assignment(text: str, begin: int, line: str, is_program: bool, is_json
             continue
         if match["comma"] and (not RANDOM.fullmatch(value) or _NAME.fullmatch(value)):
             continue  # ("password", "email") and ("token", "r2_credentials") are lists of names
-        # publicKeyToken, page_token and the like are no secrets
+        # publicKeyToken, page_token and the like are not secrets
         if _PUBLIC.search(line, max(0, match.start() - 60), match.start()):
             continue
         kind = _judge(match[1], value, has_user=_names_user(text, begin + match.start(), begin + match.end()))
@@ -202,7 +202,7 @@ def _judge(name: str, value: str, has_user: bool) -> str | None:
     if not _OFTEN_PUBLIC.fullmatch(name):
         if RANDOM.fullmatch(value) or (has_user and is_mixed(value)):
             return "a key or token"
-    # the name alone says little: such a value counts only beside the name of a user
+    # the name alone says little: such a value counts only next to the name of a user
     elif has_user and is_mixed(value) and _KEY_OF_USER.fullmatch(value):
         return "a user and a key"
     return None

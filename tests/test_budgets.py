@@ -21,8 +21,8 @@ from bootfile import Exact
 """
 # script and its words -> (files, lines)
 BUDGETS = {  # in brackets: all lines
-    "exact.py OUT": (45, 4878),  # (6,185); aim: 26, (3,500)
-    "guides/own_loop/after.py OUT": (63, 7306),  # (9,175); aim: (4,400)
+    "exact.py OUT": (45, 4880),  # (6,185); aim: 26, (3,500)
+    "guides/own_loop/after.py OUT": (63, 7308),  # (9,175); aim: (4,400)
     f"jobs/train.py {' '.join(QUICK)} --max_steps=1 --output_dir=OUT": (
         115,
         12642,

@@ -186,7 +186,7 @@ class Parser(argparse.ArgumentParser):
                     value = word[2:]  # -pVALUE
             if not value or action is None:
                 continue
-            # a switch has no value, and true or false are no secrets
+            # a switch has no value, and true or false are not secrets
             has_text = action.nargs != 0 and action.type != boolean
             may_be_secret = has_text and any(is_secret(name, value) for name in action.option_strings)
             if may_be_secret and not _WORD.fullmatch(value):

@@ -303,7 +303,7 @@ class RunState:
         if self._find_missing_groups(state):
             self._later = state
         for name, value in self.objects.items():
-            # a job without a scaler saves none, and a disabled scaler saves {}: then this run's begins anew
+            # a job without a scaler saves none, and a disabled scaler saves {}: then this run's begins again
             is_other = name not in saved or (name == "scaler" and not saved[name])
             if not is_other and not isinstance(value, torch.optim.Optimizer):
                 value.load_state_dict(saved[name])
@@ -390,7 +390,7 @@ class RunState:
         new list.
         """
         optimizers = self._optimizers()
-        # the lists of before: a wrapper and the optimizer inside it may have the same one
+        # the lists before the load: a wrapper and the optimizer inside it may have the same one
         groups = {name: optimizer.param_groups for name, optimizer in optimizers.items()}
         for name, optimizer in optimizers.items():
             saved = state["objects"][name]

@@ -101,18 +101,21 @@ def _lint_all(paths: Iterable[str]) -> tuple[list[Finding], list[str], int]:
                 errors.append(str(error))
             if gc.get_count()[0] > MOST_OBJECTS:
                 gc.collect()
-    return sorted(finding for found in findings.values() for finding in found), errors, count
+    of_all: list[Finding] = []
+    for of_place in findings.values():
+        of_all += of_place
+    return sorted(of_all), errors, count
 
 
 def _merge(findings: dict[tuple[str, int, str], list[Finding]], new: list[Finding]) -> None:
     """Add the findings of a script. A module that two scripts import gives its findings once: those of the
-    first script in which they are no hints."""
+    first script in which they are findings."""
     places: dict[tuple[str, int, str], list[Finding]] = {}
     for finding in new:
         place = (os.path.relpath(finding.path), finding.line, finding.rule)
         places.setdefault(place, []).append(finding._replace(path=place[0]))
-    for place, found in places.items():
+    for place, of_place in places.items():
         known = findings.get(place)
         is_surer = known is not None and all(one.is_hint for one in known)
-        if known is None or (is_surer and not all(one.is_hint for one in found)):
-            findings[place] = found
+        if known is None or (is_surer and not all(finding.is_hint for finding in of_place)):
+            findings[place] = of_place

@@ -445,7 +445,7 @@ class Facts:
         for value, event in self.loaded.items():
             if value.kind != "optimizer":
                 continue
-            # the conditions, functions and options on the way to the load: --pretrained is no restart
+            # the conditions, functions and options on the way to the load: --pretrained is not a restart
             names = " ".join([event.describe_conditions(), *event.functions])
             for dep in list_deps(event.args.get(0, Value())):
                 for given in dep.options.values():

@@ -469,9 +469,9 @@ def _find_modulo(value: Value, depth: int = 0) -> Value | None:
     if depth > 3 or value.kind not in ("compared", "unknown") or "from_call" in value.flags:
         return None
     for dep in value.deps:
-        found = _find_modulo(dep, depth + 1)
-        if found is not None:
-            return found
+        modulo = _find_modulo(dep, depth + 1)
+        if modulo is not None:
+            return modulo
     return None
 
 

@@ -330,7 +330,7 @@ def _adds_offset(loop: Loop) -> bool:
 
 def _counts_on(facts: Facts, loop: Loop) -> bool:
     """Return whether the loop counts on from a number that is not 0 at each start, such as the step in the
-    name of a file: its own number is no more than a label."""
+    name of a file: its own number is only a label."""
     for counter in facts.tracer.counters:
         first = counter.of
         is_known = first is None or first.kind in ("const", "none", "counter")
@@ -384,7 +384,7 @@ def _find_skips(facts: Facts) -> Iterator[Finding]:
             )
         base = root(loader)
         is_shuffled = base.kind == "loader" and is_constant(base.options.get("shuffle"), True)
-        # torch draws a new order at the restart: the skipped batches are not those of before
+        # torch draws a new order at the restart: the skipped batches are other ones
         if is_shuffled and "generator" not in base.options and not _has_same_order(facts, event):
             message = (
                 f"batches are skipped in an order that is not the one before the restart: {describe(base)} "

@@ -597,7 +597,7 @@ def _is_fixed_seed(value: Value, depth: int = 0) -> bool:
     """Return whether a seed is the same at each start: an option, also with the rank added."""
     if value.kind != "unknown":
         return value.kind not in ("rank", "counter")
-    # `seed + rank` is fixed; the rank alone is no seed that the user chose
+    # `seed + rank` is fixed; the rank alone is not a seed that the user chose
     if re.search(r"(^|\.)(get_)?(global_|local_)?rank$", str(value.key or value.label)):
         return depth > 0
     inner = [dep for dep in value.deps if dep is not value]

@@ -181,7 +181,7 @@ def _ignores_index(cls: ast.ClassDef) -> bool:
 
 
 def _is_called(function: Any, cls: ast.ClassDef) -> bool:
-    """Return whether a class calls its method; others may call one that is no static method."""
+    """Return whether a class calls its method; others may call one that is not static."""
     if not any(unparse(part) == "staticmethod" for part in function.decorator_list):
         return True
     return any(isinstance(node, ast.Attribute) and node.attr == function.name for node in ast.walk(cls))

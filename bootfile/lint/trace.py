@@ -234,7 +234,7 @@ class Tracer(Expressions):
         for part, target in self._counted[node]:
             key = unparse(target)
             old = self.value(target)
-            # `model += ...` is no counter, and a counter of an outer loop stays one
+            # `model += ...` is not a counter, and a counter of an outer loop stays one
             if old.kind in ("counter", "model", "list", "dict", "module") or old.kind in values.STATEFUL:
                 continue
             counter = Value("counter", key, self._path(), getattr(part, "lineno", 0), of=old, loops=old.loops)

@@ -381,7 +381,7 @@ class Peers:
             if 0 in self._local and self._local[0].has_ended():
                 return True
             answer = self._board.read("left/0", "end/0")
-            if answer is None and self._board.lost:  # rank 0, or the launcher beside it, has held the store
+            if answer is None and self._board.lost:  # rank 0, or its launcher, has held the store
                 return True
             if answer and answer[0]:  # it lives, and has lost another rank itself
                 return False

@@ -68,7 +68,7 @@ def _run(job: Job, case: Case) -> Row:
         # a job that ends with an error at a damaged checkpoint has noticed the damage
         if case.damages:
             return Row(case, str(error), [], REFUSED)
-        # a job that does not run in other surroundings has computed nothing else: that is no difference
+        # a job that does not run in other surroundings has computed nothing else: that is not a difference
         if case.changes and not case.kills:
             if len(case.changes) == 1:  # else each one follows
                 job.unchecked.append(f"{case.changes[0]}: {error}")

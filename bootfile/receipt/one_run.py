@@ -153,7 +153,7 @@ def find_repeats(epochs: list[Epoch], has_ids: bool) -> list[str]:
         never = 0
         if epoch.is_whole:
             never = len(all_samples) - len(samples)
-        # by its content a sample is missing only if another one takes its place: else it was augmented anew
+        # by its content a sample is missing only if another one takes its place: else it was augmented again
         if not has_ids and (never != extra or is_each_epoch_new):
             never = 0
         batch = max(map(len, epoch.steps.samples))

@@ -97,7 +97,7 @@ def restore(store: ObjectStore, folder: str, files: dict[str, File]) -> set[str]
                         checkpoint.discard(other)
             return refused
         except (checkpoint.Refused, StoreError) as error:
-            # the store cannot be reached: that is no reason to continue from an older checkpoint
+            # the store cannot be reached: that is not a reason to continue from an older checkpoint
             if isinstance(error, StoreError) and error.reason not in _OF_THE_OBJECT:
                 raise
             refused |= of_steps(files, {step})

@@ -84,7 +84,7 @@ class Loader:
         loader.plan = self.plan
         self.epoch, self.step = self._next
         self._next = (self.epoch + 1, 0)
-        # the training loader is open for all epochs: its plan is moved; the other one begins anew
+        # the training loader is open for all epochs: its plan is moved; the other one begins again
         if self._kept:
             self.plan.seek((self.epoch - 1) * len(self) + self.step)
         try:

@@ -142,7 +142,7 @@ def _list_class_folders(base: str, classes: Sequence[str] | None, log: Log) -> t
         if ".tar " in others:
             line += f"; tar files: pass '{base}/**/*.tar'"
         raise BadInput(line)
-    # images beside the class folders have no class: they are ignored, unless there is no class folder
+    # images next to the class folders have no class: they are ignored, unless there is no class folder
     nested = [path for path in paths if "/" in path]
     ignored = []
     if others:

@@ -51,7 +51,7 @@ def find_split(root: str, split: str, splits: str | None = None, log: Log | None
         name = split_names(splits)[split][0]
         links.refuse(os.path.join(root, name))
         raise BadInput(f"--splits {splits}: {root} has no folder {name} and no list {name}.txt")
-    # folders beside the splits may be a third one, such as test/ beside val/: the user is told
+    # folders next to the splits may be a third one, such as test/ next to val/: the user is told
     used = {name.partition("/")[0] for name in chosen.values()}
     unused = sorted(name for name in folders - used if not is_hidden(name))
     if log and split == "val" and unused and used <= folders:

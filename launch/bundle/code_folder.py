@@ -118,7 +118,7 @@ class CodeFolder:
         module: its path. path: that of the program. Raises BadInput if a rule skips it.
         """
         top = module.partition("/")[0]
-        # a package beside the job's folder: it is taken as a whole, and its files are collected again
+        # a package next to the job's folder: it is taken as a whole, and its files are collected again
         if module not in self.files and self._parts and top not in self._parts:
             self._parts.add(top)
             self._collect()

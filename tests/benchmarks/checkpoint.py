@@ -32,9 +32,7 @@ from tests.benchmarks.rounds import conditions, divide, make_parser, spread, tak
 def main():
     parser = make_parser(__doc__, 7)
     parser.add_argument("--device", default="cpu", help="default: cpu")
-    parser.add_argument(
-        "--parameters", type=int, default=0, help="measure only a state of so many parameters"
-    )
+    parser.add_argument("--parameters", type=int, default=0, help="measure only a state of N parameters")
     options = parser.parse_args()
     with conditions():
         if options.parameters:
