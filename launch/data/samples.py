@@ -167,8 +167,9 @@ def _name_labels(labels: np.ndarray, classes: Sequence[str]) -> list[str]:
     """
     names = []
     for label in labels:
-        numbers = [int(label)]
         if labels.ndim > 1:
             numbers = np.flatnonzero(label).tolist()
+        else:
+            numbers = [int(label)]
         names.append(",".join(classes[number] for number in numbers))
     return names
