@@ -213,7 +213,7 @@ class Guard:
             maxima = maxima[size:]
         if not bad:
             return Verdict(False, math.nan, math.nan)
-        # of several losses the first that was not finite is reported
+        # the first of several losses that was not finite is reported
         worst = checks[0]
         for check in checks[1:]:
             if check.signs[0].item() > worst.signs[0].item():

@@ -147,8 +147,8 @@ class Survivor:
             except RuntimeError:  # a buffer has got another size
                 self._copies = [buffer.detach().clone() for buffer in self._buffers]
         if shares:
-            # In DistributedDataParallel each rank has statistics of its own batches, and continues with those
-            # of rank 0. If rank 0 is lost here, this step cannot be saved.
+            # In DistributedDataParallel each rank has statistics of its own batches, and continues with rank
+            # 0's. If rank 0 is lost here, this step cannot be saved.
             self._lacks = "rank 0 was lost before it had sent its buffers"
             _send_from_first(self._copies)
         state = self._run.state

@@ -161,7 +161,7 @@ class Parent:
                 names.append(name)
         names.sort()
         names.sort(key=kinds.find_kind)  # a learning rate is a cause, and the weights are its effects
-        first = "a part"  # of a digest that names no parts
+        first = "a part"  # a digest may name no parts
         if names:
             first = names[0]
         more = ""

@@ -156,7 +156,7 @@ def _check_listing(
     if _becomes_keys(above, functions[-1]):
         return
     in_dict = isinstance(above[0], ast.comprehension) and isinstance(above[1], ast.DictComp)
-    # of one sample, counted, or sorted: the order has no effect on the order of the samples
+    # one sample, a count, or a sorted list: the order has no effect on that of the samples
     if functions[-1].name in ("__getitem__", "__len__") or in_dict or _loses_order(above):
         return
     # a data set that no module mentions is not trained on

@@ -182,7 +182,7 @@ class Fetcher:
         ids = batch.ids
         [seeds] = batch.crops
         if self._table:  # all rows in one call; they are not random
-            if self._rows is not None:  # of a Subset
+            if self._rows is not None:  # a Subset has them
                 ids = self._rows[ids]
             rows = torch.from_numpy(ids)
             inputs, targets = pair_of(tuple(tensor[rows] for tensor in self._table.tensors))

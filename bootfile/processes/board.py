@@ -98,7 +98,7 @@ class Board:
             store = _connect(self._store, self._name)
             while True:
                 task = self._tasks.get()
-                if task is None:  # of close()
+                if task is None:  # close() has sent it
                     break
                 task(store)
                 # also after the caller has given up: from here on the store answers again

@@ -192,7 +192,7 @@ def _find_doubts(job: Job, rows: list[Row]) -> list[str]:
     for row in rows:
         if row.result == "failed":
             doubts.append(f"{row.case.name}: {row.lines[0].text}")
-        # of a damaged tensor without an effect, the case with all tensors damaged decides
+        # if a damaged tensor has no effect, the case with all tensors damaged decides
         if row.result == NOT_NOTICED and not needs_more(row):
             doubts.append(f"{row.case.name}: no difference was noticed")
         for line in row.lines:

@@ -231,7 +231,7 @@ def _describe(step: int, runs: tuple[str, str], lines: tuple[dict[str, Any], dic
     if not sizes:
         return f"{names[0]}{others} (by how much: keep the checkpoints of both runs)"
     name = names[0]
-    # of the parts of the first kind, the one that differs most
+    # the part that differs most, among those of the first kind
     for other in names[1:]:
         if find_kind(other) == find_kind(name) and sizes[other] > sizes[name]:
             name = other

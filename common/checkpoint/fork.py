@@ -58,7 +58,7 @@ def inherit(args: argparse.Namespace) -> dict[str, Any]:
             settings = begun[0]["settings"]
             source = args.output_dir
     if not settings:
-        step = sys.maxsize  # of the last start
+        step = sys.maxsize  # then it is that of the last start
         if args.at_step is not None:
             step = max(1, args.at_step)
         settings = origins.start_of(read_starts(args.from_run), step)["settings"]

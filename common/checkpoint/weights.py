@@ -173,7 +173,7 @@ def _choose_state(path: str, content: Any) -> tuple[Any, str]:
         if not isinstance(state, dict):
             return {}, ""
         return state, ""
-    # of another program: the weights are the file itself, or one of its dictionaries
+    # a file of another program: the weights are the file itself, or one of its dictionaries
     inner = {name: value for name, value in content.items() if _tensors(value)}
     if not inner:
         return content, ""

@@ -71,7 +71,7 @@ def scratch_folder(kind: str, url: str) -> str:
     """
     location = parse(url)
     where = find_endpoint(location.scheme)
-    # of the server and the URL: the same bucket name at two servers gives two folders
+    # from the server and the URL: the same bucket name at two servers gives two folders
     digest = hashlib.sha256("\0".join([where.url or "", *location]).encode()).hexdigest()[:12]
     name = re.sub(r"[^\w.-]+", "-", f"{location.bucket}-{location.prefix}".rstrip("-"))[-40:]
     place = os.path.expanduser(os.environ.get(SCRATCH, ""))

@@ -213,7 +213,7 @@ class Shards:
         self._losses.append(loss)
         is_first = len(self._losses) == 1
         is_last = len(self._losses) == self.local
-        # of all shards one gives its buffers to the step; a rank without it gets them in _average()
+        # one shard gives its buffers to the step; a rank without it gets them in _average()
         if is_first or self.index == _find_whole(counts):
             self._after = _read(self._buffers)
         self._check_loader(is_first)
