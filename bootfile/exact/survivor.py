@@ -28,9 +28,7 @@ from bootfile.ground.files import PARTIAL, lock, write_atomic
 from bootfile.processes import ranks, stuck
 
 _NOT_WHOLE = "gradients wait for an optimizer step, or a checkpoint cannot hold the step"
-# which ranks may save: `survivors` of Exact
-FIRST = "first"
-ANY = "any"
+ANY = "any"  # a value of Exact's `survivors`: ranks other than rank 0 may save, too
 
 _EVERY = 30.0  # seconds between two records of the receipt: a restart reads at most these steps again
 # names of objects that do not change until the next optimizer step, or are kept
@@ -65,7 +63,8 @@ class Survivor:
     """The last finished step of a run, as rank 0, or each rank, can save it.
 
     run: the Exact. It makes the object on each rank after the state is restored, and calls the methods in the
-    thread of the loop. which: FIRST, or ANY: the ranks then find out here whether they see rank 0's folder.
+    thread of the loop. which: Exact's `survivors`. With ANY the ranks find out here whether they see the
+    folder of rank 0.
     """
 
     def __init__(self, run: Any, which: str):

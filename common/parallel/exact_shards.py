@@ -125,6 +125,8 @@ class Shards:
         self._processes: Processes | None = None  # those of the run
         self._is_open = False  # from the forward pass of a shard until add()
         self._recheck: Any = None  # if a shard is computed twice in some steps (recheck.py)
+        self._flags: list[float] = []  # what this rank has found in such a step
+        self._say: Callable[[str], object] | None = None
         fix_settings(device)
 
     def attach(self, forward: Any) -> None:

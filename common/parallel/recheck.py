@@ -74,7 +74,7 @@ class Recheck:
         self._next = (self._rank + 1) % ranks.world_size()
         self._call = FirstCall("the model", forward, forward.module)
         forward.register_forward_hook(self._watch_outputs)
-        self._slopes: list[torch.Tensor | None] = []  # of the call that is recorded
+        self._slopes: list[torch.Tensor | None] = []  # gradients of the outputs of the recorded call
         self._is_open = False  # from begin() to end(), in a shard that is recorded
         self._is_single = True  # the recorded shard has called the model once
         self._mine: _Shard | None = None  # this rank's shard of this step

@@ -177,7 +177,7 @@ class Dataset:
         self._val_index = load("val", classes=self._train_index.classes)
 
         unit = 255
-        if all(deviation < 1 for deviation in std):  # of pixels / 255 already
+        if all(deviation < 1 for deviation in std):  # they are in units of pixels / 255 already
             unit = 1
         delivery: dict[str, Any] = {
             "mean": tuple(value / unit for value in mean),

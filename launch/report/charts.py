@@ -221,7 +221,7 @@ def _draw_run(axes: Any, run: Run, names: list[str], place: int, count: int) -> 
     colour = _colour("soft")
     if count > 1:
         colour = _colour(f"c{place % len(DASHES)}")
-    # of one run its two curves have colours; of several each run has its own
+    # the two curves of one run have colours; several runs have one each
     for number, name in enumerate(names):
         is_validation = number > 0 or name.startswith("val_")
         style = place

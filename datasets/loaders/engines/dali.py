@@ -208,7 +208,7 @@ class Dali(Engine):
         gpu = self.device is not None
         contents, anchors, shapes, sizes, ids = fn.external_source(self._source, num_outputs=5, no_copy=True)
         box = {"axes": (0, 1), "normalized_anchor": False, "normalized_shape": False}
-        # of a file only the box is decoded; a pack of decoded images has the pixels already
+        # only the box of a file is decoded; a pack of decoded images has the pixels already
         if self.store.form == "decoded":
             if gpu:
                 contents = contents.gpu()
