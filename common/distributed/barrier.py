@@ -143,9 +143,12 @@ def tick(store: torch.distributed.Store) -> None:
 
 
 def _report(store: torch.distributed.Store, world_size: int, code: int, text: str) -> int:
-    """End the wait with an error, unless there is one. Return the number of ranks that are here."""
+    """End the wait with an error, unless there is one. Return the number of ranks that are here.
+
+    world_size: the number of ranks that rank 0 waits for until they have read the error.
+    """
     # the first error counts: those of the others mostly follow from it
-    store.compare_set("error", "", f"{code} {text}")
+    store.compare_set("error", "", f"{code} {world_size} {text}")
     # now every rank leaves its loop, also if some have not come
     here = store.add("here", world_size)
     tick(store)
@@ -154,9 +157,12 @@ def _report(store: torch.distributed.Store, world_size: int, code: int, text: st
 
 def _raise_error(store: torch.distributed.Store, rank: int, world_size: int) -> None:
     """Raise the error of this barrier, if there is one. Each rank calls it at the end of its wait."""
-    code, _, text = store.compare_set("error", "", "").decode().partition(" ")  # get() would wait for it
-    if not code:
+    error = store.compare_set("error", "", "").decode()  # get() would wait for it
+    if not error:
         return
+    code, expected, text = error.split(" ", 2)
+    # the layouts of the ranks may differ: the one that found it out knows how many ranks there may be
+    world_size = max(world_size, int(expected))
     told = store.add("told", 1)
     deadline = time.monotonic() + _LINGER
     while rank == 0 and told < world_size and time.monotonic() < deadline:

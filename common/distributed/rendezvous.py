@@ -64,9 +64,9 @@ def meet(topology: Topology, timeout: float, backend: str) -> torch.distributed.
         with _watchdog(bound, no_answer), contextlib.ExitStack() as folders:
             token = _share_token(store, folders)
             # not raised here: the other ranks would wait at the barrier for this one
-            error = _claim(store, topology, backend)
+            error, world_size = _claim(store, topology, backend)
             rest = deadline - time.monotonic()
-            barrier.gather(store, "start", "", error, topology.rank, topology.world_size, rest)
+            barrier.gather(store, "start", "", error, topology.rank, world_size, rest)
             if store.add("without token", 0):  # some ranks cannot read it: requests to stop have none
                 token = ""
             # from here on a request to stop in the store is believed only with this token
@@ -200,8 +200,13 @@ def _retry(
         time.sleep(_POLL)
 
 
-def _claim(store: torch.distributed.Store, topology: Topology, backend: str) -> BadInput | None:
-    """Write the layout and the rank to the store. Return the error if they contradict earlier values.
+def _claim(
+    store: torch.distributed.Store,
+    topology: Topology,
+    backend: str,
+) -> tuple[BadInput | None, int]:
+    """Write the layout and the rank to the store. Return the error if they contradict earlier values, and
+    the world size: with an error, the larger one of the two layouts, since so many ranks may come to read it.
 
     Every rank calls it before the first barrier, to which it brings the error: then all end with it.
     """
@@ -213,21 +218,24 @@ def _claim(store: torch.distributed.Store, topology: Topology, backend: str) -> 
     }
     # the first process of all writes its layout, and each later one compares its own with it
     first = json.loads(store.compare_set("layout", "", json.dumps(process | meanings)))
+    world_size = max(topology.world_size, first["processes per node"] * first["nodes (world size)"])
     for meaning, value in meanings.items():
         if first[meaning] != value:
-            return BadInput(
+            error = BadInput(
                 f"node {topology.node_rank} on {process['host']} got {value} {meaning}, but node "
                 f"{first['node_rank']} on {first['host']}, which arrived first, got {first[meaning]}"
             )
+            return error, world_size
     # two processes with the same rank: the second one finds the name of the first
     first = json.loads(store.compare_set(f"rank/{topology.rank}", "", json.dumps(process)))
     if first == process:
-        return None
+        return None, world_size
     others = f"process {first['pid']} on {first['host']} and process {process['pid']} on {process['host']}"
-    return BadInput(
+    error = BadInput(
         f"two processes have rank {topology.rank}: {others}; two nodes have the same rank, or one was "
         "restarted without the others"
     )
+    return error, world_size
 
 
 def _share_token(store: torch.distributed.Store, folders: contextlib.ExitStack) -> str:

@@ -49,12 +49,13 @@ class Job:
         store = torch.distributed.TCPStore("127.0.0.1", self.port, is_master=False, wait_for_workers=False)
         return torch.distributed.PrefixStore("job", store)
 
-    def arrive(self, rank, error=None, limit=60.0, silence=None):
+    def arrive(self, rank, error=None, limit=60.0, silence=None, world_size=None):
         store = self.stores[rank] = Counted(self.connect())
 
         def meet():
             try:
-                barrier.gather(store, "b", "to prepare", error, rank, self.world_size, limit, silence)
+                expected = world_size or self.world_size
+                barrier.gather(store, "b", "to prepare", error, rank, expected, limit, silence)
             except (BadInput, RuntimeError) as raised:
                 self.errors[rank] = raised
 
@@ -96,6 +97,19 @@ def test_all_ranks_have_the_first_error():
     assert len(job.errors) == 6 and len(errors) == 1
     assert min(errors).startswith(("no such folder (rank 4 on ", "a later error (rank 5 on "))
     assert all(job.stores[rank].calls.total() <= 9 for rank in range(1, 6))
+
+
+def test_rank_0_waits_for_the_ranks_of_the_larger_layout(monkeypatch):
+    monkeypatch.setattr(barrier, "_LINGER", 60.0)
+    job = Job(2)
+    job.arrive(0)
+    job.arrive(2, BadInput("another layout"), world_size=3)
+    store = job.connect()
+    wait_until(lambda: store.add("b/told", 0) == 2)
+    time.sleep(5 * barrier._POLL)
+    assert 0 not in job.errors  # it holds the store, which rank 1 has not read
+    job.arrive(1, world_size=3)
+    assert {str(error)[:14] for error in job.end().values()} == {"another layout"}
 
 
 def test_a_rank_that_comes_after_an_error_has_it_at_once():
