@@ -59,6 +59,23 @@ def test_growth():
     assert printed.count(" ms a step, ") == 2
 
 
+def test_the_step_of_an_own_loop(tmp_path):
+    stored = tmp_path / "figures.json"
+    options = ("--steps=20", "--rounds=1", f"--json={stored}")
+    printed = run("-m", "tests.benchmarks.own_step", *options).stdout
+    assert re.search(r"^map_style_loader \+ Exact: -?\d+ us more \(\S+\), n=1$", printed, re.MULTILINE)
+    [figure] = json.loads(stored.read_text())["figures"]
+    assert len(figure["rounds"]) == 5 and all(value > 0 for [value] in figure["rounds"].values())
+
+
+def test_regions_without_their_package(tmp_path):
+    (tmp_path / "nvidia").mkdir()
+    (tmp_path / "nvidia" / "__init__.py").touch()
+    folders = f"{tmp_path}:{ROOT}"
+    printed = run("-m", "tests.benchmarks.regions", code=2, env=environment(PYTHONPATH=folders))
+    assert "this benchmark needs nvidia-nvimgcodec-cu12" in printed.stderr
+
+
 @pytest.mark.faults
 def test_backends_of_imagenet(folder, tmp_path):
     names = ["pytorch", "threads" if backends.reasons(torch.device("cpu"))["dali"] else "dali"]

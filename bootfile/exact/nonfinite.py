@@ -63,10 +63,7 @@ class Guard:
 
     model: a step that is skipped does not change its BatchNorm statistics.
     optimizers: if all are fused, the host does not wait for the device (`ahead`).
-    watchers: asked in this order.
-
-    Attributes:
-    has_more: whether more parameters than ever had a gradient in this step.
+    watchers: asked in this order. `has_more`: more parameters than ever had a gradient in this step.
     """
 
     def __init__(
@@ -106,18 +103,18 @@ class Guard:
         if len(parameters) > self._most:  # also in the first step
             self.has_more = True
             self._most = len(parameters)
-        gradients = [dtensors.local(parameter.grad) for parameter in parameters]
-        # the loop gives no loss: the watchers' questions travel with a number that is always finite
+        norm = sign = self._nothing
+        # the loop gives no loss: the watchers' questions travel with the sign of a step that is finite
         if loss is None:
             loss = self._nothing
-            parameters = []
-            gradients = []
-        # one sum shows whether any gradient is infinite or NaN, in one pass on the device
-        norm = loss.new_zeros(())
-        if gradients:
-            norm = torch.stack(torch._foreach_norm(gradients)).sum()
-        loss = loss.detach().squeeze()  # a loss [1] is a scalar, too
-        signs = self._ask_all_ranks(~torch.isfinite(norm + loss))
+        else:
+            loss = loss.detach().squeeze()  # a loss [1] is a scalar, too
+            # one sum shows whether any gradient is infinite or NaN, in one pass on the device
+            if parameters:
+                gradients = [dtensors.local(parameter.grad) for parameter in parameters]
+                norm = torch.stack(torch._foreach_norm(gradients)).sum()
+            sign = (~torch.isfinite(norm + loss)).float()
+        signs = self._ask_all_ranks(sign)
         self._checks.append(_Check(signs, loss, norm))
         # the answer stays on the device, which skips the step itself: the host continues to launch work
         if self.ahead:
@@ -139,18 +136,20 @@ class Guard:
         parameters = [parameter for group in groups for parameter in group["params"]]
         return [parameter for parameter in parameters if parameter.grad is not None]
 
-    def _ask_all_ranks(self, is_bad: torch.Tensor) -> torch.Tensor:
-        """Return the signs of a _Check. is_bad: bool [] of this rank. The host does not wait."""
-        parts = [is_bad.float()[None]]
+    def _ask_all_ranks(self, sign: torch.Tensor) -> torch.Tensor:
+        """Return the signs of a _Check. sign: float [], 1 if the step is bad here. The host does not wait."""
+        parts = [sign[None]]
         self._sizes = []
         for watcher in self._watchers:
             numbers = watcher.numbers()
             self._sizes.append(len(numbers))
             if isinstance(numbers, torch.Tensor):
                 parts.append(numbers.float())
-                continue
-            for number in numbers:  # torch.full() is a kernel; a copy from the host could wait for the device
-                parts.append(torch.full((1,), number, dtype=torch.float32, device=is_bad.device))
+            elif sign.device.type == "cpu":
+                parts.append(torch.tensor(numbers, dtype=torch.float32))
+            else:  # torch.full() is a kernel; a copy from the host could wait for the device
+                for number in numbers:
+                    parts.append(torch.full((1,), number, dtype=torch.float32, device=sign.device))
         # one tensor for all questions, so one collective in a step; MAX: one rank that says yes is enough
         signs = torch.cat(parts)
         if ranks.world_size() > 1:

@@ -98,6 +98,8 @@ class MoveToDevice(Stage):
         return Copy(inputs, targets, ready)
 
     def _move(self, data: Any) -> Any:
+        if isinstance(data, torch.Tensor):
+            return self._move_tensor(data)
         return tree_map_only(torch.Tensor, self._move_tensor, data)
 
     def _move_tensor(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Read the limits that the control groups of this process set: cores, memory, processes and threads.
+"""Read the limits that the control groups of this process set: cores, processes and threads.
 
 A group may be far below the root: Slurm, systemd-run and Kubernetes make one for each job. /proc/self/cgroup
 names the groups of this process, and /proc/self/mountinfo says where they are mounted. Each group also obeys
@@ -15,7 +15,6 @@ import contextlib
 import math
 import os
 import re
-import resource
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -23,14 +22,6 @@ from typing import NamedTuple
 MANY_PROCESSES = 8192
 _CONTROLLERS = ("cpu", "cpuset", "memory", "pids")  # those of version 1 that are read here
 _SECOND_VERSION = ""  # its line in /proc/self/cgroup names no controller
-# Memory that the kernel frees when a group needs it: version 2, and version 1 with the groups below.
-_RECLAIMABLE = (
-    "inactive_file",
-    "active_file",
-    "slab_reclaimable",
-    "total_inactive_file",
-    "total_active_file",
-)
 
 
 class _Mount(NamedTuple):
@@ -99,7 +90,7 @@ def _search(mount: _Mount, group: PurePosixPath) -> PurePosixPath | None:
     process = str(os.getpid())
     for top in mount.folder.glob("/".join("*" for _ in steps)):
         folder = top / group.relative_to("/")
-        if process in _read(folder / "cgroup.procs").split():
+        if process in read_text(folder / "cgroup.procs").split():
             return PurePosixPath(folder.relative_to(mount.folder))
     return None
 
@@ -108,7 +99,7 @@ def _read_groups(root: str) -> dict[str, PurePosixPath]:
     """Return controller -> the group of this process, from lines such as "4:cpu,cpuacct:/slurm/job_7". A root
     without that file has the top groups."""
     names = (_SECOND_VERSION, *_CONTROLLERS)
-    text = _read(Path(root, "proc/self/cgroup"))
+    text = read_text(Path(root, "proc/self/cgroup"))
     if not text:
         return dict.fromkeys(names, PurePosixPath("/"))
     groups = {}
@@ -123,7 +114,7 @@ def _read_groups(root: str) -> dict[str, PurePosixPath]:
 def _find_mounts(root: str) -> list[_Mount]:
     """Return the mounted trees of groups; the usual ones if /proc/self/mountinfo lists none."""
     mounts = []
-    for line in _read(Path(root, "proc/self/mountinfo")).splitlines():
+    for line in read_text(Path(root, "proc/self/mountinfo")).splitlines():
         # "31 23 0:28 GROUP FOLDER options [optional fields] - TYPE source options of the file system"
         words, _, ending = line.partition(" - ")
         try:
@@ -163,11 +154,11 @@ def cpu_quota(root: str = "/") -> float:
     quota = math.inf
     for folder in find_folders("cpu", root):
         # version 2 has the quota and its period in one file, version 1 in two
-        words = _read(folder / "cpu.max").split()
+        words = read_text(folder / "cpu.max").split()
         if not words:
             words = [
-                *_read(folder / "cpu.cfs_quota_us").split(),
-                *_read(folder / "cpu.cfs_period_us").split(),
+                *read_text(folder / "cpu.cfs_quota_us").split(),
+                *read_text(folder / "cpu.cfs_period_us").split(),
             ]
         with contextlib.suppress(ValueError):  # no such file, or "max": no limit
             time, period = map(int, words)  # microseconds
@@ -182,7 +173,7 @@ def allowed_cpus(root: str = "/") -> set[int] | None:
     for folder in find_folders("cpuset", root):
         # the names of version 2, of version 1 with the groups above, and of the group alone
         for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
-            cpus = _parse_cpus(_read(folder / name))
+            cpus = _parse_cpus(read_text(folder / name))
             if cpus and allowed is None:
                 allowed = cpus
             # a group obeys those above it: only the CPUs that all of them allow
@@ -201,60 +192,26 @@ def _parse_cpus(text: str) -> set[int]:
     return cpus
 
 
-def free_memory(root: str = "/") -> float:
-    """Return the bytes that the groups still allow; infinity without a limit. Memory that the kernel can
-    free, such as the cache of files, counts as free."""
-    free = math.inf
-    for folder in find_folders("memory", root):
-        # beyond memory.high the kernel slows a process down so much that it hardly continues
-        limits = [_read_number(folder / name) for name in ("memory.max", "memory.high")]
-        limits.append(_read_number(folder / "memory.limit_in_bytes"))
-        for limit in limits:
-            if limit is not None:
-                free = min(free, limit - _used_memory(folder))
-    return max(0.0, free)
-
-
-def _used_memory(folder: Path) -> int:
-    """Return the bytes that a group uses and cannot give back; those of this process if that is not known."""
-    for name in ("memory.current", "memory.usage_in_bytes"):
-        used = _read_number(folder / name)
-        if used is not None:
-            return max(0, used - _reclaimable_memory(folder))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _reclaimable_memory(folder: Path) -> int:
-    """Return the bytes in memory.stat that the kernel can free. Of version 1 the sums with the groups below
-    count, in place of those of the group alone."""
-    numbers = {}
-    for line in _read(folder / "memory.stat").splitlines():
-        name, _, number = line.partition(" ")
-        if name in _RECLAIMABLE and number.isdigit():
-            numbers[name.removeprefix("total_")] = int(number)  # the line of the sum comes later
-    return sum(numbers.values())
-
-
 def process_limits(root: str = "/") -> list[ProcessLimit]:
     """Return the limits of processes and threads of the groups, that of this process's own group first."""
     limits = []
     for folder in find_folders("pids", root):
-        most = _read_number(folder / "pids.max")
-        used = _read_number(folder / "pids.current")
+        most = read_number(folder / "pids.max")
+        used = read_number(folder / "pids.current")
         if most is not None:
             limits.append(ProcessLimit(most, used or 0, f"pids.max of {folder}"))
     return limits
 
 
-def _read_number(path: Path) -> int | None:
+def read_number(path: Path) -> int | None:
     """Return the number in a file; None if there is no such file, or it has another text, such as "max"."""
-    text = _read(path).strip()
+    text = read_text(path).strip()
     if text.isascii() and text.isdigit():
         return int(text)
     return None
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
     """Return the text of a file; "" if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")

@@ -1,5 +1,6 @@
 """Hash the samples of a batch by their ids, or by their contents."""
 
+import functools
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
@@ -99,20 +100,28 @@ def _hash_rows(rows: torch.Tensor) -> np.ndarray:
     rows = rows.detach()
     starts, length = _lines(rows[:1].numel(), rows.element_size())
     if rows.is_contiguous() or rows.ndim == 1:
-        flat = rows.reshape(len(rows), rows[:1].numel())
-        chosen = torch.cat([flat[:, start : start + length] for start in starts], 1)
+        chosen = rows.reshape(len(rows), rows[:1].numel())
+        if len(starts) > 1:
+            chosen = torch.cat([chosen[:, start : start + length] for start in starts], 1)
     else:  # elements in the order of the indices too, without a copy of the whole tensor
         places = np.add.outer(starts, np.arange(length)).reshape(-1)
         offsets = np.dot(rows.stride()[1:], np.unravel_index(places, tuple(rows.shape[1:])))
         flat = rows.as_strided((len(rows), int(offsets.max()) + 1), (rows.stride(0), 1))
         chosen = flat.index_select(1, torch.from_numpy(offsets).to(rows.device))
     content = chosen.contiguous().view(torch.uint8).cpu().numpy()
-    values = np.pad(content, ((0, 0), (0, -content.shape[1] % 8))).view(np.uint64)
-    # an odd number for each place: words that are exchanged give another hash
-    keys = mix(np.arange(values.shape[1], dtype=np.uint64)) | np.uint64(1)
+    if content.shape[1] % 8:  # np.pad() takes 16 us, also without anything to add
+        content = np.pad(content, ((0, 0), (0, -content.shape[1] % 8)))
+    words = content.view(np.uint64)
     # type and shape count: zeros of two shapes are not the same sample
     kind = _hash_text(f"{rows.dtype} {list(rows.shape[1:])}")
-    return mix(np.einsum("ij,j->i", values, keys) ^ np.uint64(kind))
+    return mix(np.einsum("ij,j->i", words, _keys(words.shape[1])) ^ np.uint64(kind))
+
+
+@functools.lru_cache(maxsize=64)
+def _keys(count: int) -> np.ndarray:
+    """Return an odd number for each place of a word: words that are exchanged give another hash."""
+    keys: np.ndarray = mix(np.arange(count, dtype=np.uint64)) | np.uint64(1)
+    return keys
 
 
 def _lines(count: int, size: int) -> tuple[list[int], int]:

@@ -55,6 +55,15 @@ _CODES = {
 _FEW = 128  # open files or processes: too few to train
 _ENOUGH = 1024
 
+# Memory that the kernel frees when a group needs it: version 2, and version 1 with the groups below.
+_RECLAIMABLE = (
+    "inactive_file",
+    "active_file",
+    "slab_reclaimable",
+    "total_inactive_file",
+    "total_active_file",
+)
+
 
 class Finding:
     """The result for one subject, `name`.
@@ -176,7 +185,41 @@ def available_memory(root: str = "/") -> float:
         kilobytes = re.search(r"MemAvailable: +(\d+)", Path(root, "proc/meminfo").read_text())
         if kilobytes:
             free = int(kilobytes[1]) * 1024
-    return min(free, control_groups.free_memory(root))
+    return min(free, _free_memory_of_groups(root))
+
+
+def _free_memory_of_groups(root: str = "/") -> float:
+    """Return the bytes that the control groups still allow; infinity without a limit. Memory that the kernel
+    can free, such as the cache of files, counts as free."""
+    free = math.inf
+    for folder in control_groups.find_folders("memory", root):
+        # beyond memory.high the kernel slows a process down so much that it hardly continues
+        limits = [control_groups.read_number(folder / name) for name in ("memory.max", "memory.high")]
+        limits.append(control_groups.read_number(folder / "memory.limit_in_bytes"))
+        for limit in limits:
+            if limit is not None:
+                free = min(free, limit - _used_memory(folder))
+    return max(0.0, free)
+
+
+def _used_memory(folder: Path) -> int:
+    """Return the bytes that a group uses and cannot give back; those of this process if that is not known."""
+    for name in ("memory.current", "memory.usage_in_bytes"):
+        used = control_groups.read_number(folder / name)
+        if used is not None:
+            return max(0, used - _reclaimable_memory(folder))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _reclaimable_memory(folder: Path) -> int:
+    """Return the bytes in memory.stat that the kernel can free. Of version 1 the sums with the groups below
+    count, in place of those of the group alone."""
+    numbers = {}
+    for line in control_groups.read_text(folder / "memory.stat").splitlines():
+        name, _, number = line.partition(" ")
+        if name in _RECLAIMABLE and number.isdigit():
+            numbers[name.removeprefix("total_")] = int(number)  # the line of the sum comes later
+    return sum(numbers.values())
 
 
 def worst(findings: list[Finding]) -> str:

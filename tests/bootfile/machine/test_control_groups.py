@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from bootfile.machine import control_groups, cores
+from common.platform import node
 from tests.conftest import ROOT, run
 from tests.support.control_groups import NAMESPACE, enter, make_tree, real_group
 
@@ -79,7 +80,7 @@ def test_the_smallest_limit_on_the_way_up_counts(version, limited, tmp_path):
         groups = "".join(f"{number}:{name}:/{SLURM}\n" for number, name in enumerate(names, 1))
         root = make_tree(tmp_path, groups + "0::/\n", V1, files)
     assert control_groups.cpu_quota(root) == 1.5
-    assert control_groups.free_memory(root) == 2 * GB
+    assert node.available_memory(root) == 2 * GB
     (limit,) = control_groups.process_limits(root)
     assert limit.most == 64 and limit.used == 4 and limit.name.endswith(f"{limited}")
 
@@ -94,7 +95,7 @@ def test_both_versions_on_one_node(tmp_path):
         {"memory/a/memory.limit_in_bytes": "5000", "memory/a/memory.usage_in_bytes": "1000"}
         | {"cpu,cpuacct/b/cpu.cfs_quota_us": "25000", "cpu,cpuacct/b/cpu.cfs_period_us": "100000"},
     )
-    assert control_groups.free_memory(root) == 4000 and control_groups.cpu_quota(root) == 0.25
+    assert node.available_memory(root) == 4000 and control_groups.cpu_quota(root) == 0.25
 
 
 def test_groups_of_others_do_not_count(tmp_path):
@@ -129,7 +130,7 @@ def test_groups_of_others_do_not_count(tmp_path):
     ],
 )  # fmt: skip
 def test_memory_that_the_group_still_gets(files, expected, tmp_path):
-    assert control_groups.free_memory(make_tree(tmp_path, "", "", files)) == expected
+    assert node.available_memory(make_tree(tmp_path, "", "", files)) == expected
 
 
 @pytest.mark.parametrize(
@@ -152,6 +153,7 @@ def test_cpus_of_the_group(files, expected, tmp_path):
 SHOW = """
 import json
 from bootfile.machine import control_groups, cores
+from common.platform import node
 from common.platform import node
 print(json.dumps([control_groups.cpu_quota(), cores.available_cores(), node.available_memory(),
                   [limit.most for limit in control_groups.process_limits()]]))
