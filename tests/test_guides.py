@@ -1,8 +1,32 @@
-"""The expressions of guides/modelarts.md for a platform's console find the figures of a log."""
+"""What guides/ shows for a platform works: expressions for a log of ModelArts, batch scripts of Slurm."""
 
+import os
 import re
+import subprocess
+import sys
 
-from tests.conftest import QUICK, ROOT, run
+from tests.conftest import QUICK, ROOT, environment, run
+
+_STOP = """        if loader.step == 5 and torch.distributed.get_rank() == 1:
+            os.kill(os.getpid(), 15)
+"""
+_STUBS = {  # doubles of Slurm's commands: srun starts two tasks on this machine
+    "srun": """#!/bin/bash
+while [[ $1 == --* ]]; do shift; done
+export SLURM_NTASKS=2
+SLURM_PROCID=0 SLURM_LOCALID=0 "$@" &
+SLURM_PROCID=1 SLURM_LOCALID=1 "$@" &
+wait -n
+first=$?
+wait -n
+second=$?
+echo "tasks ended with $first $second"
+exit $second
+""",
+    "scontrol": """#!/bin/bash
+if [ "$1" = show ]; then echo 127.0.0.1; else echo "scontrol $*"; fi
+""",
+}
 
 
 def test_expressions_find_the_figures_of_a_log(tmp_path):
@@ -17,3 +41,53 @@ def test_expressions_find_the_figures_of_a_log(tmp_path):
     for whole, group in rows:
         (found,) = re.findall(whole, log)
         assert re.findall(group, log) == [found] and float(found) >= 0
+
+
+def read_scripts_of_slurm():
+    """Return the batch script for 4 nodes with 8 GPUs, and the function `start` of an own loop."""
+    page = (ROOT / "guides" / "slurm.md").read_text(encoding="utf-8")
+    whole, start = re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    return whole, start
+
+
+def test_the_batch_script_is_the_one_that_submit_prints(tmp_path):
+    example = (ROOT / "launch" / "job.example.toml").read_text(encoding="utf-8")
+    config = tmp_path / "job.toml"
+    config.write_text(example.replace("node_count = 2", "node_count = 4"), encoding="utf-8")
+    words = ("jobs/train_ddp.py", "--config", config, "--platform=slurm", "--dry_run")
+    printed = run("-m", "launch", "submit", *words).stdout
+    name = r"train-ddp-\d{8}-\d{6}-\w{6}"
+    whole, _ = read_scripts_of_slurm()
+    assert re.sub(name, "NAME", printed.strip()) == re.sub(name, "NAME", whole.strip())
+
+
+def test_an_own_loop_saves_in_the_batch_script_and_is_requeued(tmp_path):
+    """A rank gets SIGTERM in step 5: both save, and the script asks for a new allocation."""
+    whole, start = read_scripts_of_slurm()
+    loop = (ROOT / "guides" / "own_loop" / "after.py").read_text()
+    line = "        optimizer.zero_grad()\n"
+    assert loop.count(line) == 1
+    train = tmp_path / "train.py"
+    train.write_text(loop.replace(line, _STOP + line))
+    paths = {
+        "/shared/env/bin/python": sys.executable,
+        "/shared/code/train.py": str(train),
+        "/shared/runs/train": str(tmp_path / "out"),
+    }
+    for path, here in paths.items():
+        assert start.count(path) == 1
+        start = start.replace(path, here)
+    [start_of_job] = re.findall(r"^start\(\) \{.*?^\}\n", whole, re.MULTILINE | re.DOTALL)
+    script = tmp_path / "job.sh"
+    script.write_text(whole.replace(start_of_job, start))
+    for name, text in _STUBS.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    env = environment(
+        PYTHONPATH=str(ROOT), SLURM_JOB_ID="7", SLURM_JOB_NODELIST="node", SLURM_NTASKS_PER_NODE="2"
+    )
+    env["PATH"] = f"{tmp_path}{os.pathsep}{env['PATH']}"
+    job = subprocess.run(["bash", script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200)
+    assert job.returncode == 143, job.stdout + job.stderr
+    assert "tasks ended with 143 143" in job.stdout and "scontrol requeue 7" in job.stdout
+    assert [path.name for path in (tmp_path / "out" / "checkpoints").glob("*.pt")] == ["step_5.pt"]

@@ -6,6 +6,7 @@ import re
 import shutil
 
 import pytest
+import torch
 
 from tests.conftest import ROOT, free_port, run
 
@@ -51,8 +52,10 @@ def test_the_page_shows_the_changes(before, after):
     )
     assert [line for line in lines if line not in shown] == []
     if before == "before.py":
-        assert f"```python\n{(_FOLDER / before).read_text()}```" in _PAGE
         assert sum(line.startswith("+") for line in lines) == 7
+        [block, *_] = re.findall(r"```diff\n(.*?)```", _PAGE, re.DOTALL)
+        whole = [line[2:] for line in block.splitlines() if not line.startswith("+")]
+        assert whole[1:] == old
 
 
 def test_a_loop_of_ones_own_loads_the_package_only(tmp_path):
@@ -88,3 +91,22 @@ def test_a_url_is_refused(tmp_path):
     errors = run("loop.py", "s3://bucket/run", cwd=tmp_path, env=start_alone(), code=1).stderr
     assert "s3://bucket/run is a URL: Exact writes to a folder" in errors
     assert not (tmp_path / "s3:").exists()
+
+
+def test_mixed_precision_accumulation_and_an_average_continue_exactly(tmp_path):
+    """A kill between two optimizer steps: gradients of two batches are lost with the process."""
+    loop = (_FOLDER / "large.py").read_text()
+    (tmp_path / "loop.py").write_text(loop)
+    line = "        accepted = run.accepts(loss)"
+    assert loop.count(line) == 1
+    kill = "        if loader.step == 30:\n            os.kill(os.getpid(), 9)\n"
+    (tmp_path / "killed.py").write_text("import os\n\n" + loop.replace(line, kill + line))
+    run("loop.py", "WHOLE", cwd=tmp_path, env=PATH)
+    run("killed.py", "OUT", cwd=tmp_path, env=PATH, code=-9)
+    assert "resumed from OUT/checkpoints/step_" in run("loop.py", "OUT", cwd=tmp_path, env=PATH).stdout
+    whole, killed = (torch.load(tmp_path / name / "last.pt", weights_only=True) for name in ("WHOLE", "OUT"))
+    for part in ("model", "average"):
+        for name, tensor in whole[part].items():
+            assert torch.equal(tensor, killed[part][name]), (part, name)
+    assert int(whole["average"]["n_averaged"]) == 16
+    assert (tmp_path / "WHOLE/receipt.bin").read_bytes() == (tmp_path / "OUT/receipt.bin").read_bytes()
