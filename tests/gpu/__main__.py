@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def find_scratch(needed: float) -> str:
-    """Return a folder with so many bytes for the outputs of the jobs. Raises BadInput."""
+    """Return a folder with that number of bytes for the outputs of the jobs. Raises BadInput."""
     folders = [_MEMORY, tempfile.gettempdir()]
     for folder in folders:
         if os.access(folder, os.W_OK) and shutil.disk_usage(folder).free >= needed:
