@@ -135,16 +135,18 @@ class Parent:
         shards, shards_differ = self._compare_shards(folder, step)
         if not changed and not shards_differ:
             return ""
-        text = f"the state after step {step} is the same"
+        facts = []
         if changed:
-            text = f"the state after step {step} is another one ({changed})"
-        if shards_differ:
-            text = f"{shards}, and {text}"
+            facts.append(f"the state after step {step} is another one ({changed})")
+        elif step in self._digests:
+            facts.append(f"the state after step {step} is the same")
+        if shards_differ:  # the earlier one
+            facts.insert(0, shards)
         elif shards:
-            text = f"{text}, and {shards}"
+            facts.append(shards)
         return (
-            f"{self._title} {text}: the code, the versions or the kind of machine changed, or the state or "
-            f"an old step was damaged. Without the steps between: --at_step {self.state}"
+            f"{self._title} {', and '.join(facts)}: the code, the versions or the kind of machine changed, "
+            f"or the state or an old step was damaged. Without the steps between: --at_step {self.state}"
         )
 
     def _compare_shards(self, folder: str, step: int) -> tuple[str, bool]:
@@ -183,7 +185,7 @@ class Parent:
             of_rank = [str(shard) for shard in shards if shard in part]
             if of_rank:
                 names.append(f"{', '.join(of_rank)} (rank {rank} of {size})")
-        return f"{word} {', '.join(names)} of step {step}"
+        return f"{word} {' and '.join(names)} of step {step}"
 
     def find_alteration(self) -> str:
         """Return in words how the state of step `state` is not the one that the run recorded when it saved
