@@ -7,7 +7,8 @@ import numpy as np
 
 from bootfile.exact import digest, digest_lines, files
 from bootfile.ground.errors import BadInput
-from bootfile.receipt import kinds, origins, starts
+from bootfile.ground.numbers import part_of
+from bootfile.receipt import kinds, origins, shard_lines, starts
 from bootfile.receipt.reading import read_records
 from bootfile.receipt.records import PARTS
 
@@ -20,6 +21,12 @@ def read_starts(folder: str) -> list[dict[str, Any]]:
             f"--from {folder}: no run of a job there ({starts.FILE} is missing): expected its output folder"
         )
     return known
+
+
+def _find_world_size(start: dict[str, Any]) -> int:
+    """Return the number of processes of a start."""
+    size = start["environment"].get("world size", 1)
+    return size if isinstance(size, int) else 1
 
 
 class Parent:
@@ -37,6 +44,8 @@ class Parent:
         known = read_starts(self.folder)
         self._records = self._read_records()  # step -> uint64 [3]
         self._digests = digest_lines.read(self.folder)
+        self._shards = shard_lines.read(self.folder)
+        self._known = known
         checkpoints = os.path.join(self.folder, "checkpoints")
         paths = files.list_newest_first(checkpoints)
         last = max([0, *self._records, *self._digests, *map(files.step_of, paths)])
@@ -86,8 +95,7 @@ class Parent:
     @property
     def world_size(self) -> int:
         """Return the number of processes of that start."""
-        size = self.start["environment"].get("world size", 1)
-        return size if isinstance(size, int) else 1
+        return _find_world_size(self.start)
 
     @property
     def points(self) -> list[int]:
@@ -124,13 +132,60 @@ class Parent:
                 if before != after:
                     return f"{self._title} step {number} had other samples ({part}): data or code changed"
         changed = self._find_changed(step, line)
-        if not changed:
+        shards, shards_differ = self._compare_shards(folder, step)
+        if not changed and not shards_differ:
             return ""
+        facts = []
+        if changed:
+            facts.append(f"the state after step {step} is another one ({changed})")
+        elif step in self._digests:
+            facts.append(f"the state after step {step} is the same")
+        if shards_differ:  # the earlier one
+            facts.insert(0, shards)
+        elif shards:
+            facts.append(shards)
         return (
-            f"{self._title} the state after step {step} is another one ({changed}): the code, the "
-            "versions or the kind of machine changed, or the state or an old step was damaged. Without the "
-            f"steps between: --at_step {self.state}"
+            f"{self._title} {', and '.join(facts)}: the code, the versions or the kind of machine changed, "
+            f"or the state or an old step was damaged. Without the steps between: --at_step {self.state}"
         )
+
+    def _compare_shards(self, folder: str, step: int) -> tuple[str, bool]:
+        """Return the first step up to `step` in which shards had other gradients, and the shards, in words;
+        "" without a comparison. And whether there is such a step. folder: of the steps that were computed
+        again."""
+        compared = []
+        for number, sums in shard_lines.read(folder).items():
+            before = self._shards.get(number)
+            is_wanted = self.state < number <= step
+            if not is_wanted or before is None or len(before) != len(sums):
+                continue
+            compared.append(number)
+            different = [shard for shard in range(len(sums)) if sums[shard] != before[shard]]
+            if different:
+                return f"{self._name_shards(number, different, len(sums))} had other gradients", True
+        # a step without a record may be the one
+        if compared == list(range(self.state + 1, step + 1)):
+            return f"all shards of the steps {self.state + 1}-{step} had the same gradients", False
+        return "", False
+
+    def _name_shards(self, step: int, shards: list[int], count: int) -> str:
+        """Return shards of a step in words, with the ranks that have computed them in the old run."""
+        if len(shards) == count:
+            return f"all {count} shards of step {step}"
+        word = "shards"
+        if len(shards) == 1:
+            word = "shard"
+        start = origins.start_of(self._known, step)
+        if start["settings"].get("elastic"):  # its processes come and leave within a start
+            return f"{word} {', '.join(map(str, shards))} of step {step}"
+        size = _find_world_size(start)
+        names = []
+        for rank in range(size):
+            part = part_of(count, rank, size)
+            of_rank = [str(shard) for shard in shards if shard in part]
+            if of_rank:
+                names.append(f"{', '.join(of_rank)} (rank {rank} of {size})")
+        return f"{word} {' and '.join(names)} of step {step}"
 
     def find_alteration(self) -> str:
         """Return in words how the state of step `state` is not the one that the run recorded when it saved

@@ -166,5 +166,7 @@ def digest(tensor: torch.Tensor) -> torch.Tensor:
         tensor = torch.view_as_real(tensor)
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     bits = tensor.view(integers[tensor.element_size()])
-    # an odd factor made of the bits themselves: two changes that cancel out in a plain sum do not here
-    return (bits * ((bits >> 3) * 2 + 1)).sum(dtype=torch.int64)
+    # an odd factor made of the upper half of the bits: two changes that cancel out in a plain sum do not here
+    # a smaller shift would not notice one sign in 2^shift: the changes of the bits and of the factor cancel
+    half = 4 * tensor.element_size()
+    return (bits * ((bits >> half) * 2 + 1)).sum(dtype=torch.int64)

@@ -1,5 +1,8 @@
 """Run a command to its end, with SIGKILLs and restarts on the way."""
 
+# The verbs on old runs start jobs with history/compute.py: at a state of a run, and compared with it on the
+# way. This runs any program from its beginning, and knows nothing of its files. Both use sessions.py.
+
 import os
 import random
 import re

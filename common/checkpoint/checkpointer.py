@@ -4,6 +4,7 @@ Checkpoints are in checkpoints/ below the output folder. Weights are in the outp
 each epoch and best.pth after the best.
 """
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -22,8 +23,10 @@ from bootfile.exact.loop import Due, Exact, NotSaved
 from bootfile.exact.nonfinite import Diverged
 from bootfile.exact.processes import Processes
 from bootfile.ground.errors import BadInput
+from bootfile.ground.files import explain_write
 from bootfile.machine import instructions
 from bootfile.processes import ranks, signals, stuck
+from bootfile.receipt import shard_lines
 from common.checkpoint import resume
 from common.checkpoint.options import TrainingParser as TrainingParser  # jobs import both
 from common.checkpoint.plain_names import plain_names
@@ -96,6 +99,7 @@ class Checkpointer(Events):
         self.exact = self._make_exact(run, **parts)
         self.exact.state.extras = self.scores
         self._refuse_unused_limits()
+        self._gradient_sums: Any = None  # of the shards, with --recheck
         if run.args.recheck:
             self._recheck_shards(run.args.recheck)
         self._sample_losses: Any = None
@@ -131,7 +135,7 @@ class Checkpointer(Events):
             from common.checkpoint.fork import Fork
 
             self._fork = Fork(run, self.say, self._without)
-            parts["check"] = self._fork.check
+            parts["check"] = self._check_fork
         return kind(
             run.output.folder,
             self.loader,
@@ -160,6 +164,12 @@ class Checkpointer(Events):
             **parts,
         )
 
+    def _check_fork(self, step: int, line: dict[str, Any]) -> str:
+        """Return the first difference from the old run up to a step; see Forked."""
+        self._write_gradient_sums()  # they are compared, too
+        difference: str = self._fork.check(step, line)
+        return difference
+
     def _find_survivors(self) -> str:
         """Return --survivors, or "first" and a warning if only rank 0's results are kept."""
         survivors: str = self.args.survivors
@@ -175,6 +185,17 @@ class Checkpointer(Events):
             raise BadInput(f"--recheck {every} needs --exact_shards: jobs/train_exact.py has it")
         if not self.args.evaluate:
             shards.recheck(every, self.say)
+            self._gradient_sums = shards.gradient_sums
+
+    def _write_gradient_sums(self) -> None:
+        """Write the sums of the steps since the last call, if there are any. Called on rank 0, or on all."""
+        if not self._gradient_sums:
+            return
+        try:
+            self._gradient_sums.write(self.output.folder)
+        except OSError as error:  # a sum that is missing is not an error of the run
+            reason = explain_write(error, self.output.folder)
+            self.exact.say_once(f"warning: {shard_lines.FILE} lacks steps: {reason}", shard_lines.FILE)
 
     def _refuse_unused_limits(self) -> None:
         """Raise BadInput if the job does not give a limit of its options to its sampler."""
@@ -235,6 +256,9 @@ class Checkpointer(Events):
         endings.explain_with(self.loader)
         if self._writes:
             endings.at_end("results", self._end)
+        if self._writes and ranks.is_first():
+            with contextlib.suppress(OSError, BadInput):  # a sum that is missing is not an error of the run
+                shard_lines.cut(self.output.folder, step)
         if self._sample_losses:
             self._sample_losses.begin(step)
         if self._mirror:
@@ -260,6 +284,8 @@ class Checkpointer(Events):
         if due.report and self._sample_losses:
             # With the report, because reading the losses waits for the device, as a report does.
             self._sample_losses.write()
+        if due.report or due.save:
+            self._write_gradient_sums()
         self.log.advance(self.loader.step)
         return due
 

@@ -126,6 +126,7 @@ class Shards:
         self._is_open = False  # from the forward pass of a shard until add()
         self._recheck: Any = None  # if a shard is computed twice in some steps (recheck.py)
         self._flags: list[float] = []  # what this rank has found in such a step
+        self.gradient_sums: Any = None  # as well: of each shard in each step (gradient_sums.py)
         self._say: Callable[[str], object] | None = None
         fix_settings(device)
 
@@ -151,8 +152,11 @@ class Shards:
     def recheck(self, every: int, say: Callable[[str], object]) -> None:
         """Compute one shard in `every` steps a second time, on the next process, from now on. Call it on
         every rank after attach(), before the first step. say: prints a line on rank 0. A process that
-        computes wrongly then ends the run with WrongResult (recheck.py), before the step is used."""
-        from common.parallel.recheck import Recheck  # most jobs compute each shard once
+        computes wrongly then ends the run with WrongResult (recheck.py), before the step is used.
+
+        From then on `gradient_sums` has the sums of all shards of each step."""
+        from common.parallel.gradient_sums import GradientSums  # most jobs compute each shard once
+        from common.parallel.recheck import Recheck
 
         def find_owner(shard: int) -> int:
             for rank in range(self.world_size):
@@ -161,6 +165,7 @@ class Shards:
             raise AssertionError(shard)
 
         self._recheck = Recheck(self._forward, every, find_owner, self.count, self._device)
+        self.gradient_sums = GradientSums(self._device, ranks.is_first())
         self._say = say
 
     def watch(self, objects: dict[str, Any], loader: Any = None, processes: Processes | None = None) -> None:
@@ -274,19 +279,23 @@ class Shards:
 
     def _judge(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the losses of all shards [V], as all ranks do here, unless one that was computed twice
-        differs: then all raise WrongResult. rows: those of this rank's shards; its flags travel with them."""
+        differs: then all raise WrongResult. rows: those of this rank's shards; its flags and the sums of the
+        gradients travel with them."""
         flags = rows.new_tensor(self._flags)
-        sent = torch.cat([rows, flags])
+        sent = torch.cat([rows, self._make_rows(self.gradient_sums.take()), flags])
         if self.world_size > 1:
             with pace.waiting():
                 torch.distributed.all_reduce(sent)
-        rows, flags = sent.split([len(rows), len(flags)])
+        rows, rest = sent.split([self.count, self.count + len(flags)])
         # the host waits for the device here
-        values = flags.tolist()
+        values = rest.tolist()
+        sums = values[: self.count]
+        values = values[self.count :]
         if any(values):
             restore_buffers = functools.partial(_write, self._buffers)
             with self.guards.repeating():
                 self._recheck.judge(self._loader.step, values, restore_buffers, self._say)
+        self.gradient_sums.end_step(self._loader.step, sums)
         return rows
 
     def _check_loader(self, is_first: bool) -> None:
@@ -435,6 +444,8 @@ class Shards:
                 sums[parameter] = gradient.detach()
         if counts:
             torch._foreach_mul_(list(sums.values()), counts[self.index])
+        if self.gradient_sums:
+            self.gradient_sums.add(sums.values())
         self._used.clear()
         # the tree says when two sums are added, so the order does not depend on the number of processes
         for _ in range(_push_node(self._nodes, range(self.index, self.index + 1))):

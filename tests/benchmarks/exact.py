@@ -6,9 +6,12 @@
 Both compute the same micro-batches, V / N in each process, on one thread; their steps alternate in the same
 processes. The figure is the median of the ratios of neighbouring steps, with the smallest and the largest.
 A second figure is the time of the additions between the processes alone: the tree, against all_reduce.
+A third one is the CPU seconds of rank 0 in a step with the sums of gradients that --recheck records.
 """
 
 import argparse
+import functools
+import time
 from collections.abc import Callable
 
 import torch
@@ -18,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bootfile.ground import errors
 from common.compute import models
 from common.parallel import exact_shards
+from common.parallel.gradient_sums import GradientSums
 from tests.benchmarks.rounds import conditions, make_parser, print_ratios, take_turns, timed
 from tests.conftest import free_port
 
@@ -63,21 +67,38 @@ def measure(rank: int, args: argparse.Namespace, port: int) -> None:
             shards.add(backward(ours))
         our_optimizer.step()
 
+    sums = GradientSums(torch.device("cpu"), keeps=False)
+
+    def step_with_sums() -> None:
+        shards.gradient_sums = sums
+        step_of_shards()
+        shards.gradient_sums = None
+        sums.take()
+
     flat = torch.randn(sum(each.numel() for each in plain.parameters()))
     own = exact_shards.part_of(args.shards, rank, args.processes)
     rows = flat.repeat(len(exact_shards.list_nodes(own)), 1)  # a row for each node of the tree
-    for title, contestants in (
-        (f"a step of {args.batch_size} samples", {"no_sync()": step_of_ddp, "shards": step_of_shards}),
-        (f"the sum of {flat.numel() * 4 / 1e6:.0f} MB", {
+    step = f"a step of {args.batch_size} samples"
+    for title, find_seconds, contestants in (
+        (step, timed_together, {"no_sync()": step_of_ddp, "shards": step_of_shards}),
+        (f"the sum of {flat.numel() * 4 / 1e6:.0f} MB", timed_together, {
             "all_reduce": lambda: torch.distributed.all_reduce(flat),
             "tree": lambda: shards._sum_over_ranks(rows),
         }),
+        (f"{step}, CPU", find_cpu_seconds, {"shards": step_of_shards, "with sums": step_with_sums}),
     ):  # fmt: skip
-        turns = {name: lambda each=each: timed_together(each) for name, each in contestants.items()}
+        turns = {name: functools.partial(find_seconds, each) for name, each in contestants.items()}
         seconds = take_turns(turns, args.rounds)
         if rank == 0:
             print_ratios(title, seconds, ".3f", "s")
     errors.leave(0)  # the interpreter's teardown aborts if a thread of gloo still runs
+
+
+def find_cpu_seconds(function: Callable[[], object]) -> float:
+    """Return the CPU seconds of this process in a call."""
+    begin = time.process_time()
+    function()
+    return time.process_time() - begin
 
 
 def timed_together(function: Callable[[], object]) -> float:

@@ -19,7 +19,9 @@ are computed again by the functions of `launch audit`. Counted are
                 random moment and continued, with an interval that differs
 
 With --exact the bit is flipped on one of two processes. A killed run continues on one. If the flip is in the
-weights or the optimizer's state, the processes have other weights, which the run finds itself: it ends.
+weights or the optimizer's state, the processes have other weights, which the run finds itself: it ends. A
+flip in the gradients or a batch is one in the first shard of the process: counted is how often this shard and
+this step are named, of the runs with such a flip whose states or gradients differ.
 
 The programs are forked from this one, which has imported torch: a start takes a tenth of a second.
 """
@@ -83,7 +85,7 @@ _IMPORTED = [
 ]  # fmt: skip
 
 
-_EXACT = ["--exact_shards=4"]
+_EXACT = ["--exact_shards=4", "--recheck=1000"]  # so that the gradients of the shards are recorded
 
 
 class Program:
@@ -245,6 +247,15 @@ def find_step(intervals: list[audit.Interval]) -> int:
     return 0
 
 
+def find_shard(intervals: list[audit.Interval]) -> tuple[int, int]:
+    """Return the first step and shard that an audit names, (0, 0) without a single shard."""
+    for interval in intervals:
+        if interval.difference:
+            match = re.search(r"differ: shard (\d+) \(.*\) of step (\d+) had other grad", interval.difference)
+            return (int(match[2]), int(match[1])) if match else (0, 0)
+    return 0, 0
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -303,6 +314,7 @@ def flip_a_bit(proof: Proof, draw: random.Random, number: int, clean: dict[int, 
         "ended": ended,
         "first step that differs": first,
         "first step of the audit": find_step(intervals),
+        "shard is right": find_shard(intervals) == (step, 2 * rank),
         "intervals that differ": sum(1 for each in intervals if each.difference),
         "found with share 0.1": any(each.difference for each in drawn),
     }
@@ -335,6 +347,13 @@ def show(flips: list[dict[str, Any]], alarms: list[bool], seconds: float) -> Non
     )
     for flip in unchanged:
         print(f"changed nothing: {flip['flip']}")
+    in_shards = [
+        flip
+        for flip in flips
+        if flip["kind"] in ("gradients", "batch") and flip["intervals that differ"] and not flip["ended"]
+    ]
+    right = [flip for flip in in_shards if flip["shard is right"]]
+    print(f"step and shard named: {len(right)} of {len(in_shards)} (only with --exact)")
     print(f"{seconds:.0f} s")
 
 

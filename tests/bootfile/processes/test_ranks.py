@@ -39,3 +39,20 @@ def test_a_pickle_of_another_program_is_not_run(tmp_path):
     with pytest.raises(BadInput, match="a process sent a value that cannot be read"):
         ranks._decode(data)
     assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    "kind, bits, most",
+    [(torch.float32, torch.int32, 2), (torch.float64, torch.int64, 2), (torch.bfloat16, torch.int16, 20)],
+)
+def test_a_digest_notices_a_flipped_bit(kind, bits, most):
+    """The highest 12 bits of 500 numbers, one by one. A sign may be missed: one in 2^16 of float32."""
+    torch.manual_seed(0)
+    values = torch.randn(500, 1, dtype=kind)
+    before = torch.stack([ranks.digest(value) for value in values])
+    one = torch.ones(1, dtype=bits)
+    width = 8 * values.element_size()
+    for bit in range(width - 12, width):
+        flipped = (values.view(bits) ^ (one << bit)).view(kind)
+        after = torch.stack([ranks.digest(value) for value in flipped])
+        assert int((before == after).sum()) <= most, bit

@@ -4,15 +4,18 @@ import re
 
 import pytest
 
+from bootfile.ground.exit_codes import DIFFERS
+from bootfile.receipt import shard_lines
 from bootfile.receipt.compare import compare_states
 from common.parallel import recheck
-from tests.conftest import QUICK, refused, run_ranks
+from tests.conftest import QUICK, refused, run, run_ranks
 from tests.support.exact import changed
 
 SHARDS = 4
 WORDS = (*QUICK, "--batch_size=128", f"--exact_shards={SHARDS}", "--max_steps=9", "--save_every=1step")
 BACKWARD = "            loss.backward()\n"
 LOSS = "            loss = criterion(logits, targets)\n"
+UPDATE = "            scheduler.step()\n"
 # A fault of the hardware: one gradient of a shard is another one. A file notes that it has happened.
 FAULT = """
             import pathlib
@@ -43,6 +46,9 @@ def test_a_process_that_computes_wrongly_is_named_before_the_step_is_used(proces
     again = run_ranks(job, *words, output, ranks=processes)[0].stdout
     assert "step 4 of 9" in re.search("resumed from .*", again)[0]
     assert compare_states(str(whole), str(tmp_path / "run"))[0]
+    sums = shard_lines.read(str(whole))
+    assert list(sums) == list(range(1, 10)) and {len(of_step) for of_step in sums.values()} == {SHARDS}
+    assert (tmp_path / "run" / shard_lines.FILE).read_text() == (whole / shard_lines.FILE).read_text()
 
 
 def test_the_bits_are_those_of_a_run_without_it(tmp_path):
@@ -53,6 +59,35 @@ def test_the_bits_are_those_of_a_run_without_it(tmp_path):
         ].stdout
         assert "warning" not in shown
         assert compare_states(str(tmp_path / "0-2"), str(tmp_path / f"{every}-{processes}"))[0]
+    expected = shard_lines.read(str(tmp_path / "1-1"))
+    assert expected == shard_lines.read(str(tmp_path / "2-2")) == shard_lines.read(str(tmp_path / "1-3"))
+    assert expected and not shard_lines.read(str(tmp_path / "0-2"))
+
+
+@pytest.mark.parametrize(
+    "place, fault, processes, expected",
+    [
+        (BACKWARD, FAULT, 2, r"shard 3 \(rank 1 of 2\) of step 5 had other gradients"),
+        (UPDATE, FAULT.replace(".grad.", ".data."), 1, "all shards of the steps 1-5 had the same gradients"),
+    ],
+    ids=["gradients of a shard", "weights after the step"],
+)
+def test_an_audit_names_the_shard(place, fault, processes, expected, tmp_path):
+    """The weights are wrong after the gradients of the step, and before its state was saved."""
+    fault = fault.replace("MARK", repr(str(tmp_path / "mark")))
+    if place == UPDATE:
+        fault = fault.replace("shards.index, train_loader.step", "step + 1").replace("PLACE", "(5)")
+    fault = fault.replace("PLACE", "(3, 5)")
+    job = changed("train_exact.py", tmp_path / "job.py", (place, place + fault))
+    words = (*WORDS, "--recheck=100", "--keep=1")  # no step of these is computed twice
+    run_ranks(job, *words, f"--output_dir={tmp_path / 'run'}", ranks=processes)
+    assert (tmp_path / "mark").exists()
+    shown = run(
+        "-m", "launch", "audit", tmp_path / "run", "--share=all", "--processes=1", code=DIFFERS
+    ).stdout
+    [line] = re.findall("^steps 1-9: the steps .*", shown, re.M)
+    assert re.search(expected, line), line
+    assert "the state after step 5 is another one (model." in line
 
 
 def test_a_first_difference_is_a_doubt(tmp_path):

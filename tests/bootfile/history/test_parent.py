@@ -1,0 +1,68 @@
+"""What the records of an old run tell about steps that were computed again: the shards that differ."""
+
+import numpy as np
+import pytest
+
+from bootfile.history import parent
+from bootfile.receipt import shard_lines
+
+OLD = {5: [1, 2, 3, 4], 6: [5, 6, 7, 8]}
+STATE = {"step": 6, "format": 2, "digest": "aa", "parts": {"model.fc": "1"}}
+OTHER = STATE | {"digest": "bb", "parts": {"model.fc": "2"}}
+
+
+@pytest.mark.parametrize(
+    "new, line, expected",
+    [
+        # a fault in one shard, before another one
+        (
+            {5: [1, 2, 9, 4], 6: [0, 0, 0, 0]},
+            OTHER,
+            "shard 2 (rank 2 of 3) of step 5 had other gradients, and the s",
+        ),
+        ({6: [0, 6, 0, 0]}, OTHER, "shards 0 (rank 0 of 3) and 2, 3 (rank 2 of 3) of step 6"),
+        ({5: OLD[5], 6: [0, 0, 0, 0]}, OTHER, "all 4 shards of step 6 had other gradients, and the state"),
+        (
+            {5: OLD[5], 6: [5, 6, 0, 8]},
+            STATE,
+            "of step 6 had other gradients, and the state after step 6 is the same:",
+        ),
+        (
+            OLD,
+            OTHER,
+            "is another one (model.fc, digest bb for aa), and all shards of the steps 5-6 had the same",
+        ),
+        (OLD, STATE, ""),
+        # nothing is known of the shards of step 5
+        ({6: OLD[6]}, OTHER, "is another one (model.fc, digest bb for aa): the code"),
+        ({5: [1], 6: [2]}, OTHER, "is another one (model.fc, digest bb for aa): the code"),
+        # steps that are not asked for
+        ({4: [0, 0, 0, 0], 7: [0, 0, 0, 0]}, STATE, ""),
+    ],
+)
+def test_the_first_shards_that_differ_are_named(new, line, expected, tmp_path, monkeypatch):
+    run = make_parent(monkeypatch, world_size=3)
+    shard_lines.write(str(tmp_path), new)
+    shown = run.check(str(tmp_path), 6, line)
+    assert expected in shown and bool(shown) == bool(expected)
+
+
+def test_a_rank_of_an_elastic_job_is_not_known(tmp_path, monkeypatch):
+    run = make_parent(monkeypatch, world_size=2, elastic=True)
+    shard_lines.write(str(tmp_path), {5: [1, 2, 9, 4]})
+    assert "differ: shard 2 of step 5 had" in run.check(str(tmp_path), 6, OTHER)
+
+
+def make_parent(monkeypatch, world_size: int, **settings) -> parent.Parent:
+    """Return a run with the steps 5 and 6 after its state."""
+    records = np.zeros(0, [("step", int), ("sums", np.uint64, 3)])
+    monkeypatch.setattr(parent, "read_records", lambda folder: records)
+    run = parent.Parent.__new__(parent.Parent)
+    run.folder = "RUN"
+    run.state = 4
+    run.step = 6
+    run._records = {}
+    run._digests = {6: STATE}
+    run._shards = {4: [1, 1, 1, 1], **OLD, 7: [1, 1, 1, 1]}
+    run._known = [{"step": 0, "settings": settings, "environment": {"world size": world_size}}]
+    return run

@@ -1,0 +1,24 @@
+"""The file of the sums of shards: each step once, also after a kill."""
+
+from bootfile.receipt import shard_lines
+
+
+def test_a_resumed_run_writes_later_steps_again(tmp_path):
+    folder = str(tmp_path)
+    shard_lines.cut(folder, 3)
+    assert shard_lines.read(folder) == {} and not (tmp_path / shard_lines.FILE).exists()
+    shard_lines.write(folder, {1: [7, 2**48 - 1], 2: [8, 9]})
+    shard_lines.write(folder, {3: [1, 2]})
+    with open(tmp_path / shard_lines.FILE, "a") as file:
+        file.write('{"step": 4, "sha')  # a kill has cut it
+    shard_lines.cut(folder, 2)
+    shard_lines.write(folder, {3: [5, 6]})
+    assert shard_lines.read(folder) == {1: [7, 2**48 - 1], 2: [8, 9], 3: [5, 6]}
+    assert len((tmp_path / shard_lines.FILE).read_text().splitlines()) == 3
+
+
+def test_a_line_that_is_not_one_of_ours_is_left_out(tmp_path):
+    (tmp_path / shard_lines.FILE).write_text(
+        '{"step": "1", "shards": []}\n[]\n{"step": 2}\n{"step": 3, "shards": [4]}\n'
+    )
+    assert shard_lines.read(str(tmp_path)) == {3: [4]}

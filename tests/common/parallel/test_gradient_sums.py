@@ -1,0 +1,51 @@
+"""A sum of the gradients of a shard: one other bit is another sum, however the gradients are stored."""
+
+import pytest
+import torch
+
+from common.parallel.gradient_sums import GradientSums
+
+
+def find_sum(*gradients) -> int:
+    sums = GradientSums(torch.device("cpu"), keeps=False)
+    sums.add(gradients)
+    [value] = sums.take()
+    assert value.dtype == torch.float64 and sums.take() == []
+    return int(value)
+
+
+@pytest.mark.parametrize(
+    "kind, bits",
+    [(torch.float32, torch.int32), (torch.float64, torch.int64), (torch.bfloat16, torch.int16)],
+)
+def test_each_bit_counts(kind, bits):
+    torch.manual_seed(0)
+    first = torch.randn(3, 5, dtype=kind)
+    second = torch.randn(7, dtype=kind)
+    seen = {find_sum(first, second)}
+    one = torch.ones(1, dtype=bits)
+    for bit in range(8 * first.element_size()):
+        flipped = first.clone()
+        flipped[1, 2] = (flipped[1, 2].view(1).view(bits) ^ (one << bit)).view(kind)[0]
+        seen.add(find_sum(flipped, second))
+    assert len(seen) == 1 + 8 * first.element_size()
+
+
+def test_the_order_in_memory_does_not_count_and_that_of_the_gradients_does():
+    first = torch.randn(4, 3, 2, 2)
+    second = torch.randn(4, 3, 2, 2)
+    expected = find_sum(first, second)
+    assert 0 <= expected < 2**48
+    assert find_sum(first.contiguous(memory_format=torch.channels_last), second) == expected
+    assert find_sum(second, first) != expected
+
+
+def test_only_the_first_rank_writes(tmp_path):
+    for keeps in (False, True):
+        sums = GradientSums(torch.device("cpu"), keeps)
+        sums.end_step(1, [2.0**47, 3.0])
+        sums.write(str(tmp_path))
+        sums.write(str(tmp_path))  # nothing new
+        path = tmp_path / "shards.jsonl"
+        assert path.exists() == keeps
+    assert path.read_text() == '{"step": 1, "shards": [140737488355328, 3]}\n'
