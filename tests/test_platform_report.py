@@ -102,11 +102,11 @@ def test_figures_are_compared_with_those_of_another_part(tmp_path):
     written = make_report(tmp_path)
     written.parts = [{"part": "one", "receipt": "a", "first_loss": 2.0}]
     written.compare({"receipt": "a"}, "one", "receipt")
-    written.compare_loss({"first_loss": 2.001}, "one")
+    written.compare_loss({"first_loss": 2.0005}, "one")
     with pytest.raises(report.Failed, match="the receipt is not that of one"):
         written.compare({"receipt": "b"}, "one", "receipt")
     with pytest.raises(report.Failed, match="the first loss is not that of one"):
-        written.compare_loss({"first_loss": 2.01}, "one")
+        written.compare_loss({"first_loss": 2.0016}, "one")
     with pytest.raises(report.Failed, match="two did not run"):
         written.compare({"receipt": "a"}, "two", "receipt")
 
