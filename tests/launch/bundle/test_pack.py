@@ -118,9 +118,9 @@ def test_a_script_among_tests_comes_without_the_others(repository):
     code = CodeFolder(script)
     assert [path for path in code.files if path.startswith("tests/")] == ["tests/test_job.py"]
     assert "common/a.py" in code.files and code.skipped["tests/"] == "tests/"
-    tree(repository, {"model.py": "", "tests/test_job.py": "import model\n"})
+    tree(repository, {"model.py": "", "tests/test_job.py": "from common import a\nimport model\n"})
     assert {"tests/test_job.py", "model.py"} <= {*CodeFolder(script).files}
-    tree(repository, {"tests/test_job.py": "from tests import other\n"})
+    tree(repository, {"tests/test_job.py": "from common import a\nfrom tests import other\n"})
     with pytest.raises(BadInput, match=r"tests/other.py is not uploaded \(rule: tests/\)"):
         CodeFolder(script)
     tree(repository, {".jobignore": "tests/\n"})
