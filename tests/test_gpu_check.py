@@ -14,6 +14,7 @@ import warnings
 import pytest
 import torch
 
+from bootfile import __version__
 from bootfile.ground.errors import BadInput
 from tests.conftest import environment, run
 from tests.gpu import __main__, checks, report, watch
@@ -119,7 +120,9 @@ def test_a_rehearsal_of_what_must_be_right(stage, tmp_path):
     if stage == "bits":
         assert rows["train_exact.py: 2 processes, bits"]["value"] == "equal"
         assert rows["train_amp.py, float16: restarted, bits"]["value"] == "equal"
-        assert rows["train_fast.py: restarted, bits"]["value"] and len(rows) == 19
+        for job in ("train_amp.py", "train_ddp.py"):
+            assert rows[f"{job}, deterministic: restarted, bits"]["value"] == "equal"
+        assert rows["train_fast.py: restarted, bits"]["value"] and len(rows) == 27
     if stage in ("marked", "on gpu"):
         assert rows["tests skipped" if stage == "marked" else "tests passed"]["value"] > 1
 
@@ -146,6 +149,19 @@ def test_tests_that_are_not_made_for_a_gpu_exist():
         file, _, start = name.partition("::")
         text = (checks.ROOT / f"{checks._JOB_TESTS}{file}").read_text()
         assert f"\ndef {start.partition('[')[0]}" in text, name
+
+
+def test_a_copy_without_git_is_named_by_its_version_and_digest(monkeypatch, tmp_path):
+    """A lent machine gets the files only."""
+    monkeypatch.setattr(report, "ROOT", str(tmp_path))
+    names = []
+    for text in ("A = 1", "A = 2", "A = 1"):
+        (tmp_path / "jobs").mkdir(exist_ok=True)
+        (tmp_path / "jobs" / "job.py").write_text(text)
+        names.append(report.describe(is_small=True)["commit"])
+    assert names[0] == names[2] != names[1]
+    assert names[0].startswith(f"{__version__}, digest ")
+    assert report.describe(is_small=True, commit="abc")["commit"] == "abc"
 
 
 SEES = """

@@ -357,7 +357,7 @@ def _network(topology: Topology) -> tuple[Finding, Finding]:
 def _versions() -> Finding:
     cuda = torch.version.cuda
     nccl = None
-    driver = _driver()
+    driver = find_driver()
     if cuda and torch.distributed.is_nccl_available():
         nccl = ".".join(map(str, torch.cuda.nccl.version()))
     facts = f"python {platform.python_version()}, torch {torch.__version__}"
@@ -418,7 +418,7 @@ def _presets(env: Mapping[str, str]) -> Finding:
     return Finding("presets", facts or "none", warnings=warnings)
 
 
-def _driver() -> str | None:
+def find_driver() -> str | None:
     """Return the version of NVIDIA's driver, such as "535.129.03"; None without a driver."""
     try:
         with open("/proc/driver/nvidia/version") as file:

@@ -7,8 +7,8 @@
 pip-requirements.txt. This list omits torch, torch_npu,
 torchvision, torchaudio, triton and nvidia-*, which the platform's image has; packages that the job does not
 import when it starts are comments with the option that needs them. For a script that does not import Bootfile
-`pack` keeps the script's folder. It skips hidden files, caches, tests, weights, folders of
-data and results, and files that .jobignore names (in the code folder, in gitignore's syntax; `!pattern`
+`pack` keeps the script's folder. It skips hidden files, caches, tests (but not the script), weights, folders
+of data and results, and files that .jobignore names (in the code folder, in gitignore's syntax; `!pattern`
 includes again). Skipped files are listed with their rule.
 
 The digits are those of a digest of the content; manifest.json lists the files with sizes and SHA-256. The

@@ -22,6 +22,7 @@ REQUIREMENTS = ("pip-requirements.txt", "requirements.txt")  # dependency lists;
 _ENTRIES = 1000
 _SIZE = 5 * 10**9
 _IMPORT = re.compile(r"^\s*(from|import)\s+(bootfile\b|common\b|datasets\.)", re.MULTILINE)
+_NO_RULE = "not found"
 _OWN = 2  # files that pack adds: the dependency list and the manifest
 
 
@@ -30,7 +31,8 @@ class CodeFolder:
 
     In a Bootfile repository these are bootfile, common, datasets and the job's folder, without documents, and
     the modules and packages of the repository that the job imports. For a script that does not use Bootfile
-    these are the files of its folder, wherever it is. The rules of launch/bundle/ignore.py apply.
+    these are the files of its folder, wherever it is. The rules of launch/bundle/ignore.py apply. A script in
+    a folder `tests` is taken without the other files of that folder.
 
     without: a folder to skip
     code_dir: take this whole folder instead
@@ -74,9 +76,9 @@ class CodeFolder:
             self.is_repository = "common/distributed/entry.py" in zipfile.ZipFile(job).namelist()
             return
         self._collect()
-        for path, rule in self.skipped.items():
-            if f"{self.job_path}/".startswith(f"{path.rstrip('/')}/"):
-                raise BadInput(f"{self.job_path} is not uploaded (rule: {rule}): name another boot file")
+        rule = self._find_rule_above(self.job_path)
+        if rule not in (_NO_RULE, ignore.TESTS):
+            raise BadInput(f"{self.job_path} is not uploaded (rule: {rule}): name another boot file")
         self._follow_imports()
         check_keys(self.files, self.root)
         self._check_limits()
@@ -89,6 +91,8 @@ class CodeFolder:
             self._visit("", (os.path.realpath(self.root),))
         except OSError as error:
             raise BadInput(f"{error.filename} cannot be read: {error.strerror}") from error
+        if self._find_rule_above(self.job_path) == ignore.TESTS:
+            self.files[self.job_path] = os.path.join(self.root, self.job_path)
         self.files = dict(sorted(self.files.items()))
         self.skipped = dict(sorted(self.skipped.items()))
 
@@ -124,10 +128,7 @@ class CodeFolder:
             self._collect()
         if module in self.files:
             return True
-        rule = "not found"
-        for skipped, rule_of_path in self.skipped.items():
-            if f"{module}/".startswith(f"{skipped.rstrip('/')}/"):
-                rule = rule_of_path
+        rule = self._find_rule_above(module)
         is_wanted = imported.is_later and rule.startswith(ignore.FILE)  # the user has left it out
         if imported.is_optional or is_wanted:
             return False
@@ -135,6 +136,13 @@ class CodeFolder:
             f"{path}:{imported.line} imports {imported.name}, and {module} is not uploaded (rule: {rule}): "
             f"move it, or include it with a line `!{module}` in {ignore.FILE}"
         )
+
+    def _find_rule_above(self, path: str) -> str:
+        """Return the rule that skips a file or a folder above it; _NO_RULE without one."""
+        for skipped, rule in self.skipped.items():
+            if f"{path}/".startswith(f"{skipped.rstrip('/')}/"):
+                return rule
+        return _NO_RULE
 
     def _check_limits(self) -> None:
         """Raise BadInput if the platform would refuse the folder."""

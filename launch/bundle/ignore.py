@@ -9,13 +9,14 @@ from bootfile.ground.files import read_file
 
 pathspec = import_optional("pathspec", "rules of skipped files need pathspec")
 
+TESTS = "tests/"  # a script in such a folder is packed without the folder's other files
 FILE = ".jobignore"  # in the code folder, in gitignore's syntax: `!pattern` includes again
 _DATA = (  # data and results by name; a folder with modules in it is code
     "data/", "input_dir/", "output_dir/", "outputs/", "checkpoints/", "runs/", "logs/", "wandb/", "mlruns/",
     "lightning_logs/",
 )  # fmt: skip
 _BUILT_IN = (
-    *_DATA, ".*", "__pycache__/", "*.py[co]", "*.egg-info/", "tests/", "node_modules/", "venv/", "*.log",
+    *_DATA, ".*", "__pycache__/", "*.py[co]", "*.egg-info/", TESTS, "node_modules/", "venv/", "*.log",
     "*.pth", "*.pt", "*.ckpt", "*.safetensors", "events.out.tfevents.*",
 )  # fmt: skip
 

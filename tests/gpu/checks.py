@@ -48,7 +48,10 @@ _JOBS = {
     "train.py": (["jobs/train.py"], {}, False),
     "train_fast.py": (["jobs/train_fast.py"], {"TORCH_LOGS": _LOGS}, False),
 }
-_SMALL_JOBS = ("train_exact.py", "train.py, deterministic", "train_amp.py, float16", "train_fast.py")
+_SMALL_JOBS = (
+    "train_exact.py", "train.py, deterministic", "train_amp.py, deterministic", "train_amp.py, float16",
+    "train_ddp.py, deterministic", "train_fast.py",
+)  # fmt: skip
 _WHOLE, _AGAIN, _RESTARTED = "whole", "again", "restarted"
 _JOB_TESTS = "tests/jobs/test_"
 _ON_GPU = (

@@ -1,13 +1,16 @@
 """Write the results of `make gpu`: one JSON file and one table in Markdown."""
 
 import datetime
+import hashlib
 import json
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 import torch
 
+import bootfile
 from bootfile.ground.files import write_atomic
 from common.ground.files import ROOT
 from tests.benchmarks import rounds
@@ -17,10 +20,18 @@ JSON, TABLE = "gpu.json", "gpu.md"
 _STATE = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "memory.used")
 _REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
 _UNKNOWN = "unknown"
+_ROOMS = ("bootfile", "common", "datasets", "jobs", "launch", "tests")
 
 
 def describe(is_small: bool, commit: str | None = None) -> dict:
-    """Return the conditions of the figures: hardware, driver, versions, date. commit: default that of git."""
+    """Return the conditions of the figures: hardware, driver, versions, date.
+
+    commit: default that of git; without git what describe_code() returns.
+    """
+    if commit is None:
+        commit = _first_line(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"])
+    if commit == _UNKNOWN:
+        commit = describe_code(ROOT)
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "rehearsal": is_small,
@@ -29,9 +40,19 @@ def describe(is_small: bool, commit: str | None = None) -> dict:
         "driver and memory": "none" if is_small else ", ".join(query("driver_version", "memory.total")),
         "cuda": torch.version.cuda or "none",
         "cudnn": torch.backends.cudnn.version() or "none",
-        "commit": commit or _first_line(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"]),
+        "commit": commit,
         "states": {} if is_small else {"begin": gpu_state()},
     }
+
+
+def describe_code(root: str) -> str:
+    """Return the version and a digest of the modules of a repository, which may be a copy without git."""
+    digest = hashlib.sha256()
+    for room in _ROOMS:
+        for path in sorted(Path(root, room).rglob("*.py")):
+            name = path.relative_to(root).as_posix()
+            digest.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return f"{bootfile.__version__}, digest {digest.hexdigest()[:12]}"
 
 
 def gpu_state() -> dict[str, str]:

@@ -4,9 +4,14 @@
     srun --ntasks-per-node=1 python -m tests.real.report     in an allocation of Slurm, of several nodes
     torchrun --nproc-per-node=8 -m tests.real.report         any launcher, or the boot file of a platform
 
-Start it as a job, on every node: with the platform's arguments and variables. It takes at most 10 minutes: a
-training on digits; the same one, stopped by SIGTERM and resumed; the same one as a process alone; images/s of
-imagenet.py, with all processes and with one. Bits and receipts of the trainings must be equal.
+For a platform: `python -m launch pack tests/real/report.py --to packed` makes the folder to upload; the boot
+file is tests/real/report.py in it. Start it as a job, on every node: with the platform's arguments and
+variables. Options that the platform adds are ignored.
+
+It takes at most 10 minutes: train_exact.py on digits; the same, stopped by SIGTERM and resumed; train_ddp.py,
+30 steps (DistributedDataParallel, SyncBatchNorm); images/s of imagenet.py. Then the same as a process alone.
+Equal must be: the bits and receipts of train_exact.py, and the receipts of train_ddp.py and, up to rounding,
+its first loss.
 
 --output FILE gets one JSON, on the first node. It has versions, the kinds of processors, counts, times,
 digests and, of an error, its class and the lines of this repository: no names, paths, hosts, keys or lines of
@@ -33,9 +38,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, os.path.abspath(f"{__file__}/../../.."))  # the root: a platform starts this as a file
 from common.distributed.entry import entry
 
 # isort: split
+import sklearn  # noqa: F401  # of digits: pack then lists it for the platform
 import torch
 
 import bootfile
@@ -46,14 +53,22 @@ from common.console import arguments
 from common.console.arguments import FLAG
 from common.distributed import devices, process_group
 from common.ground.files import ROOT
+from common.platform import node
 from common.platform.platforms import MPI
 from common.platform.topology import Topology
+from common.run.job import JobParser
 
-FORMAT = 1
+FORMAT = 2
+_FILE = "bootfile-report.json"
 _GRACE = 10.0  # seconds from SIGTERM to SIGKILL
 _POLL = 0.1  # seconds
 _LEAST_SHARDS = 8
 _LIMIT = 200.0  # seconds of a part
+_BATCH = 64  # samples of a step, or about as many
+_START, _DDP = "start", "DistributedDataParallel"  # the parts whose figures others must have
+# Relative, of a first loss: rounding. BatchNorm over the samples of one process only changes it by 0.0008 to
+# 0.012, computed for 2, 4 and 8 processes and 5 seeds.
+_TOLERANCE = 0.0005
 # what launchers set in addition to the variables of MPI: a process alone must not see it
 _OF_LAUNCHERS = ("SLURM_", "TORCHELASTIC_", "PMI_", "PMIX_", "GROUP_", "ROLE_", "AZUREML_", "NODE_")
 _FRAME = re.compile(r'^ *File "(.+?)", line (\d+)', re.MULTILINE)
@@ -77,19 +92,23 @@ class Report:
         self.is_first = topology.rank == 0
         self.has_gpu = devices.count_gpus(args) > 0
         self._folder = folder
-        self._end = time.monotonic() + 60 * args.minutes
+        # no job is started later, or runs longer: to end it takes up to two times the grace
+        self._end = time.monotonic() + max(0.0, 60 * args.minutes - 2 * _GRACE)
         self._deadline = self._end  # of the part that runs
         self._starts = 0
         self.parts: list[dict[str, Any]] = []
+        self._backend: str | None = None
 
     def take(self, name: str, function: Callable[[dict[str, Any]], object]) -> None:
         """Run a part, and note its result. All processes take the parts in the same order: a job waits for
-        the ranks of the others."""
+        the ranks of the others. After the time limit a part fails without a start."""
         figures: dict[str, Any] = {}
         begin = time.monotonic()
         self._deadline = min(self._end, begin + _LIMIT)
         failed = ""
         try:
+            if begin >= self._end:
+                raise Failed("no time is left")
             function(figures)
         except Failed as error:
             failed = str(error)
@@ -103,18 +122,33 @@ class Report:
             print_line(f"{name}: {failed or 'passed'} ({seconds:.0f} s)")
             self.write()
 
-    def train(
+    def train_exact(
         self, figures: dict[str, Any], name: str, is_stopped: bool = False, is_alone: bool = False
     ) -> None:
-        """Train on digits. is_stopped: stop it in epoch 2 with SIGTERM, and continue. is_alone: as one
-        process. Raises Failed."""
+        """Train with train_exact.py. is_stopped: stop it in epoch 2 with SIGTERM, and continue. is_alone: as
+        one process. Raises Failed."""
         shards = _LEAST_SHARDS
         while shards < self.topology.world_size:
             shards *= 2
+        job = ["jobs/train_exact.py", "--epochs", "4", "--exact_shards", str(shards)]
+        job += ["--batch_size", str(max(_BATCH, shards))]
+        self._train(figures, name, job, is_alone, is_stopped)
+
+    def train_ddp(self, figures: dict[str, Any], name: str, is_alone: bool = False) -> None:
+        """Train 30 steps with train_ddp.py: DistributedDataParallel and SyncBatchNorm. is_alone: as one
+        process. Raises Failed."""
+        processes = self.topology.world_size
+        batch = processes * max(1, _BATCH // processes)  # each process has the same number of samples
+        job = ["jobs/train_ddp.py", "--max_steps", "30", "--lr", "0.02", "--batch_size", str(batch)]
+        self._train(figures, name, job, is_alone)
+
+    def _train(
+        self, figures: dict[str, Any], name: str, job: list[str], is_alone: bool, is_stopped: bool = False
+    ) -> None:
+        """Train on digits with a job, and note its figures."""
         output = os.path.join(self._folder, name)
-        job = ["jobs/train_exact.py", "--dataset", "digits", "--width", "8", "--epochs", "4"]
-        job += ["--save_every", "10", "--exact_shards", str(shards), "--batch_size", str(max(64, shards))]
-        job += ["--report_every", "1", "--output_dir", output]
+        job += ["--dataset", "digits", "--width", "8", "--save_every", "10", "--report_every", "1"]
+        job += ["--output_dir", output]
         metrics = Path(output, "metrics.jsonl")
 
         def is_in_epoch_2() -> bool:
@@ -123,21 +157,40 @@ class Report:
         if is_stopped:
             self._run(figures, name, job, is_alone, is_in_epoch_2)
         self._run(figures, name, job, is_alone)
-        if self.is_first:
-            figures["state"] = json.loads(Path(output, "state.jsonl").read_text().splitlines()[-1])["digest"]
-            figures["receipt"] = hashlib.sha256(Path(output, receipt.FILE).read_bytes()).hexdigest()[:16]
-            reports = [json.loads(line) for line in metrics.read_text().splitlines()]
-            figures["seconds_a_step"] = _median(
-                [line["data_time"] + line["compute_time"] for line in reports if "loss" in line]
-            )
-
-    def compare(self, figures: dict[str, Any]) -> None:
-        """Raise Failed if a training has not the bits and the receipt of the first one."""
         if not self.is_first:
             return
-        for name in ("state", "receipt"):
-            if figures[name] != self.parts[0].get(name):
-                raise Failed(f"the {name} is not that of the start")
+        figures["state"] = json.loads(_read_lines(output, "state.jsonl")[-1])["digest"]
+        figures["receipt"] = hashlib.sha256(Path(output, receipt.FILE).read_bytes()).hexdigest()[:16]
+        reports = [json.loads(line) for line in _read_lines(output, "metrics.jsonl")]
+        steps = [line for line in reports if "loss" in line]
+        figures["first_loss"] = steps[0]["loss"]
+        figures["seconds_a_step"] = _median([line["data_time"] + line["compute_time"] for line in steps])
+        if self._backend is None:
+            self._backend = json.loads(_read_lines(output, "starts.jsonl")[0])["environment"]["backend"]
+
+    def compare(self, figures: dict[str, Any], part: str, *names: str) -> None:
+        """Raise Failed if a figure of these names is not that of another part."""
+        if not self.is_first:
+            return
+        others = self._figures_of(part)
+        for name in names:
+            if figures[name] != others.get(name):
+                raise Failed(f"the {name} is not that of {part}")
+
+    def compare_loss(self, figures: dict[str, Any], part: str) -> None:
+        """Raise Failed if the first loss differs from that of another part by more than rounding."""
+        if not self.is_first:
+            return
+        loss = self._figures_of(part)["first_loss"]
+        if abs(figures["first_loss"] - loss) > _TOLERANCE * abs(loss):
+            raise Failed(f"the first loss is not that of {part}")
+
+    def _figures_of(self, name: str) -> dict[str, Any]:
+        """Return the figures of a part that has run."""
+        for part in self.parts:
+            if part["part"] == name:
+                return part
+        raise Failed(f"{name} did not run")
 
     def measure(self, figures: dict[str, Any], name: str, is_alone: bool = False) -> None:
         """Measure images/s of imagenet.py with images in memory. Raises Failed."""
@@ -236,6 +289,7 @@ class Report:
             "machine": {
                 "system": platform.system(), "processor": platform.machine(), "cores": available_cores(),
                 "gpu": gpu, "gpus": torch.cuda.device_count() if self.has_gpu else 0,
+                "driver": node.find_driver(), "backend": self._backend,
             },
             "launcher": {
                 "source": topology.source, "level": topology.level, "nodes": topology.nodes,
@@ -261,6 +315,11 @@ def explain(text: str) -> dict[str, Any]:
     return {"kind": kind, "places": places[-6:]}
 
 
+def _read_lines(output: str, name: str) -> list[str]:
+    """Return the lines of a file of an output folder."""
+    return Path(output, name).read_text().splitlines()
+
+
 def _median(values: list[float]) -> float:
     return round(sorted(values)[len(values) // 2], 6)
 
@@ -283,21 +342,29 @@ def _end(process: subprocess.Popen) -> None:
 
 
 def _parse_args() -> argparse.Namespace:
-    parser = arguments.Parser(__doc__)
+    parser = JobParser(__doc__)  # options that a platform adds are ignored
     parser.prog = "python -m tests.real.report"
     add = parser.add_argument
-    add("--output", default="bootfile-report.json", metavar="FILE", help="default: bootfile-report.json")
+    add("--output", default=_FILE, metavar="FILE", help="the report, or its folder (default: %(default)s)")
     add(
         "--work", metavar="FOLDER", help="for outputs and logs, which stay (default: in the temporary folder)"
     )
     add("--minutes", type=arguments.positive_float, default=10, help="time limit (default: 10)")
     add("--enable_gpu", **FLAG | {"default": None}, help="false: train on the CPU")
     process_group.add_arguments(parser)
-    args = parser.parse_args()
-    args.output = os.path.abspath(args.output)
-    if not os.path.isdir(os.path.dirname(args.output)):
-        raise BadInput(f"--output {args.output}: no such folder")
+    parser.checks.append(_find_output)
+    args: argparse.Namespace = parser.parse_args()
     return args
+
+
+def _find_output(args: argparse.Namespace) -> dict[str, str]:
+    """Return the absolute path of the report. Raises BadInput if its folder does not exist."""
+    path = os.path.abspath(args.output)
+    if os.path.isdir(path):  # an output of a platform
+        path = os.path.join(path, _FILE)
+    if not os.path.isdir(os.path.dirname(path)):
+        raise BadInput(f"--output {path}: no such folder")
+    return {"output": path}
 
 
 @entry
@@ -306,20 +373,27 @@ def main() -> None:
     topology = devices.find_topology(args)
     folder = tempfile.mkdtemp(prefix="bootfile-report-", dir=args.work)
     report = Report(args, topology, folder)
-    report.take("start", lambda figures: report.train(figures, "start"))
 
     def restart(figures: dict[str, Any]) -> None:
-        report.train(figures, "restart", is_stopped=True)
-        report.compare(figures)
+        report.train_exact(figures, "restart", is_stopped=True)
+        report.compare(figures, _START, "state", "receipt")
 
     def alone(figures: dict[str, Any]) -> None:
-        report.train(figures, "alone", is_alone=True)
-        report.compare(figures)
+        report.train_exact(figures, "alone", is_alone=True)
+        report.compare(figures, _START, "state", "receipt")
 
+    def ddp_alone(figures: dict[str, Any]) -> None:
+        report.train_ddp(figures, "ddp-alone", is_alone=True)
+        report.compare(figures, _DDP, "receipt")
+        report.compare_loss(figures, _DDP)
+
+    report.take(_START, lambda figures: report.train_exact(figures, "start"))
     report.take("restart after SIGTERM", restart)
+    report.take(_DDP, lambda figures: report.train_ddp(figures, "ddp"))
     report.take("rate", lambda figures: report.measure(figures, "rate"))
-    if topology.world_size > 1:
+    if topology.world_size > 1:  # the other processes wait no more
         report.take("one process", alone)
+        report.take(f"{_DDP} of one process", ddp_alone)
         report.take(
             "rate of one process", lambda figures: report.measure(figures, "rate-alone", is_alone=True)
         )

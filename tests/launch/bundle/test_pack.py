@@ -26,7 +26,7 @@ def repository(tmp_path):
     """A small repository with Bootfile's folders."""
     files = {
         "common/__init__.py": "", "datasets/__init__.py": "", "README.md": "read me",
-        "tests/test_job.py": "from common import a\n",
+        "tests/test_job.py": "from common import a\n", "tests/other.py": "",
         "jobs/job.py": "import json\nfrom common import a\n", "jobs/other.py": "", "jobs/settings.json": "{}",
         "common/a.py": "A = 1\n", "common/distributed/entry.py": "", "common/tests/test_a.py": "",
         "common/__pycache__/a.pyc": "x", "common/README.md": "read me", "jobs/options.md": "read me",
@@ -110,8 +110,22 @@ def test_what_a_job_needs_is_kept(repository):
     assert skipped["common/__pycache__/"] == "__pycache__/" and skipped["common/tests/"] == "tests/"
     assert skipped["common/README.md"] == skipped["jobs/options.md"] == "*.md"
     assert {"README.md", "tests/", "output_dir/", ".env", "common/bad\udcff.log"} <= {*skipped}
-    with pytest.raises(BadInput, match=r"tests/test_job.py is not uploaded \(rule: tests/\)"):
-        CodeFolder(str(repository / "tests/test_job.py"))
+
+
+def test_a_script_among_tests_comes_without_the_others(repository):
+    """tests/real/report.py is the boot file of a platform. What the user leaves out stays an error."""
+    script = str(repository / "tests/test_job.py")
+    code = CodeFolder(script)
+    assert [path for path in code.files if path.startswith("tests/")] == ["tests/test_job.py"]
+    assert "common/a.py" in code.files and code.skipped["tests/"] == "tests/"
+    tree(repository, {"model.py": "", "tests/test_job.py": "from common import a\nimport model\n"})
+    assert {"tests/test_job.py", "model.py"} <= {*CodeFolder(script).files}
+    tree(repository, {"tests/test_job.py": "from common import a\nfrom tests import other\n"})
+    with pytest.raises(BadInput, match=r"tests/other.py is not uploaded \(rule: tests/\)"):
+        CodeFolder(script)
+    tree(repository, {".jobignore": "tests/\n"})
+    with pytest.raises(BadInput, match=r"tests/test_job.py is not uploaded \(rule: .jobignore:1  tests/\)"):
+        CodeFolder(script)
 
 
 def test_what_a_job_imports_goes_along(repository, tmp_path, capsys):
