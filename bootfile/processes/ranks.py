@@ -168,5 +168,4 @@ def digest(tensor: torch.Tensor) -> torch.Tensor:
     bits = tensor.view(integers[tensor.element_size()])
     # an odd factor made of the upper half of the bits: two changes that cancel out in a plain sum do not here
     # a smaller shift would not notice one sign in 2^shift: the changes of the bits and of the factor cancel
-    half = 4 * tensor.element_size()
-    return (bits * ((bits >> half) * 2 + 1)).sum(dtype=torch.int64)
+    return (bits * ((bits >> 4 * tensor.element_size()) * 2 + 1)).sum(dtype=torch.int64)

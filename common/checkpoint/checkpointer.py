@@ -4,7 +4,6 @@ Checkpoints are in checkpoints/ below the output folder. Weights are in the outp
 each epoch and best.pth after the best.
 """
 
-import contextlib
 import dataclasses
 import math
 import os
@@ -23,10 +22,8 @@ from bootfile.exact.loop import Due, Exact, NotSaved
 from bootfile.exact.nonfinite import Diverged
 from bootfile.exact.processes import Processes
 from bootfile.ground.errors import BadInput
-from bootfile.ground.files import explain_write
 from bootfile.machine import instructions
 from bootfile.processes import ranks, signals, stuck
-from bootfile.receipt import shard_lines
 from common.checkpoint import resume
 from common.checkpoint.options import TrainingParser as TrainingParser  # jobs import both
 from common.checkpoint.plain_names import plain_names
@@ -189,13 +186,8 @@ class Checkpointer(Events):
 
     def _write_gradient_sums(self) -> None:
         """Write the sums of the steps since the last call, if there are any. Called on rank 0, or on all."""
-        if not self._gradient_sums:
-            return
-        try:
-            self._gradient_sums.write(self.output.folder)
-        except OSError as error:  # a sum that is missing is not an error of the run
-            reason = explain_write(error, self.output.folder)
-            self.exact.say_once(f"warning: {shard_lines.FILE} lacks steps: {reason}", shard_lines.FILE)
+        if self._gradient_sums:
+            self._gradient_sums.write(self.output.folder, self.exact.say_once)
 
     def _refuse_unused_limits(self) -> None:
         """Raise BadInput if the job does not give a limit of its options to its sampler."""
@@ -256,9 +248,8 @@ class Checkpointer(Events):
         endings.explain_with(self.loader)
         if self._writes:
             endings.at_end("results", self._end)
-        if self._writes and ranks.is_first():
-            with contextlib.suppress(OSError, BadInput):  # a sum that is missing is not an error of the run
-                shard_lines.cut(self.output.folder, step)
+            if self._gradient_sums:
+                self._gradient_sums.begin(self.output.folder, step)
         if self._sample_losses:
             self._sample_losses.begin(step)
         if self._mirror:

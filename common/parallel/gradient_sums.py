@@ -5,12 +5,15 @@ needs one pass over the gradients, and no message of its own: the sums travel wi
 Rank 0 writes them with each report and each save (bootfile/receipt/shard_lines.py).
 """
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
 
 from bootfile.ground import accelerator
+from bootfile.ground.errors import BadInput
+from bootfile.ground.files import explain_write
 from bootfile.ground.mixing import mix
 from bootfile.receipt import shard_lines
 
@@ -58,12 +61,23 @@ class GradientSums:
         if self._keeps:
             self._steps[step] = [int(value) for value in sums]
 
-    def write(self, folder: str) -> None:
-        """Append the steps since the last call to the file in a folder. Raises OSError."""
+    def begin(self, folder: str, step: int) -> None:
+        """Delete the steps after `step` from the file in a folder: this start computes them again."""
+        if self._keeps:
+            with contextlib.suppress(OSError, BadInput):  # a sum that is missing is not an error of the run
+                shard_lines.cut(folder, step)
+
+    def write(self, folder: str, say_once: Callable[[str, str], object]) -> None:
+        """Append the steps since the last call to the file in a folder. say_once: says why some are lost."""
         steps = self._steps
         self._steps = {}
-        if steps:
+        if not steps:
+            return
+        try:
             shard_lines.write(folder, steps)
+        except OSError as error:
+            reason = explain_write(error, folder)
+            say_once(f"warning: {shard_lines.FILE} lacks steps: {reason}", shard_lines.FILE)
 
 
 def _add_bits(tensor: torch.Tensor) -> torch.Tensor:
