@@ -44,11 +44,12 @@ def cluster():
     nodes.close()
 
 
-def start(cluster, workers: int, cpus: float) -> subprocess.Popen:
-    command = [sys.executable, "-c", LOADER, json.dumps([workers, cpus])]
+def start(cluster, workers: int, cpus: float, before: str = "", stderr=None) -> subprocess.Popen:
+    """Start the program. before: statements that come first."""
+    command = [sys.executable, "-c", before + LOADER, json.dumps([workers, cpus])]
     return subprocess.Popen(
         command, cwd=ROOT, env=environment(**cluster.environment), stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, text=True,
+        stdout=subprocess.PIPE, stderr=stderr, text=True,
     )  # fmt: skip
 
 
@@ -94,3 +95,15 @@ def test_a_cluster_without_cpus_for_all_workers(cluster):
     process = start(cluster, 3, 8.0)
     process.communicate()
     assert process.returncode == 1  # BadInput
+
+
+def test_a_cluster_whose_cpus_others_hold(cluster):
+    holder = start(cluster, 1, 1.0)
+    assert holder.stdout.readline().startswith("[")
+    impatient = "from datasets.loaders.ray import pool\npool._STARTED = 1.0\n"
+    waiting = start(cluster, 1, 1.0, impatient, stderr=subprocess.PIPE)
+    _, errors = waiting.communicate()
+    holder.kill()
+    holder.communicate()
+    assert waiting.returncode == 1
+    assert "the Ray cluster is full, or busy: after 1 s 0 of 1 workers of 1 CPU have started" in errors

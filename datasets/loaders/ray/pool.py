@@ -23,6 +23,7 @@ import numpy as np
 from torch.utils._pytree import tree_map_only
 
 from bootfile.ground.errors import BadInput, import_optional, in_one_line, print_line
+from bootfile.ground.heartbeat import Heartbeat
 from common.ground.endings import LOST_CONTACT
 from common.ground.files import ROOT
 from datasets.loaders.ray import worker
@@ -33,7 +34,8 @@ HELP = "Ray cluster: auto (default: RAY_ADDRESS, or that of this machine, or onl
 _RETRIES = 20  # starts of a task whose actor is lost: Ray notices a lost node late
 _CHECKED = 2.0  # seconds between two checks of the head
 _REACHED = 10.0  # seconds for the head to accept a connection
-_STARTED = 120.0  # seconds for the actors to get CPUs of a cluster
+_STARTED = 600.0  # seconds for the actors to get CPUs of a cluster, and to start on busy nodes
+_LOOK = 5.0  # seconds between two looks whether they have started
 _REPLACED = 60.0  # seconds of waiting for a result until the CPUs of the cluster are counted again
 
 _local = False  # whether Ray was started here, for this process
@@ -117,14 +119,25 @@ class Pool:
         # fault (Ray 2.60: 5 of 24 runs)
         atexit.register(self._finalizer)
         if self._cpus:
-            # if others hold the CPUs of the cluster, the actors would wait for them without an end
-            calls = [actor.__ray_ready__.remote() for actor in self._actors]
-            ready, _ = ray.wait(calls, num_returns=len(calls), timeout=_STARTED)
-            if len(ready) < self.workers:
-                self.close()
-                room = f"{len(ready)} of {self.workers} workers of {cpus:g} CPU have started"
-                raise BadInput(f"the Ray cluster is full: after {_STARTED:g} s {room}; ask for fewer workers")
+            self._wait_for_actors()
         self._checked = time.monotonic()  # when the head last accepted a connection
+
+    def _wait_for_actors(self) -> None:
+        """Wait until all actors have started. If others hold the CPUs of the cluster, they would wait for
+        them without an end. Raises BadInput."""
+        calls = [actor.__ray_ready__.remote() for actor in self._actors]
+        heartbeat = Heartbeat()
+        while True:
+            ready, missing = self._ray.wait(calls, num_returns=len(calls), timeout=_LOOK)
+            if not missing:
+                return
+            room = f"{len(ready)} of {self.workers} workers of {self._cpus:g} CPU have started"
+            if heartbeat.seconds > _STARTED:
+                self.close()
+                raise BadInput(
+                    f"the Ray cluster is full, or busy: after {_STARTED:g} s {room}; ask for fewer workers"
+                )
+            heartbeat.beat(f"ray: {room}")
 
     def put(self, function: Callable[[tuple[int, Any]], Any]) -> list:
         """Store a function for the actors. Return what submit() needs. The loader calls it at the start of an
