@@ -273,6 +273,15 @@ def test_a_restart_that_only_writes_what_it_has_read_proves_nothing(tmp_path):
     assert re.search("^unverified: no restart had to train on from a file: ", shown, re.MULTILINE)
 
 
+def test_a_kill_waits_until_the_first_file_has_its_name(tmp_path):
+    """Before, nothing could continue: the file was whole, and still had the name of a temporary file."""
+    slow = ONCE.replace("os.replace(", "time.sleep(0.3)\nos.replace(")
+    (tmp_path / "own.py").write_text(slow)
+    words = ("own.py", "--compare", "out/*.pt", "--resume_with=--resume", "--kills=1")
+    shown = proofs.prove(*words, cwd=tmp_path, code=21)
+    assert re.search("^unverified: no restart had to train on from a file: ", shown, re.MULTILINE)
+
+
 def test_the_linter_names_the_line_of_a_bug_that_was_found(tmp_path, capsys, monkeypatch):
     """`prove` prints it below a verdict that differs, for a script without Bootfile."""
     monkeypatch.chdir(tmp_path)

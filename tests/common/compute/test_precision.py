@@ -21,7 +21,7 @@ except BadInput as error:
 
 
 def test_ranks_with_other_types_are_refused(tmp_path):
-    script = tmp_path / "types.py"
+    script = tmp_path / "other_types.py"  # types.py would be the module of Python
     script.write_text(f"ROOT = {str(ROOT)!r}\n{SCRIPT}")
     for result in run_ranks(script):
         assert "rank 0 has torch.bfloat16, rank 1 has torch.float16" in result.stdout

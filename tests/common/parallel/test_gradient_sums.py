@@ -41,11 +41,22 @@ def test_the_order_in_memory_does_not_count_and_that_of_the_gradients_does():
 
 
 def test_only_the_first_rank_writes(tmp_path):
+    said = []
     for keeps in (False, True):
         sums = GradientSums(torch.device("cpu"), keeps)
         sums.end_step(1, [2.0**47, 3.0])
-        sums.write(str(tmp_path))
-        sums.write(str(tmp_path))  # nothing new
+        sums.write(str(tmp_path), said.append)
+        sums.write(str(tmp_path), said.append)  # nothing new
         path = tmp_path / "shards.jsonl"
         assert path.exists() == keeps
     assert path.read_text() == '{"step": 1, "shards": [140737488355328, 3]}\n'
+    assert not said
+
+
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "shards.jsonl").mkdir()
+    sums = GradientSums(torch.device("cpu"), True)
+    sums.end_step(1, [3.0])
+    said = []
+    sums.write(str(tmp_path), lambda line, subject: said.append(line))
+    assert len(said) == 1 and said[0].startswith("warning: shards.jsonl lacks steps: ")
