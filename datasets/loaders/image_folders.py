@@ -17,6 +17,7 @@ from common.checkpoint import weights
 from common.compute import networks
 from common.console.arguments import IDENTITY, OPERATION, boolean, positive_int
 from common.distributed import barrier
+from common.distributed.beating import beating
 from common.ground import endings
 from common.run import starts
 from common.run.job import JobParser
@@ -286,11 +287,12 @@ def open_loaders(
     eval_batch: images of an evaluation batch of one rank. Raises BadInput.
     """
     train_index, val_index = indexes
-    # a pack may be written here, for hours
-    train_store = stores.open(train_index)
-    val_store = stores.open(val_index)
+    # a pack may be written here, for hours, and on one node longer than on the others
+    with beating("prepared"):
+        train_store = stores.open(train_index)
+        val_store = stores.open(val_index)
     _check_stored_size(args, train_store)
-    barrier.wait_for_all("prepared", "to prepare")  # a node that scans its data takes longer
+    barrier.wait_for_all("prepared", "to prepare")
     # all ranks compare: nodes with other files would train on different data without a sign of it
     fingerprints = {index.split: index.fingerprint for index in indexes}
     ranks.assert_equal_across_ranks("data set (fingerprints)", fingerprints)

@@ -1,20 +1,18 @@
 """Index a data set once on each node: its first process scans the files, the others open its index."""
 
-import contextlib
 import socket
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from bootfile.ground.errors import BadInput
 from bootfile.processes import ranks
 from common.distributed import barrier
+from common.distributed.beating import beating
 from common.ground.files import is_url
 from datasets import files
 from datasets.folders import image_folder, image_index, paired_images, tar_files
 from datasets.folders.image_index import ImageFolderIndex
 
 _NAME = "indexed"  # of the barrier
-_BEAT = 2.0  # seconds between heartbeats
 
 
 def load(root: str, function: Callable[[], list[ImageFolderIndex]]) -> list[ImageFolderIndex]:
@@ -37,7 +35,7 @@ def load(root: str, function: Callable[[], list[ImageFolderIndex]]) -> list[Imag
     first = ranks.gather_objects(host).index(host)  # rank of the node's first process
     if first == ranks.rank():
         try:
-            with _beating():
+            with beating(_NAME):
                 indexes = function()
         except BadInput as refusal:  # raised on every rank by wait_for_all()
             error = refusal
@@ -63,25 +61,3 @@ def load_pairs(
 
     [index] = load(root, load_stored)
     return paired_images.PairIndex(index, rows)
-
-
-@contextlib.contextmanager
-def _beating() -> Iterator[None]:
-    """Send heartbeats to the ranks that wait at the barrier during the block, which may take hours.
-
-    Only the process that indexes enters it; a thread sends them. Without them the others would give up."""
-    ended = threading.Event()
-
-    def send() -> None:
-        """Send heartbeats until the block ends; in the thread."""
-        with contextlib.suppress(BadInput):  # wait_for_all() raises the error of the other process, too
-            while not ended.wait(_BEAT):
-                barrier.beat(_NAME)
-
-    thread = threading.Thread(target=send, name="heartbeats", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()

@@ -113,3 +113,25 @@ torch.distributed.barrier()
 
 def test_the_scan_of_one_node_may_take_longer_than_the_timeout(images, tmp_path):
     assert all("loaded 640" in result.stdout for result in run_ranks("-c", LONG, images, tmp_path))
+
+
+# jobs/imagenet.py, whose second process opens its pack late, as a node with a slow disk does.
+LATE = """
+import os, runpy, sys, time
+sys.path.insert(0, os.getcwd())
+from datasets.stores import pack
+build = pack.build
+def build_late(*given):
+    if os.environ["RANK"] == "1":
+        time.sleep(50)
+    return build(*given)
+pack.build = build_late
+runpy.run_path("jobs/imagenet.py", run_name="__main__")
+"""
+
+
+@pytest.mark.faults
+def test_a_node_may_write_its_pack_for_longer_than_the_timeout(images, tmp_path):
+    folders = (f"--data_url={images}", f"--pack={tmp_path}", f"--output_dir={tmp_path / 'out'}")
+    for result in run_ranks("-c", LATE, *JOB[1:], *folders, "--max_steps=1", "--timeout=20"):
+        assert "error: " not in result.stderr
