@@ -19,12 +19,28 @@ def test_the_names_are_these():
 
 
 def test_the_table_has_the_first_sentence_of_each_docstring():
-    rows = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", PAGE, re.MULTILINE))
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|$", PAGE, re.MULTILINE))
     assert sorted(rows) == NAMES
     for name, text in rows.items():
         docstring = inspect.getdoc(getattr(bootfile, name))
         first = " ".join(docstring.partition("\n\n")[0].split())
         assert first.startswith(text), f"{name}: {first}"
+
+
+def test_the_table_of_arguments_has_their_defaults():
+    """A number or a text of the table is the default; words such as "the model" stand for None."""
+    parameters = inspect.signature(bootfile.Exact).parameters
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| ([^|]+) \| [^|]+ \|$", PAGE, re.MULTILINE)
+    rows = [row for row in rows if row[0].strip("`").split("`")[0] in parameters]
+    assert len(rows) == 9
+    for names, defaults in rows:
+        for name, default in zip(names.split(", "), defaults.split(", "), strict=True):
+            actual = parameters[name.strip("`")].default
+            words = default.strip("`").strip('"')
+            if actual is None or name == "`save_every`":  # in words
+                continue
+            text = f"{actual:g}" if isinstance(actual, float) else str(actual)
+            assert words == text, name
 
 
 def test_the_example_of_the_page_runs(tmp_path):
