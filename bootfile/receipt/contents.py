@@ -112,7 +112,7 @@ def _hash_rows(rows: torch.Tensor) -> np.ndarray:
         chosen = flat.index_select(1, torch.from_numpy(offsets).to(rows.device))
     content = chosen.contiguous().view(torch.uint8).cpu().numpy()
     if content.shape[1] % 8:
-        filled = np.zeros((len(content), content.shape[1] + -content.shape[1] % 8), np.uint8)
+        filled = np.zeros((len(content), -(-content.shape[1] // 8) * 8), np.uint8)
         filled[:, : content.shape[1]] = content  # np.pad() takes 16 us
         content = filled
     words = content.view(np.uint64)

@@ -96,7 +96,7 @@ class Checkpointer(Events):
         self.exact = self._make_exact(run, **parts)
         self.exact.state.extras = self.scores
         self._refuse_unused_limits()
-        self._gradient_sums: Any = None  # of the shards, with --recheck
+        self._gradient_sums: Any = None  # a GradientSums with --recheck
         if run.args.recheck:
             self._recheck_shards(run.args.recheck)
         self._sample_losses: Any = None

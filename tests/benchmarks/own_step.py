@@ -25,7 +25,7 @@ _CPU = torch.device("cpu")
 
 def main():
     parser = make_parser(__doc__, 5)
-    parser.add_argument("--steps", type=int, default=400, help="of a round (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=400, help="steps of a round (default: %(default)s)")
     parser.add_argument("--profile", help="print where the time of one contestant goes")
     parser.add_argument("--json", help="file for the raw figures")
     options = parser.parse_args()
