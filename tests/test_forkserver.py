@@ -7,7 +7,7 @@ import pytest
 import sklearn.datasets  # noqa: F401  # as other tests do: it sets environment variables
 import torch  # noqa: F401
 
-from tests.conftest import CAN_FORK, USUAL, environment, finish, start
+from tests.conftest import CAN_FORK, ROOT, USUAL, environment, finish, start
 from tests.support import forkserver
 
 pytestmark = pytest.mark.skipif(not CAN_FORK, reason="a program that is forked after torch 2.1 aborts")
@@ -37,12 +37,13 @@ def _set_by_earlier_tests(monkeypatch):
     monkeypatch.setenv("GOMP_SPINCOUNT", "1000")
 
 
+@pytest.mark.parametrize("variables", [{"NAME": "x"}, {"PYTHONPATH": str(ROOT)}], ids=lambda x: next(iter(x)))
 @pytest.mark.parametrize(
     "words", [["show.py", "--one", "two"], ["-m", "show", "one"], ["-c", SHOW, "--one"]], ids=lambda x: x[0]
 )
-def test_a_program_sees_what_a_new_python_shows(words, tmp_path):
+def test_a_program_sees_what_a_new_python_shows(words, variables, tmp_path):
     (tmp_path / "show.py").write_text(SHOW)
-    options = {"cwd": tmp_path, "env": environment(NAME="x"), "start_new_session": True}
+    options = {"cwd": tmp_path, "env": environment(**variables), "start_new_session": True}
     new = finish(start(*words, fresh=True, **options))
     result = forked(*words, **options)
     assert (result.stdout, result.stderr) == (new.stdout, "") and new.stdout

@@ -30,6 +30,7 @@ class Interval:
     states: digests of the run in it, that of `last` too. difference: the first one, in words; "" without one;
     None if it was not computed. again: the difference when it was computed a second time, after a first one.
     altered: how the state before its steps is not the one that the run recorded, in words, or "".
+    code: how the commit of the script is not that of the run, in words, or "".
     """
 
     before: int
@@ -38,6 +39,7 @@ class Interval:
     difference: str | None = None
     again: str | None = None
     altered: str = ""
+    code: str = ""
 
     @property
     def cause(self) -> str:
@@ -48,10 +50,13 @@ class Interval:
         if not self.difference:
             return ""
         if self.again == self.difference:
-            return (
+            text = (
                 "the same difference twice: an error of the hardware of the run, a file that was altered, "
                 "code or data that changed, or another kind of machine; not an error of this machine now"
             )
+            if self.code:
+                text += f". {self.code}"
+            return text
         if not self.again:
             return "equal when it was computed again: an error of this machine, the first time"
         return f"another difference when it was computed again, so this machine has errors: {self.again}"
@@ -142,6 +147,7 @@ def audit(
             results = os.path.join(place, f"steps-{interval.before + 1}-{interval.last}")
             # first: steps that are computed from a changed state differ, and the machine is not to blame
             interval.altered = parent.find_alteration()
+            interval.code = parent.compare_code(script)
             interval.difference = _compute(parent, results, script, size, options)
             if interval.difference and not interval.altered:  # an error of this machine does not come twice
                 interval.again = _compute(parent, f"{results}-again", script, size, options)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from bootfile.exact import digest, digest_lines, files
+from bootfile.ground import git
 from bootfile.ground.errors import BadInput
 from bootfile.ground.numbers import part_of
 from bootfile.receipt import kinds, origins, shard_lines, starts
@@ -44,8 +45,8 @@ class Parent:
         known = read_starts(self.folder)
         self._records = self._read_records()  # step -> uint64 [3]
         self._digests = digest_lines.read(self.folder)
-        self._shards = shard_lines.read(self.folder)
         self._known = known
+        self._shards = self._read_shards()
         checkpoints = os.path.join(self.folder, "checkpoints")
         paths = files.list_newest_first(checkpoints)
         last = max([0, *self._records, *self._digests, *map(files.step_of, paths)])
@@ -149,6 +150,15 @@ class Parent:
             f"or the state or an old step was damaged. Without the steps between: --at_step {self.state}"
         )
 
+    def _read_shards(self) -> dict[int, list[int]]:
+        """Return the sums of the shards by step, of the steps whose start has recorded them: a start without
+        --recheck may have computed steps of an earlier one again."""
+        recorded = {}
+        for step, sums in shard_lines.read(self.folder).items():
+            if origins.start_of(self._known, step)["settings"].get("recheck"):
+                recorded[step] = sums
+        return recorded
+
     def _compare_shards(self, folder: str, step: int) -> tuple[str, bool]:
         """Return the first step up to `step` in which shards had other gradients, and the shards, in words;
         "" without a comparison. And whether there is such a step. folder: of the steps that were computed
@@ -186,6 +196,17 @@ class Parent:
             if of_rank:
                 names.append(f"{', '.join(of_rank)} (rank {rank} of {size})")
         return f"{word} {' and '.join(names)} of step {step}"
+
+    def compare_code(self, script: str) -> str:
+        """Return in words how the commit of a script is not the one that the start recorded, or ""."""
+        before = self.start.get("code")
+        now = git.find_commit(script)
+        if not before or before == now:
+            return ""
+        shown = "no commit"
+        if now:
+            shown = f"commit {now}"
+        return f"The code of the run was commit {before}, and {script} has {shown}"
 
     def find_alteration(self) -> str:
         """Return in words how the state of step `state` is not the one that the run recorded when it saved

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from bootfile.ground.errors import BadInput
-from common.compute.losses import multi_hot
 
 _MOST_IN_A_MATRIX = 1000  # classes: of 8 MB; of 100,000 it would have 80 GB
 
@@ -303,6 +302,8 @@ class F1:
 
     def sums(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the right predictions of each class, then its predictions plus its labels, float64."""
+        from common.compute.losses import multi_hot  # most jobs have one label for each sample
+
         predicted = outputs > 0
         labelled = multi_hot(targets, self.classes) > 0.5
         return torch.cat([(predicted & labelled).sum(0), predicted.sum(0) + labelled.sum(0)]).double()

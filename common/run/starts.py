@@ -1,7 +1,8 @@
 """Record how a run was started: starts.jsonl has one line for each start, and is never truncated.
 
     {"time": 1795212080.9, "step": 40, "steps": 180, "laps": {"set-up": 2.2, ...},
-     "lost": {"step": 55, "time": 1795212071.3}, "settings": {...}, "ignored": [...], "environment": {...}}
+     "lost": {"step": 55, "time": 1795212071.3}, "settings": {...}, "ignored": [...], "environment": {...},
+     "script": "/home/me/jobs/train.py", "code": "f00dc0de..."}
 
 time: when training began or continued, in seconds of time.time().
 step, steps: the step after which it began, and the total.
@@ -17,6 +18,7 @@ ignored: the names of the options that the job did not know.
 parent: of a run that begins at a step of another one: the folder of that run, its name, the step, and the
     step of the state that was loaded (common/checkpoint/fork.py). Other runs have none.
 script: the path of the job on its node.
+code: the commit of the script, with -dirty at its end if tracked files differ from it; null without git.
 environment: versions, device, nodes (environment.py).
 
 This module imports no torch.
@@ -28,6 +30,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from bootfile.ground import git
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import append_json_line, parse_json_lines
 from bootfile.receipt.starts import FILE, keep_complete, read
@@ -42,6 +45,7 @@ def write(folder: str, args: argparse.Namespace, environment: Mapping[str, Any],
         "ignored": getattr(args, "ignored", []),
         "environment": environment,
         "script": os.path.abspath(sys.argv[0]),
+        "code": git.find_commit(sys.argv[0]),
     }
     append_json_line(os.path.join(folder, FILE), facts | known)
 

@@ -175,7 +175,7 @@ def _read_starts(run: Run) -> list[Start]:
             steps=numbers.get("steps", math.nan),
             begun=time - set_up,
             settings=settings,
-            environment=line["environment"],
+            environment=line["environment"] | ({"code": str(line["code"])} if line.get("code") else {}),
             lost_step=lost.get("step", math.nan),
             lost_time=lost.get("time", math.nan),
             origin=describe_parent(parent_of([line])),

@@ -49,6 +49,7 @@ from typing import Any
 from unittest import mock
 
 from bootfile.exact import digest_lines
+from bootfile.ground.heartbeat import Heartbeat
 from bootfile.history import audit
 from bootfile.processes import sessions
 from tests.benchmarks.rounds import conditions
@@ -79,9 +80,11 @@ _WORDS = [
     "--keep=1", f"--keep_every={EVERY}", "--threads=1", "--report_every=1000", "--epoch_weights=false",
 ]  # fmt: skip
 _IMPORTED = [
-    "torch.utils.tensorboard", "sklearn.datasets", "common.checkpoint.checkpointer", "common.checkpoint.fork",
-    "common.compute.models", "common.run.evaluation", "datasets.loaders.engines.memory",
-    "datasets.memory.digits", "bootfile.exact.forked", "bootfile.exact.ladder",
+    "torch._dynamo",  # an optimizer imports it, which took most of the time of each start
+    "torch.utils.tensorboard", "sklearn.datasets", "common.checkpoint.checkpointer",
+    "common.checkpoint.fork", "common.compute.models", "common.run.evaluation",
+    "datasets.loaders.engines.memory", "datasets.memory.digits", "bootfile.exact.forked",
+    "bootfile.exact.ladder",
 ]  # fmt: skip
 
 
@@ -277,12 +280,14 @@ def prove(args: argparse.Namespace) -> None:
     draw = random.Random(args.seed)
     flips: list[dict[str, Any]] = []
     alarms: list[bool] = []  # each run without a flip has one
+    heartbeat = Heartbeat()
     with tempfile.TemporaryDirectory(prefix="bootfile-flips-") as folder, forked_programs():
         proof = Proof(Path(folder), args.exact)
         clean = read_states(proof.train("clean", seed=0))
         for number in range(max(args.runs, args.clean)):
             if args.seconds and time.monotonic() - began > args.seconds:
                 break
+            heartbeat.beat(f"flips: {number} of {max(args.runs, args.clean)}")
             if number < args.runs:
                 flips.append(flip_a_bit(proof, draw, number, clean))
             if number < args.clean:

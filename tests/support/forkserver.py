@@ -20,8 +20,10 @@ import threading
 import traceback
 import types
 from multiprocessing import forkserver
+from pathlib import Path
 from unittest import mock
 
+_ROOT = Path(__file__).resolve().parent.parent.parent
 _PIPES = (subprocess.PIPE, subprocess.STDOUT)
 _CONTEXT = multiprocessing.get_context("forkserver")
 _PACKAGES = [
@@ -45,13 +47,16 @@ def can_fork(words: list[str], options: dict, usual: dict[str, str]) -> bool:
     """Return whether start() can run the words: a script, a module or code, with these options of Popen.
 
     usual: the environment in which the fork server starts. That of the program must have the same values of
-    what is read at a start.
+    what is read at a start. PYTHONPATH may name this repository, which has nothing that Python imports when
+    it starts.
     """
     is_program = words[0] in ("-m", "-c") or words[0].endswith(".py")
     # a level of instructions is set before torch is imported
     is_program = is_program and not any(word.startswith(_LEVELS) for word in words)
     known = not options.keys() - {"cwd", "env", "stderr", "start_new_session"}
     changed = {name for name, _ in options["env"].items() ^ usual.items()}
+    if options["env"].get("PYTHONPATH") == str(_ROOT):
+        changed.discard("PYTHONPATH")
     return (
         is_program
         and known
@@ -159,6 +164,8 @@ def _run_program(words: list[str], options: dict, path: list[str], outputs: list
     signal.signal(signal.SIGINT, signal.default_int_handler)
     multiprocessing.set_start_method(None, force=True)
     sys.orig_argv = [sys.executable, *words]
+    if "PYTHONPATH" in options["env"]:
+        path = [options["env"]["PYTHONPATH"], *path]
     code = 1
     try:
         if words[0] == "-m":

@@ -8,11 +8,11 @@ import torch
 
 from bootfile.exact import files, ladder
 from common.checkpoint import options
-from tests.conftest import QUICK, ROOT, free_port, refused, run, run_ranks
+from tests.conftest import QUICK, ROOT, environment, free_port, refused, run, run_ranks
 from tests.support.small_disk import small_disk
 
 SHORT = (*QUICK, "--batch_size=128", "--epoch_steps=6", "--epochs=4", "--evaluate_every=0")
-PATH = os.environ | {"PYTHONPATH": str(ROOT)}
+PATH = environment(PYTHONPATH=str(ROOT))
 LOOP = (ROOT / "guides" / "own_loop" / "any_number.py").read_text()
 
 

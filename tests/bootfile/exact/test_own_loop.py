@@ -1,18 +1,17 @@
 """The loops of guides/own_loop.md continue exactly: `prove` kills them."""
 
 import difflib
-import os
 import re
 import shutil
 
 import pytest
 import torch
 
-from tests.conftest import ROOT, free_port, run
+from tests.conftest import ROOT, environment, free_port, run
 
 _FOLDER = ROOT / "guides" / "own_loop"
 _PAGE = (ROOT / "guides" / "own_loop.md").read_text(encoding="utf-8")
-PATH = os.environ | {"PYTHONPATH": str(ROOT)}
+PATH = environment(PYTHONPATH=str(ROOT))
 LOOP = (_FOLDER / "any_number.py").read_text()
 
 

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from bootfile.exact import files
 from bootfile.ground.exit_codes import DIFFERS
 from bootfile.receipt import shard_lines
 from bootfile.receipt.compare import compare_states
@@ -88,6 +89,30 @@ def test_an_audit_names_the_shard(place, fault, processes, expected, tmp_path):
     [line] = re.findall("^steps 1-9: the steps .*", shown, re.M)
     assert re.search(expected, line), line
     assert "the state after step 5 is another one (model." in line
+
+
+def test_a_start_without_it_computes_the_steps_of_an_earlier_one_again(tmp_path):
+    """The sums of a shard that was wrong stay in the file, and an audit compares what counts."""
+    fault = FAULT.replace("MARK", repr(str(tmp_path / "mark"))).replace("PLACE", "(3, 5)")
+    job = changed("train_exact.py", tmp_path / "job.py", (BACKWARD, BACKWARD + fault))
+    states = tmp_path / "run" / "checkpoints"
+    words = (*WORDS, "--keep=1", "--keep_every=1step", f"--output_dir={tmp_path / 'run'}")
+
+    def delete(*steps):
+        for step in steps:
+            (states / files.name_of(step)).unlink()
+
+    run_ranks(job, *words, "--recheck=100", ranks=1)
+    assert (tmp_path / "mark").exists()
+    delete(5, 6, 7, 8, 9)
+    run_ranks(job, *words, ranks=1)
+    delete(5, 6, 8, 9)
+    run_ranks(job, *words, "--recheck=100", ranks=1)
+    delete(7)
+    assert list(shard_lines.read(str(tmp_path / "run"))) == list(range(1, 10))
+    shown = run("-m", "launch", "audit", tmp_path / "run", "--share=all").stdout
+    assert re.search("^steps 5-8: equal", shown, re.MULTILINE), shown
+    assert re.search("^equal: 6 of 6 intervals", shown, re.MULTILINE), shown
 
 
 def test_a_first_difference_is_a_doubt(tmp_path):

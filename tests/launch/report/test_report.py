@@ -169,11 +169,12 @@ def test_what_a_restart_did_again_and_how_long_nothing_ran(tmp_path):
         line["time"] += 100 if line["step"] > 16 else 0
     lost = {"step": 20, "time": 1.7e9 + 10}
     starts = [
-        a_start(0, 1.7e9),
-        a_start(16, 1.7e9 + 108, settings={"lr": 0.2}, lost=lost),
+        a_start(0, 1.7e9, code="c0ffee"),
+        a_start(16, 1.7e9 + 108, settings={"lr": 0.2}, lost=lost, code="c0ffee-dirty"),
     ]
     page = made(tmp_path, write_run(tmp_path / "run", lines, starts))
-    assert page.tables["Starts and restarts"][2][3:] == ["16", "2.50 s", "95.5 s", "4", "lr: 0.1 → 0.2"]
+    changed = "lr: 0.1 → 0.2; code: c0ffee → c0ffee-dirty"
+    assert page.tables["Starts and restarts"][2][3:] == ["16", "2.50 s", "95.5 s", "4", changed]
     assert page.row("Final figures", "repeated steps") == ["4"]
     starts[1]["settings"]["output_dir"] = "s3://bucket/run"  # reports after the last upload are lost
     page = made(tmp_path, write_run(tmp_path / "at a URL", lines, starts))

@@ -1,9 +1,11 @@
 """A bit is flipped in a simulated job, as by an error of the hardware, and an audit finds the step."""
 
+import json
 import re
 
 import pytest
 
+from bootfile.ground import git
 from tests.benchmarks import flips
 from tests.conftest import QUICK, refused, run
 
@@ -32,6 +34,12 @@ def test_an_audit_finds_the_step_of_a_flip(tensor, tmp_path):
     audited = run(*audit, code=20).stdout
     assert "steps 1-2: equal" in audited and "the state after step 3 is another one" in audited
     assert "the same difference twice: an error of the hardware of the run" in audited
+    starts = output / "starts.jsonl"
+    start = json.loads(starts.read_text())
+    assert start["code"] == git.find_commit("jobs/train.py")
+    starts.write_text(json.dumps(start | {"code": "c0ffee"}) + "\n")
+    audited = run("-m", "launch", "audit", output, "--steps=3-3", "--job", "jobs/train.py", code=20).stdout
+    assert "not an error of this machine now. The code of the run was commit c0ffee, and jobs/t" in audited
 
 
 def test_a_flip_that_never_comes_is_said(tmp_path):
