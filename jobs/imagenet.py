@@ -77,7 +77,7 @@ def parse_args() -> arguments.Arguments:
     add("--amp", **FLAG | {"default": None}, help="mixed precision (default: true on a GPU)")
     help = "true: torch.compile (default: true on a GPU; with --exact_shards from torch 2.10 on)"
     add("--compile", role=OPERATION, type=boolean, help=help)
-    help = "compute blocks twice: less memory, more time, equal weights"
+    help = "compute blocks twice: less memory, more time; not compiled"
     add("--grad_checkpointing", role=OPERATION, **FLAG, help=help)
     add("--ema", type=number, metavar="DECAY", help="evaluate a moving average of the weights: 0.9999")
     add = parser.add_argument_group("optimization").add_argument

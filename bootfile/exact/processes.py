@@ -9,14 +9,14 @@ if TYPE_CHECKING:  # a build of torch may have no torch.distributed
 
 
 class Due(NamedTuple):
-    """What is due after a step; the same on every rank. A report is also due before each save."""
+    """What end_step() returns, the same on every rank. A report is also due before each save."""
 
     report: bool
     save: bool
 
 
 class Processes:
-    """The processes of a run that ends with its first process: the same ones from its start to its end.
+    """The processes of a run, which stay the same until it ends. A loop of your own needs none.
 
     An elastic job has a subclass, whose processes leave and come between two steps
     (common/elastic/memory.py). The loop calls the methods on every rank. run: the Exact.

@@ -17,7 +17,7 @@ _CODES = {
     LOST_CONTACT: "contact with another process was lost: look at the node that failed first",
     NOT_SAVED: "the last results could not be written, or files could not be read: the log names the reason",
     DIVERGED: "training diverged: too many steps in a row without a finite loss and gradient",
-    DIFFERS: "a run that should equal the reference differs",
+    DIFFERS: "a run that should equal the reference differs, or gradients of a process (--recheck)",
     UNVERIFIED: "the runs are equal, but they prove nothing",
     TIME_LIMIT: "ended by a time limit",
     126: "the command cannot be executed",

@@ -41,7 +41,8 @@ def torch_loader(
         `random`, and from those that the loader holds. Each rank has its own, with a DistributedSampler: its
         set_epoch() is called here.
     seed, epochs: of the training.
-    Raises BadInput for an IterableDataset, and for persistent workers, which keep their random numbers.
+    Raises BadInput for an IterableDataset, for persistent workers, which keep their random numbers, and for a
+        BatchSampler of this package.
 
     The receipt covers the contents of the samples (contents.py). A restart compares the data set by a
     fingerprint (data_fingerprint.py: its length, its numbers and 64 items), and the batches that it reads
@@ -52,6 +53,12 @@ def torch_loader(
     if is_iterable or loader.persistent_workers:
         kind = "an IterableDataset" if is_iterable else "persistent_workers=True"
         raise BadInput(f"the DataLoader has {kind}: its batches are not the same after a restart")
+    # an own loop would move it with seek(); set_epoch(), which is called here, is not one of its methods
+    if isinstance(loader.batch_sampler, Positions):
+        raise BadInput(
+            "a BatchSampler of bootfile in a DataLoader would give each epoch the order of the first: use "
+            "map_style_loader(dataset, batch_sampler, device)"
+        )
     if not len(loader):
         sizes = f"batch_size {loader.batch_size} exceeds the {len(loader.dataset)} samples"  # type: ignore[arg-type]
         raise BadInput(f"the DataLoader has no batch: {sizes}: expected a smaller one, or drop_last=False")

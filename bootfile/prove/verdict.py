@@ -173,7 +173,7 @@ def conclude(job: Job, rows: list[Row], cause: str = "") -> tuple[str, int]:
     # a job that compares digests of its checkpoints refuses a wrong weight: that is right, and hides the rest
     end = ", and each run made wrong on purpose was noticed"
     if any(row.result == REFUSED for row in rows):
-        end = "; the damaged checkpoint was refused: that wrong weights are seen was not shown"
+        end = "; the damaged checkpoint was refused, so it was not shown that wrong weights are noticed"
     numbers = {job.processes}  # of processes of the equal runs
     for row in equal:
         if row.case.option == PROCESSES and not row.case.kills:

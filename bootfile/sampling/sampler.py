@@ -79,7 +79,7 @@ def split_batch(global_batch: int, parts: int, kind: str = "processes") -> int:
         sizes = [str(size) for size in (local * parts, (local + 1) * parts) if size]
         raise BadInput(
             f"batch size {global_batch} is not divisible by {parts} {kind}; "
-            f"expected {' or '.join(sizes)}, for example"
+            f"expected {' or '.join(sizes)}, for example, or in place of {parts} a number that divides it"
         )
     return local
 

@@ -2,7 +2,7 @@
 
     {"time": 1795212080.9, "step": 40, "steps": 180, "laps": {"set-up": 2.2, ...},
      "lost": {"step": 55, "time": 1795212071.3}, "settings": {...}, "ignored": [...], "environment": {...},
-     "script": "/home/me/jobs/train.py", "code": "f00dc0de..."}
+     "script": "/home/me/jobs/train.py", "command": "jobs/train.py --epochs 20", "code": "f00dc0de..."}
 
 time: when training began or continued, in seconds of time.time().
 step, steps: the step after which it began, and the total.
@@ -18,6 +18,7 @@ ignored: the names of the options that the job did not know.
 parent: of a run that begins at a step of another one: the folder of that run, its name, the step, and the
     step of the state that was loaded (common/checkpoint/fork.py). Other runs have none.
 script: the path of the job on its node.
+command: the command line of the job, with *** for credentials.
 code: the commit of the script, with -dirty at its end if tracked files differ from it; null without git.
 environment: versions, device, nodes (environment.py).
 
@@ -26,10 +27,12 @@ This module imports no torch.
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from typing import Any
 
+from bootfile.console.words import mask_words
 from bootfile.ground import git
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import append_json_line, parse_json_lines
@@ -40,11 +43,13 @@ from common.run.output import Output
 
 def write(folder: str, args: argparse.Namespace, environment: Mapping[str, Any], **facts: Any) -> None:
     """Append a start to FILE in the folder. facts: the other entries of the line. Raises OSError."""
+    words, _ = mask_words(sys.argv[1:], getattr(args, "ignored", []))
     known = {
         "settings": arguments.settings(args),
         "ignored": getattr(args, "ignored", []),
         "environment": environment,
         "script": os.path.abspath(sys.argv[0]),
+        "command": shlex.join([sys.argv[0], *words]),
         "code": git.find_commit(sys.argv[0]),
     }
     append_json_line(os.path.join(folder, FILE), facts | known)

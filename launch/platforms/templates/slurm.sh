@@ -38,10 +38,10 @@ srun --kill-on-bad-exit=1 --distribution=block {{ python | default("python") }} 
 code=0
 exec 3>&1
 failed=$(start 2>&1 >&3 | sed -un 'w /dev/stderr
-  /^srun: error: .*: tasks\? [0-9,-]*: /{/ code 143$/d;/: Terminated$/d;p}') || code=$?
+  /^srun: error: .*: tasks\? [0-9,-]*: /{/ code 1\(43\|38\|52\)$/d;/: Terminated$/d;p}') || code=$?
 {% if restarts %}
-# 143: a signal stopped the job before the time limit, and all processes saved: it continues in a new allocation.
-if [ $code = 143 ] && [ -z "$failed" ] && [ "${SLURM_RESTART_COUNT:-0}" -lt {{ restarts }} ]; then
+# 143, after SIGUSR1 138, after SIGXCPU 152: a signal stopped the job, and all processes saved. It continues in a new allocation.
+if [[ $code = 143 || $code = 138 || $code = 152 ]] && [ -z "$failed" ] && [ "${SLURM_RESTART_COUNT:-0}" -lt {{ restarts }} ]; then
   # The id of an array's last task is also that of the array.
   scontrol requeue "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
 fi

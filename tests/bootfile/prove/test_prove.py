@@ -291,9 +291,7 @@ for step in range(state["step"] + 1, 41):
         torch.save(state, "OUT/new")
         os.replace("OUT/new", f"OUT/{{step:02}}.pt")
 """
-UNSEEN = (
-    "exact: 2 runs equal the reference; the damaged checkpoint was refused: that wrong weights are seen was"
-)
+UNSEEN = "exact: 2 runs equal the reference; the damaged checkpoint was refused, so it was not shown that w"
 WORDS = {  # how a script treats a damaged checkpoint: exit code, verdict, words about the damaged run
     "careful": (0, UNSEEN, "\n      refused\n"),
     "strict": (0, UNSEEN, "a checkpoint is damaged\n      refused\n"),

@@ -384,6 +384,8 @@ def test_slurm_file(layout, tmp_path):
     lost = "srun: error: n1: task 0: Exited with exit code 4\n" + stopped  # srun ended the others
     for code, restarts, error, requeued in (
         ("143", "", stopped, "7"),
+        ("138", "", stopped.replace("143", "138"), "7"),
+        ("152", "2", stopped.replace("143", "152"), "7"),
         ("143", "3", stopped, ""),
         ("143", "", lost, ""),
         ("2", "0", "", ""),
