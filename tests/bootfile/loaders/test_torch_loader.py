@@ -19,8 +19,8 @@ class Stream(IterableDataset):
     [
         (DataLoader(Stream(), 4), "has an IterableDataset: its batches are not the same after a restart"),
         (DataLoader(DATA, 4, num_workers=1, persistent_workers=True), "has persistent_workers=True"),
-        (DataLoader(DATA, 24, drop_last=True), "batch_size 24 exceeds the 12 samples: expected a smaller one"),
-        (DataLoader(DATA, batch_sampler=BatchSampler(12, 4, seed=0)), "would give each epoch the order of the first"),
+        (DataLoader(DATA, 24, drop_last=True), "batch_size 24 exceeds the 12 samples"),
+        (DataLoader(DATA, batch_sampler=BatchSampler(12, 4, seed=0)), "each epoch the order of the first"),
     ],
     ids=["stream", "persistent workers", "no batch", "batch sampler"],
 )
