@@ -264,6 +264,9 @@ class Expressions(Calls):
             made.deps |= values.join_deps([value])
             if key.kind == "const" and entries is not None:
                 made.parts[key.key] = value
+            else:
+                # `{name + "_optimizer": ...}`: the values are known, their names are not
+                made.is_open = True
         if entries is None:
             made.deps |= values.join_deps(self._iterated(node))
         return made

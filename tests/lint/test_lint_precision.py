@@ -50,6 +50,12 @@ ALL_STATES = (
     "            if hasattr(part, 'state_dict'):\n                state[name] = part.state_dict()\n"
     "        return state"
 )
+NAMED_STATES = (
+    "class Holder:\n    def __init__(self, model, scaler):\n        self.model = model\n"
+    "        self.scaler = scaler\n"
+    "    def state_dict(self):\n        state = {}\n        for name in ('model', 'scaler'):\n"
+    "            state[name] = getattr(self, name).state_dict()\n        return state"
+)
 # rule, and the parts of tests/lint/examples.py with which it must be silent
 LOOKALIKES = {
     "a set of numbers has the same order in each process": (
@@ -209,6 +215,40 @@ LOOKALIKES = {
         "R402", {"top": FOLDER.format(names="[]") + "\n    @staticmethod\n    def find(folder):\n"
                         "        return os.listdir(folder)", "setup": "images = Folder('images')"},
     ),
+    "a file of each rank, whose name a function returns": (
+        "R503", {"top": DDP, "end": "name = f'state_{dist.get_rank()}.pt'",
+                 "write": "torch.save(state, os.path.join('out', name))"},
+    ),
+    "a counter that a loop brings to its value again": (
+        "R107", {"setup": "drops = 0\nmilestones = [10, 20]",
+                 "begin": "while drops < 2 and epoch >= milestones[drops]:\n    drops += 1\n"
+                          "    for group in optimizer.param_groups:\n        group['lr'] = 0.1 ** drops"},
+    ),
+    "a dict of optimizers, which are saved under longer names": (
+        "R101", {"setup": "second = torch.optim.Adam(model.parameters())\nparts = {'second': second}",
+                 "step": "for part in parts.values():\n    part.step()",
+                 "end": "states = {name + '_state': part.state_dict() for name, part in parts.items()}",
+                 "save": "**states"},
+    ),
+    "the states of attributes that a tuple names": (
+        "R104", {"top": NAMED_STATES,
+                 "setup": "scaler = torch.amp.GradScaler()\nholder = Holder(model, scaler)",
+                 "step": SCALED, "save": '"holder": holder.state_dict()'},
+    ),
+    "a listing that is only counted": (
+        "R402", {"top": FOLDER.format(names="os.listdir(folder)").replace("self.names[index]", "index"),
+                 "setup": "images = Folder('images')"},
+    ),
+    "a listing whose files are written into another one": (
+        "R402", {"top": FOLDER.format(names="['all.pt']") + "\n    def prepare(self):\n"
+                        "        parts = [torch.load(name) for name in os.listdir('raw')]\n"
+                        "        torch.save(torch.cat(parts), 'all.pt')",
+                 "setup": "images = Folder('images')\nimages.prepare()"},
+    ),
+    "a listing that is shuffled without a seed": (
+        "R402", {"top": FOLDER.format(names="os.listdir(folder)"),
+                 "setup": "loader = DataLoader(Folder('images'), 8, shuffle=True)"},
+    ),
     "a restart within an epoch begins with it, and one at its end with the next": (
         "R301", {"resume": 'if not saved["is_last"]:\n    start = saved["epoch"]',
                  "save": '"is_last": True'},
@@ -362,6 +402,14 @@ def test_settings_of_yacs_are_refused(tmp_path):
     top = "from yacs.config import CfgNode as CN\nbase = CN()\nconfig = base.clone()"
     assert "R506" in find_rules(write({"top": top, "save": '"config": config'}), tmp_path)
     assert "R506" not in find_rules(write({"top": top, "save": '"config": config.dump()'}), tmp_path)
+
+
+def test_a_release_that_reads_all_objects(tmp_path):
+    text = write({"top": OPTIONS, "save": '"args": args'})
+    assert "R506" in find_rules(text, tmp_path)
+    (tmp_path / "requirements.txt").write_text("torch==2.1.0\n", encoding="utf-8")
+    assert "R506" not in find_rules(text, tmp_path)
+    assert "R506" in find_rules(text, tmp_path, hints=True)
 
 
 def test_scripts_of_a_folder_whose_steps_are_in_a_module(tmp_path):
