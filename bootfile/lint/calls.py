@@ -105,7 +105,7 @@ class Calls(Known):
         frame = Frame(function.module, {}, function.names, name, function.node, owner=function.owner)
         bind_parameters(function.node, args, named, frame.names, self)
         for parameter, value in frame.names.items():
-            if value.kind == "const" and isinstance(value.key, bool):
+            if (value.kind == "const" and isinstance(value.key, bool)) or value.kind == "dict":
                 frame.given[parameter] = value
         self._walked.add(function.node)
         self._stack.append(function.node)

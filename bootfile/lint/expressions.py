@@ -171,6 +171,10 @@ class Expressions(Calls):
         )
 
     def _of_boolop(self, node: ast.BoolOp) -> Value:
+        first = node.values[0]
+        # `True or rand() > 0.5`: the rest is not reached
+        if isinstance(first, ast.Constant) and bool(first.value) is isinstance(node.op, ast.Or):
+            return self.value(first)
         inner = [self.value(part) for part in node.values]
         # `scheduler or default`
         if isinstance(node.op, ast.Or):

@@ -515,6 +515,9 @@ def is_guarded(event: Event) -> bool:
 
 def _is_of_data(save: Save) -> bool:
     """Return whether a save writes what a data set has read, such as its labels."""
+    # a data set that keeps what it has computed for a sample
+    if "__getitem__" in save.event.functions:
+        return True
     return save.is_open and any(_OF_DATA.search(function) for function in save.event.functions)
 
 

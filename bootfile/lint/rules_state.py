@@ -599,7 +599,7 @@ def _find_random(facts: Facts) -> Iterator[Finding]:
         if draw is None:
             continue
         # `if args.seed is not None: torch.manual_seed(args.seed)`: the option decides
-        if any("seed" in condition.text for condition in seed.conditions):
+        if any("seed" in condition.text for condition in seed.conditions) or _may_be_drawn(facts, seed):
             is_hint = True
         message = (
             f"{_NAMES[source]} gets the same seed at each start, and {name_line(draw, seed)} draws "
@@ -607,6 +607,24 @@ def _find_random(facts: Facts) -> Iterator[Finding]:
             f"({what}), but its state is not restored"
         )
         yield at(seed, "R401", message, is_hint)
+
+
+def _may_be_drawn(facts: Facts, seed: Event) -> bool:
+    """Return whether a seed is drawn unless an option gives it: `if args.seed is None: args.seed =
+    random.randint(1, 9999)`."""
+    names = {unparse(given).rpartition(".")[2] for given in getattr(seed.node, "args", [])}
+    # `add_argument("--seed", default=random.randrange(200))`
+    for event in facts.calls(r"^add_argument$"):
+        default = next((part for part in event.node.keywords if part.arg == "default"), None)
+        name = unparse(event.node.args[0]).strip("'\"-").replace("-", "_") if event.node.args else ""
+        if default is not None and name in names and re.search(r"rand|time", unparse(default.value)):
+            return True
+    for event in facts.select("set_attribute"):
+        value = event.args.get(0, Value())
+        is_drawn = any(re.search(r"rand|time|entropy", str(dep.key)) for dep in list_deps(value))
+        if event.text in names and is_drawn and event.conditions:
+            return True
+    return False
 
 
 def _find_seed(facts: Facts, source: str) -> Event | None:
@@ -627,6 +645,9 @@ def _find_seed(facts: Facts, source: str) -> Event | None:
         if facts.is_in_training(event):
             return None
         if given is None or values.is_restored(given) or not _is_fixed_seed(given):
+            # what loads the checkpoint may seed again, from the clock
+            if seed is not None and given is not None:
+                return None
             continue
         # a machine with a GPU does not come here
         if any("cuda" in condition.text and not condition.is_true for condition in event.conditions):

@@ -36,7 +36,7 @@ _TEXTS = re.compile(
 )
 _CHECKPOINT = re.compile(r"check_?po|ckpt|model|\.pth?\b|weights|resume|snapshot|save|restore", re.IGNORECASE)
 _MAY_MATCH = re.compile(rb"listdir|scandir|glob\(|iterdir|\(\s*set\(|\bhash\(|\(\s*\{")
-_EVALUATES = re.compile(rb"(^|_|\b)(val|valid|test|eval)", re.IGNORECASE)
+_EVALUATES = re.compile(rb"(^|_|\b)(val|valid|test|eval|infer|predict|demo|no_?label)", re.IGNORECASE)
 _OF_NUMBERS = re.compile(r"seed|epoch|getuid|getpid|rank|\btime\b")
 # a generator with a seed, or a sampler that has one without being told
 _SEEDED = re.compile(

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from bootfile.lint.engine import lint, lint_all
-from tests.lint.examples import DDP, DISTRIBUTED, EMA, FOLDER, RANK_0, RATE, SCALED, UPDATE, write
+from tests.lint.examples import DDP, DISTRIBUTED, EMA, FOLDER, RANK_0, RATE, SCALED, SHUFFLED, UPDATE, write
 
 OPTIONS = "import argparse\nargs = argparse.ArgumentParser().parse_args()\n"
 DIGITS = (
@@ -235,6 +235,48 @@ LOOKALIKES = {
                  "setup": "scaler = torch.amp.GradScaler()\nholder = Holder(model, scaler)",
                  "step": SCALED, "save": '"holder": holder.state_dict()'},
     ),
+    "a seed that is drawn if no option gives one": (
+        "R401", {"top": OPTIONS + "if args.seed is None:\n    args.seed = random.randint(1, 99)\n"
+                                  "torch.manual_seed(args.seed)", "setup": SHUFFLED},
+    ),
+    "an option whose default is drawn": (
+        "R401", {"top": "import argparse\nparser = argparse.ArgumentParser()\n"
+                        "parser.add_argument('--seed', default=random.randrange(99))\n"
+                        "args = parser.parse_args()\ntorch.manual_seed(args.seed)", "setup": SHUFFLED},
+    ),
+    "a seed from the clock after the checkpoint is loaded": (
+        "R401", {"top": "import time\ntorch.manual_seed(0)", "setup": SHUFFLED,
+                 "resume": "torch.manual_seed(int(time.time()))"},
+    ),
+    "a draw that is not reached": (
+        "R401", {"top": "np.random.seed(0)", "step": "is_new = True or np.random.rand() > 0.5"},
+    ),
+    "a checkpoint without the optimizer, but only where a call gives none": (
+        "R101", {"setup": "optimizer = torch.optim.Adam(model.parameters())",
+                 "top": "def save(state=None):\n    if state is None:\n"
+                        "        state = {'model': model.state_dict()}\n    torch.save(state, 'last.pt')",
+                 "write": "save(state)"},
+    ),
+    "the scheduler of the noise of a picture": (
+        "R103", {"top": "class Painter:\n    def __init__(self, scheduler):\n"
+                        "        self.scheduler = scheduler\n    def paint(self, latents):\n"
+                        "        for t in self.scheduler.timesteps:\n"
+                        "            latents = self.scheduler.step(model(latents), t, latents)[0]\n"
+                        "        return latents\nfrom others import load_scheduler",
+                 "setup": "painter = Painter(load_scheduler())", "end": "painter.paint(data)"},
+    ),
+    "an entry that is replaced if it has no state": (
+        "R104", {"setup": "scaler = torch.amp.GradScaler()\nparts = {'scaler': scaler}", "step": SCALED,
+                 "resume": "for name, part in parts.items():\n"
+                           "    if hasattr(part, 'load_state_dict'):\n"
+                           "        part.load_state_dict(saved[name])\n"
+                           "    else:\n        parts[name] = saved[name]",
+                 "save": "**{name: part.state_dict() for name, part in parts.items()}"},
+    ),
+    "a listing of pictures without labels": (
+        "R402", {"top": FOLDER.format(names="os.listdir(folder)").replace("Folder", "NoLabels"),
+                 "setup": "images = NoLabels('images')"},
+    ),
     "a listing that is only counted": (
         "R402", {"top": FOLDER.format(names="os.listdir(folder)").replace("self.names[index]", "index"),
                  "setup": "images = Folder('images')"},
@@ -386,6 +428,14 @@ def test_labels_that_a_data_set_keeps_are_no_checkpoint(tmp_path):
         }
     )
     assert "R104" in find_rules(text, tmp_path)
+
+
+def test_a_sample_that_a_data_set_keeps_is_no_checkpoint(tmp_path):
+    keeps = "class Kept(Dataset):\n    def __len__(self):\n        return 9\n"
+    keeps += "    def __getitem__(self, index):\n        sample = np.fft.fft(index)\n"
+    keeps += "        torch.save(sample, f'{index}.pt')\n        return sample"
+    parts = {"top": keeps, "setup": "scaler = torch.amp.GradScaler()\nloader = DataLoader(Kept(), 8)"}
+    assert "R104" in find_rules(write({**parts, "step": SCALED}), tmp_path)
 
 
 def test_a_first_epoch_that_is_an_option_continues_a_training(tmp_path):
