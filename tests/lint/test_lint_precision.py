@@ -2,6 +2,7 @@
 (tests/lint/README.md), in our own words: the rule finds nothing in it, or gives a hint."""
 
 import os
+import textwrap
 
 import pytest
 
@@ -436,6 +437,14 @@ def test_a_sample_that_a_data_set_keeps_is_no_checkpoint(tmp_path):
     keeps += "        torch.save(sample, f'{index}.pt')\n        return sample"
     parts = {"top": keeps, "setup": "scaler = torch.amp.GradScaler()\nloader = DataLoader(Kept(), 8)"}
     assert "R104" in find_rules(write({**parts, "step": SCALED}), tmp_path)
+
+
+def test_a_loop_that_starts_processes_is_not_the_training_loop(tmp_path):
+    head, first, body = write({"next": 'saved["epoch"]'}).partition("data = ")
+    text = head + "import torch.multiprocessing as mp\ndef run(rank, count):\n"
+    text += textwrap.indent(first + body, "    ")
+    text += "\nfor number in range(2):\n    mp.Process(target=run, args=(number, 2)).start()\n"
+    assert "R301" in find_rules(text, tmp_path)
 
 
 def test_a_first_epoch_that_is_an_option_continues_a_training(tmp_path):
