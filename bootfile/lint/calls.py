@@ -105,7 +105,7 @@ class Calls(Known):
         frame = Frame(function.module, {}, function.names, name, function.node, owner=function.owner)
         bind_parameters(function.node, args, named, frame.names, self)
         for parameter, value in frame.names.items():
-            if value.kind == "const" and isinstance(value.key, bool):
+            if (value.kind == "const" and isinstance(value.key, bool)) or value.kind == "dict":
                 frame.given[parameter] = value
         self._walked.add(function.node)
         self._stack.append(function.node)
@@ -302,13 +302,18 @@ class Calls(Known):
         for value in named.values():
             inner.append(value)
         given: list[Value] = []
-        # mp.spawn() gives the rank first, and then `args`
         if "args" in named and root(named["args"]).kind == "list":
-            given = [Value("rank", "rank"), *root(named["args"]).parts.values()]
+            given = list(root(named["args"]).parts.values())
+            # mp.spawn() gives the rank first, mp.Process() gives `args` alone
+            if not unparse(node.func).endswith("Process"):
+                given.insert(0, Value("rank", "rank"))
+        # a loop that starts processes is not one of the training
+        loops, self._loops = self._loops, []
         for value in inner:
             if value.kind in ("function", "method") and isinstance(value.cls, Function):
                 first = [value.of] if value.kind == "method" and value.of is not None else []
                 self._call_function(value.cls, [*first, *(given or args[1:])], {}, node)
+        self._loops = loops
 
     def _call_builtin(
         self, dotted: str, args: list[Value], named: dict[str, Value], node: Any

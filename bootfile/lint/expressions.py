@@ -171,6 +171,10 @@ class Expressions(Calls):
         )
 
     def _of_boolop(self, node: ast.BoolOp) -> Value:
+        first = node.values[0]
+        # `True or rand() > 0.5`: the rest is not reached
+        if isinstance(first, ast.Constant) and bool(first.value) is isinstance(node.op, ast.Or):
+            return self.value(first)
         inner = [self.value(part) for part in node.values]
         # `scheduler or default`
         if isinstance(node.op, ast.Or):
@@ -264,6 +268,9 @@ class Expressions(Calls):
             made.deps |= values.join_deps([value])
             if key.kind == "const" and entries is not None:
                 made.parts[key.key] = value
+            else:
+                # `{name + "_optimizer": ...}`: the values are known, their names are not
+                made.is_open = True
         if entries is None:
             made.deps |= values.join_deps(self._iterated(node))
         return made

@@ -351,9 +351,15 @@ class Facts:
         owners: dict[Value, set[Value]] = {}
         for event in self.select("set_attribute"):
             owner = root(event.value)
-            for part in getattr(getattr(owner.cls, "node", None), "body", []):
-                is_state = getattr(part, "name", "") == "state_dict"
-                if is_state and 0 in event.args and re.search(rf"\.{event.text}\b|__dict__", unparse(part)):
+            cls = getattr(owner.cls, "node", None)
+            for part in getattr(cls, "body", []):
+                if getattr(part, "name", "") != "state_dict" or 0 not in event.args:
+                    continue
+                text = unparse(part)
+                is_read = re.search(rf"\.{event.text}\b|__dict__", text) is not None
+                # `for name in ("model", "optimizer"): getattr(self, name).state_dict()`
+                is_named = "getattr(self" in text and re.search(rf"['\"]{event.text}['\"]", unparse(cls))
+                if is_read or is_named:
                     owners.setdefault(root(event.args[0]), set()).add(owner)
         return owners
 
@@ -509,6 +515,9 @@ def is_guarded(event: Event) -> bool:
 
 def _is_of_data(save: Save) -> bool:
     """Return whether a save writes what a data set has read, such as its labels."""
+    # a data set that keeps what it has computed for a sample
+    if "__getitem__" in save.event.functions:
+        return True
     return save.is_open and any(_OF_DATA.search(function) for function in save.event.functions)
 
 

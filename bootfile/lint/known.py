@@ -27,6 +27,9 @@ class Known(Recorder):
         arguments = number_arguments(args, named)
         if name == "load_state_dict" or (name in ("set_state", "setstate") and base.kind == "generator"):
             self._event("load_state", base, arguments, node, prefix_of(owner))
+        elif name == "step" and base.kind == "scheduler" and len(args) > 1:
+            # a noise scheduler of a diffusion model: `scheduler.step(noise, t, latents)`
+            pass
         elif name == "step":
             # `scaler.step(optimizer)` is a step of both
             for value in args:

@@ -80,7 +80,8 @@ class Frame:
     node: Any = None
     returned: list[Value] = field(default_factory=list)
     shared: set[str] = field(default_factory=set)
-    given: dict[str, Value] = field(default_factory=dict)  # parameters to which the call gives True or False
+    # parameters to which the call gives True, False or a dict
+    given: dict[str, Value] = field(default_factory=dict)
     owner: Class | None = None
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from bootfile.lint.facts import Entry, Facts, Save, describe, is_guarded
 from bootfile.lint.findings import Finding, at, name_line
 from bootfile.lint.record import Condition, Event
+from bootfile.lint.rules_packages import asks_for_less
 from bootfile.lint.syntax import is_modulo, unparse
 from bootfile.lint.values import Value, list_deps, root
 
@@ -165,7 +166,8 @@ def _find_all_ranks(facts: Facts) -> Iterator[Finding]:
             continue
         path = _path_node(event)
         names = unparse(path) if path is not None else ""
-        labels = " ".join(dep.label for dep in list_deps(_path_of(event)))
+        # the names of its parts and of the functions that made them, such as get_rank()
+        labels = " ".join(f"{dep.label} {dep.key}" for dep in list_deps(_path_of(event)))
         if re.search("rank|process|gpu|device", f"{names} {labels}", re.IGNORECASE) or _depends_on_rank(
             event
         ):
@@ -260,6 +262,8 @@ def _find_refused(facts: Facts) -> Iterator[Finding]:
             loads.append(event)
     if not loads:
         return
+    # hint: with the release that a list of requirements asks for, all objects are read
+    is_hint = asks_for_less(facts, "torch", "2.6")
     # the script allows the classes by itself
     if any(True for _ in facts.calls(r"add_safe_globals|safe_globals")):
         return
@@ -271,7 +275,7 @@ def _find_refused(facts: Facts) -> Iterator[Finding]:
             if what:
                 where = name_line(save.event, loads[0])
                 text = f"torch.load() refuses {what}, which {where} saves, since PyTorch 2.6"
-                yield at(loads[0], "R506", text)
+                yield at(loads[0], "R506", text, is_hint)
                 return
 
 

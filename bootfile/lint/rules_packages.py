@@ -27,6 +27,10 @@ class Known(NamedTuple):
     without: str = ""
 
 
+_REQUIREMENTS = (
+    "requirements.txt", "requirements-dev.txt", "pyproject.toml", "setup.py", "environment.yml",
+    "environment.yaml",
+)  # fmt: skip
 KNOWN = [
     Known(r"skip_first_batches$", "accelerate", "skip_first_batches() sets the epoch of the sampler "
         "back to 1",
@@ -163,24 +167,39 @@ def _is_fixed(facts: Facts, known: Known) -> bool:
     """Return whether a list of requirements near the script asks for a release with the fix."""
     if not known.fixed:
         return False
-    # requirements may be next to the script, or in one of the two folders above
-    folder = os.path.dirname(os.path.abspath(facts.tracer.source.path))
-    for _ in range(3):
-        for name in ("requirements.txt", "requirements-dev.txt", "pyproject.toml", "setup.py"):
-            version = _find_version(os.path.join(folder, name), known.needs)
-            if version and version >= _numbers(known.fixed):
-                return True
-        folder = os.path.dirname(folder)
+    for path in _list_requirements(facts):
+        version = _find_version(path, known.needs)
+        if version and version >= _numbers(known.fixed):
+            return True
     return False
 
 
-def _find_version(path: str, package: str) -> list[int]:
+def asks_for_less(facts: Facts, package: str, release: str) -> bool:
+    """Return whether a list of requirements near the script asks for a release before this one."""
+    for path in _list_requirements(facts):
+        version = _find_version(path, package, r"(?:==?|<=?|~=)")
+        if version and version < _numbers(release):
+            return True
+    return False
+
+
+def _list_requirements(facts: Facts) -> list[str]:
+    """Return the paths of lists of requirements next to the script, or in one of the two folders above."""
+    folder = os.path.dirname(os.path.abspath(facts.tracer.source.path))
+    paths = []
+    for _ in range(3):
+        paths += [os.path.join(folder, name) for name in _REQUIREMENTS]
+        folder = os.path.dirname(folder)
+    return paths
+
+
+def _find_version(path: str, package: str, operators: str = "[=>]=") -> list[int]:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             text = file.read(200_000)
     except OSError:
         return []
-    match = re.search(rf"\b{package.replace('_', '[-_]')}\s*(?:\[.*?\])?\s*[=>]=\s*([\d.]+)", text)
+    match = re.search(rf"\b{package.replace('_', '[-_]')}\s*(?:\[.*?\])?\s*{operators}\s*([\d.]+)", text)
     return _numbers(match[1]) if match else []
 
 

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 
 from bootfile.lint import values
 from bootfile.lint.facts import Entry, Facts, Save, describe, is_constant, reads_restored
@@ -408,9 +409,11 @@ def _find_old(facts: Facts, event: Event) -> Value | None:
     return None
 
 
-def _is_value_restored(facts: Facts, name: str, is_best: bool = False) -> bool:
+def _is_value_restored(
+    facts: Facts, name: str, is_best: bool = False, others: AbstractSet[str] = frozenset()
+) -> bool:
     """Return whether a name gets a value of a checkpoint anywhere. is_best: the checkpoint may call it by
-    another name for the best result."""
+    another name for the best result. others: keys of other numbers."""
     last = name.rpartition(".")[2]
     for event in facts.select("set_name", "set_attribute", "set_item"):
         if event.text.rpartition(".")[2] == last and values.is_restored(event.args.get(0, Value())):
@@ -420,6 +423,8 @@ def _is_value_restored(facts: Facts, name: str, is_best: bool = False) -> bool:
     # the script reads an entry of nearly the same name: it may come back in a way that is not followed
     for event in facts.select("read"):
         key = str(event.value.key or "")
+        if key in others and key != last:
+            continue
         if key and (key in last or last in key or (is_best and _BEST_NAME.search(key))):
             return True
     return False
@@ -466,13 +471,45 @@ def _find_counters(facts: Facts) -> Iterator[Finding]:
             if use == "stop" and not _PATIENCE.search(counter.label):
                 continue
             seen.add(place)
-            if _is_value_restored(facts, counter.label) or _is_entry(facts, counter):
+            # a number that is read for the training loop is not that of a sampler of its own
+            others = _list_starts(facts) if use == "order" else set()
+            if _is_value_restored(facts, counter.label, others=others) or _is_entry(facts, counter):
                 continue
-            what = {"stop": "early stopping depends", "rate": "the learning rate depends"}[use]
+            if _catches_up(facts, counter):
+                continue
+            what = {
+                "stop": "early stopping depends",
+                "rate": "the learning rate depends",
+                "order": "the order of the samples depends",
+            }[use]
             message = (
                 f"{counter.label} begins again at each start and is not in the checkpoint, but {what} on it"
             )
             yield at(counter, "R107", message)
+
+
+def _list_starts(facts: Facts) -> set[str]:
+    """Return the keys of the checkpoint with whose numbers the training loops begin."""
+    keys = set()
+    for loop in facts.loops:
+        for dep in list_deps(loop.start or Value()):
+            if dep.kind == "field" and dep.key is not None:
+                keys.add(str(dep.key))
+    return keys
+
+
+def _catches_up(facts: Facts, counter: Value) -> bool:
+    """Return whether a loop of its own adds to a counter until it has its value again, as in `while step >=
+    milestones[index]: index += 1`."""
+    for event in facts.select("test"):
+        if not isinstance(event.node, ast.While) or not facts.is_in_training(event):
+            continue
+        # the training loop itself may be such a loop
+        is_own = event.loops[0].node is not event.node and event.path == counter.path
+        is_around = event.node.lineno <= counter.line <= (event.node.end_lineno or 0)
+        if is_own and is_around and re.search(rf"\b{re.escape(counter.label)}\b", event.text):
+            return True
+    return False
 
 
 def _is_entry(facts: Facts, counter: Value) -> bool:
@@ -500,6 +537,9 @@ def _describe_use(event: Event) -> str:
     # `group["lr"] = rate * step / warmup`
     if event.name == "set_item" and re.search(r"\[['\"]lr['\"]\]$", event.text):
         return "rate"
+    # `sampler.set_epoch(passes)`, with a number of its own
+    if event.name == "method" and event.text == "set_epoch":
+        return "order"
     return ""
 
 
@@ -507,6 +547,8 @@ def _list_counters(event: Event) -> list[Value]:
     value = event.value
     if event.name == "set_item":
         value = event.args[0]
+    if event.name == "method":
+        value = event.args.get(0) or event.args.get("epoch") or Value()
     counters = []
     for dep in list_deps(value):
         if dep.kind == "counter":
@@ -557,7 +599,7 @@ def _find_random(facts: Facts) -> Iterator[Finding]:
         if draw is None:
             continue
         # `if args.seed is not None: torch.manual_seed(args.seed)`: the option decides
-        if any("seed" in condition.text for condition in seed.conditions):
+        if any("seed" in condition.text for condition in seed.conditions) or _may_be_drawn(facts, seed):
             is_hint = True
         message = (
             f"{_NAMES[source]} gets the same seed at each start, and {name_line(draw, seed)} draws "
@@ -565,6 +607,24 @@ def _find_random(facts: Facts) -> Iterator[Finding]:
             f"({what}), but its state is not restored"
         )
         yield at(seed, "R401", message, is_hint)
+
+
+def _may_be_drawn(facts: Facts, seed: Event) -> bool:
+    """Return whether a seed is drawn unless an option gives it: `if args.seed is None: args.seed =
+    random.randint(1, 9999)`."""
+    names = {unparse(given).rpartition(".")[2] for given in getattr(seed.node, "args", [])}
+    # `add_argument("--seed", default=random.randrange(200))`
+    for event in facts.calls(r"^add_argument$"):
+        default = next((part for part in event.node.keywords if part.arg == "default"), None)
+        name = unparse(event.node.args[0]).strip("'\"-").replace("-", "_") if event.node.args else ""
+        if default is not None and name in names and re.search(r"rand|time", unparse(default.value)):
+            return True
+    for event in facts.select("set_attribute"):
+        value = event.args.get(0, Value())
+        is_drawn = any(re.search(r"rand|time|entropy", str(dep.key)) for dep in list_deps(value))
+        if event.text in names and is_drawn and event.conditions:
+            return True
+    return False
 
 
 def _find_seed(facts: Facts, source: str) -> Event | None:
@@ -585,6 +645,9 @@ def _find_seed(facts: Facts, source: str) -> Event | None:
         if facts.is_in_training(event):
             return None
         if given is None or values.is_restored(given) or not _is_fixed_seed(given):
+            # what loads the checkpoint may seed again, from the clock
+            if seed is not None and given is not None:
+                return None
             continue
         # a machine with a GPU does not come here
         if any("cuda" in condition.text and not condition.is_true for condition in event.conditions):

@@ -36,8 +36,14 @@ _TEXTS = re.compile(
 )
 _CHECKPOINT = re.compile(r"check_?po|ckpt|model|\.pth?\b|weights|resume|snapshot|save|restore", re.IGNORECASE)
 _MAY_MATCH = re.compile(rb"listdir|scandir|glob\(|iterdir|\(\s*set\(|\bhash\(|\(\s*\{")
-_EVALUATES = re.compile(rb"(^|_|\b)(val|valid|test|eval)", re.IGNORECASE)
+_EVALUATES = re.compile(rb"(^|_|\b)(val|valid|test|eval|infer|predict|demo|no_?label)", re.IGNORECASE)
 _OF_NUMBERS = re.compile(r"seed|epoch|getuid|getpid|rank|\btime\b")
+# a generator with a seed, or a sampler that has one without being told
+_SEEDED = re.compile(
+    rb"manual_seed\w*\(|random\.seed\(|\bset_\w*seed|seed_(everything|torch|all)|fix_\w*seed|setup_seed|init_seed"
+    rb"|random_state=|(RandomState|default_rng|Generator|Random)\([^)]|DistributedSampler\(|Accelerator\(|Fabric\("
+)
+_SHUFFLED = re.compile(rb"shuffle\s*(:\s*bool\s*)?=\s*(?!False|None)[\w(]|RandomSampler\(")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -55,6 +61,9 @@ def check(facts: Facts) -> Iterator[Finding]:
     def is_used(cls: ast.ClassDef) -> bool:
         return bool(cls.decorator_list) or any(_mentions(source, cls) for source in modules)
 
+    # without a seed, each start has an order of its own in any case
+    is_random = not any(_SEEDED.search(source.data) for source in modules)
+    is_random = is_random and any(_SHUFFLED.search(source.data) for source in modules)
     for source in modules:
         # a search in the bytes first: most modules have none of these words, and their trees need no walk
         if not _MAY_MATCH.search(source.data):
@@ -62,7 +71,8 @@ def check(facts: Facts) -> Iterator[Finding]:
         nodes, parents = _find_candidates(source.tree)
         listings = []
         for node in nodes:
-            listings += _check_listing(source.path, node, parents, is_used)
+            for listing in _check_listing(source.path, node, parents, is_used):
+                listings.append(listing._replace(is_hint=is_random))
         yield from _keep_first(source.tree, listings)
         for node in nodes:
             yield from _check_set(source.path, node, parents)
@@ -164,6 +174,8 @@ def _check_listing(
         return
     if _ignores_index(classes[0]) or not _is_called(functions[-1], classes[0]):
         return
+    if _is_only_counted(above, classes[0]) or _leaves_nothing(functions[-1]):
+        return
     text = (
         f"the samples have the order in which {unparse(node.func)}() lists them, which another "
         "machine does not have"
@@ -178,6 +190,34 @@ def _ignores_index(cls: ast.ClassDef) -> bool:
             index = part.args.args[1].arg
             return not any(isinstance(node, ast.Name) and node.id == index for node in ast.walk(part))
     return False
+
+
+def _is_only_counted(above: list[ast.AST], cls: ast.ClassDef) -> bool:
+    """Return whether a class only counts what it keeps of a listing: `len(self.files)`."""
+    statement = above[0] if above else None
+    if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Attribute):
+        return False
+    target = unparse(statement.targets[0])
+    counted = 0
+    for part in ast.walk(cls):
+        if isinstance(part, ast.Call) and unparse(part.func) == "len" and unparse(part.args[0]) == target:
+            counted += 1
+    uses = sum(isinstance(part, ast.Attribute) and unparse(part) == target for part in ast.walk(cls))
+    # the assignment itself is a use, too
+    return counted > 0 and uses == counted + 1
+
+
+def _leaves_nothing(function: Any) -> bool:
+    """Return whether a method gives nothing to its class or its caller: it writes files that others read."""
+    given = tuple(f"{name.arg}{mark}" for name in function.args.args for mark in ".[")
+    for part in ast.walk(function):
+        if isinstance(part, ast.Yield | ast.YieldFrom) or (isinstance(part, ast.Return) and part.value):
+            return False
+        # `self.files = names`, `self.files.append(name)`, `self.add(name)`, `names.append(name)`
+        is_stored = isinstance(getattr(part, "ctx", None), ast.Store)
+        if (is_stored or isinstance(part, ast.Call)) and unparse(part).startswith(given):
+            return False
+    return True
 
 
 def _is_called(function: Any, cls: ast.ClassDef) -> bool:

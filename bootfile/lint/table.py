@@ -57,7 +57,7 @@ RULES = {
     ),
     "R107": Rule(
         "a counter begins again at each start, and the training depends on it",
-        "after a restart the learning rate or early stopping counts from the beginning",
+        "after a restart the learning rate, early stopping or the orders of the epochs begin again",
         "save the counter in the checkpoint, and restore it before the loop",
         f"{_GITHUB}/huggingface/transformers/issues/28544",
     ),

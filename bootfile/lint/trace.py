@@ -178,15 +178,32 @@ class Tracer(Expressions):
     def _choose_branch(self, node: ast.If) -> list[ast.stmt] | None:
         """Return the branch that a call takes if the test is a parameter to which it gives True or False.
         None if that is not known."""
+        given = self._find_given_dict(node.test)
+        if given is not None:
+            return node.orelse if given else node.body
         is_negated = isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not)
         name = node.test.operand if is_negated else node.test  # type: ignore[attr-defined]
         frame = self._frames[-1]
         if not isinstance(name, ast.Name) or frame.node is None:
             return None
         given = frame.given.get(name.id)
-        if given is None or name.id in list_assigned(frame.node):
+        if given is None or given.kind == "dict" or name.id in list_assigned(frame.node):
             return None
         return node.body if given.key is not is_negated else node.orelse
+
+    def _find_given_dict(self, test: ast.expr) -> bool | None:
+        """Return True for `state is None` and False for `state is not None` if the call gives a dict to this
+        parameter. None for any other test."""
+        if not isinstance(test, ast.Compare) or not isinstance(test.left, ast.Name):
+            return None
+        given = self._frames[-1].given.get(test.left.id)
+        is_none = isinstance(test.comparators[0], ast.Constant) and test.comparators[0].value is None
+        if given is None or given.kind != "dict" or not is_none:
+            return None
+        # the function may have changed it before the test
+        if self._frames[-1].names.get(test.left.id) is not given:
+            return None
+        return isinstance(test.ops[0], ast.Is)
 
     def _do_for(self, node: ast.For) -> None:
         iterated = self.value(node.iter)
@@ -397,7 +414,12 @@ class Tracer(Expressions):
         self._event("set_item", owner, {0: value, 1: key}, node, unparse(target))
         if key.kind == "const":
             place = root(owner).parts
-            place[key.key] = self._chosen(place.get(key.key), value, False)
+            old = place.get(key.key)
+            # `if hasattr(part, "load_state_dict"): ... else: parts[name] = saved[name]`
+            is_object = old is not None and values.kind_of(old) in values.STATEFUL
+            if is_object and value.kind == "field" and self._conditions:
+                return
+            place[key.key] = self._chosen(old, value, False)
         else:
             owner.is_open = True
             owner.deps |= values.join_deps([value])

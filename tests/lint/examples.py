@@ -157,10 +157,13 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
           "save": '"g": g.get_state()', "resume": 'g.set_state(saved["g"])'}],
     ),
     "R107": (
-        [{"setup": "patience = 0", "end": STOP}, {"setup": "steps = 0", "step": RATE}],
+        [{"setup": "patience = 0", "end": STOP}, {"setup": "steps = 0", "step": RATE},
+         {"setup": DISTRIBUTED + "\npasses = 0", "begin": "passes += 1\nsampler.set_epoch(passes)"}],
         [{"setup": "patience = 0", "end": STOP, "save": '"patience": patience',
         "resume": 'patience = saved["patience"]'},
-         {"setup": "steps = 0", "step": RATE, "before": "steps = start * len(loader)"}],
+         {"setup": "steps = 0", "step": RATE, "before": "steps = start * len(loader)"},
+         {"setup": DISTRIBUTED + "\npasses = 0", "begin": "passes += 1\nsampler.set_epoch(passes)",
+          "before": "passes = start"}],
     ),
     "R108": (
         [{"setup": "best = 1e9", "end": BEST},

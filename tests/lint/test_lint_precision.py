@@ -2,11 +2,12 @@
 (tests/lint/README.md), in our own words: the rule finds nothing in it, or gives a hint."""
 
 import os
+import textwrap
 
 import pytest
 
 from bootfile.lint.engine import lint, lint_all
-from tests.lint.examples import DDP, DISTRIBUTED, EMA, FOLDER, RANK_0, RATE, SCALED, UPDATE, write
+from tests.lint.examples import DDP, DISTRIBUTED, EMA, FOLDER, RANK_0, RATE, SCALED, SHUFFLED, UPDATE, write
 
 OPTIONS = "import argparse\nargs = argparse.ArgumentParser().parse_args()\n"
 DIGITS = (
@@ -49,6 +50,12 @@ ALL_STATES = (
     "        state = {}\n        for name, part in self.__dict__.items():\n"
     "            if hasattr(part, 'state_dict'):\n                state[name] = part.state_dict()\n"
     "        return state"
+)
+NAMED_STATES = (
+    "class Holder:\n    def __init__(self, model, scaler):\n        self.model = model\n"
+    "        self.scaler = scaler\n"
+    "    def state_dict(self):\n        state = {}\n        for name in ('model', 'scaler'):\n"
+    "            state[name] = getattr(self, name).state_dict()\n        return state"
 )
 # rule, and the parts of tests/lint/examples.py with which it must be silent
 LOOKALIKES = {
@@ -209,6 +216,82 @@ LOOKALIKES = {
         "R402", {"top": FOLDER.format(names="[]") + "\n    @staticmethod\n    def find(folder):\n"
                         "        return os.listdir(folder)", "setup": "images = Folder('images')"},
     ),
+    "a file of each rank, whose name a function returns": (
+        "R503", {"top": DDP, "end": "name = f'state_{dist.get_rank()}.pt'",
+                 "write": "torch.save(state, os.path.join('out', name))"},
+    ),
+    "a counter that a loop brings to its value again": (
+        "R107", {"setup": "drops = 0\nmilestones = [10, 20]",
+                 "begin": "while drops < 2 and epoch >= milestones[drops]:\n    drops += 1\n"
+                          "    for group in optimizer.param_groups:\n        group['lr'] = 0.1 ** drops"},
+    ),
+    "a dict of optimizers, which are saved under longer names": (
+        "R101", {"setup": "second = torch.optim.Adam(model.parameters())\nparts = {'second': second}",
+                 "step": "for part in parts.values():\n    part.step()",
+                 "end": "states = {name + '_state': part.state_dict() for name, part in parts.items()}",
+                 "save": "**states"},
+    ),
+    "the states of attributes that a tuple names": (
+        "R104", {"top": NAMED_STATES,
+                 "setup": "scaler = torch.amp.GradScaler()\nholder = Holder(model, scaler)",
+                 "step": SCALED, "save": '"holder": holder.state_dict()'},
+    ),
+    "a seed that is drawn if no option gives one": (
+        "R401", {"top": OPTIONS + "if args.seed is None:\n    args.seed = random.randint(1, 99)\n"
+                                  "torch.manual_seed(args.seed)", "setup": SHUFFLED},
+    ),
+    "an option whose default is drawn": (
+        "R401", {"top": "import argparse\nparser = argparse.ArgumentParser()\n"
+                        "parser.add_argument('--seed', default=random.randrange(99))\n"
+                        "args = parser.parse_args()\ntorch.manual_seed(args.seed)", "setup": SHUFFLED},
+    ),
+    "a seed from the clock after the checkpoint is loaded": (
+        "R401", {"top": "import time\ntorch.manual_seed(0)", "setup": SHUFFLED,
+                 "resume": "torch.manual_seed(int(time.time()))"},
+    ),
+    "a draw that is not reached": (
+        "R401", {"top": "np.random.seed(0)", "step": "is_new = True or np.random.rand() > 0.5"},
+    ),
+    "a checkpoint without the optimizer, but only where a call gives none": (
+        "R101", {"setup": "optimizer = torch.optim.Adam(model.parameters())",
+                 "top": "def save(state=None):\n    if state is None:\n"
+                        "        state = {'model': model.state_dict()}\n    torch.save(state, 'last.pt')",
+                 "write": "save(state)"},
+    ),
+    "the scheduler of the noise of a picture": (
+        "R103", {"top": "class Painter:\n    def __init__(self, scheduler):\n"
+                        "        self.scheduler = scheduler\n    def paint(self, latents):\n"
+                        "        for t in self.scheduler.timesteps:\n"
+                        "            latents = self.scheduler.step(model(latents), t, latents)[0]\n"
+                        "        return latents\nfrom others import load_scheduler",
+                 "setup": "painter = Painter(load_scheduler())", "end": "painter.paint(data)"},
+    ),
+    "an entry that is replaced if it has no state": (
+        "R104", {"setup": "scaler = torch.amp.GradScaler()\nparts = {'scaler': scaler}", "step": SCALED,
+                 "resume": "for name, part in parts.items():\n"
+                           "    if hasattr(part, 'load_state_dict'):\n"
+                           "        part.load_state_dict(saved[name])\n"
+                           "    else:\n        parts[name] = saved[name]",
+                 "save": "**{name: part.state_dict() for name, part in parts.items()}"},
+    ),
+    "a listing of pictures without labels": (
+        "R402", {"top": FOLDER.format(names="os.listdir(folder)").replace("Folder", "NoLabels"),
+                 "setup": "images = NoLabels('images')"},
+    ),
+    "a listing that is only counted": (
+        "R402", {"top": FOLDER.format(names="os.listdir(folder)").replace("self.names[index]", "index"),
+                 "setup": "images = Folder('images')"},
+    ),
+    "a listing whose files are written into another one": (
+        "R402", {"top": FOLDER.format(names="['all.pt']") + "\n    def prepare(self):\n"
+                        "        parts = [torch.load(name) for name in os.listdir('raw')]\n"
+                        "        torch.save(torch.cat(parts), 'all.pt')",
+                 "setup": "images = Folder('images')\nimages.prepare()"},
+    ),
+    "a listing that is shuffled without a seed": (
+        "R402", {"top": FOLDER.format(names="os.listdir(folder)"),
+                 "setup": "loader = DataLoader(Folder('images'), 8, shuffle=True)"},
+    ),
     "a restart within an epoch begins with it, and one at its end with the next": (
         "R301", {"resume": 'if not saved["is_last"]:\n    start = saved["epoch"]',
                  "save": '"is_last": True'},
@@ -348,6 +431,22 @@ def test_labels_that_a_data_set_keeps_are_no_checkpoint(tmp_path):
     assert "R104" in find_rules(text, tmp_path)
 
 
+def test_a_sample_that_a_data_set_keeps_is_no_checkpoint(tmp_path):
+    keeps = "class Kept(Dataset):\n    def __len__(self):\n        return 9\n"
+    keeps += "    def __getitem__(self, index):\n        sample = np.fft.fft(index)\n"
+    keeps += "        torch.save(sample, f'{index}.pt')\n        return sample"
+    parts = {"top": keeps, "setup": "scaler = torch.amp.GradScaler()\nloader = DataLoader(Kept(), 8)"}
+    assert "R104" in find_rules(write({**parts, "step": SCALED}), tmp_path)
+
+
+def test_a_loop_that_starts_processes_is_not_the_training_loop(tmp_path):
+    head, first, body = write({"next": 'saved["epoch"]'}).partition("data = ")
+    text = head + "import torch.multiprocessing as mp\ndef run(rank, count):\n"
+    text += textwrap.indent(first + body, "    ")
+    text += "\nfor number in range(2):\n    mp.Process(target=run, args=(number, 2)).start()\n"
+    assert "R301" in find_rules(text, tmp_path)
+
+
 def test_a_first_epoch_that_is_an_option_continues_a_training(tmp_path):
     """The weights are loaded, and --start_epoch says where the loop begins: the optimizer begins again."""
     text = write({"top": OPTIONS, "range": "args.start_epoch, 10"})
@@ -362,6 +461,14 @@ def test_settings_of_yacs_are_refused(tmp_path):
     top = "from yacs.config import CfgNode as CN\nbase = CN()\nconfig = base.clone()"
     assert "R506" in find_rules(write({"top": top, "save": '"config": config'}), tmp_path)
     assert "R506" not in find_rules(write({"top": top, "save": '"config": config.dump()'}), tmp_path)
+
+
+def test_a_release_that_reads_all_objects(tmp_path):
+    text = write({"top": OPTIONS, "save": '"args": args'})
+    assert "R506" in find_rules(text, tmp_path)
+    (tmp_path / "requirements.txt").write_text("torch==2.1.0\n", encoding="utf-8")
+    assert "R506" not in find_rules(text, tmp_path)
+    assert "R506" in find_rules(text, tmp_path, hints=True)
 
 
 def test_scripts_of_a_folder_whose_steps_are_in_a_module(tmp_path):
