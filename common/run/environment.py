@@ -21,6 +21,8 @@ from bootfile.processes import ranks
 from common.console.arguments import pick
 from common.run.output import writes_nothing
 
+PACKAGES = ("torchvision", "PIL", "simplejpeg", "cv2", "nvidia.dali")  # other versions may give other pixels
+
 
 @dataclasses.dataclass(frozen=True)
 class _Described:
@@ -116,7 +118,7 @@ def facts() -> dict[str, str | int]:
     if module:
         device = getattr(module, "get_device_name", accelerator.kind)()
     else:
-        device = describe_processor()
+        device = f"CPU, {processor.name()}"
     backend = "none"
     if ranks.is_initialized():
         backend = torch.distributed.get_backend()
@@ -131,10 +133,11 @@ def facts() -> dict[str, str | int]:
         "processes per node": min(per_node, world_size),
         "world size": world_size,
         "backend": backend,
+        "packages": _describe_packages(),
     }
     return of_process | machine.describe()
 
 
-def describe_processor() -> str:
-    """Return the name of this node's processor."""
-    return f"CPU, {processor.name()}"
+def _describe_packages() -> str:
+    """Return the versions of PACKAGES that the job has imported: "torchvision 0.24.0, simplejpeg 1.8.1"."""
+    return ", ".join(f"{name} {sys.modules[name].__version__}" for name in PACKAGES if name in sys.modules)

@@ -3,6 +3,8 @@
 import json
 import sys
 
+import torchvision
+
 from common.console import arguments
 from common.run import environment, starts
 from common.run.job import JobParser
@@ -30,4 +32,5 @@ def test_a_start_is_one_line_without_credentials(tmp_path, monkeypatch):
     }  # fmt: skip
     facts = first["environment"]
     assert facts["job"] == "job.py" and facts["world size"] == facts["nodes"] == 1
+    assert f"torchvision {torchvision.__version__}" in facts["packages"]
     assert {"python", "torch", "numpy", "system", "device", "cores", "backend"} <= facts.keys()
