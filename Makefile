@@ -87,6 +87,8 @@ benchmark: setup
 	@$(RUN) -m tests.benchmarks.blocks
 	@$(RUN) -m tests.benchmarks.checkpoint
 	@$(RUN) -m tests.benchmarks.loaders
+	@$(RUN) -m tests.benchmarks.pairs
+	@$(RUN) -m tests.benchmarks.own_step
 	@$(RUN) -m tests.benchmarks.cache
 	@$(RUN) -m tests.benchmarks.rendezvous
 
