@@ -31,16 +31,18 @@ if [ "$1" = show ]; then echo 127.0.0.1; else echo "scontrol $*"; fi
 
 def test_expressions_find_the_figures_of_a_log(tmp_path):
     page = (ROOT / "guides" / "modelarts.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| [^|]* \| `(\(\?<=[^`]*)` \| `( [^`]*)` \|$", page, re.MULTILINE)
+    [(whole, group)] = re.findall(r"`(\(\?<= val_acc=[^`]*)` .* `( val_acc=[^`]*)`", page)
+    [others] = re.findall(r"in place of `val_acc`, such as (.*)\.$", page, re.MULTILINE)
+    names = ["val_acc", *re.findall(r"`(\w+)`", others)]
     log = run("jobs/train.py", *QUICK, "--max_steps=1", "--output_dir", tmp_path).stdout
     shown = re.search(r"^    (epoch=.*)\n    (epoch=.* val_loss=.*)$", page, re.MULTILINE)
     reports = [line for line in log.splitlines() if line.startswith("epoch=")]
     for example, line in zip(shown.groups(), reports, strict=True):
         assert re.findall(r"(\w+)=", example) == re.findall(r"(\w+)=", line)
-    assert len(rows) == 7
-    for whole, group in rows:
-        (found,) = re.findall(whole, log)
-        assert re.findall(group, log) == [found] and float(found) >= 0
+    assert len(names) == 7
+    for name in names:
+        (found,) = re.findall(whole.replace("val_acc", name), log)
+        assert re.findall(group.replace("val_acc", name), log) == [found] and float(found) >= 0
 
 
 def read_scripts_of_slurm():

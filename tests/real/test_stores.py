@@ -149,8 +149,7 @@ def test_the_table_has_these_facts():
     cells = {row[0]: row[2:] for row in rows}
     for need, name in (
         ("conditional writes", "conditions"), ("ETag", "etag"), ("metadata", "metadata"),
-        ("Content-MD5", "md5"), ("keys", "keys"), ("clock", "clock"),
-        ("bucket in the host's name", "virtual"),
+        ("Content-MD5", "md5"),
     ):  # fmt: skip
         facts = [getattr(kind, name) for kind in stores.SERVERS]
         words = {"kept": "yes", True: "yes", "ignored": "ignored", "refused": "501", False: "no"}
