@@ -335,8 +335,9 @@ class Peers:
                 self._texts[rank] = ""
                 continue
             text = f"{self._describe_rank(rank)} {describe(status, self._kills)}"
-            if early and code == -signal.SIGABRT:  # the teardown of a process whose group has lost the others
-                code, text = 0, early
+            if early and code == -signal.SIGABRT:  # the teardown of a process whose threads of gloo still run
+                code = 0
+                text = early
             self._texts[rank] = text
             self._board.replace(f"end/{rank}", "", text)
             if code == 0:  # this rank may be about to end, too
