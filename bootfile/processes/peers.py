@@ -220,7 +220,7 @@ class Peers:
             if answer.get("cycle") == self._cycle:
                 return Place(answer["verb"], answer["name"])
         if has_left:  # its loop has ended: it may evaluate, or wait for the others
-            return Place("left", "")
+            return Place("ended", "its loop")
         if rank in self._local:
             return self._look_at(rank) or _SILENT
         return _SILENT

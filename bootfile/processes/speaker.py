@@ -92,7 +92,6 @@ def _read(pid: int, descriptor: int) -> str:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a signal (SIGSTOP) or a debugger holds a process of this node."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
         return file.read().rpartition(")")[2].split()[0] in "tT"
     return False

@@ -328,7 +328,7 @@ class Watch:
                 return Place(IN, f"{name} in a thread of the loader")
         for pid, stack in self._ask_workers():
             if speaker.is_stopped(pid):
-                return Place("data", f"worker {pid} of its loader, which is stopped by a signal (SIGSTOP)")
+                return Place(IN, f"its loader, whose worker {pid} is stopped by a signal (SIGSTOP)")
             if not stacks.is_idle(stack):
                 return Place(IN, f"{stacks.find_place(stack).name} in a worker of the loader")
         return None
@@ -430,11 +430,9 @@ def compose(idle: float, step: int, places: dict[Any, Place], names: Any) -> str
 _VERBS = {
     IN: ("is in", "are in"),
     stacks.WAITS: ("waits in", "wait in"),
-    "data": ("waits for", "wait for"),
     "stopped": ("is stopped by a signal (SIGSTOP)", "are stopped by a signal (SIGSTOP)"),
     "silent": ("is silent", "are silent"),
     "ended": ("has ended", "have ended"),
-    "left": ("has left the training", "have left the training"),
     "held": ("is in", "are in"),
 }
 

@@ -182,7 +182,7 @@ def test_a_worker_of_a_loader_is_stopped(tmp_path):
     for worker in workers:
         worker.suspend()
     pids = "|".join(str(worker.pid) for worker in workers)
-    read_line(jobs[0], rf"rank 1 waits for worker ({pids}) of its loader, which is stopped by a signal")
+    read_line(jobs[0], rf"rank 1 is in its loader, whose worker ({pids}) is stopped by a signal")
     for worker in workers:
         worker.kill()
     end(jobs)
@@ -192,7 +192,7 @@ def test_a_worker_of_a_loader_is_stopped(tmp_path):
 def test_a_rank_has_left_its_loop(tmp_path):
     jobs, hang = begin(tmp_path, "left", 2)
     hang.touch()
-    read_line(jobs[0], "rank 0 waits in", "rank 1 has left the training")
+    read_line(jobs[0], "rank 0 waits in", "rank 1 has ended its loop")
     end(jobs)
 
 
