@@ -34,6 +34,7 @@ _LOSS = 3.0  # seconds in which a rank that has lost contact waits for the reaso
 _CALM = 1.0  # seconds before an end is told that may be one of all ranks
 _MOST_DUMP = 2**17  # bytes of the stacks of another rank
 _SILENT = Place("silent", "")
+_DONE = "done"  # what a rank says that has left the training
 _SECONDARY = {errors.LOST_CONTACT, errors.NO_RENDEZVOUS}  # exit codes of a rank that has lost another one
 _PARENT = "BOOTFILE_STARTED_BY"  # it is our launcher, which tells why a process has ended
 
@@ -81,8 +82,10 @@ class Peers:
                 self._poll.register(process.descriptor, select.POLLIN)
         self._ended: dict[int, float] = {}  # ranks of this node that have ended, and since when it is known
         self._texts: dict[int, str] = {}  # their reasons
+        self._early = set[int]()  # those that ended by themselves, and have not left the training
         self._lock = threading.Lock()  # the main thread tells an end before it gives up
         self._told = False
+        self._is_here = False  # this rank has answered a roll call
         self._first_at: float | None = None  # since when the first end is known here
         self._cycle = 0  # the number of the last question
         self._is_open = False  # it has no line yet
@@ -105,7 +108,7 @@ class Peers:
         if self._tells_ends:
             with self._lock:
                 self._note_ends(now)
-        answer = self._board.read("cycle", "first end")
+        answer = self._board.read("cycle", "first end", "roll call")
         if answer is None:
             self._look_alone(watch, now, is_due)
             return
@@ -113,6 +116,9 @@ class Peers:
         if self._tells_ends and answer[1]:
             with self._lock:
                 self._tell(int(answer[1]), now)
+        if answer[2] and not self._is_here:
+            self._is_here = True
+            self._board.write(f"here/{self.rank}", "here")
         cycle = int(answer[0] or 0)
         if is_due and not self._is_open and cycle == self._cycle:
             key = answer[0]
@@ -188,17 +194,18 @@ class Peers:
         """Print the line, unless a rank still moves or another one is faster. Return what the ranks then
         find at `claim`; "" to try it again. is_last: ranks that have not answered are silent."""
         count = len(self.facts)
-        keys = [f"state/{rank}" for rank in range(count)] + [f"seen/{rank}" for rank in range(count)]
+        keys = [f"{name}/{rank}" for name in ("state", "seen", "left") for rank in range(count)]
         texts = self._board.read(*keys)
         if texts is None:
             return ""
-        states = [json.loads(text or "{}") for text in texts]
+        states = [json.loads(text or "{}") for text in texts[: 2 * count]]
         present = [state for state in states[:count] if state.get("cycle") == self._cycle]
         longest = max([state["idle"] for state in present], default=0.0)
         moves = any(state["moves"] for state in present) and not watch.is_last_chance(longest)
         places = {}
         for rank in range(count):
-            places[rank] = self._choose(rank, states[rank], states[count + rank])
+            has_left = texts[2 * count + rank] == _DONE
+            places[rank] = self._choose(rank, states[rank], states[count + rank], has_left)
         if not moves and not is_last and _SILENT in places.values():
             return ""
         text = f"{self.rank} {'moves' if moves else 'stuck'}"
@@ -207,11 +214,13 @@ class Peers:
             watch.report(longest, places, self.name)
         return claimed
 
-    def _choose(self, rank: int, state: dict[str, Any], seen: dict[str, Any]) -> Place:
+    def _choose(self, rank: int, state: dict[str, Any], seen: dict[str, Any], has_left: bool) -> Place:
         """Return where a rank is, from its answer, or from that of a rank of its node."""
         for answer in (state, seen):
             if answer.get("cycle") == self._cycle:
                 return Place(answer["verb"], answer["name"])
+        if has_left:  # its loop has ended: it may evaluate, or wait for the others
+            return Place("ended", "its loop")
         if rank in self._local:
             return self._look_at(rank) or _SILENT
         return _SILENT
@@ -316,25 +325,31 @@ class Peers:
             status = process.read_status()
             code = None if status is None else os.waitstatus_to_exitcode(status)
             is_certain = code is not None and code != -signal.SIGABRT and (code < 0 or code == 1)
-            if code == 0 or code in _SECONDARY or (signals.asked() and code != -signal.SIGKILL):
+            if code in _SECONDARY or (signals.asked() and code != -signal.SIGKILL):
                 self._texts[rank] = ""
                 continue
             if not is_certain and now - since < _CALM and not self._kills.explain():
                 continue
-            left = self._board.read(f"left/{rank}")
-            if left and left[0]:
+            left, early = self._board.read(f"left/{rank}", f"early/{rank}") or ["", ""]
+            if left:
                 self._texts[rank] = ""
                 continue
             text = f"{self._describe_rank(rank)} {describe(status, self._kills)}"
+            if early and code == -signal.SIGABRT:  # the teardown of a process whose threads of gloo still run
+                code = 0
+                text = early
             self._texts[rank] = text
             self._board.replace(f"end/{rank}", "", text)
-            self._board.replace("first end", "", str(rank))
+            if code == 0:  # this rank may be about to end, too
+                self._early.add(rank)
+            self._board.replace("early end" if code == 0 else "first end", "", str(rank))
 
     def _describe_rank(self, rank: int) -> str:
         return f"{self.name([rank])} (pid {self.facts[rank]['pid']})"
 
-    def _tell(self, rank: int, now: float) -> None:
-        """Print why a rank has ended: on rank 0, or on another one if that does not do it."""
+    def _tell(self, rank: int, now: float, is_early: bool = False) -> None:
+        """Print why a rank has ended: on rank 0, or on another one if that does not do it. is_early: its exit
+        code may be 0, of which no launcher tells."""
         if self._told or rank == self.rank:
             return
         if self._first_at is None:
@@ -343,22 +358,26 @@ class Peers:
         if not is_first and now - self._first_at < _LOSS:
             return
         self._told = True
-        if _PARENT in os.environ and self.facts[rank]["node"] == self._mine["node"]:
+        if not is_early and _PARENT in os.environ and self.facts[rank]["node"] == self._mine["node"]:
             return
         mine = str(self.rank)
         if self._board.replace(f"told/{rank}", "", mine) == mine:
-            answer = self._board.read(f"end/{rank}")
-            print_line(answer[0] if answer else self._texts.get(rank, ""))
+            answer = self._board.read(f"end/{rank}", f"early/{rank}")
+            text = self._texts.get(rank, "")
+            if answer:
+                text = answer[0] or answer[1]
+            print_line(text)
 
-    def _tell_local(self, now: float) -> None:
-        """Print why a rank has ended if the store has ended with it: on the lowest rank of each node."""
+    def _tell_local(self, now: float, is_last: bool = False) -> None:
+        """Print why a rank has ended if the store has ended with it: on the lowest rank of each node.
+        is_last: this rank has lost contact, and ends."""
         if self._told:
             return
         others = [rank for rank, process in self._local.items() if not process.has_ended()]
         if self.rank > min([*others, self.rank]) or _PARENT in os.environ:
             return
-        for text in self._texts.values():
-            if text:
+        for rank, text in self._texts.items():
+            if text and (is_last or rank not in self._early):
                 self._told = True
                 print_line(text)
                 return
@@ -395,19 +414,43 @@ class Peers:
     def explain_loss(self) -> None:
         """Wait for the reason why this rank has lost contact with another one, and tell it. The main thread
         calls it before this rank ends."""
+        if not self._tells_ends:
+            return
+        self._board.replace("roll call", "", str(self.rank))  # the threads of all ranks answer it
         deadline = time.monotonic() + _LOSS
-        while self._tells_ends and not self._told and time.monotonic() < deadline:
+        while not self._told and time.monotonic() < deadline:
             now = time.monotonic()
-            answer = self._board.read("first end")
+            answer = self._board.read("first end", "early end")
             with self._lock:
                 self._note_ends(now)
                 if answer and answer[0]:
                     self._tell(int(answer[0]), now)
                     return
+                # its exit code may become known until the wait ends
+                if answer and answer[1] and now > deadline - _LOSS / 2:
+                    self._tell(int(answer[1]), now, is_early=True)
+                    return
                 if answer is None:
                     self._silent_since = self._silent_since or now
-                    self._tell_local(now)
+                    self._tell_local(now, is_last=True)
             time.sleep(0.05)
+        if not self._told:
+            self._tell_silent()
+
+    def _tell_silent(self) -> None:
+        """Print which ranks do not answer, if no process of their nodes has told why."""
+        others = [rank for rank in range(len(self.facts)) if rank != self.rank and rank not in self._local]
+        texts = self._board.read(*(f"{name}/{rank}" for rank in others for name in ("here", "left")))
+        if texts is None:
+            return
+        silent = []
+        for rank, here, left in zip(others, texts[::2], texts[1::2], strict=True):
+            if not here and not left:
+                silent.append(rank)
+        mine = str(self.rank)
+        if silent and self._board.replace("told/silent", "", mine) == mine:
+            verb = "have" if len(silent) > 1 else "has"
+            print_line(f"{self.name(silent)} {verb} ended, or cannot be reached: see the launcher's log")
 
     def announce_end(self, reason: str) -> None:
         """Tell the others that this rank ends with an error."""
@@ -427,12 +470,18 @@ class Peers:
         if not self._has_left:
             os.write(self._writer, b"\0")
 
-    def leave(self) -> None:
-        """End the threads that use the store."""
+    def leave(self, is_early: bool) -> None:
+        """End the threads that use the store. is_early: the process ends by sys.exit(), or with its script,
+        and the run may not have ended: if others then lose contact, this is the reason."""
         if self._has_left:
             return
         self._has_left = True
-        self._board.write(f"left/{self.rank}", "done")
+        if is_early:
+            text = f"{self._describe_rank(self.rank)} ended by itself, before the others"
+            self._board.write(f"early/{self.rank}", text)
+            self._board.replace("early end", "", str(self.rank))
+        else:
+            self._board.write(f"left/{self.rank}", _DONE)
         self._board.close()
         for descriptor in (self._mine["mail"], self._mine["dump"], self._reader, self._writer):
             os.close(descriptor)

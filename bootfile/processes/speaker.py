@@ -47,7 +47,7 @@ def main() -> None:
         dumps = [_read(pid, descriptor) for _, pid, descriptor in settings["ranks"]]
         blocked = []
         for dump, (_, pid, _) in zip(dumps, settings["ranks"], strict=True):
-            blocked.append(bool(dump) or _is_stopped(pid))
+            blocked.append(bool(dump) or is_stopped(pid))
         # a rank that still runs Python prints the line itself; this one is for the case that none can
         if not all(blocked) or not any(dumps):
             has_said = False
@@ -91,7 +91,7 @@ def _read(pid: int, descriptor: int) -> str:
     return ""
 
 
-def _is_stopped(pid: int) -> bool:
+def is_stopped(pid: int) -> bool:
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
         return file.read().rpartition(")")[2].split()[0] in "tT"
     return False

@@ -136,8 +136,8 @@ class Watch:
         """Note that something else has ended: a save or an evaluation."""
         self.at = time.monotonic()
 
-    def stop(self) -> None:
-        """End the threads: the run has ended, or this process ends with an error."""
+    def stop(self, is_early: bool) -> None:
+        """End the threads: the run has ended, or this process ends with an error. is_early: see Peers."""
         self._is_stopped.set()
         if self._speaker:
             self._speaker.kill()
@@ -149,7 +149,7 @@ class Watch:
             self._thread.join(_FAREWELL)
         faulthandler.cancel_dump_traceback_later()
         if self._peers:
-            self._peers.leave()
+            self._peers.leave(is_early)
         else:
             os.close(self.dump)
 
@@ -326,7 +326,9 @@ class Watch:
             if thread != self._main:
                 name = stacks.find_place(stacks.read(frames.get(thread))).name
                 return Place(IN, f"{name} in a thread of the loader")
-        for _, stack in self._ask_workers():
+        for pid, stack in self._ask_workers():
+            if speaker.is_stopped(pid):
+                return Place(IN, f"its loader, whose worker {pid} is stopped by a signal (SIGSTOP)")
             if not stacks.is_idle(stack):
                 return Place(IN, f"{stacks.find_place(stack).name} in a worker of the loader")
         return None
@@ -364,13 +366,13 @@ def start(folder: str, step: int, after: float, exits: bool = False, tells_ends:
     return _watch
 
 
-def stop() -> None:
-    """End the watch of the run, if there is one."""
+def stop(is_early: bool = False) -> None:
+    """End the watch of the run, if there is one. is_early: the process ends, and the run may not."""
     global _watch
     watch = _watch
     _watch = None
     if watch:
-        watch.stop()
+        watch.stop(is_early)
 
 
 def explain(error: BaseException) -> None:
@@ -397,7 +399,7 @@ def explain(error: BaseException) -> None:
             watch._peers.explain_loss()
     elif watch._peers and isinstance(error, Exception):
         watch._peers.announce_end(errors.in_one_line(error))
-    stop()
+    stop(is_early=isinstance(error, SystemExit))
 
 
 def has_lost_first() -> bool:
@@ -499,7 +501,7 @@ def _register_once(after: float) -> None:
     if _is_hooked:
         return
     _is_hooked = True
-    atexit.register(stop)
+    atexit.register(stop, is_early=True)
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
     previous = sys.excepthook
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from tests.bootfile.processes.test_stuck import LOOP, line_of, read_line
@@ -41,7 +42,9 @@ def test_torchrun(loop, tmp_path):
 
 
 @needs_namespace
-def test_a_node_that_is_cut_off_is_silent(loop, tmp_path):
+@pytest.mark.parametrize("kind", ["cut off", "killed"])
+def test_the_only_rank_of_a_node_is_lost(loop, tmp_path, kind):
+    """No process of its node can tell it."""
     words, _ = loop
     with two_nodes() as (nodes, address):
         port = str(free_port())
@@ -55,8 +58,15 @@ def test_a_node_that_is_cut_off_is_silent(loop, tmp_path):
             pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             jobs.append(subprocess.Popen(command, env=variables, **pipes))
         read_until(jobs[0], "^step 40")
-        cut(nodes[1])
-        read_line(jobs[0], r"rank 0 on node node-a (waits|is) in \w+ \(", r"rank 1 on node node-b is silent")
+        if kind == "cut off":
+            cut(nodes[1])
+            read_line(
+                jobs[0], r"rank 0 on node node-a (waits|is) in \w+ \(", r"rank 1 on node node-b is silent"
+            )
+        else:
+            for process in psutil.Process(jobs[1].pid).children():  # of nsenter
+                process.kill()
+            read_until(jobs[0], "^rank 1 on node node-b has ended, or cannot be reached")
     for job in jobs:
         finish(job, None)
 

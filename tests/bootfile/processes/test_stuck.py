@@ -3,6 +3,7 @@
 import re
 import signal
 
+import psutil
 import pytest
 
 from bootfile.processes.stacks import IN, WAITS, Place
@@ -23,7 +24,7 @@ class Data(torch.utils.data.Dataset):
     def __len__(self):
         return 64
     def __getitem__(self, index):
-        while os.path.exists(hang) and rank == size - 1:
+        while os.path.exists(hang) and rank == size - 1 and kind[:4] not in ("quit", "left"):
             if kind == "gil":
                 ctypes.PyDLL(None).sleep(1)
             elif kind == "error":
@@ -45,6 +46,12 @@ run = Exact(
 )
 for epoch in loader.epochs_from(run.resume()):
     for inputs, targets in loader:
+        if os.path.exists(hang) and rank == size - 1:
+            if kind.startswith("quit"):
+                sys.exit(int(kind[-1]))
+            if kind == "left":  # as a loop that stops early on one rank
+                run._end_watch()
+                time.sleep(1000)
         optimizer.zero_grad()
         loss = (forward(inputs) - targets).square().mean()
         loss.backward()
@@ -167,6 +174,29 @@ def test_two_ranks_of_which_the_last_one_hangs(tmp_path, kind):
 
 
 @pytest.mark.faults
+def test_a_worker_of_a_loader_is_stopped(tmp_path):
+    jobs, hang = begin(tmp_path, "worker", 2)
+    hang.touch()
+    read_line(jobs[0], "in a worker of the loader")
+    workers = psutil.Process(jobs[1].pid).children()
+    for worker in workers:
+        worker.suspend()
+    pids = "|".join(str(worker.pid) for worker in workers)
+    read_line(jobs[0], rf"rank 1 is in its loader, whose worker ({pids}) is stopped by a signal")
+    for worker in workers:
+        worker.kill()
+    end(jobs)
+
+
+@pytest.mark.faults
+def test_a_rank_has_left_its_loop(tmp_path):
+    jobs, hang = begin(tmp_path, "left", 2)
+    hang.touch()
+    read_line(jobs[0], "rank 0 waits in", "rank 1 has ended its loop")
+    end(jobs)
+
+
+@pytest.mark.faults
 def test_the_rank_that_holds_the_store_is_stopped(tmp_path):
     jobs, _ = begin(tmp_path, "data", 2)
     jobs[0].send_signal(signal.SIGSTOP)
@@ -187,7 +217,12 @@ def test_a_rank_that_was_killed_is_named(tmp_path, killed):
 @pytest.mark.faults
 @pytest.mark.parametrize(
     "kind, reason",
-    [("exit", "ended with exit code 3"), ("error", "ended with RuntimeError: .*broken sample")],
+    [
+        ("exit", "ended with exit code 3"),
+        ("error", "ended with RuntimeError: .*broken sample"),
+        ("quit 0", "ended (with exit code 0|by itself)"),  # gloo may abort the end of the interpreter
+        ("quit 1", "ended (with exit code 1|by itself)"),
+    ],
 )
 def test_a_rank_that_ended_by_itself_is_named(tmp_path, kind, reason):
     jobs, hang = begin(tmp_path, kind, 2, fresh=True)
