@@ -7,15 +7,26 @@ import numpy as np
 from bootfile.ground.errors import BadInput
 
 TARGETS = ("label", "labels", "target", "targets", "y")  # the first of these keys in a dictionary is used
+ENTRIES = "list of training samples"  # a name in the identity of a run
 
 
 class Index:
-    """The index of a Plan for any Dataset. All labels are 0, because they are known only after reading."""
+    """The index of a Plan for any Dataset. All labels are 0, because they are known only after reading.
 
-    def __init__(self, size: int, fingerprint: str = "", class_names: tuple[str, ...] = ()):
+    further: name -> digest of what else identifies the data.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        fingerprint: str = "",
+        class_names: tuple[str, ...] = (),
+        further: dict[str, str] | None = None,
+    ):
         self.labels = np.broadcast_to(np.int64(0), size)
         self.fingerprint = fingerprint
         self.class_names = class_names
+        self.further = further or {}
 
     def __len__(self) -> int:
         return len(self.labels)
