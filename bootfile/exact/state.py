@@ -9,7 +9,7 @@ import torch
 from bootfile.exact import digest, dtensors, files
 from bootfile.exact.optimizer_steps import find_optimizers
 from bootfile.exact.order import Order, order_of
-from bootfile.exact.schedules import NAMES, ScheduleState, beginning, may_be_scheduled, plain, same
+from bootfile.exact.schedules import ScheduleState, beginning, plain
 from bootfile.ground.errors import BadInput
 
 FORMAT = 2
@@ -322,7 +322,11 @@ class RunState:
             is_other = name not in saved or (name == "scaler" and not saved[name])
             if not is_other and not isinstance(value, torch.optim.Optimizer):
                 value.load_state_dict(saved[name])
-        self._note_other_schedules(state.get("began", {}))
+        if began := {name: there for name, there in state.get("began", {}).items() if there}:
+            from bootfile.exact import further
+
+            self._notes += further.compare_schedules(began, self._began)
+            self._began |= began
         if not self._later:
             self._restore_optimizers(state)
         # compared after the first step of the loop, which may freeze layers by its epoch
@@ -416,7 +420,9 @@ class RunState:
                 saved = saved | {"param_groups": optimizer.state_dict()["param_groups"]}
                 del saved["class"]
             else:
-                self._note_other_groups(name, saved["param_groups"], optimizer.param_groups)
+                from bootfile.exact import further  # most runs have one optimizer
+
+                self._notes += further.compare_groups(name, saved["param_groups"], optimizer.param_groups)
             optimizer.load_state_dict(saved)
         for name, optimizer in optimizers.items():
             # the loaded values go into the old lists and dictionaries, which another optimizer may share
@@ -426,36 +432,6 @@ class RunState:
         # last: the schedule sets values in the groups that were just loaded
         self.schedule.load(state["schedule"])
         self._notes += self.schedule.edited
-
-    def _note_other_groups(self, name: str, saved: list[dict[str, Any]], here: list[dict[str, Any]]) -> None:
-        """Note the hyperparameters of a further optimizer that are not those of this run: its checkpoint's
-        are used, because the loop may have changed them."""
-        if name.startswith("optimizer."):  # one inside the optimizer, whose groups it shares
-            return
-        for number, (group_there, group_here) in enumerate(zip(saved, here, strict=True)):
-            rate = "initial_lr" if "initial_lr" in group_there else "lr"
-            for key in sorted(group_there.keys() & group_here.keys() - {"params"}):
-                there = group_there[key]
-                value = group_here[key]
-                # a schedule has changed the rate of the checkpoint, but not that at the beginning
-                is_setting = key == rate or not may_be_scheduled(key)
-                if key != NAMES and is_setting and not same(there, value):
-                    self._notes.append(
-                        f"{key} of {name}, group {number}, is {there} in the checkpoint, which is used; this "
-                        f"program has {value}"
-                    )
-
-    def _note_other_schedules(self, began: dict[str, dict[str, Any]]) -> None:
-        """Note the settings of the further schedules that are not those of this run: the checkpoint's are
-        used. began: as in SavedState."""
-        for name, there in began.items():
-            here = self._began.get(name, {})
-            for key in sorted(there.keys() & here.keys()):
-                if not same(there[key], here[key]):
-                    self._notes.append(
-                        f"{key} of {name} began as {there[key]}, which is used; this program has {here[key]}"
-                    )
-        self._began |= began
 
     def _objects(self) -> dict[str, dict[str, Any]]:
         states = {}

@@ -2,8 +2,6 @@
 
 import dataclasses
 import hashlib
-import json
-import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -11,16 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import ConcatDataset, Dataset, Sampler, Subset
+from torch.utils.data import ConcatDataset, Subset
 
 from bootfile.ground.mixing import mix
 
 _ITEMS = 64  # items that are read, evenly spaced
 _AGAIN = 0.5  # seconds for reading items twice
 _WHOLE = 1 << 28  # bytes: of larger arrays only some rows are digested
-_MANY = 32  # entries of a list that is data; a shorter one is a setting, unless the data set is short, too
-_MOST = 4096  # numbers of a tensor in such a list; a larger one is an input, not a label
-_PART = 10_000  # entries of a list that are written at a time
 
 
 def fingerprint(dataset: Any, read: Callable[[np.ndarray], list[Any]]) -> str:
@@ -37,30 +32,7 @@ def fingerprint(dataset: Any, read: Callable[[np.ndarray], list[Any]]) -> str:
         ids = _spread(len(dataset))
         if len(ids):
             for item in read(ids):
-                _add(digest, item)
-    return digest.hexdigest()[:32]
-
-
-def digest_entries(dataset: Any, *samplers: Any) -> str:
-    """Return a digest of what a map-style dataset lists of its samples, such as names and labels, without
-    reading items; "" if it lists nothing, or has a `fingerprint`.
-
-    These are attributes that are lists, dictionaries or tables, also of a dataset inside it. The folder above
-    all names does not count: the data may be mounted elsewhere at the next start. samplers: the numbers
-    of those of torch count, too, such as weights. Call it before an item is read, which may fill a cache.
-    """
-    digest = hashlib.sha256()
-    empty = digest.hexdigest()
-    _add_entries(digest, dataset, set())
-    for sampler in samplers:
-        if isinstance(sampler, Sampler) and type(sampler).__module__.startswith("torch."):
-            for name, value in sorted(vars(sampler).items()):
-                listed = list(value) if isinstance(value, range) else value
-                if _is_data(listed) or isinstance(value, bool) or name == "seed":
-                    _add(digest, name)
-                    _add(digest, listed)
-    if digest.hexdigest() == empty:
-        return ""
+                add(digest, item)
     return digest.hexdigest()[:32]
 
 
@@ -98,7 +70,7 @@ def hash_value(value: Any) -> int:
     if isinstance(number, int) and abs(number) < 2**63:
         return int(number)
     digest = hashlib.blake2b(digest_size=8)
-    _add(digest, value)
+    add(digest, value)
     return int.from_bytes(digest.digest(), "little") >> 1
 
 
@@ -127,103 +99,25 @@ def _add_dataset(digest: Any, dataset: Any) -> None:
     """Add what a dataset is known by without reading items."""
     name_of_data = getattr(dataset, "fingerprint", None)
     if isinstance(name_of_data, str):
-        _add(digest, name_of_data)
+        add(digest, name_of_data)
     elif isinstance(dataset, Subset):
-        _add(digest, list(dataset.indices))
+        add(digest, list(dataset.indices))
         _add_dataset(digest, dataset.dataset)
     elif isinstance(dataset, ConcatDataset):
         for part in dataset.datasets:
             _add_dataset(digest, part)
     else:
-        _add(digest, len(dataset))
+        add(digest, len(dataset))
         for name, value in sorted(getattr(dataset, "__dict__", {}).items()):
             # without the folder: the same data may be mounted elsewhere at the next start
             if name == "samples" and hasattr(dataset, "root"):  # torchvision's folders: [(path, label)]
-                _add(digest, [(os.path.relpath(path, dataset.root), label) for path, label in value])
-            elif _is_data(value):
-                _add(digest, name)
-                _add(digest, value)
+                add(digest, [(os.path.relpath(path, dataset.root), label) for path, label in value])
+            elif is_data(value):
+                add(digest, name)
+                add(digest, value)
 
 
-def _add_entries(digest: Any, dataset: Any, seen: set[int]) -> None:
-    """Add what a dataset and the datasets inside it list of their samples."""
-    if id(dataset) in seen or isinstance(getattr(dataset, "fingerprint", None), str):
-        return
-    seen.add(id(dataset))
-    if isinstance(dataset, list | tuple):  # a DataLoader takes it as a data set
-        _add_list(digest, "", dataset)
-    try:
-        least = min(_MANY, len(dataset))
-    except (TypeError, NotImplementedError):
-        least = _MANY
-    for name, value in sorted(getattr(dataset, "__dict__", {}).items()):
-        if hasattr(value, "columns") and hasattr(value, "to_dict"):  # a table of pandas
-            _add_list(digest, name, value.to_dict("list"))
-            continue
-        parts = [value]
-        if isinstance(value, dict):
-            parts = list(value.values())
-        elif isinstance(value, list | tuple):
-            parts = list(value)
-        if parts and all(isinstance(part, Dataset) for part in parts):
-            for part in parts:
-                _add_entries(digest, part, seen)
-        elif isinstance(value, list | tuple | dict) and len(value) >= max(1, least):
-            _add_list(digest, name, value)
-
-
-def _add_list(digest: Any, name: str, value: Any) -> None:
-    """Add nested lists and dictionaries as text, without the folder above all paths in them."""
-    if isinstance(value, dict):
-        value = sorted(value.items(), key=lambda entry: str(entry[0]))
-    folder = _folder_of(value)
-    parts = []
-    try:
-        for first in range(0, len(value), _PART):
-            part = json.dumps(value[first : first + _PART], default=_plain_entry, sort_keys=True)
-            if folder:
-                part = part.replace(json.dumps(folder)[1:-1], "")
-            parts.append(part)
-    except (TypeError, ValueError, RecursionError):  # keys of other types, or a list that holds itself
-        return
-    _add(digest, name)
-    _add(digest, parts)
-
-
-def _folder_of(entries: Any) -> str:
-    """Return the folder that all paths begin with, with a separator at its end; "" without one."""
-    paths = []
-    for entry in entries:
-        fields = entry if isinstance(entry, list | tuple) else [entry]
-        for field in fields:
-            text = os.fspath(field) if isinstance(field, os.PathLike) else field
-            if isinstance(text, str) and os.sep in text:
-                paths.append(text)
-    try:
-        # what the first and the last one in the alphabet share is shared by all
-        folder = os.path.commonpath([os.path.dirname(min(paths)), os.path.dirname(max(paths))])
-    except ValueError:  # no path, or absolute and relative ones
-        return ""
-    if folder in ("", os.sep):
-        return ""
-    return folder + os.sep
-
-
-def _plain_entry(value: Any) -> Any:
-    """Return a value that JSON does not know as text or a number."""
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, torch.Tensor | np.ndarray) and math.prod(value.shape) <= _MOST:
-        return hash_value(value)
-    if hasattr(value, "isoformat"):
-        return value.isoformat()
-    # only the type: the text of an object may hold its address
-    return type(value).__name__
-
-
-def _is_data(value: Any) -> bool:
+def is_data(value: Any) -> bool:
     """Return whether an attribute holds numbers. Others may be paths, which differ from node to node."""
     if isinstance(value, list | tuple) and value:
         return all(isinstance(item, int | float | torch.Tensor | np.ndarray) for item in value)
@@ -232,7 +126,7 @@ def _is_data(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _add(digest: Any, value: Any) -> None:
+def add(digest: Any, value: Any) -> None:
     """Add a value to the digest. Of an array, add also its type and shape."""
     if isinstance(value, torch.Tensor):
         value = value.detach()
@@ -248,19 +142,19 @@ def _add(digest: Any, value: Any) -> None:
             value = value[np.linspace(0, len(value) - 1, _ITEMS).astype(np.int64)]
         digest.update(np.ascontiguousarray(value).tobytes())
     elif dataclasses.is_dataclass(value):
-        _add(digest, vars(value))
+        add(digest, vars(value))
     elif isinstance(value, Mapping):
         for key in sorted(value, key=str):
-            _add(digest, key)
-            _add(digest, value[key])
+            add(digest, key)
+            add(digest, value[key])
     elif isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim):
         digest.update(f"list {len(value)}".encode())
         for item in value:
-            _add(digest, item)
+            add(digest, item)
     elif isinstance(value, str | bytes | int | float | complex | bool | np.generic | type(None)):
         digest.update(repr(value).encode())
     elif isinstance(value, set | frozenset):  # its order differs from process to process
-        _add(digest, sorted(map(repr, value)))
+        add(digest, sorted(map(repr, value)))
     elif hasattr(value, "tobytes"):  # an image of Pillow
         digest.update(value.tobytes())
     else:

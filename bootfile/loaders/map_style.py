@@ -20,15 +20,9 @@ from bootfile.ground import accelerator
 from bootfile.ground.data_sets import check_map_style, class_names_of
 from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.files import read_again
-from bootfile.loaders.data_fingerprint import (
-    digest_entries,
-    find_unstable,
-    fingerprint,
-    hash_rows,
-    hash_value,
-)
+from bootfile.loaders.data_fingerprint import find_unstable, fingerprint, hash_rows, hash_value
 from bootfile.loaders.loader import Loader
-from bootfile.loaders.pairs import ENTRIES, Index, pair_of, split
+from bootfile.loaders.pairs import Index, list_of, pair_of, split
 from bootfile.loaders.reading import reading
 from bootfile.loaders.workers import WorkerEngine, Workers, check_connections, not_delivered
 from bootfile.processes import ranks
@@ -71,9 +65,7 @@ def map_style_loader(
     fetcher = Fetcher(dataset, collate_fn)
     if isinstance(workers, int):
         workers = Workers(workers, accelerator.has_streams(device))
-    further = {}
-    if entries := digest_entries(dataset):  # before an item is read
-        further[ENTRIES] = entries
+    further = list_of(dataset)  # before an item is read
     # before the workers of the training start: what it finds is part of the plan
     fetcher.look(workers)
     size = len(dataset)  # type: ignore[arg-type]

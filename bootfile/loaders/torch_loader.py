@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from bootfile.exact.state import COMPUTED
 from bootfile.ground.errors import BadInput, print_line
-from bootfile.loaders.data_fingerprint import digest_entries, find_unstable, fingerprint, hash_value
+from bootfile.loaders.data_fingerprint import find_unstable, fingerprint, hash_value, is_data
 from bootfile.loaders.loader import Data, Engine, Loader
-from bootfile.loaders.pairs import ENTRIES, Index, pair_of
+from bootfile.loaders.pairs import Index, list_of, pair_of
 from bootfile.processes import ranks
 from bootfile.receipt.contents import hash_batch
 from bootfile.sampling import generators
@@ -70,24 +70,29 @@ def torch_loader(
     # each rank has a DataLoader of its own, and counts its own steps: they are equally many
     steps = LoaderSteps(len(loader), seed, epochs, ranks.rank(), ranks.world_size())
     steps.choices = _name_choices(loader)
-    entries = digest_entries(loader.dataset, loader.sampler)  # before an item is read
+    further = list_of(loader.dataset)  # before an item is read
     digest, batch, is_stable = find_fingerprint(loader)
-    further = {}
-    for name, text in {ENTRIES: entries, "batch of collate_fn": batch}.items():
-        if text:
-            further[name] = text
+    if batch:
+        further["batch of collate_fn"] = batch
     plan = Plan(Index(steps.size, digest, further=further), steps)
     return Loader(TorchBatches(loader, is_stable), plan, device)
 
 
 def _name_choices(loader: DataLoader[Any]) -> dict[str, Any]:
     """Return what decides which samples a batch has, and may be edited without another number of steps."""
-    # None if the DataLoader makes no batches itself
-    chooser: Any = loader.sampler if loader.batch_size else loader.batch_sampler
-    order = "of your own"  # a class may have another name at a restart
-    if type(chooser).__module__.startswith("torch."):
-        order = type(chooser).__name__
-    return {"order": order, "batch size": getattr(loader.batch_sampler, "batch_size", None)}
+    choices = {"batch size": getattr(loader.batch_sampler, "batch_size", None)}
+    # without a batch_size the DataLoader uses no sampler
+    sampler: Any = loader.sampler if loader.batch_size else loader.batch_sampler
+    if not type(sampler).__module__.startswith("torch."):  # a class may have another name at a restart
+        return choices | {"order": "of your own"}
+    choices["order"] = type(sampler).__name__
+    for name, value in vars(sampler).items():
+        listed = list(value) if isinstance(value, range) else value
+        if is_data(listed):  # weights, or ids
+            choices[f"order's {name}"] = f"{hash_value(listed):016x}"
+        elif isinstance(value, bool) or name == "seed":
+            choices[f"order's {name}"] = value
+    return choices
 
 
 def find_fingerprint(loader: DataLoader[Any]) -> tuple[str, str, bool]:
