@@ -109,8 +109,8 @@ class RunState:
         fingerprint = getattr(objects.get("receipt"), "fingerprint", "")
         if fingerprint:
             self.identity[_DATA] = fingerprint
-        self._further = getattr(objects.get("receipt"), "further", {})
-        for name, text in self._further.items():
+        self.further: dict[str, str] = getattr(objects.get("receipt"), "further", {})
+        for name, text in self.further.items():
             self.identity[name] = COMPUTED + text
         # before a checkpoint is loaded: it records how the schedule began in this program
         self.schedule = ScheduleState(objects["optimizer"], objects.get("scheduler"), learned or {})
@@ -214,12 +214,12 @@ class RunState:
         names = state["identity"].keys() | self.identity.keys()
         if _DATA not in state["identity"]:
             names.discard(_DATA)  # until version 0.32 torch_loader did not know it
-        names -= self._further.keys() - state["identity"].keys()  # until version 0.42
+        names -= self.further.keys() - state["identity"].keys()  # until version 0.42
         for name in sorted(names):
             there = values_there.get(name)
             here = values_here.get(name)
             # images may be decoded to other bits here, which cannot be told from other data: a warning
-            is_data = name == _DATA or name in self._further
+            is_data = name == _DATA or name in self.further
             if is_data and there != here and self._may_compute_other_data(there, here):
                 self._notes.append(
                     f"warning: its {name} is {there}, this run's is {here}: this machine has other "
