@@ -90,8 +90,8 @@ def _may_be_by_position(name: str, value: Any, objects: dict[str, Any], states: 
     shapes = []  # of the parameters of each module, and of those that are trained
     for module in modules:
         parameters = list(module.parameters())
-        shapes.append(sorted(tuple(each.shape) for each in parameters))
-        shapes.append(sorted(tuple(each.shape) for each in parameters if each.requires_grad))
+        shapes.append(sorted(tuple(part.shape) for part in parameters))
+        shapes.append(sorted(tuple(part.shape) for part in parameters if part.requires_grad))
     if isinstance(value, torch.nn.Module):
         # copies in a ParameterList, or in buffers with a number at the end
         series: dict[str, list[tuple[int, ...]]] = {}
@@ -99,9 +99,11 @@ def _may_be_by_position(name: str, value: Any, objects: dict[str, Any], states: 
             stem = path.rstrip("0123456789")
             if stem != path and isinstance(part, torch.Tensor):
                 series.setdefault(stem, []).append(tuple(part.shape))
-        return any(len(each) > 1 and sorted(each) in shapes for each in series.values())
+        return any(len(copies) > 1 and sorted(copies) in shapes for copies in series.values())
     # one tensor of all of them, as of parameters_to_vector()
-    sizes = {sum(torch.Size(shape).numel() for shape in each) for each in shapes}
+    sizes = set()
+    for of_module in shapes:
+        sizes.add(sum(torch.Size(shape).numel() for shape in of_module))
     for _, leaf in digest.leaves({name: states[name]}):
         if isinstance(leaf, torch.Tensor) and leaf.numel() in sizes:
             return True

@@ -129,11 +129,13 @@ class CodeFolder:
         if not self._is_own_folder:
             return
         for path, above in itertools.product(self._programs, _folders_above(self.root)):
-            own = os.path.relpath(self.root, above)
-            folders = (own, "", "src")  # where Python may look, that of the script first
-            for imported in imports.find(above, f"{own}/{path}", folders):
+            script_folder = os.path.relpath(self.root, above)
+            folders = (script_folder, "", "src")  # where Python may look, that of the script first
+            for imported in imports.find(above, f"{script_folder}/{path}", folders):
                 name = imported.name.partition(".")[0]
-                outside = [module for module in imported.modules if not module.startswith(f"{own}/")]
+                outside = [
+                    module for module in imported.modules if not module.startswith(f"{script_folder}/")
+                ]
                 if outside and not imported.is_optional and not _is_installed(name):
                     raise BadInput(
                         f"{path}:{imported.line} imports {imported.name}, and {outside[-1]} is above the "
