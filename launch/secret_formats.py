@@ -107,10 +107,25 @@ _TOKENS = {
     "ltai": r"\bLTAI[A-Za-z0-9]{20}\b",
     "akid": r"\bAKID[A-Za-z0-9]{32}\b",
     "age-secret-key-": r"\bAGE-SECRET-KEY-1[A-Z0-9]{50}",
+    ":aa": r"\b\d{8,10}:AA[\w-]{33}\b",  # of a bot of Telegram
+    "/t/": r"/t/[a-z]{2}-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22,}/",  # in a channel of conda
     "eyj": r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{20,}",
 }
 _WEBHOOKS = (
     r"hooks\.slack\.com/services/T\w{6,}/B\w{6,}/\w{16,}|discord(?:app)?\.com/api/webhooks/\d+/[\w-]{40,}"
+)
+# Names of settings that stand apart from their values.
+_OF_PASSWORD = r"[\w.-]{0,40}(?:password|passwd|passphrase)"
+_OF_KEY = r"[\w.-]{0,40}(?:token|secret|api[_-]?key|access[_-]?key|secret[_-]?key|private[_-]?key)"
+# `name: X` and `value: Y`, as in a manifest of Kubernetes
+_NAME_AND_VALUE = (
+    r"""\bname["']?\s{{0,4}}[:=]\s{{0,4}}["']?{}["']?\s{{0,4}},?\s{{0,40}}["']?value["']?\s{{0,4}}[:=]\s{{0,4}}["']?"""
+    r"""(?P<value>[^\s"',{{}}]{{4,4096}})"""
+)
+# `password: |`, and the value in the next line
+_BLOCK = (
+    r"^[\s-]{{0,40}}[\"']?{}[\"']?:[ \t]{{0,4}}[|>][+-]?[ \t]*\r?\n"
+    r"[ \t]{{1,40}}(?P<value>\S{{4,4096}})[ \t]*\r?$"
 )
 # The words of a netrc file.
 _LOGIN = r"(?:(?:login|user|account)\s+\S+\s+)"
@@ -198,8 +213,8 @@ FORMATS = (
         "a key in a connection string",
         ("accountkey", "sharedaccesskey", "sharedsecret", "sig="),
         _compile(
-            r"\b(?:AccountKey|SharedAccessKey|SharedSecret(?:Value)?)=(?P<value>[A-Za-z0-9+/]{30,}={0,2})"
-            r"|[?&]sig=[A-Za-z0-9%+/-]{40,}"
+            r"(?:\b(?:AccountKey|SharedAccessKey|SharedSecret(?:Value)?)=|[?&]sig=)"
+            r"(?P<value>[A-Za-z0-9%+/-]{30,}={0,2})"
         ),
     ),
     Format(
@@ -241,6 +256,16 @@ FORMATS = (
         ),
         is_mixed,
     ),
+    Format(
+        "a key or token",
+        ("--",),
+        _compile(rf"""["']--?{_OF_KEY}["'],\s{{0,40}}["'](?P<value>[\w+/=.~-]{{8,4096}})["']"""),
+        is_mixed,
+    ),
+    Format("a password", ("value",), _compile(_NAME_AND_VALUE.format(_OF_PASSWORD))),
+    Format("a key or token", ("value",), _compile(_NAME_AND_VALUE.format(_OF_KEY)), _is_random),
+    Format("a password", ("|", ">"), _compile(_BLOCK.format(_OF_PASSWORD)), is_mixed),
+    Format("a key or token", ("|", ">"), _compile(_BLOCK.format(_OF_KEY)), _is_random),
     Format(
         "a password",
         ("</",),

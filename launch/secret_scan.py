@@ -16,7 +16,7 @@ from launch.secret_formats import FORMATS, PLACEHOLDER, RANDOM, is_mixed, is_use
 
 _URL = re.compile(r"[a-z0-9]://[^\s/:@\"'`<>]{0,256}:([^\s/@\"'`]{1,1024})@[\w\[$.{<-]", re.IGNORECASE)
 _ASSIGNMENT = re.compile(  # name = value, "name": value, ["name"] = value, and ("name", "value")
-    rf"""({SECRET_NAME.pattern})(?:["']?\]?\s*(?::\s*\w+\s*)?[=:]|["'](?P<comma>,))\s*"""
+    rf"""({SECRET_NAME.pattern})(?:["']?\]?\s*(?::\s*\w+\s*(?==[^=]))?[=:]|["'](?P<comma>,))\s*"""
     r"""(?:[rbu]*(["'])(?P<quoted>[^"']*)\3|(?P<bare>[^\s"'#,;(\[{][^\s"']*))""",
     re.IGNORECASE,
 )

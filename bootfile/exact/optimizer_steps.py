@@ -134,8 +134,9 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
         yield from group["params"]
 
 
-def find_optimizers(parts: dict[str, Any]) -> Iterator[torch.optim.Optimizer]:
-    """Yield the optimizers among these values, and in the lists and dictionaries among them."""
+def find_optimizers(parts: dict[str, Any], through: str = "") -> Iterator[torch.optim.Optimizer]:
+    """Yield the optimizers among these values, and in the lists and dictionaries among them; also those that
+    one of these has in the attribute `through`."""
     for value in parts.values():
         if isinstance(value, dict):
             several = list(value.values())
@@ -146,3 +147,5 @@ def find_optimizers(parts: dict[str, Any]) -> Iterator[torch.optim.Optimizer]:
         for part in several:
             if isinstance(part, torch.optim.Optimizer):
                 yield part
+            elif through and isinstance(getattr(part, through, None), torch.optim.Optimizer):
+                yield getattr(part, through)

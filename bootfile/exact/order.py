@@ -10,19 +10,22 @@ from typing import Any, TypedDict
 
 import torch
 
-from bootfile.exact.files import Refused
+from bootfile.exact.optimizer_steps import find_optimizers
 
 
-class Order(TypedDict):
+class Order(TypedDict, total=False):
     """Names in the order of their places.
 
-    parameters: of the model.
+    parameters: of the modules, those of the model first.
     groups: optimizer -> group -> names of its parameters; "" for a tensor that no module has.
+    held: the same of optimizers that another object holds, as "object.0"; version 0.43 was the first that
+        wrote it. The one of a scheduler counts, too.
     generators: that were given to add().
     """
 
     parameters: list[str]
     groups: dict[str, list[list[str]]]
+    held: dict[str, list[list[str]]]
     generators: list[str]
 
 
@@ -30,53 +33,39 @@ def order_of(objects: dict[str, Any], generators: list[str]) -> Order:
     """Return the present order. objects: those of a checkpoint. generators: names, in the order of add()."""
     names = _names(objects)
     groups = {}
-    for name, value in objects.items():
-        if isinstance(value, torch.optim.Optimizer):
-            of_groups = []
-            for group in value.param_groups:
-                of_groups.append([names.get(id(parameter), "") for parameter in group["params"]])
-            groups[name] = of_groups
-    parameters = [names[id(parameter)] for parameter in objects["model"].parameters()]
-    return Order(parameters=parameters, groups=groups, generators=list(generators))
-
-
-def follow(
-    saved: Order, here: Order, objects: dict[str, Any], states: dict[str, Any], is_sharded: bool
-) -> None:
-    """Give the states of the optimizers the order of this run. Called on rank 0 before a state is restored.
-
-    saved, here: the order of the checkpoint and of this run. objects: of this run. states: of the checkpoint,
-    by the same names; those of the optimizers are changed. is_sharded: the model is, and the files of its
-    checkpoint keep the places. Raises Refused with the first name, if a state cannot be given by name.
-    """
-    _check_generators(saved["generators"], here["generators"])
-    for name, groups_here in here["groups"].items():
-        groups_there = saved["groups"].get(name, groups_here)
-        # the number of each parameter in the checkpoint; equal to 0, 1, 2, ... if no line was moved
-        places = _places(name, groups_there, groups_here)
-        if places == list(range(len(places))):
+    held = {}
+    parameters = []
+    for owner, value in objects.items():
+        if isinstance(value, torch.nn.Module):
+            parameters += [names[id(parameter)] for parameter in value.parameters()]
             continue
-        optimizer = type(objects[name])
-        keeps_places = (
-            is_sharded
-            or issubclass(optimizer, torch.optim.LBFGS)  # its state is of all parameters together
-            or optimizer.state_dict is not torch.optim.Optimizer.state_dict
-        )
-        if keeps_places:
-            raise Refused(_other_order(name, groups_there, groups_here))
-        state = states[name]["state"]
-        moved = {}
-        for place, old in enumerate(places):
-            if old in state:  # one without a gradient so far has none
-                moved[place] = state[old]
-        states[name]["state"] = moved
-    # other objects cannot be given by name: they may stay only if no parameter has moved
-    if saved["parameters"] == here["parameters"]:
-        return
-    for name, value in objects.items():
-        is_named = isinstance(value, torch.nn.Module | torch.optim.Optimizer)
-        if not is_named and name in states and _has_places(states[name]):
-            raise Refused(_other_order(name, [saved["parameters"]], [here["parameters"]]))
+        if owner == "receipt":  # it may have long lists, and this runs at each save
+            continue
+        if isinstance(value, torch.optim.Optimizer):
+            groups[owner] = _names_of_groups(value, names)
+        for place, optimizer in enumerate(find_held(value)):
+            held[f"{owner}.{place}"] = _names_of_groups(optimizer, names)
+    return Order(parameters=parameters, groups=groups, held=held, generators=list(generators))
+
+
+def keeps_own_state(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer defines what it saves."""
+    return type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
+
+
+def find_held(value: Any) -> list[torch.optim.Optimizer]:
+    """Return the optimizers that an object holds and may save, also those of the schedulers in it."""
+    # the others inside an optimizer are objects of the checkpoint
+    if isinstance(value, torch.optim.Optimizer) and not keeps_own_state(value):
+        return []
+    return list(find_optimizers(getattr(value, "__dict__", {}), through="optimizer"))
+
+
+def _names_of_groups(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> list[list[str]]:
+    groups = []
+    for group in optimizer.param_groups:
+        groups.append([names.get(id(parameter), "") for parameter in group["params"]])
+    return groups
 
 
 def _names(objects: dict[str, Any]) -> dict[int, str]:
@@ -92,69 +81,3 @@ def _names(objects: dict[str, Any]) -> dict[int, str]:
             path = prefix + name
             names[id(parameter)] = min(path, names.get(id(parameter), path))
     return names
-
-
-def _places(name: str, there: list[list[str]], here: list[list[str]]) -> list[int]:
-    """Return for each parameter of an optimizer its place in the checkpoint. Raises Refused if a group has
-    other parameters. Groups that the loop has still to add are not in `here`."""
-    places = []
-    first = 0  # the place of the first parameter of the group
-    for number, (names_there, names_here) in enumerate(zip(there, here, strict=False)):
-        # a list of places: tensors of no module all have the name "", and keep their order
-        left: dict[str, list[int]] = {}
-        for place, parameter in enumerate(names_there, first):
-            left.setdefault(parameter, []).append(place)
-        for parameter in names_here:
-            if not left.get(parameter):
-                group_there = _group_with(parameter, there)
-                raise Refused(
-                    f"its {name} has {parameter or 'a tensor that no module has'} {group_there}, this run's "
-                    f"has it in group {number}"
-                )
-            places.append(left[parameter].pop(0))
-        first += len(names_there)
-    return places
-
-
-def _group_with(parameter: str, groups: list[list[str]]) -> str:
-    for number, names in enumerate(groups):
-        if parameter in names:
-            return f"in group {number}"
-    return "in no group"
-
-
-def _other_order(name: str, there: list[list[str]], here: list[list[str]]) -> str:
-    """Return the reason with the first parameter that has another place."""
-    for names_there, names_here in zip(there, here, strict=False):
-        for was, now in zip(names_there, names_here, strict=False):
-            if was != now:
-                return (
-                    f"its {name} keeps tensors by position, and the parameters have another order: {was} is "
-                    f"where this run has {now}; restore the order of that run"
-                )
-    return f"its {name} keeps tensors by position, and this run has other parameters"
-
-
-def _has_places(state: Any) -> bool:
-    """Return whether a state has several tensors in a list, or under numbers."""
-    if isinstance(state, dict):
-        # numbers as keys are positions, as in the state of an optimizer
-        numbered = [value for key, value in state.items() if isinstance(key, int)]
-        return _are_tensors(numbered) or any(map(_has_places, state.values()))
-    if isinstance(state, list | tuple):
-        return _are_tensors(state) or any(map(_has_places, state))
-    return False
-
-
-def _are_tensors(values: list[Any] | tuple[Any, ...]) -> bool:
-    return sum(isinstance(value, torch.Tensor) for value in values) > 1
-
-
-def _check_generators(there: list[str], here: list[str]) -> None:
-    """Raise Refused if generators have other places: a seed depends on the place. More may follow."""
-    for was, now in zip(there, here, strict=False):
-        if was != now:
-            raise Refused(
-                f"its generators were added in the order {', '.join(there)}, this run's in the order "
-                f"{', '.join(here)}: each gets a seed by its place"
-            )

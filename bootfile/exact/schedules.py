@@ -24,6 +24,7 @@ _OF_THE_STEP = {
     "PolynomialLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "CyclicLR", "OneCycleLR",
 }  # fmt: skip
 _ARGUMENTS = ("lr", "epochs")
+NAMES = "param_names"  # in a group of an optimizer that got named_parameters(): not a setting
 
 
 class ScheduleState:
@@ -173,7 +174,8 @@ class ScheduleState:
         lines = []
         for number, (there, here) in enumerate(zip(saved["began"]["groups"], self._groups, strict=False)):
             for name in sorted(there.keys() | here.keys()):
-                if not may_be_scheduled(name) and not same(there.get(name), here.get(name)):
+                is_setting = not may_be_scheduled(name) and name != NAMES
+                if is_setting and not same(there.get(name), here.get(name)):
                     was = there.get(name)
                     now = here.get(name)
                     lines.append(
@@ -279,6 +281,14 @@ def may_be_scheduled(name: str) -> bool:
 
 def _scheduled_ones(group: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in group.items() if may_be_scheduled(name)}
+
+
+def beginning(value: Any) -> dict[str, Any]:
+    """Return the state of a further schedule of torch before its first step; {} of any other object."""
+    if type(value).__module__ != _TORCH:
+        return {}
+    state: dict[str, Any] = plain(value.state_dict())
+    return state
 
 
 def same(one: Any, other: Any) -> bool:

@@ -8,8 +8,8 @@ import torch
 
 from bootfile.exact import digest, dtensors, files
 from bootfile.exact.optimizer_steps import find_optimizers
-from bootfile.exact.order import Order, follow, order_of
-from bootfile.exact.schedules import ScheduleState, may_be_scheduled, plain, same
+from bootfile.exact.order import Order, order_of
+from bootfile.exact.schedules import ScheduleState, beginning, plain
 from bootfile.ground.errors import BadInput
 
 FORMAT = 2
@@ -58,10 +58,12 @@ class SavedState(_WholeState, total=False):
     shards: if each rank has written its part, the files of the sharded tensors, or their path when it is read
         (dtensor_files.py). Then those in `objects` are meta tensors.
     order: the names of what is kept by position; version 0.33 was the first that wrote it.
+    began: name -> state of each further schedule before the first step; version 0.43 was the first.
     """
 
     shards: Any
     order: Order
+    began: dict[str, dict[str, Any]]
 
 
 class RunState:
@@ -100,12 +102,16 @@ class RunState:
         self.is_other_machine = False  # the one of the checkpoint had another instruction set
         self.generators: list[str] = []  # names of those that were added, in their order
         self._notes: list[str] = []  # what restore() has to say
+        self._began: dict[str, dict[str, Any]] = {}  # further schedules, see SavedState
         self._frozen_before: set[str] | None = None  # at the restored checkpoint, until the first step
         self.machines: list[dict[str, Any]] = []  # those that have computed it (machines.py)
         # the receipt reads the samples, so it knows when a run is started again on other data
         fingerprint = getattr(objects.get("receipt"), "fingerprint", "")
         if fingerprint:
             self.identity[_DATA] = fingerprint
+        self.further: dict[str, str] = getattr(objects.get("receipt"), "further", {})
+        for name, text in self.further.items():
+            self.identity[name] = COMPUTED + text
         # before a checkpoint is loaded: it records how the schedule began in this program
         self.schedule = ScheduleState(objects["optimizer"], objects.get("scheduler"), learned or {})
 
@@ -125,6 +131,7 @@ class RunState:
             bad_steps=self.bad_steps,
             bad_in_a_row=self.bad_in_a_row,
             order=order_of(self.objects, self.generators),
+            began=self._began,
         )
         state.update(self.counts())  # type: ignore[typeddict-item]  # the extras have names of their own
         return state
@@ -137,8 +144,14 @@ class RunState:
         return counts
 
     def check_saveable(self) -> None:
-        """Raise BadInput if a checkpoint cannot hold the present state. Tensors are not copied."""
+        """Raise BadInput if a checkpoint cannot hold the present state. Tensors are not copied.
+
+        Called before the first step: the further schedules are those of this program still.
+        """
         try:
+            for name, value in self.objects.items():
+                if name != "scheduler":  # ScheduleState knows how it began
+                    self._began[name] = beginning(value)
             # rank 0 asks before the first step; the tensors are those that a save would copy
             objects = self.capture(0)["objects"]
             files.check_readable(objects)
@@ -201,11 +214,13 @@ class RunState:
         names = state["identity"].keys() | self.identity.keys()
         if _DATA not in state["identity"]:
             names.discard(_DATA)  # until version 0.32 torch_loader did not know it
+        names -= self.further.keys() - state["identity"].keys()  # until version 0.42
         for name in sorted(names):
             there = values_there.get(name)
             here = values_here.get(name)
             # images may be decoded to other bits here, which cannot be told from other data: a warning
-            if name == _DATA and there != here and self._may_compute_other_data(there, here):
+            is_data = name == _DATA or name in self.further
+            if is_data and there != here and self._may_compute_other_data(there, here):
                 self._notes.append(
                     f"warning: its {name} is {there}, this run's is {here}: this machine has other "
                     "instructions, and samples that a program computes may have other bits. If the data are "
@@ -307,6 +322,11 @@ class RunState:
             is_other = name not in saved or (name == "scaler" and not saved[name])
             if not is_other and not isinstance(value, torch.optim.Optimizer):
                 value.load_state_dict(saved[name])
+        if began := {name: there for name, there in state.get("began", {}).items() if there}:
+            from bootfile.exact import further
+
+            self._notes += further.compare_schedules(began, self._began)
+            self._began |= began
         if not self._later:
             self._restore_optimizers(state)
         # compared after the first step of the loop, which may freeze layers by its epoch
@@ -359,9 +379,11 @@ class RunState:
 
     def _give_by_name(self, state: SavedState) -> None:
         """Give the states of the optimizers the order of the parameters of this run. Raises Refused."""
-        if "order" in state:
-            here = order_of(self.objects, self.generators)
-            follow(state["order"], here, self.objects, state["objects"], self.is_sharded)
+        here = order_of(self.objects, self.generators)
+        if state.get("order", here) != here:
+            from bootfile.exact import other_order  # only a program that was changed needs it
+
+            other_order.follow(state["order"], here, self.objects, state["objects"], self.is_sharded)
 
     def _frozen(self) -> set[str]:
         parameters = self.objects["model"].named_parameters()
@@ -398,7 +420,9 @@ class RunState:
                 saved = saved | {"param_groups": optimizer.state_dict()["param_groups"]}
                 del saved["class"]
             else:
-                self._note_other_groups(name, saved["param_groups"], optimizer.param_groups)
+                from bootfile.exact import further  # most runs have one optimizer
+
+                self._notes += further.compare_groups(name, saved["param_groups"], optimizer.param_groups)
             optimizer.load_state_dict(saved)
         for name, optimizer in optimizers.items():
             # the loaded values go into the old lists and dictionaries, which another optimizer may share
@@ -408,21 +432,6 @@ class RunState:
         # last: the schedule sets values in the groups that were just loaded
         self.schedule.load(state["schedule"])
         self._notes += self.schedule.edited
-
-    def _note_other_groups(self, name: str, saved: list[dict[str, Any]], here: list[dict[str, Any]]) -> None:
-        """Note the hyperparameters of a further optimizer that are not those of this run: its checkpoint's
-        are used, because the loop may have changed them. A schedule sets its learning rates."""
-        if name.startswith("optimizer."):  # one inside the optimizer, whose groups it shares
-            return
-        for number, (group_there, group_here) in enumerate(zip(saved, here, strict=True)):
-            for key in sorted(group_there.keys() & group_here.keys() - {"params"}):
-                there = group_there[key]
-                value = group_here[key]
-                if not may_be_scheduled(key) and not same(there, value):
-                    self._notes.append(
-                        f"{key} of {name}, group {number}, is {there} in the checkpoint, which is used; this "
-                        f"program has {value}"
-                    )
 
     def _objects(self) -> dict[str, dict[str, Any]]:
         states = {}

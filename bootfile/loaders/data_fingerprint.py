@@ -32,7 +32,7 @@ def fingerprint(dataset: Any, read: Callable[[np.ndarray], list[Any]]) -> str:
         ids = _spread(len(dataset))
         if len(ids):
             for item in read(ids):
-                _add(digest, item)
+                add(digest, item)
     return digest.hexdigest()[:32]
 
 
@@ -70,7 +70,7 @@ def hash_value(value: Any) -> int:
     if isinstance(number, int) and abs(number) < 2**63:
         return int(number)
     digest = hashlib.blake2b(digest_size=8)
-    _add(digest, value)
+    add(digest, value)
     return int.from_bytes(digest.digest(), "little") >> 1
 
 
@@ -99,25 +99,25 @@ def _add_dataset(digest: Any, dataset: Any) -> None:
     """Add what a dataset is known by without reading items."""
     name_of_data = getattr(dataset, "fingerprint", None)
     if isinstance(name_of_data, str):
-        _add(digest, name_of_data)
+        add(digest, name_of_data)
     elif isinstance(dataset, Subset):
-        _add(digest, list(dataset.indices))
+        add(digest, list(dataset.indices))
         _add_dataset(digest, dataset.dataset)
     elif isinstance(dataset, ConcatDataset):
         for part in dataset.datasets:
             _add_dataset(digest, part)
     else:
-        _add(digest, len(dataset))
+        add(digest, len(dataset))
         for name, value in sorted(getattr(dataset, "__dict__", {}).items()):
             # without the folder: the same data may be mounted elsewhere at the next start
             if name == "samples" and hasattr(dataset, "root"):  # torchvision's folders: [(path, label)]
-                _add(digest, [(os.path.relpath(path, dataset.root), label) for path, label in value])
-            elif _is_data(value):
-                _add(digest, name)
-                _add(digest, value)
+                add(digest, [(os.path.relpath(path, dataset.root), label) for path, label in value])
+            elif is_data(value):
+                add(digest, name)
+                add(digest, value)
 
 
-def _is_data(value: Any) -> bool:
+def is_data(value: Any) -> bool:
     """Return whether an attribute holds numbers. Others may be paths, which differ from node to node."""
     if isinstance(value, list | tuple) and value:
         return all(isinstance(item, int | float | torch.Tensor | np.ndarray) for item in value)
@@ -126,7 +126,7 @@ def _is_data(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _add(digest: Any, value: Any) -> None:
+def add(digest: Any, value: Any) -> None:
     """Add a value to the digest. Of an array, add also its type and shape."""
     if isinstance(value, torch.Tensor):
         value = value.detach()
@@ -142,19 +142,19 @@ def _add(digest: Any, value: Any) -> None:
             value = value[np.linspace(0, len(value) - 1, _ITEMS).astype(np.int64)]
         digest.update(np.ascontiguousarray(value).tobytes())
     elif dataclasses.is_dataclass(value):
-        _add(digest, vars(value))
+        add(digest, vars(value))
     elif isinstance(value, Mapping):
         for key in sorted(value, key=str):
-            _add(digest, key)
-            _add(digest, value[key])
+            add(digest, key)
+            add(digest, value[key])
     elif isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim):
         digest.update(f"list {len(value)}".encode())
         for item in value:
-            _add(digest, item)
+            add(digest, item)
     elif isinstance(value, str | bytes | int | float | complex | bool | np.generic | type(None)):
         digest.update(repr(value).encode())
     elif isinstance(value, set | frozenset):  # its order differs from process to process
-        _add(digest, sorted(map(repr, value)))
+        add(digest, sorted(map(repr, value)))
     elif hasattr(value, "tobytes"):  # an image of Pillow
         digest.update(value.tobytes())
     else:

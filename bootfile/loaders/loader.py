@@ -136,6 +136,7 @@ class Loader:
         self.waited = 0.0
         self.asked_at = 0.0
         self.receipt = Receipt(plan.fingerprint, self._shards)
+        self.receipt.further = getattr(plan.index, "further", {})
         self.step = 0
         self._lacking: int | None = None  # see lead(): the step before the first that the receipt lacks
         self.is_whole = True
@@ -206,6 +207,7 @@ class Loader:
         processes = getattr(sampler, "processes", None)
         if processes:  # only if the batches depend on their number
             known["processes"] = processes
+        known |= getattr(sampler, "choices", {})  # of a DataLoader
         # a checkpoint holds these, and a restart refuses one with other values (exact/state.py)
         return known | {
             "sampler": getattr(sampler, "name", type(sampler).__name__),

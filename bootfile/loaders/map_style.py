@@ -22,7 +22,7 @@ from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.files import read_again
 from bootfile.loaders.data_fingerprint import find_unstable, fingerprint, hash_rows, hash_value
 from bootfile.loaders.loader import Loader
-from bootfile.loaders.pairs import Index, pair_of, split
+from bootfile.loaders.pairs import Index, list_of, pair_of, split
 from bootfile.loaders.reading import reading
 from bootfile.loaders.workers import WorkerEngine, Workers, check_connections, not_delivered
 from bootfile.processes import ranks
@@ -65,9 +65,11 @@ def map_style_loader(
     fetcher = Fetcher(dataset, collate_fn)
     if isinstance(workers, int):
         workers = Workers(workers, accelerator.has_streams(device))
+    further = list_of(dataset)  # before an item is read
     # before the workers of the training start: what it finds is part of the plan
     fetcher.look(workers)
-    index = Index(len(dataset), fetcher.fingerprint, class_names_of(dataset))  # type: ignore[arg-type]
+    size = len(dataset)  # type: ignore[arg-type]
+    index = Index(size, fetcher.fingerprint, class_names_of(dataset), further)
     plan = Plan(index, sampler, draw_seeds)
     return Loader(MapStyle(workers, fetcher), plan, device)
 

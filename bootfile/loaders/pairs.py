@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+from torch.utils.data import TensorDataset
 
 from bootfile.ground.errors import BadInput
 
@@ -10,15 +11,35 @@ TARGETS = ("label", "labels", "target", "targets", "y")  # the first of these ke
 
 
 class Index:
-    """The index of a Plan for any Dataset. All labels are 0, because they are known only after reading."""
+    """The index of a Plan for any Dataset. All labels are 0, because they are known only after reading.
 
-    def __init__(self, size: int, fingerprint: str = "", class_names: tuple[str, ...] = ()):
+    further: name -> digest of what else identifies the data.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        fingerprint: str = "",
+        class_names: tuple[str, ...] = (),
+        further: dict[str, str] | None = None,
+    ):
         self.labels = np.broadcast_to(np.int64(0), size)
         self.fingerprint = fingerprint
         self.class_names = class_names
+        self.further = further or {}
 
     def __len__(self) -> int:
         return len(self.labels)
+
+
+def list_of(dataset: Any) -> dict[str, str]:
+    """Return a digest of what a dataset lists of its samples, for an Index; {} if it lists nothing."""
+    if type(dataset) is TensorDataset:  # its tensors are in the fingerprint
+        return {}
+    from bootfile.loaders.data_entries import digest_entries
+
+    digest = digest_entries(dataset)
+    return {"list of training samples": digest} if digest else {}
 
 
 def pair_of(batch: Any) -> tuple[Any, Any]:

@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from bootfile.exact.state import COMPUTED
 from bootfile.ground.errors import BadInput, print_line
-from bootfile.loaders.data_fingerprint import find_unstable, fingerprint, hash_value
+from bootfile.loaders.data_fingerprint import find_unstable, fingerprint, hash_value, is_data
 from bootfile.loaders.loader import Data, Engine, Loader
-from bootfile.loaders.pairs import Index, pair_of
+from bootfile.loaders.pairs import Index, list_of, pair_of
 from bootfile.processes import ranks
 from bootfile.receipt.contents import hash_batch
 from bootfile.sampling import generators
@@ -45,8 +45,9 @@ def torch_loader(
         BatchSampler of this package.
 
     The receipt covers the contents of the samples (contents.py). A restart compares the data set by a
-    fingerprint (data_fingerprint.py: its length, its numbers and 64 items), and the batches that it reads
-    again with the receipt. It needs the same number of processes: with another one the batches are others.
+    fingerprint (data_fingerprint.py: its length, its lists, its numbers and 64 items; a batch of two items if
+    you have a collate_fn; the kind and the weights of the sampler), and the batches that it reads again with
+    the receipt. It needs the same number of processes: with another one the batches are others.
     """
     is_iterable = isinstance(loader.dataset, IterableDataset)
     # the order of the one and the random numbers of the other cannot be repeated
@@ -68,13 +69,35 @@ def torch_loader(
         find_short_folder()
     # each rank has a DataLoader of its own, and counts its own steps: they are equally many
     steps = LoaderSteps(len(loader), seed, epochs, ranks.rank(), ranks.world_size())
-    digest, is_stable = find_fingerprint(loader)
-    plan = Plan(Index(steps.size, digest), steps)
+    steps.choices = _name_choices(loader)
+    further = list_of(loader.dataset)  # before an item is read
+    digest, batch, is_stable = find_fingerprint(loader)
+    if batch:
+        further["batch of collate_fn"] = batch
+    plan = Plan(Index(steps.size, digest, further=further), steps)
     return Loader(TorchBatches(loader, is_stable), plan, device)
 
 
-def find_fingerprint(loader: DataLoader[Any]) -> tuple[str, bool]:
-    """Return (fingerprint of the data set of a DataLoader, "" if it has no length; whether items are stable).
+def _name_choices(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return what decides which samples a batch has, and may be edited without another number of steps."""
+    choices = {"batch size": getattr(loader.batch_sampler, "batch_size", None)}
+    # without a batch_size the DataLoader uses no sampler
+    sampler: Any = loader.sampler if loader.batch_size else loader.batch_sampler
+    if not type(sampler).__module__.startswith("torch."):  # a class may have another name at a restart
+        return choices | {"order": "of your own"}
+    choices["order"] = type(sampler).__name__
+    for name, value in vars(sampler).items():
+        listed = list(value) if isinstance(value, range) else value
+        if is_data(listed):  # weights, or ids
+            choices[f"order's {name}"] = f"{hash_value(listed):016x}"
+        elif isinstance(value, bool) or name == "seed":
+            choices[f"order's {name}"] = value
+    return choices
+
+
+def find_fingerprint(loader: DataLoader[Any]) -> tuple[str, str, bool]:
+    """Return (fingerprint of the data set of a DataLoader, "" if it has no length; digest of a batch of the
+    user's collate_fn, "" without one; whether items are stable).
 
     If the DataLoader has forked workers, one of them reads the items: a file that an item opens stays closed
     in this process. Items that differ when they are read twice do not count, and a warning is printed.
@@ -82,7 +105,7 @@ def find_fingerprint(loader: DataLoader[Any]) -> tuple[str, bool]:
     dataset: Any = loader.dataset
     # its items cannot be asked for by number: only the batches that a restart reads again are compared
     if not hasattr(dataset, "__len__"):
-        return "", True
+        return "", "", True
     held = generators.find_generators(loader)
 
     def read(ids: np.ndarray) -> list[Any]:
@@ -96,32 +119,46 @@ def find_fingerprint(loader: DataLoader[Any]) -> tuple[str, bool]:
     def read_digest(ids: np.ndarray) -> int:
         return hash_value(read(ids))
 
-    def look(_: Any = None) -> tuple[str, str]:
-        """Return (fingerprint, what is unstable or "")."""
+    def read_batch() -> str:
+        """Return a digest of what collate_fn makes of two items; "" if it is torch's, or not stable."""
+        collate = loader.collate_fn
+        if getattr(collate, "__module__", "").startswith("torch."):
+            return ""
+        digests = set()
+        try:
+            for _ in range(2):
+                items = read(np.array([0, len(dataset) - 1]))
+                digests.add(f"{hash_value(collate(items)):016x}")
+        except Exception:  # the first batch will raise it
+            return ""
+        return digests.pop() if len(digests) == 1 else ""
+
+    def look(_: Any = None) -> tuple[str, str, str]:
+        """Return (fingerprint, digest of a batch, what is unstable or "")."""
         with generators.restored():
             try:
                 # some items are read twice, for half a second at most
                 unstable = find_unstable(dataset, read_digest)
                 if unstable is None:
-                    return fingerprint(dataset, read), ""
+                    return fingerprint(dataset, read), read_batch(), ""
             except Exception:  # its keys may not be 0, 1, ..., and a bad item ends an epoch
-                return fingerprint(dataset, _read_nothing), ""
+                return fingerprint(dataset, _read_nothing), "", ""
             name = f"sample {unstable} of {type(dataset).__name__} differs when it is read twice"
-            return fingerprint(dataset, _read_nothing), name
+            return fingerprint(dataset, _read_nothing), "", name
 
     if loader.num_workers:
         from bootfile.loaders.workers import Workers
 
         # the worker ends after it: those of the training are forked from a process that has read nothing
-        [(digest, unstable)] = Workers(1, pinned=False).call(look)
+        [(digest, batch, unstable)] = Workers(1, pinned=False).call(look)
     else:
-        digest, unstable = look()
+        digest, batch, unstable = look()
     if unstable and ranks.is_first():
         print_line(
             f"warning: {unstable}: it depends on something that is not seeded, and a restart will not be "
             "exact. Draw from the global generators of torch, NumPy or random"
         )
-    return COMPUTED + digest, not unstable
+    return COMPUTED + digest, batch, not unstable
 
 
 def _read_nothing(ids: np.ndarray) -> list[Any]:
@@ -146,6 +183,7 @@ class LoaderSteps(Positions):
         self.seed = seed
         self.rank = rank
         self.first_shard = rank
+        self.choices: dict[str, Any] = {}  # of the DataLoader: its samplers and its batch size
         self._steps = steps
         super().__init__(epochs)
 

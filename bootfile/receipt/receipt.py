@@ -38,6 +38,7 @@ class Receipt:
 
     def __init__(self, fingerprint: str = "", batches: int = 1):
         self.fingerprint = fingerprint
+        self.further: dict[str, str] = {}  # name -> digest of what else identifies the data
         self.batches = batches
         self.digest = bytes(8)
         self.step = 0  # the last step that is in the digest

@@ -491,12 +491,16 @@ class Checkpointer(Events):
         receipt = getattr(self._val_loader, "receipt", None)
         # Rank 0 decides: items that are not seeded give each rank a digest of its own, and ranks with other
         # counts would not stop early together.
-        digest_now = ranks.broadcast_object(str(getattr(receipt, "fingerprint", "")))
+        parts = [str(getattr(receipt, "fingerprint", "")), *getattr(receipt, "further", {}).values()]
+        digest_now = ranks.broadcast_object("+".join(parts))
         digest_before = self.scores.begin(digest_now)
         if digest_before:
+            now, before = digest_now[:12], digest_before[:12]
+            if now == before:  # only what follows is another one: a list of labels, for example
+                now, before = digest_now[-12:], digest_before[-12:]
             self.say(
                 "warning: the validation set is another one than in the evaluations before (digest "
-                f"{digest_now[:12]}, it was {digest_before[:12]}): their scores do not count any more, and "
+                f"{now}, it was {before}): their scores do not count any more, and "
                 "the next evaluation writes best.pth; keep a copy of best.pth if you need the one before"
             )
 
@@ -544,4 +548,6 @@ class Checkpointer(Events):
             # They are right also if a save has waited for an optimizer step, or has failed.
             first_save = min((step for step, line in lines.items() if line.get("saved")), default=0)
         is_before = not first_save or epoch * len(self.loader) < first_save
-        return is_before and all(identity[name] == value for name, value in state.identity.items())
+        # A start has no digests of the lists of the data.
+        names = state.identity.keys() - state.further.keys()
+        return is_before and all(identity[name] == state.identity[name] for name in names)

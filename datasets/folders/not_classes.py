@@ -21,8 +21,8 @@ from datasets.folders.splits import NO_SPLITS
 
 _TRAIN = {"train", "training", "trn", "tr", "trainval"}
 _VAL = {
-    "val", "validation", "valid", "dev", "test", "testing", "tst", "ts", "te", "eval", "evaluation", "pred",
-    "holdout",
+    "val", "va", "validation", "valid", "dev", "test", "testing", "tst", "ts", "te", "eval", "evaluation",
+    "pred", "holdout",
 }  # fmt: skip
 _IMAGES = {
     "image", "images", "img", "imgs", "photo", "photos", "picture", "pictures", "pic", "pics", "jpeg",

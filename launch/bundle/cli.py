@@ -69,6 +69,7 @@ def pack(job: str, to: str, allow_secret: Sequence[str] = (), code_dir: str | No
     if zipfile.is_zipfile(job):
         raise BadInput(f"{job} was written by pack: it is the boot file as it is")
     code = CodeFolder(job, to, code_dir)
+    code.check_modules_above()
     if os.path.realpath(to) == os.path.realpath(code.root):
         raise BadInput(f"--to {to} is the folder that is packed: name another one, in it or elsewhere")
     contents: dict[str, str | bytes] = {**code.files}

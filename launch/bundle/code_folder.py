@@ -3,8 +3,10 @@
 import itertools
 import os
 import re
+import sys
 import zipfile
 from collections import Counter
+from importlib.machinery import PathFinder
 from pathlib import Path, PurePosixPath
 
 from bootfile.ground.errors import BadInput
@@ -23,6 +25,8 @@ _ENTRIES = 1000
 _SIZE = 5 * 10**9
 _IMPORT = re.compile(r"^\s*(from|import)\s+(bootfile\b|common\b|datasets\.)", re.MULTILINE)
 _NO_RULE = "not found"
+_LEVELS = 2  # folders above a script in which its modules may be
+_PROJECT = (".git", "pyproject.toml", "setup.py", "requirements.txt")  # a folder with one is the project
 _OWN = 2  # files that pack adds: the dependency list and the manifest
 
 
@@ -53,6 +57,7 @@ class CodeFolder:
         repository = next(filter(_is_repository, map(str, PurePosixPath(job).parents)), "")
         self.root = os.path.dirname(job)
         self._parts: set[str] = set()  # names at the top that are taken; empty: all
+        self._is_own_folder = code_dir is None and not repository  # of the script, and no more
         self.is_repository = bool(repository)
         if code_dir is not None:
             self.root = os.path.abspath(code_dir)
@@ -68,6 +73,7 @@ class CodeFolder:
         self.job_path = os.path.relpath(job, self.root)
         self._without = without and os.path.realpath(without)
         self._rules = ignore.Rules(self.root, _DOCUMENTS if self._parts else ())
+        self._programs: list[str] = []  # the script, and the modules in its folder that it imports
         self.files: dict[str, str] = {}
         self.skipped: dict[str, str] = {}
         # a job that `pack` wrote as one file has all its modules in it
@@ -115,6 +121,26 @@ class CodeFolder:
                 for module in imported.modules:
                     if self._include(module, path, imported):
                         todo.append(module)
+        self._programs = sorted(seen)
+
+    def check_modules_above(self) -> None:
+        """Raise BadInput if a program imports a module of the project that is above the script's folder: with
+        sys.path or PYTHONPATH it finds it here, and on the platform it does not."""
+        if not self._is_own_folder:
+            return
+        for path, above in itertools.product(self._programs, _folders_above(self.root)):
+            script_folder = os.path.relpath(self.root, above)
+            folders = (script_folder, "", "src")  # where Python may look, that of the script first
+            for imported in imports.find(above, f"{script_folder}/{path}", folders):
+                name = imported.name.partition(".")[0]
+                outside = [
+                    module for module in imported.modules if not module.startswith(f"{script_folder}/")
+                ]
+                if outside and not imported.is_optional and not _is_installed(name):
+                    raise BadInput(
+                        f"{path}:{imported.line} imports {imported.name}, and {outside[-1]} is above the "
+                        f"folder of the script: add --code_dir {above}"
+                    )
 
     def _include(self, module: str, path: str, imported: imports.Import) -> bool:
         """Return whether a module that a program imports is uploaded, and add it if no rule skips it.
@@ -203,6 +229,26 @@ class CodeFolder:
             expected = f"expected another file or folder in {self.root}; skip it with a line in {ignore.FILE}"
             raise BadInput(f"{path} is a symbolic link to {os.readlink(entry.path)}: {expected}")
         return target
+
+
+def _folders_above(folder: str) -> list[str]:
+    """Return the folders above a script that may be its project: up to the one with a mark of a project."""
+    folders = []
+    for above in list(map(str, PurePosixPath(folder).parents))[:_LEVELS]:
+        if above in (os.sep, os.path.expanduser("~")):
+            break
+        folders.append(above)
+        if any(os.path.exists(os.path.join(above, mark)) for mark in _PROJECT):
+            break
+    return folders
+
+
+def _is_installed(name: str) -> bool:
+    """Return whether a module comes with Python or with a package that is installed."""
+    if not name or name in sys.stdlib_module_names:
+        return bool(name)
+    installed = [folder for folder in sys.path if folder.endswith(("site-packages", "dist-packages"))]
+    return PathFinder.find_spec(name, installed) is not None
 
 
 def _imports_bootfile(folder: str) -> bool:

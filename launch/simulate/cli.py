@@ -132,6 +132,7 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
         raise BadInput(f"{args.job}: no such file")
     # the same files as in an upload: a module that would be missing there is missing here
     code = CodeFolder(args.job, code_dir=args.code_dir)
+    code.check_modules_above()
     if args.nodes * args.processes > _MOST_PROCESSES:
         raise BadInput(f"--nodes {args.nodes} --processes {args.processes}: at most {_MOST_PROCESSES} in all")
     somewhere = Folders("", "", "", "", "")

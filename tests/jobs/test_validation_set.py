@@ -1,5 +1,6 @@
 """A run whose validation set was changed between two starts does not compare the scores of two sets."""
 
+import json
 import random
 
 import pytest
@@ -75,3 +76,40 @@ def test_changed_labels_of_an_own_data_set_are_named_and_best_begins_again(tmp_p
     assert train(4).count(CHANGED) == 1
     check_best(tmp_path / "out", first=4)
     assert "validation set" not in train(5)
+
+
+LISTED = """
+    import functools, json
+
+    from bootfile.loaders.map_style import map_style_loader
+
+    class Listed(torch.utils.data.Dataset):
+        # 64 of 200 items are read at the start: number 1 is none of them
+        def __init__(self, labels):
+            self.labels = labels
+        def __len__(self):
+            return len(self.labels)
+        def __getitem__(self, id):
+            return torch.full((10,), id / 200), torch.tensor(float(self.labels[f"{{id}}.jpg"]))
+
+    # - train_set, test_set = image_set.load(args.dataset, args.data_url, args.custom_data)
+    labels = json.load(open({labels!r}))
+    train_set = Listed(labels["train"])
+    test_set = Listed(labels["val"])
+    make_loader = functools.partial(map_style_loader, workers=args.workers, collate_fn=None)
+    """
+
+
+def test_a_label_in_a_dictionary_is_seen(tmp_path):
+    labels = {name: {f"{id}.jpg": "0" for id in range(200)} for name in ("train", "val")}
+    path = tmp_path / "labels.json"
+    path.write_text(json.dumps(labels))
+    job = write_job(tmp_path / "job", (LISTED.format(labels=str(path)),), distributed=False)
+    command = (job, "--batch_size=100", "--lr=0.01", "--workers=0", f"--output_dir={tmp_path / 'out'}")
+    run(*command, "--epochs=1")
+    labels["val"]["1.jpg"] = "9"
+    path.write_text(json.dumps(labels))
+    assert run(*command, "--epochs=2").stdout.count(CHANGED) == 1
+    labels["train"]["1.jpg"] = "9"
+    path.write_text(json.dumps(labels))
+    assert "its list of training samples is" in run(*command, "--epochs=3", code=2).stderr

@@ -36,6 +36,7 @@ NOT_CLASSES = {
     "DIV2K_train_HR DIV2K_valid_HR": "DIV2K_train_HR and DIV2K_valid_HR have the names of splits",
     "train2017 val2017": "train2017 and val2017 have the names of splits",
     "trainA trainB testA testB": "trainA and testA have the names of splits",
+    "tr va": "tr and va have the names of splits",
     "trainset testset": "trainset and testset have the names of splits",
     "training_data test_images": "training_data and test_images have the names of splits",
     "cats_train cats_test dogs_train dogs_test": "cats_train and cats_test have the names of splits",

@@ -169,6 +169,28 @@ def test_a_module_that_is_imported_and_skipped_is_refused_by_name(repository, tm
         assert "model.py" not in CodeFolder(job).files
 
 
+@pytest.mark.parametrize("module", ["model.py", "src/model/__init__.py", "../model.py"])
+def test_a_module_above_the_folder_of_a_script_is_refused_by_name(module, tmp_path):
+    """A script in a folder of its own finds it by sys.path or PYTHONPATH; --code_dir takes it along."""
+    root, to = tmp_path / "all" / "own", str(tmp_path / "to")
+    job = str(root / "scripts" / "job.py")
+    program = "import json, numpy\ntry:\n    import other\nexcept ImportError:\n    pass\n"
+    tree(
+        root,
+        {"scripts/job.py": f"{program}from model import Net\n", "other.py": "", "json.py": "", module: ""},
+    )
+    name = module.removeprefix("../")
+    message = refused(job, to)
+    assert (
+        f"job.py:6 imports model.Net, and {name} is above the folder of the script: add --code_dir" in message
+    )
+    if module == name:
+        packed = pack(job, to, code_dir=str(root))
+        assert {name, "scripts/job.py"} <= {*paths(packed)}
+    tree(root, {"pyproject.toml": "", "scripts/model.py": ""})  # its own comes first
+    assert "model.py" in paths(pack(job, to))
+
+
 def test_all_names_of_skipped_files_are_told(mine, tmp_path, capsys):
     tree(mine, {f"{number}.log": "" for number in range(9)})
     pack(str(mine / "job.py"), str(tmp_path / "to"))

@@ -15,6 +15,8 @@ MIXED = NAMES + DIGITS
 HEX = 2 * f"{DIGITS}abcdef" + "01234567"
 WORD = "hunter" + "2"
 BASIC = base64.b64encode(f"me:{WORD}".encode()).decode()
+PADDED = base64.b64encode(f"me:{WORD}ab1".encode()).decode()  # ends with "=="
+UUID = f"{HEX[:8]}-{HEX[:4]}-{HEX[:4]}-{HEX[:4]}-{HEX[:12]}"
 PEM = base64.b64encode(b"-----BEGIN " + b"RSA PRIVATE KEY-----\nMIIE").decode()
 SECRETS = [  # concatenated, so that a secret scanner does not report this file
     ("key.txt", "-----BEGIN " + "RSA PRIVATE KEY-----", "a private key"),
@@ -51,6 +53,17 @@ def test_what_looks_like_a_secret_is_refused(name, line, kind, mine, tmp_path):
 
 # Files of known programs, and forms of a secret, under names that say nothing. (name, text, line, kind)
 KINDS = [
+    ("x.yaml", f"env:\n- name: WANDB_API_KEY\n  value: {HEX}", 3, "a key or token"),
+    ("x.yaml", f"env:\n- name: DB_PASSWORD\n  value: '{WORD}{DIGITS}'", 3, "a password"),
+    ("x.json", f'{{"env": [{{"name": "HF_TOKEN", "value": "{MIXED}"}}]}}', 1, "a key or token"),
+    ("x.yaml", f"password: >-\n  {WORD}{DIGITS}", 2, "a password"),
+    ("x.yml", f"a:\n  api_key: |\n    {MIXED}", 3, "a key or token"),
+    ("x.json", f'{{"args": ["--wandb_api_key", "{HEX}"]}}', 1, "a key or token"),
+    ("x.py", f"run(['job', '--token', '{MIXED}'])", 1, "a key or token"),
+    ("x.txt", f"https://me.net/c?sv=2020&sig={MIXED}{MIXED}%3D", 1, "a key in a connection string"),
+    ("x.py", f"BOT = '123456789:AA{NAMES}{DIGITS}{NAMES}abc'", 1, "a token of a service"),
+    ("x.yml", f"- https://conda.org/t/me-{UUID}/x", 1, "a token of a service"),
+    ("x.yaml", f"auth: {PADDED}", 1, "a user and a password in base64"),
     ("x.json", f'{{"username": "me", "key": "{HEX[:32]}"}}', 1, "a user and a key"),
     ("x.json", f'{{\n "key": "{HEX[:32]}",\n "username": "me"\n}}', 2, "a user and a key"),
     ("x.yaml", f"username: me\nkey: {HEX[:32]}", 2, "a user and a key"),
@@ -141,6 +154,10 @@ def test_each_refused_file_has_a_line(mine, tmp_path, capsys):
 
 # Files that a project may well have. (name, text)
 ORDINARY = [
+    ("x.yaml", "env:\n- name: SECRET_NAME\n  value: training\n- name: MAX_TOKENS\n  value: '512'"),
+    ("x.yaml", "- name: pad_token\n  value: '<pad>'\n- name: password\n  value: ${PASSWORD}"),
+    ("x.yaml", "description: |\n  a password\ntoken: |\n  two words\n"),
+    ("x.py", "parser.add_argument('--token', 'number_of_tokens')"),
     ("a.py", "password = os.environ['PW']\ntoken = getpass.getpass('Token: ')\nauth = None"),
     ("a.yaml", "auth: none\nuser: me\nlogin: required\npassword: ${PW}"),
     ("a.yaml", "auth: basic\nuser: me\nkey: experiment_001_resnet50"),

@@ -1,0 +1,114 @@
+"""A digest of what a data set lists of its samples, such as names and labels, without reading items.
+
+A fingerprint reads 64 items and all numbers (data_fingerprint.py). A label that is corrected in a table of a
+million rows is seen here only.
+"""
+
+import hashlib
+import json
+import math
+import os
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from bootfile.loaders.data_fingerprint import add, hash_value
+
+_MANY = 32  # entries of a list that is data; a shorter one is a setting, unless the data set is short, too
+_MOST = 4096  # numbers of a tensor in such a list; a larger one is an input, not a label
+_PART = 10_000  # entries of a list that are written at a time
+
+
+def digest_entries(dataset: Any) -> str:
+    """Return a digest of the lists of a map-style dataset; "" if it has none, or a `fingerprint`.
+
+    These are attributes that are lists, dictionaries or tables, also of a dataset inside it. The folder above
+    all names does not count: the data may be mounted elsewhere at the next start. Call it before an item is
+    read, which may fill a cache.
+    """
+    digest = hashlib.sha256()
+    empty = digest.hexdigest()
+    _add_entries(digest, dataset, set())
+    if digest.hexdigest() == empty:
+        return ""
+    return digest.hexdigest()[:32]
+
+
+def _add_entries(digest: Any, dataset: Any, seen: set[int]) -> None:
+    """Add what a dataset and the datasets inside it list of their samples."""
+    if id(dataset) in seen or isinstance(getattr(dataset, "fingerprint", None), str):
+        return
+    seen.add(id(dataset))
+    if isinstance(dataset, list | tuple):  # a DataLoader takes it as a data set
+        _add_list(digest, "", dataset)
+    try:
+        least = min(_MANY, len(dataset))
+    except (TypeError, NotImplementedError):
+        least = _MANY
+    for name, value in sorted(getattr(dataset, "__dict__", {}).items()):
+        if hasattr(value, "columns") and hasattr(value, "to_dict"):  # a table of pandas
+            _add_list(digest, name, value.to_dict("list"))
+            continue
+        parts = [value]
+        if isinstance(value, dict):
+            parts = list(value.values())
+        elif isinstance(value, list | tuple):
+            parts = list(value)
+        if parts and all(isinstance(part, Dataset) for part in parts):
+            for part in parts:
+                _add_entries(digest, part, seen)
+        elif isinstance(value, list | tuple | dict) and len(value) >= max(1, least):
+            _add_list(digest, name, value)
+
+
+def _add_list(digest: Any, name: str, value: Any) -> None:
+    """Add nested lists and dictionaries as text, without the folder above all paths in them."""
+    if isinstance(value, dict):
+        value = sorted(value.items(), key=lambda entry: str(entry[0]))
+    folder = _folder_of(value)
+    parts = []
+    try:
+        for first in range(0, len(value), _PART):
+            part = json.dumps(value[first : first + _PART], default=_plain_entry, sort_keys=True)
+            if folder:
+                part = part.replace(json.dumps(folder)[1:-1], "")
+            parts.append(part)
+    except (TypeError, ValueError, RecursionError):  # keys of other types, or a list that holds itself
+        return
+    add(digest, name)
+    add(digest, parts)
+
+
+def _folder_of(entries: Any) -> str:
+    """Return the folder that all paths begin with, with a separator at its end; "" without one."""
+    paths = []
+    for entry in entries:
+        fields = entry if isinstance(entry, list | tuple) else [entry]
+        for field in fields:
+            text = os.fspath(field) if isinstance(field, os.PathLike) else field
+            if isinstance(text, str) and os.sep in text:
+                paths.append(text)
+    try:
+        # what the first and the last one in the alphabet share is shared by all
+        folder = os.path.commonpath([os.path.dirname(min(paths)), os.path.dirname(max(paths))])
+    except ValueError:  # no path, or absolute and relative ones
+        return ""
+    if folder in ("", os.sep):
+        return ""
+    return folder + os.sep
+
+
+def _plain_entry(value: Any) -> Any:
+    """Return a value that JSON does not know as text or a number."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, torch.Tensor | np.ndarray) and math.prod(value.shape) <= _MOST:
+        return hash_value(value)
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    # only the type: the text of an object may hold its address
+    return type(value).__name__
