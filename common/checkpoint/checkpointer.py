@@ -495,9 +495,11 @@ class Checkpointer(Events):
         digest_now = ranks.broadcast_object("+".join(parts))
         digest_before = self.scores.begin(digest_now)
         if digest_before:
-            now, before = digest_now[:12], digest_before[:12]
+            now = digest_now[:12]
+            before = digest_before[:12]
             if now == before:  # only what follows is another one: a list of labels, for example
-                now, before = digest_now[-12:], digest_before[-12:]
+                now = digest_now[-12:]
+                before = digest_before[-12:]
             self.say(
                 "warning: the validation set is another one than in the evaluations before (digest "
                 f"{now}, it was {before}): their scores do not count any more, and "

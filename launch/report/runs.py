@@ -169,13 +169,16 @@ def _read_starts(run: Run) -> list[Start]:
             lost = {}
         # the process began earlier, by the seconds of the laps before its training
         set_up = sum(seconds for seconds in _numbers(line.get("laps")).values() if seconds >= 0)
+        environment = dict(line["environment"])
+        if line.get("code"):
+            environment["code"] = str(line["code"])
         start = Start(
             time=time,
             step=step,
             steps=numbers.get("steps", math.nan),
             begun=time - set_up,
             settings=settings,
-            environment=line["environment"] | ({"code": str(line["code"])} if line.get("code") else {}),
+            environment=environment,
             lost_step=lost.get("step", math.nan),
             lost_time=lost.get("time", math.nan),
             origin=describe_parent(parent_of([line])),
