@@ -292,6 +292,7 @@ class Exact:
         self._progress = stuck.start(
             self.saver.folder, step, *self._stuck_options, tells_ends=not self.processes.may_change
         )
+        self._progress.model = self.model
         if self._survivor and self._survivor.may_save:
             self._progress.at_loss = self._survivor.save
 

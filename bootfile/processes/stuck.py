@@ -76,6 +76,7 @@ class Watch:
         self.line = ""  # the last one that this process has printed
         self.is_ending = False  # the thread ends this process
         self.at_loss: Callable[[], object] | None = None  # called when this rank has lost another one
+        self.model: torch.nn.Module | None = None  # in the mode of evaluation while a loop evaluates it
         self._is_longer = True
         self._batches = waits.batches
         self._durations: collections.deque[float] = collections.deque(maxlen=_STEPS)
@@ -161,7 +162,7 @@ class Watch:
     def limit(self) -> float:
         """Return the seconds without progress after which the run is stuck."""
         limit = self._shortest_limit()
-        if self._is_longer:
+        if self._is_longer or not (self.model is None or self.model.training):
             limit *= _LONGER
         if self._timeout:
             limit = min(limit, _SHARE * self._timeout)

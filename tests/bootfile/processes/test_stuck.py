@@ -5,9 +5,10 @@ import signal
 
 import psutil
 import pytest
+import torch
 
 from bootfile.processes.stacks import IN, WAITS, Place
-from bootfile.processes.stuck import compose
+from bootfile.processes.stuck import Watch, compose
 from tests.conftest import ROOT, finish, read_until, start, start_ranks, wait_until
 
 LOOP = """
@@ -110,6 +111,17 @@ def test_the_groups_of_a_line():
         "stuck for 60 s at step 412: ranks [0, 3] wait in all_reduce (a.py:1); ranks [1] is in f (b.py:2); "
         "ranks [2] is silent"
     )
+
+
+def test_a_model_that_is_evaluated_has_a_longer_limit(tmp_path):
+    """A loop may evaluate with a DataLoader of its own: none of its batches is counted."""
+    watch = Watch(str(tmp_path), 0, 10.0, False, None)
+    watch.model = torch.nn.Linear(1, 1)
+    watch.note(1)
+    assert watch.limit() == 10
+    watch.model.eval()
+    assert watch.limit() == 40
+    watch.stop(False)
 
 
 @pytest.mark.faults
