@@ -172,9 +172,12 @@ def _find_all_ranks(facts: Facts) -> Iterator[Finding]:
         names = unparse(path) if path is not None else ""
         # the names of its parts and of the functions that made them, such as get_rank()
         labels = " ".join(f"{dep.label} {dep.key}" for dep in list_deps(_path_of(event)))
-        if re.search("rank|process|gpu|device|uuid", f"{_describe_path(event)} {labels}", re.IGNORECASE):
+        if re.search("rank|process|gpu|device", f"{names} {labels}", re.IGNORECASE) or _depends_on_rank(
+            event
+        ):
             continue
-        if _depends_on_rank(event):
+        # no other rank has this name
+        if "uuid" in _describe_path(event):
             continue
         # a file without the state of a model may be a batch or a figure, for which a rank has its reason
         is_hint = not any(root(entry.value).kind in ("state", "model") for entry in save.entries)
@@ -292,8 +295,8 @@ def _is_written(facts: Facts, save: Save, entry: Entry) -> bool:
     """Return whether a dict of the module that saves has an entry as it stands: `{"model": model}`."""
     sources = [facts.tracer.source, *[module.source for module in facts.tracer.imported.values()]]
     last = entry.key.rpartition(".")[2]
-    # `torch.save(model, path)`
-    if not last:
+    # `torch.save(model, path)`, `torch.save([model, optimizer], path)`
+    if not last or last.isdigit():
         return True
     for source in sources:
         if source.path != save.event.path:

@@ -267,9 +267,13 @@ def _find_not_loaded(facts: Facts) -> Iterator[Finding]:
                 "is not loaded "
                 "with it"
             )
-            # only weights are loaded, which may be those of an evaluation
-            is_hint = not any(other.kind in ("optimizer", "scheduler") for other in facts.loaded)
-            yield at(load, "R201", message, is_hint)
+            # weights that no loop continues from may be those of an evaluation
+            is_restart = any(other.kind in ("optimizer", "scheduler") for other in facts.loaded)
+            starts = [loop.start for loop in facts.loops if loop.start is not None]
+            is_restart = is_restart or any(values.is_restored(start) for start in starts)
+            way = load.describe_conditions() + " ".join(load.functions)
+            is_restart = is_restart or re.search("resum|restart|continue", way, re.IGNORECASE) is not None
+            yield at(load, "R201", message, not is_restart)
             # one finding for each object, in whatever many checkpoints it is
             changed.pop(value, None)
 

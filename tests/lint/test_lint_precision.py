@@ -606,9 +606,11 @@ def test_a_script_that_loads_weights_only_may_not_continue(tmp_path):
     parts = {"setup": EMA, "step": UPDATE, "save": '"average": average.state_dict()'}
     text = write(parts)
     weights = text.replace('    optimizer.load_state_dict(saved["optimizer"])\n', "")
+    first = weights.replace("range(start, 10)", "range(10)")
     assert "R201" in find_rules(text, tmp_path)
-    assert "R201" not in find_rules(weights, tmp_path)
-    assert "R201" in find_rules(weights, tmp_path, hints=True)
+    assert "R201" in find_rules(weights, tmp_path)
+    assert "R201" not in find_rules(first, tmp_path)
+    assert "R201" in find_rules(first, tmp_path, hints=True)
 
 
 def test_the_order_of_a_batch_sampler_is_drawn(tmp_path):
