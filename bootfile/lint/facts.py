@@ -26,7 +26,7 @@ _OUTPUTS = re.compile(
 )
 _OF_DATA = re.compile(r"cache|label|dataset|annot|roidb", re.IGNORECASE)
 _RESUME = re.compile(r"resum|restart|continue_(from|train)", re.IGNORECASE)
-_WEIGHTS = re.compile(r"weights|pretrain|fine_?tun", re.IGNORECASE)
+_WEIGHTS = re.compile(r"weights|pretrain|fine_?tun|lora|adapter", re.IGNORECASE)
 _START = re.compile(r"resum|restart|start|begin|last|restor|offset|done|previous|pre_epoch", re.IGNORECASE)
 _FIRST = re.compile(r"(start|begin|resume|initial|last)_?(epoch|step|iter)", re.IGNORECASE)
 _RANK = re.compile(

@@ -14,6 +14,7 @@ from bootfile.lint.values import Value, list_deps, root
 
 _RENAMES = re.compile(r"(^|\.)(replace|rename|renames|move|mkstemp|NamedTemporaryFile|safe_save|atomic_\w+)$")
 _STEP_NAME = re.compile(r"epoch|step|iter|number|count|idx|index|^i$|^n$|^it$|time|date", re.IGNORECASE)
+_COUNTS = re.compile(r"num|count|uuid|unique|next|version|stamp|now|^len$", re.IGNORECASE)
 _AT_ANY_TIME = re.compile(r"time|signal|sigterm|preempt|interrupt|terminat", re.IGNORECASE)
 _OBJECTS = ("model", "optimizer", "scheduler", "instance", "wrapped", "criterion")
 
@@ -103,6 +104,9 @@ def _names_step(node: ast.AST) -> bool:
         name = getattr(part, "id", None) or getattr(part, "attr", None) or getattr(part, "arg", None)
         if isinstance(name, str) and _STEP_NAME.search(name):
             return True
+        # `f"{name}_{self.num_checkpoints()}"`
+        if isinstance(part, ast.Call) and _COUNTS.search(unparse(part.func).rpartition(".")[2]):
+            return True
     return False
 
 
@@ -172,8 +176,14 @@ def _find_all_ranks(facts: Facts) -> Iterator[Finding]:
             event
         ):
             continue
-        yield at(event, "R503", f"all ranks write the same file at the same time: {names}")
-        return
+        # no other rank has this name
+        if "uuid" in _describe_path(event):
+            continue
+        # a file without the state of a model may be a batch or a figure, for which a rank has its reason
+        is_hint = not any(root(entry.value).kind in ("state", "model") for entry in save.entries)
+        yield at(event, "R503", f"all ranks write the same file at the same time: {names}", is_hint)
+        if not is_hint:
+            return
 
 
 def _is_of_one_process(save: Save) -> bool:
@@ -275,8 +285,29 @@ def _find_refused(facts: Facts) -> Iterator[Finding]:
             if what:
                 where = name_line(save.event, loads[0])
                 text = f"torch.load() refuses {what}, which {where} saves, since PyTorch 2.6"
-                yield at(loads[0], "R506", text, is_hint)
+                # an object that no dict of the script names may be saved as its state
+                is_named = not what.startswith("the object") or _is_written(facts, save, entry)
+                yield at(loads[0], "R506", text, is_hint or not is_named)
                 return
+
+
+def _is_written(facts: Facts, save: Save, entry: Entry) -> bool:
+    """Return whether a dict of the module that saves has an entry as it stands: `{"model": model}`."""
+    sources = [facts.tracer.source, *[module.source for module in facts.tracer.imported.values()]]
+    last = entry.key.rpartition(".")[2]
+    # `torch.save(model, path)`, `torch.save([model, optimizer], path)`
+    if not last or last.isdigit():
+        return True
+    for source in sources:
+        if source.path != save.event.path:
+            continue
+        for part in ast.walk(source.tree):
+            pairs = zip(part.keys, part.values, strict=True) if isinstance(part, ast.Dict) else ()
+            for key, value in pairs:
+                is_name = isinstance(value, ast.Name | ast.Attribute)
+                if is_name and isinstance(key, ast.Constant) and key.value == last:
+                    return True
+    return False
 
 
 def _describe_object(entry: Entry) -> str:

@@ -634,7 +634,10 @@ def _find_set_epoch(facts: Facts) -> Iterator[Finding]:
             continue
         is_fixed = given.kind in ("const", "field", "option") and not kinds & {"loop", "counter", "shifted"}
         if is_fixed and root(call.value).kind in ("sampler", "loader", "unknown"):
-            yield at(call, "R308", f"set_epoch() gets the same number in each epoch: {unparse(call.node)}")
+            # only a number that is written there: a name may be counted in a way that is not followed
+            node = getattr(call.node, "args", None) or [keyword.value for keyword in call.node.keywords]
+            text = f"set_epoch() gets the same number in each epoch: {unparse(call.node)}"
+            yield at(call, "R308", text, not isinstance(node[0], ast.Constant))
             return
 
 

@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from bootfile.lint import values
 from bootfile.lint.facts import Entry, Facts, Save, describe, is_constant, reads_restored
 from bootfile.lint.findings import Finding, as_hints, at, name_line
-from bootfile.lint.record import Event
+from bootfile.lint.record import Condition, Event
 from bootfile.lint.syntax import is_modulo, unparse
 from bootfile.lint.values import Value, kind_of, list_deps, root
 
@@ -43,6 +43,8 @@ _ASIDE = re.compile(
     r"val|eval|test|log|plot|sample|visual|image|infer|generate|write|save|show|report", re.IGNORECASE
 )
 _NAMES = {"torch": "torch", "numpy": "NumPy", "python": "Python"}
+_SHOWN = re.compile(r"diagn|monitor|track|(^|_)log|plot|metric|histogram", re.IGNORECASE)
+_MADE_ONCE = re.compile(r"exists\(|is_?file\(|is_?dir\(")
 
 
 def check(facts: Facts) -> Iterator[Finding]:
@@ -137,7 +139,18 @@ def _find_missing(facts: Facts) -> Iterator[Finding]:
         message = f"{name} is {verb}, but not in the checkpoint that {name_line(save.event, event)} saves"
         # the class of an average may be saved by its own means
         is_class = kind == "ema" and value.kind != "copied" and value.key != "AveragedModel"
-        yield at(event, _RULES[kind], message, is_class or _has_no_state(value))
+        # a restart loads it: the save may only be one that is not followed
+        is_loaded = kind == "optimizer" and value in facts.loaded
+        # another file has it, as the one that is written after the last epoch
+        is_elsewhere = kind == "optimizer" and any(_has_state(other, value) for other in facts.saves)
+        is_hint = is_class or is_loaded or is_elsewhere or _has_no_state(value)
+        yield at(event, _RULES[kind], message, is_hint)
+
+
+def _has_state(save: Save, value: Value) -> bool:
+    """Return whether a save has the state of an object."""
+    states = [root(entry.value) for entry in save.entries]
+    return any(state.kind == "state" and state.of is not None and root(state.of) is value for state in states)
 
 
 def _has_no_state(value: Value) -> bool:
@@ -182,8 +195,11 @@ def _is_inside(value: Value, changed: dict[Value, Event]) -> bool:
 
 def _follows_epoch(facts: Facts, scheduler: Value) -> bool:
     """Return whether a scheduler does not need its state: it is told the epoch, or steps up to it again."""
-    for name in ("last_epoch", "last_step", "start_step", "start_epoch"):
-        if name in scheduler.options:
+    same = [event.value for event in facts.select("create") if event.value.kind == "scheduler"]
+    for made in [scheduler, *same]:
+        is_it = made is scheduler or (made.label and made.label == scheduler.label)
+        # also if another branch of the script makes it
+        if is_it and set(made.options) & {"last_epoch", "last_step", "start_step", "start_epoch"}:
             return True
     for number, argument in scheduler.options.items():
         # LambdaLR with a function of the restored epoch
@@ -251,7 +267,13 @@ def _find_not_loaded(facts: Facts) -> Iterator[Finding]:
                 "is not loaded "
                 "with it"
             )
-            yield at(load, "R201", message)
+            # weights that no loop continues from may be those of an evaluation
+            is_restart = any(other.kind in ("optimizer", "scheduler") for other in facts.loaded)
+            starts = [loop.start for loop in facts.loops if loop.start is not None]
+            is_restart = is_restart or any(values.is_restored(start) for start in starts)
+            way = load.describe_conditions() + " ".join(load.functions)
+            is_restart = is_restart or re.search("resum|restart|continue", way, re.IGNORECASE) is not None
+            yield at(load, "R201", message, not is_restart)
             # one finding for each object, in whatever many checkpoints it is
             changed.pop(value, None)
 
@@ -313,6 +335,10 @@ def _find_modules(facts: Facts) -> Iterator[Finding]:
                 continue
             # a script that saves no module at all has its weights elsewhere, in a way that is not followed
             if not _saves_another_module(save, value) or _is_part(facts, value):
+                continue
+            # a class with the loss is made of the model, whose state a checkpoint has
+            models = [part for part in value.options.values() if kind_of(part) == "model"]
+            if any(facts.is_saved(part, "model") for part in models):
                 continue
             message = (
                 f"{describe(value, 'a module')} is trained by {describe(optimizer, 'the optimizer')}, "
@@ -485,7 +511,8 @@ def _find_counters(facts: Facts) -> Iterator[Finding]:
             message = (
                 f"{counter.label} begins again at each start and is not in the checkpoint, but {what} on it"
             )
-            yield at(counter, "R107", message)
+            # a schedule may have another way to find its place
+            yield at(counter, "R107", message, use == "rate")
 
 
 def _list_starts(facts: Facts) -> set[str]:
@@ -601,12 +628,35 @@ def _find_random(facts: Facts) -> Iterator[Finding]:
         # `if args.seed is not None: torch.manual_seed(args.seed)`: the option decides
         if any("seed" in condition.text for condition in seed.conditions) or _may_be_drawn(facts, seed):
             is_hint = True
+        # a restart may not come here: data that is made once, a data set that is split
+        is_once = any(_is_once(condition) for condition in seed.conditions)
+        is_hint = is_hint or is_once or _is_of_data(facts, seed)
         message = (
             f"{_NAMES[source]} gets the same seed at each start, and {name_line(draw, seed)} draws "
             "from it in the loop "
             f"({what}), but its state is not restored"
         )
         yield at(seed, "R401", message, is_hint)
+
+
+def _is_once(condition: Condition) -> bool:
+    """Return whether a condition is that a file is missing, and not only that a script has not stopped: `if
+    os.path.exists(folder): raise`."""
+    has_branch = condition.is_true or bool(getattr(condition.node, "orelse", []))
+    return has_branch and _MADE_ONCE.search(condition.text) is not None
+
+
+def _is_of_data(facts: Facts, event: Event) -> bool:
+    """Return whether an event is in the class of a data set."""
+    sources = [facts.tracer.source, *[module.source for module in facts.tracer.imported.values()]]
+    for source in sources:
+        if source.path != event.path:
+            continue
+        for part in ast.walk(source.tree):
+            is_around = isinstance(part, ast.ClassDef) and part.lineno <= event.line <= (part.end_lineno or 0)
+            if is_around and any(getattr(inner, "name", "") == "__getitem__" for inner in part.body):
+                return True
+    return False
 
 
 def _may_be_drawn(facts: Facts, seed: Event) -> bool:
@@ -761,6 +811,8 @@ def _is_random(loader: Value) -> bool:
     sampler = loader.parts.get("sampler")
     if sampler is not None and sampler.kind != "none":
         base = root(sampler)
+        if base.kind == "sampler" and base.key == "BatchSampler":
+            base = root(base.options.get(0) or base.options.get("sampler") or base)
         # samplers of torch that draw their order from torch's generator if they get none
         is_drawn = base.kind == "sampler" and base.key in (
             "RandomSampler",
@@ -793,7 +845,9 @@ def _find_generators(facts: Facts) -> Iterator[Finding]:
                 f"({name_line(event, generator)}), but "
                 "its state is not in the checkpoint"
             )
-            yield at(generator, "R106", message)
+            # what the draw decides may only be shown
+            is_hint = any(_SHOWN.search(function) for function in event.functions)
+            yield at(generator, "R106", message, is_hint)
 
 
 def _list_generators(event: Event) -> list[Value]:

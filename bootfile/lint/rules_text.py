@@ -35,13 +35,19 @@ _TEXTS = re.compile(
     re.IGNORECASE,
 )
 _CHECKPOINT = re.compile(r"check_?po|ckpt|model|\.pth?\b|weights|resume|snapshot|save|restore", re.IGNORECASE)
+_OF_SPLIT = re.compile(r"==\s*['\"](val|valid|validation|test|eval)['\"]", re.IGNORECASE)
+_OF_LOGS = re.compile(r"\.(csv|log|json|txt|png|jpe?g|ya?ml)\b|tfevents")
 _MAY_MATCH = re.compile(rb"listdir|scandir|glob\(|iterdir|\(\s*set\(|\bhash\(|\(\s*\{")
 _EVALUATES = re.compile(rb"(^|_|\b)(val|valid|test|eval|infer|predict|demo|no_?label)", re.IGNORECASE)
 _OF_NUMBERS = re.compile(r"seed|epoch|getuid|getpid|rank|\btime\b")
 # a generator with a seed, or a sampler that has one without being told
-_SEEDED = re.compile(
-    rb"manual_seed\w*\(|random\.seed\(|\bset_\w*seed|seed_(everything|torch|all)|fix_\w*seed|setup_seed|init_seed"
-    rb"|random_state=|(RandomState|default_rng|Generator|Random)\([^)]|DistributedSampler\(|Accelerator\(|Fabric\("
+_SEEDED = re.compile(rb"torch\.Generator\(|DistributedSampler\(|Accelerator\(|Fabric\(")
+_SEEDED_HERE = re.compile(
+    r"random\.seed\(|random_state=|(RandomState|default_rng|Random)\([^)]|manual_seed\("
+)
+_SEEDS = (
+    r"(^|\.)(torch\.(random\.)?manual_seed|set_\w*seed|seed_(everything|torch|all)|fix_\w*seed|setup_seed"
+    r"|init_seeds?)$"
 )
 _SHUFFLED = re.compile(rb"shuffle\s*(:\s*bool\s*)?=\s*(?!False|None)[\w(]|RandomSampler\(")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -61,9 +67,9 @@ def check(facts: Facts) -> Iterator[Finding]:
     def is_used(cls: ast.ClassDef) -> bool:
         return bool(cls.decorator_list) or any(_mentions(source, cls) for source in modules)
 
-    # without a seed, each start has an order of its own in any case
-    is_random = not any(_SEEDED.search(source.data) for source in modules)
-    is_random = is_random and any(_SHUFFLED.search(source.data) for source in modules)
+    # without a seed, each start has an order of its own in any case; a function that seeds has to be called
+    is_seeded = any(_SEEDED.search(source.data) for source in modules) or bool(facts.calls(_SEEDS))
+    is_random = not is_seeded and any(_SHUFFLED.search(source.data) for source in modules)
     for source in modules:
         # a search in the bytes first: most modules have none of these words, and their trees need no walk
         if not _MAY_MATCH.search(source.data):
@@ -72,7 +78,9 @@ def check(facts: Facts) -> Iterator[Finding]:
         listings = []
         for node in nodes:
             for listing in _check_listing(source.path, node, parents, is_used):
-                listings.append(listing._replace(is_hint=is_random))
+                # a split by a seed depends on the order, too
+                is_hint = is_random and not _is_seeded_here(node, parents)
+                listings.append(listing._replace(is_hint=is_hint))
         yield from _keep_first(source.tree, listings)
         for node in nodes:
             yield from _check_set(source.path, node, parents)
@@ -176,11 +184,50 @@ def _check_listing(
         return
     if _is_only_counted(above, classes[0]) or _leaves_nothing(functions[-1]):
         return
+    if _is_searched(above, functions[-1]) or _is_for_evaluation(node, above):
+        return
     text = (
         f"the samples have the order in which {unparse(node.func)}() lists them, which another "
         "machine does not have"
     )
     yield Finding(path, node.lineno, "R402", text)
+
+
+def _is_seeded_here(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
+    """Return whether the function around a listing seeds random numbers, as for a split."""
+    function = next((part for part in _list_above(node, parents) if isinstance(part, _FUNCTIONS)), node)
+    return _SEEDED_HERE.search(unparse(function)) is not None
+
+
+def _is_for_evaluation(node: ast.AST, above: list[ast.AST]) -> bool:
+    """Return whether a listing is under `if split == "test"`: the order of an evaluation has no effect."""
+    for part in above:
+        if isinstance(part, ast.If) and _OF_SPLIT.search(unparse(part.test)):
+            inside = any(inner is node for statement in part.body for inner in ast.walk(statement))
+            if inside:
+                return True
+    return False
+
+
+def _is_searched(above: list[ast.AST], function: Any) -> bool:
+    """Return whether what is listed is only searched for each sample of another list: a loop in a loop."""
+    statement = next((part for part in above if isinstance(part, ast.Assign | ast.AugAssign)), None)
+    if statement is None or isinstance(above[0], ast.For):
+        return False
+    target = unparse(statement.targets[0] if isinstance(statement, ast.Assign) else statement.target)
+    searches = set()
+    for outer in ast.walk(function):
+        for loop in ast.walk(outer) if isinstance(outer, ast.For) else ():
+            if isinstance(loop, ast.For) and loop is not outer and unparse(loop.iter) == target:
+                searches.add(loop)
+    reads = [
+        part
+        for part in ast.walk(function)
+        if isinstance(getattr(part, "ctx", None), ast.Load) and unparse(part) == target
+    ]
+    # the sum `found = found + glob(...)` reads the name, too
+    own = sum(part in reads for part in ast.walk(statement))
+    return bool(searches) and len(reads) == len(searches) + own
 
 
 def _ignores_index(cls: ast.ClassDef) -> bool:
@@ -354,7 +401,8 @@ def _check_newest(path: str, node: Any, parents: dict[ast.AST, ast.AST]) -> Iter
         and len(node.args) == 1
     ):
         listing = _find_inner_listing(node)
-    if listing is None:
+    # `sorted(glob("*.csv"))[-1]` is a log
+    if listing is None or _OF_LOGS.search(unparse(listing)):
         return
     functions = [part for part in _list_above(node, parents) if isinstance(part, _FUNCTIONS)]
     around = unparse(functions[0].args) + functions[0].name if functions else ""

@@ -181,6 +181,8 @@ class Tracer(Expressions):
         given = self._find_given_dict(node.test)
         if given is not None:
             return node.orelse if given else node.body
+        if self._has_state(node.test):
+            return node.body
         is_negated = isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not)
         name = node.test.operand if is_negated else node.test  # type: ignore[attr-defined]
         frame = self._frames[-1]
@@ -190,6 +192,15 @@ class Tracer(Expressions):
         if given is None or given.kind == "dict" or name.id in list_assigned(frame.node):
             return None
         return node.body if given.key is not is_negated else node.orelse
+
+    def _has_state(self, test: ast.expr) -> bool:
+        """Return whether a test is `hasattr(part, "state_dict")` for an optimizer, scheduler or another
+        object that is known to have a state."""
+        if not isinstance(test, ast.Call) or unparse(test.func) != "hasattr" or len(test.args) != 2:
+            return False
+        name = getattr(test.args[1], "value", None)
+        value = root(self.value(test.args[0]))
+        return name in ("state_dict", "load_state_dict") and value.kind in values.STATEFUL
 
     def _find_given_dict(self, test: ast.expr) -> bool | None:
         """Return True for `state is None` and False for `state is not None` if the call gives a dict to this
@@ -441,6 +452,9 @@ class Tracer(Expressions):
         """Return the value of a name after an assignment, which a branch may leave out."""
         if old is None or keep or not self._conditions:
             return new
+        # what `except` puts in its place is another one only if the block has failed
+        if self._conditions[-1].text == "except" and root(old).kind in (*values.STATEFUL, "copied"):
+            return old
         # `if not resume: step = 0` leaves the restored value: a restart does not come here
         if values.is_vague(new) and values.is_restored(old) and not values.is_restored(new):
             return old

@@ -308,6 +308,87 @@ LOOKALIKES = {
     "a class of samples that the script does not use": (
         "R402", {"top": FOLDER.format(names="os.listdir(folder)")},
     ),
+    "a class with the loss is made of the model that is saved": (
+        "R109", {"top": "class WithLoss(nn.Module):\n    def __init__(self, inner):\n"
+                        "        super().__init__()\n        self.inner = inner\n"
+                        "    def forward(self, rows):\n        return self.inner(rows).mean()",
+                 "setup": "whole = WithLoss(model)\noptimizer = torch.optim.Adam(whole.parameters())"},
+    ),
+    "a scheduler that one of two branches makes at its place": (
+        "R103", {"before": "if start:\n    scheduler = StepLR(optimizer, 3, last_epoch=start)\n"
+                           "else:\n    scheduler = StepLR(optimizer, 3)", "end": "scheduler.step()"},
+    ),
+    "each checkpoint has a number that a method counts": (
+        "R501", {"top": "class Files:\n    def num_files(self):\n        return len(os.listdir('out'))",
+                 "setup": "files = Files()", "write": 'torch.save(state, f"out/{files.num_files()}.pt")'},
+    ),
+    "a listing that is searched for each sample of another list": (
+        "R402", {"top": "class Pairs(Dataset):\n    def __init__(self, names):\n        self.pairs = []\n"
+                        "        masks = glob.glob('masks/*')\n        for name in names:\n"
+                        "            for mask in masks:\n                if name in mask:\n"
+                        "                    self.pairs.append((name, mask))\n"
+                        "    def __len__(self):\n        return len(self.pairs)\n"
+                        "    def __getitem__(self, index):\n        return self.pairs[index]",
+                 "setup": "images = Pairs(['a', 'b'])"},
+    ),
+    "a function that seeds, which nothing calls": (
+        "R402", {"top": "def seed_all():\n    torch.manual_seed(0)\n"
+                        + FOLDER.format(names="os.listdir(folder)"),
+                 "setup": "loader = DataLoader(Folder('images'), 8, shuffle=True)"},
+    ),
+    "a network with the name of a generator of random numbers": (
+        "R402", {"top": "class Generator(nn.Module):\n    pass\n" + FOLDER.format(names="os.listdir(folder)"),
+                 "setup": "maker = Generator(3)\nloader = DataLoader(Folder('images'), 8, shuffle=True)"},
+    ),
+    "a listing of the test split": (
+        "R402", {"top": FOLDER.format(names="['a']\n        if folder == 'test':\n"
+                                            "            self.names = os.listdir(folder)"),
+                 "setup": "images = Folder('train')"},
+    ),
+    "objects whose state is saved if they have one": (
+        "R506", {"top": "def save(**parts):\n    state = {'optimizer': optimizer.state_dict()}\n"
+                        "    for name, part in parts.items():\n        if hasattr(part, 'state_dict'):\n"
+                        "            state[name] = part.state_dict()\n        else:\n"
+                        "            state[name] = part\n    torch.save(state, 'last.pt')",
+                 "setup": "scheduler = StepLR(optimizer, 3)", "write": "save(scheduler=scheduler)"},
+    ),
+    "a file whose name no other rank has": (
+        "R503", {"top": DDP + "\nimport uuid", "end": 'path = f"{uuid.uuid4()}.pt"',
+                 "write": "torch.save(state, path)"},
+    ),
+    "the newest log": (
+        "R502", {"setup": 'newest = sorted(glob.glob("saved_models/*.csv"))[-1]',
+                 "write": 'torch.save(state, f"model_{epoch}.pt")'},
+    ),
+    "a number of the epoch that a method counts": (
+        "R308", {"top": "class Passes:\n    def __init__(self, sampler):\n        self.sampler = sampler\n"
+                        "        self.count = 0\n    def end(self):\n        self.count += 1\n"
+                        "        self.sampler.set_epoch(self.count)",
+                 "setup": DISTRIBUTED + "\npasses = Passes(sampler)", "end": "passes.end()"},
+    ),
+    "an average that is made again if its file is missing": (
+        "R201", {"top": "def restore(ema):\n    try:\n"
+                        "        ema.load_state_dict(torch.load('average.pt'))\n"
+                        "    except FileNotFoundError:\n        ema = copy.deepcopy(model)\n"
+                        "    return ema",
+                 "setup": EMA, "step": UPDATE, "save": '"average": average.state_dict()',
+                 "resume": "average = restore(average)"},
+    ),
+    "a seed for data that is made once": (
+        "R401", {"before": 'if not os.path.exists("split.pt"):\n    np.random.seed(0)',
+                 "batch": "batch = batch + np.random.rand()"},
+    ),
+    "a seed for the split of a data set": (
+        "R401", {"top": FOLDER.format(names="sorted(os.listdir(folder))\n        np.random.seed(0)"),
+                 "setup": "images = Folder('images')", "batch": "batch = batch + np.random.rand()"},
+    ),
+    "numbers that choose what is shown": (
+        "R106", {"top": "def track_rows(rng):\n    return rng.random()",
+                 "setup": "rng = np.random.default_rng(0)", "step": "track_rows(rng)"},
+    ),
+    "a counter of the learning rate": (
+        "R107", {"setup": "steps = 0", "step": RATE},
+    ),
 }  # fmt: skip
 
 
@@ -366,9 +447,10 @@ def test_weights_of_another_training_are_not_a_restart(tmp_path):
     """The optimizer comes with the weights, and the training begins with its first epoch."""
     text = write({"top": OPTIONS, "next": "0", "range": "10"})
     resumed = text.replace('if os.path.exists("last.pt")', "if args.resume")
-    tuned = text.replace('if os.path.exists("last.pt")', "if args.load_weights_folder is not None")
     assert "R302" in find_rules(resumed, tmp_path)
-    assert find_rules(tuned, tmp_path) == []
+    for option in ("load_weights_folder", "first_lora_folder"):
+        tuned = text.replace('if os.path.exists("last.pt")', f"if args.{option} is not None")
+        assert find_rules(tuned, tmp_path) == []
 
 
 def test_a_compiled_model_passes_module_on(tmp_path):
@@ -509,3 +591,35 @@ def test_a_number_that_is_printed_only_is_not_a_restart(tmp_path):
     printed = text.replace('start = saved["epoch"] + 1', 'print(saved["epoch"])').replace("start, 10", "10")
     assert "R401" in find_rules(text, tmp_path)
     assert "R401" not in find_rules(printed, tmp_path)
+
+
+def test_a_file_after_the_last_epoch_has_the_optimizer(tmp_path):
+    """The files of the epochs may be those of an evaluation: a hint."""
+    text = write({"setup": "second = torch.optim.Adam(model.parameters())", "step": "second.step()"})
+    whole = text + "\ntorch.save({'second': second.state_dict()}, 'whole.pt')\n"
+    assert "R101" in find_rules(text, tmp_path)
+    assert "R101" not in find_rules(whole, tmp_path)
+    assert "R101" in find_rules(whole, tmp_path, hints=True)
+
+
+def test_a_script_that_loads_weights_only_may_not_continue(tmp_path):
+    parts = {"setup": EMA, "step": UPDATE, "save": '"average": average.state_dict()'}
+    text = write(parts)
+    weights = text.replace('    optimizer.load_state_dict(saved["optimizer"])\n', "")
+    first = weights.replace("range(start, 10)", "range(10)")
+    assert "R201" in find_rules(text, tmp_path)
+    assert "R201" in find_rules(weights, tmp_path)
+    assert "R201" not in find_rules(first, tmp_path)
+    assert "R201" in find_rules(first, tmp_path, hints=True)
+
+
+def test_the_order_of_a_batch_sampler_is_drawn(tmp_path):
+    batches = "torch.utils.data.BatchSampler(RandomSampler(data), 8, True)"
+    setup = f"loader = DataLoader(data, batch_sampler={batches})"
+    assert "R401" in find_rules(write({"top": "torch.manual_seed(0)", "setup": setup}), tmp_path)
+    assert "R401" not in find_rules(write({"setup": setup}), tmp_path)
+
+
+def test_a_folder_that_must_not_exist_does_not_guard_a_seed(tmp_path):
+    top = "if os.path.exists('out'):\n    raise SystemExit\ntorch.manual_seed(0)"
+    assert "R401" in find_rules(write({"top": top, "setup": SHUFFLED}), tmp_path)
