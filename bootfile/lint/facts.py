@@ -352,7 +352,9 @@ class Facts:
         for event in self.select("set_attribute"):
             owner = root(event.value)
             cls = getattr(owner.cls, "node", None)
-            for part in getattr(cls, "body", []):
+            if not isinstance(cls, ast.ClassDef):
+                continue
+            for part in cls.body:
                 if getattr(part, "name", "") != "state_dict" or 0 not in event.args:
                     continue
                 text = unparse(part)
