@@ -653,7 +653,9 @@ def _is_of_data(facts: Facts, event: Event) -> bool:
         if source.path != event.path:
             continue
         for part in ast.walk(source.tree):
-            is_around = isinstance(part, ast.ClassDef) and part.lineno <= event.line <= (part.end_lineno or 0)
+            if not isinstance(part, ast.ClassDef):
+                continue
+            is_around = part.lineno <= event.line <= (part.end_lineno or 0)
             if is_around and any(getattr(inner, "name", "") == "__getitem__" for inner in part.body):
                 return True
     return False
