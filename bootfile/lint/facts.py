@@ -351,7 +351,7 @@ class Facts:
         owners: dict[Value, set[Value]] = {}
         for event in self.select("set_attribute"):
             owner = root(event.value)
-            cls = getattr(owner.cls, "node", None)
+            cls: Any = getattr(owner.cls, "node", None)
             for part in getattr(cls, "body", []):
                 if getattr(part, "name", "") != "state_dict" or 0 not in event.args:
                     continue

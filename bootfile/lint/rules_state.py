@@ -653,8 +653,9 @@ def _is_of_data(facts: Facts, event: Event) -> bool:
         if source.path != event.path:
             continue
         for part in ast.walk(source.tree):
-            is_around = isinstance(part, ast.ClassDef) and part.lineno <= event.line <= (part.end_lineno or 0)
-            if is_around and any(getattr(inner, "name", "") == "__getitem__" for inner in part.body):
+            if not isinstance(part, ast.ClassDef) or not part.lineno <= event.line <= (part.end_lineno or 0):
+                continue
+            if any(getattr(inner, "name", "") == "__getitem__" for inner in part.body):
                 return True
     return False
 

@@ -178,9 +178,9 @@ class Tracer(Expressions):
     def _choose_branch(self, node: ast.If) -> list[ast.stmt] | None:
         """Return the branch that a call takes if the test is a parameter to which it gives True or False.
         None if that is not known."""
-        given = self._find_given_dict(node.test)
-        if given is not None:
-            return node.orelse if given else node.body
+        is_missing = self._find_given_dict(node.test)
+        if is_missing is not None:
+            return node.orelse if is_missing else node.body
         if self._has_state(node.test):
             return node.body
         is_negated = isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not)
