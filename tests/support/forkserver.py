@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import traceback
 import types
 from multiprocessing import forkserver
 from pathlib import Path
@@ -184,7 +183,8 @@ def _run_program(words: list[str], options: dict, path: list[str], outputs: list
         if end.code is not None and not isinstance(end.code, int):
             print(end.code, file=sys.stderr)
     except BaseException as error:
-        traceback.print_exc()
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+        sys.excepthook(type(error), error, error.__traceback__)
         code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     threading._shutdown()
     atexit._run_exitfuncs()
