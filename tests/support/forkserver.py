@@ -7,6 +7,7 @@ environment, folder, session and output. Processes that it starts, as a launcher
 import atexit
 import contextlib
 import functools
+import gc
 import itertools
 import multiprocessing
 import multiprocessing.connection
@@ -150,6 +151,7 @@ def _path_of_a_new_python() -> list[str]:
 
 def _run_program(words: list[str], options: dict, path: list[str], outputs: list) -> None:
     """Run the program in this process, and end the process as Python ends."""
+    gc.freeze()  # a collection need not look at the packages, whose pages would be copied
     if options.get("start_new_session"):
         os.setsid()
     for number, output in enumerate(outputs, 1):
