@@ -66,6 +66,14 @@ def test_threads_and_exit_handlers_run_before_the_end(last_line, code, error, tm
     assert result.stderr.splitlines()[-1:] == ([error] if error else [])
 
 
+def test_an_error_goes_to_the_hook_of_the_program(tmp_path):
+    """A job has one that names the rank, or saves what to print at the end."""
+    hook = "import sys\nsys.excepthook = lambda kind, error, trace: print(error, sys.last_value is error)\n"
+    (tmp_path / "hook.py").write_text(f"{END}{hook}raise ValueError('text')")
+    result = forked("hook.py", code=1, cwd=tmp_path)
+    assert (result.stdout, result.stderr) == ("text True\nthread\nhandler\n", "")
+
+
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGKILL]
 )

@@ -16,6 +16,7 @@ from bootfile.ground.exit_codes import DIFFERS
 from bootfile.receipt.reading import read_records
 from tests.conftest import QUICK, finish, read_until, records, refused, run, run_ranks, start
 from tests.support.exact import changed
+from tests.support.proofs import audit
 
 JOB = (
     "jobs/train.py",
@@ -305,15 +306,15 @@ def test_an_audit_computes_steps_again(old, tmp_path):
     """The states of steps 8, 16 and 20 begin intervals; a state that was altered is found."""
     before = content(old)
     result = tmp_path / "audit.json"
-    shown = run("-m", "launch", "audit", old, "--share=all", "--to", result).stdout
+    shown = audit(old, "--share=all", "--to", result)
     assert [line.partition(":")[0] for line in shown.splitlines()] == [
         "steps 1-8", "steps 9-16", "steps 17-20", "steps 21-24", "equal"
     ]  # fmt: skip
     facts = json.loads(result.read_text())
     assert facts["exit code"] == 0 and facts["share of the steps"] == 1 and content(old) == before
-    shown = run("-m", "launch", "audit", old, "--steps=18-19").stdout
+    shown = audit(old, "--steps=18-19")
     assert shown.startswith("steps 17-19: equal")
-    assert len(run("-m", "launch", "audit", old, "--seed=3").stdout.splitlines()) == 2
+    assert len(audit(old, "--seed=3").splitlines()) == 2
 
     altered = copy_run(old, tmp_path / "altered")
     path = str(altered / "checkpoints" / "step_16.pt")
@@ -322,7 +323,7 @@ def test_an_audit_computes_steps_again(old, tmp_path):
     weights = whole["objects"]["model"]
     weights[next(name for name in weights if name.endswith("weight"))].view(-1)[0] += 1e-3
     files.write(path, whole, step=16, run=facts["run"])
-    shown = run("-m", "launch", "audit", altered, "--share=all", code=DIFFERS).stdout
+    shown = audit(altered, "--share=all", code=DIFFERS)
     assert "steps 9-16: equal" in shown and "steps 21-24: equal" in shown
     [_, line] = re.findall("^steps 17-20: (.*)$", shown, re.M)
     assert "the state of step 16 is not the one that the run recorded when it saved it (model." in line

@@ -229,9 +229,8 @@ def test_a_loop_of_ones_own_names_or_refuses_another_instruction_set(tmp_path):
 def test_threads_of_a_loop_of_ones_own_are_those_of_its_checkpoint(tmp_path):
     script = tmp_path / "loop.py"
     script.write_text(textwrap.dedent(LOOP) + "print('threads', torch.get_num_threads())\n")
-    command = [sys.executable, str(script), str(tmp_path / "out"), "no"]
     for words, threads in ((["stop"], "3"), ([], "1")):
         env = environment(PYTHONPATH=str(ROOT), OMP_NUM_THREADS=threads)
-        shown = subprocess.run([*command, *words], env=env, capture_output=True, text=True)
+        shown = run(script, tmp_path / "out", "no", *words, env=env)
     assert shown.stdout.splitlines()[-1] == "threads 3", shown
     assert "3 threads in each process, as this run began: OMP_NUM_THREADS=1 would give 1" in shown.stdout

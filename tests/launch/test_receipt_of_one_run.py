@@ -7,7 +7,7 @@ import pytest
 
 from bootfile.receipt import receipt
 from bootfile.receipt.records import RECORD
-from tests.conftest import refused, run
+from tests.conftest import refused, run, run_ranks
 
 JOB = ("--dataset=digits", "--width=8", "--batch_size=128", "--epochs=2", "--enable_gpu=false")
 
@@ -15,7 +15,7 @@ JOB = ("--dataset=digits", "--width=8", "--batch_size=128", "--epochs=2", "--ena
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "run"
-    run("jobs/train_ddp.py", *JOB, "--processes_per_node=2", f"--output_dir={folder}")
+    run_ranks("jobs/train_ddp.py", *JOB, f"--output_dir={folder}")
     return folder
 
 

@@ -7,6 +7,7 @@ environment, folder, session and output. Processes that it starts, as a launcher
 import atexit
 import contextlib
 import functools
+import gc
 import itertools
 import multiprocessing
 import multiprocessing.connection
@@ -17,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import traceback
 import types
 from multiprocessing import forkserver
 from pathlib import Path
@@ -151,6 +151,7 @@ def _path_of_a_new_python() -> list[str]:
 
 def _run_program(words: list[str], options: dict, path: list[str], outputs: list) -> None:
     """Run the program in this process, and end the process as Python ends."""
+    gc.freeze()  # a collection need not look at the packages, whose pages would be copied
     if options.get("start_new_session"):
         os.setsid()
     for number, output in enumerate(outputs, 1):
@@ -184,7 +185,8 @@ def _run_program(words: list[str], options: dict, path: list[str], outputs: list
         if end.code is not None and not isinstance(end.code, int):
             print(end.code, file=sys.stderr)
     except BaseException as error:
-        traceback.print_exc()
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+        sys.excepthook(type(error), error, error.__traceback__)
         code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     threading._shutdown()
     atexit._run_exitfuncs()

@@ -1,4 +1,5 @@
-"""Run `launch prove` in the process of the tests. Its jobs are forked, which saves the import of torch."""
+"""Run `launch prove` and `launch audit` in the process of the tests. Their jobs are forked, which saves the
+import of torch."""
 
 import contextlib
 import io
@@ -11,6 +12,7 @@ from unittest import mock
 
 import launch.prove
 from bootfile.console.words import get_option
+from bootfile.history import cli
 from bootfile.processes import sessions
 from bootfile.prove import forks, verdict
 from bootfile.prove.cases import PROCESSES, REFERENCE, Case
@@ -100,9 +102,18 @@ def forked_jobs(cwd: Path = ROOT):
 
 def prove(*words, cwd: Path = ROOT, code: int = 0) -> str:
     """Run `python -m launch prove *words` in a folder, check the exit code, and return what it prints."""
+    return _run(launch.prove.main, words, cwd, code)
+
+
+def audit(*words, code: int = 0) -> str:
+    """Run `python -m launch audit *words` as prove() does."""
+    return _run(cli.main, words, ROOT, code)
+
+
+def _run(main, words, cwd: Path, code: int) -> str:
     printed = io.StringIO()
     with forked_jobs(cwd), contextlib.redirect_stdout(printed):
-        ended = launch.prove.main([str(word) for word in words])
+        ended = main([str(word) for word in words])
     assert ended == code, f"exit code {ended}\n{printed.getvalue()}"
     return printed.getvalue()
 

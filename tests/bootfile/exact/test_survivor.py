@@ -107,7 +107,7 @@ def lose(folder, kind, step, ranks=2, lost=-1, survivors="first"):
     hang = folder / "hang"
     script = write(folder, lost, survivors)
     hang.write_text(str(step))
-    jobs = start_ranks(script, kind, hang, ranks=ranks, cwd=folder, fresh=True)
+    jobs = start_ranks(script, kind, hang, ranks=ranks, cwd=folder)
     wait_until((folder / "hang.reached").exists, jobs[lost])
     jobs[lost].send_signal(signal.SIGKILL)
     jobs.pop(lost).wait()
@@ -200,7 +200,7 @@ def test_a_step_that_is_saved_already_is_not_saved_again(tmp_path):
     script.write_text(script.read_text().replace("save_every=1000", "save_every=1"))
     hang = folder / "hang"
     hang.write_text("4")
-    jobs = start_ranks(script, "map", hang, cwd=folder, fresh=True)
+    jobs = start_ranks(script, "map", hang, cwd=folder)
     wait_until((folder / "hang.reached").exists, jobs[1])
     jobs[1].send_signal(signal.SIGKILL)
     finish(jobs[1], None)

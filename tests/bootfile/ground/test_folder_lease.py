@@ -4,14 +4,13 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 
 import pytest
 
 from bootfile.ground import folder_lease, lease, mounts
 from bootfile.ground.errors import BadInput
 from bootfile.ground.folder_lease import FolderLease
-from tests.conftest import QUICK, ROOT, environment, finish, is_stopped, read_until, start, wait_until
+from tests.conftest import QUICK, finish, is_stopped, read_until, start, wait_until
 
 # holds a folder on a mount that grants every lock
 HOLDER = """
@@ -34,9 +33,7 @@ def hold(tmp_path):
     processes = []
 
     def begin():
-        command = [sys.executable, "-c", HOLDER, tmp_path / "run", mounts]
-        options = {"cwd": ROOT, "env": environment(), "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        processes.append(subprocess.Popen(command, text=True, **options))
+        processes.append(start("-c", HOLDER, tmp_path / "run", mounts))
         return processes[-1]
 
     yield begin

@@ -94,4 +94,4 @@ def test_images_that_are_no_jpeg_files_need_no_simplejpeg(tmp_path):
     folder = generated.cifar_folder(str(tmp_path), 10)
     job = ("jobs/train.py", "--dataset=cifar10", f"--data_url={folder}", "--width=8", "--batch_size=50")
     command = ("-c", WITHOUT, *job, "--max_steps=1")
-    run(*command, f"--output_dir={tmp_path / 'out'}", fresh=True)
+    run(*command, f"--output_dir={tmp_path / 'out'}")

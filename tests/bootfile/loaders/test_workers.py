@@ -74,11 +74,16 @@ def test_a_small_dev_shm_ends_a_job_with_a_line_that_names_the_way_out():
     assert job.returncode == 2 and last.startswith("error: ") and "--shm-size" in last, job.stderr
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return random_folder.make(str(tmp_path_factory.mktemp("data") / "images"))
+
+
 @pytest.mark.parametrize("lacks", ["shm", "files"])
 def test_a_node_without_room_for_the_workers_is_refused_before_they_start(
-    tmp_path, monkeypatch, lacks, capsys
+    folder, tmp_path, monkeypatch, lacks, capsys
 ):
-    index = load(random_folder.make(str(tmp_path / "images")), "train", str(tmp_path / "index"))
+    index = load(folder, "train", str(tmp_path / "index"))
     images = Plan(index, BatchSampler(len(index), 8, 0, 1), random_resized_crop, 32)
     if lacks == "shm":
         usage = lambda path: type("Usage", (), {"free": 8 * 32 * 32 * 3 * 5 - 1})  # noqa: E731

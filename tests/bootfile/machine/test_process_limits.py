@@ -10,8 +10,8 @@ import pytest
 from bootfile.machine import process_limits
 from bootfile.processes import forking
 from datasets.folders import random_folder
-from tests.conftest import ROOT, environment, run
-from tests.support.control_groups import NAMESPACE, enter, make_tree, real_group
+from tests.conftest import ROOT, environment, run, wait_until
+from tests.support.control_groups import NAMESPACE, make_tree, real_group
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,17 @@ def test_errors_of_another_kind_are_not_explained():
     os.close(writer)
 
 
+# The program enters a control group, and leaves the rest of its arguments.
+ENTER = """
+import os, runpy, sys; sys.path.insert(0, "")
+with open(os.path.join(sys.argv.pop(1), "cgroup.procs"), "w") as file:
+    file.write(str(os.getpid()))
+"""
+RUN = """
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 START = """
-import sys; sys.path.insert(0, "")
 import os, subprocess, sys, threading, time
 from common.distributed.entry import entry
 def thread(): threading.Thread(target=time.sleep, args=[60], daemon=True).start()
@@ -56,7 +65,7 @@ entry(main)()
 @pytest.mark.parametrize("what", ["thread", "fork", "program"])
 def test_a_start_that_the_kernel_refuses_is_one_line(what):
     with real_group("pids", {"pids.max": "16"}) as folder:
-        job = run("-c", START, what, fresh=True, preexec_fn=lambda: enter(folder), code=2)
+        job = run("-c", ENTER + START, folder, what, code=2)
         wait_until_empty(folder)
     (line,) = job.stderr.splitlines()
     kind = "thread" if what == "thread" else "process"
@@ -66,8 +75,7 @@ def test_a_start_that_the_kernel_refuses_is_one_line(what):
 
 def wait_until_empty(folder):
     """Wait until the processes that a job has left behind have ended: a group is removed when it is empty."""
-    while (folder / "cgroup.procs").read_text():
-        pass
+    wait_until(lambda: not (folder / "cgroup.procs").read_text())
 
 
 LOADER = """
@@ -96,13 +104,18 @@ def main():
     elif kind == "torch_loader":
         loader = torch_loader(torch.utils.data.DataLoader(data, batch_size=4, num_workers=8), cpu)
     else:
-        index = image_folder.load(images, "train", images + ".index")
+        index = image_folder.load(images, "train", f"{images}.{os.getpid()}")
         plan = Plan(index, BatchSampler(len(index), 8, 0, 1), random_resized_crop, 32)
         loader = backends.build(kind, FileStore(index), plan, cpu, workers=12)
     for batch in loader: pass
 
 entry(main)()
 """
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return random_folder.make(str(tmp_path_factory.mktemp("data") / "images"))
 
 
 @pytest.mark.parametrize(
@@ -112,13 +125,10 @@ entry(main)()
         ("pytorch", False), ("threads", True), ("threads", False),
     ],
 )  # fmt: skip
-def test_a_loader_that_may_not_start_its_workers_is_refused(kind, is_visible, tmp_path):
-    images = random_folder.make(str(tmp_path / "images"))
+def test_a_loader_that_may_not_start_its_workers_is_refused(kind, is_visible, images):
     with real_group("pids", {"pids.max": "12"}) as folder:
-        words = ("-c", LOADER, kind, images, is_visible)
-        job = run(
-            *words, fresh=True, preexec_fn=lambda: enter(folder), code=2, env=environment(OMP_NUM_THREADS="1")
-        )
+        words = ("-c", ENTER + LOADER, folder, kind, images, is_visible)
+        job = run(*words, code=2, env=environment(OMP_NUM_THREADS="1"))
         wait_until_empty(folder)
     assert "Traceback" not in job.stderr
     line = job.stderr.splitlines()[-1]
@@ -146,7 +156,7 @@ def test_a_job_that_may_not_start_its_processes_is_refused(command, tmp_path):
         pytest.skip(forking.why_not())
     words = [*command, "--dataset=digits", "--processes_per_node=4", f"--output_dir={tmp_path}"]
     with real_group("pids", {"pids.max": "16"}) as folder:
-        job = run(*words, "--enable_gpu=false", fresh=True, preexec_fn=lambda: enter(folder), code=2)
+        job = run("-c", ENTER + RUN, folder, *words, "--enable_gpu=false", code=2)
         wait_until_empty(folder)
     (line,) = job.stderr.splitlines()
     assert line.startswith("error: limit of 16 processes and threads (pids.max of ")
@@ -157,6 +167,6 @@ def test_threads_of_torch_that_may_not_be_started_are_refused(tmp_path):
     """OpenMP would end the process in the first step, with a line of its own."""
     words = ["jobs/train.py", "--dataset=digits", "--max_steps=1", "--threads=64", f"--output_dir={tmp_path}"]
     with real_group("pids", {"pids.max": "32"}) as folder:
-        job = run(*words, "--enable_gpu=false", fresh=True, preexec_fn=lambda: enter(folder), code=2)
+        job = run("-c", ENTER + RUN, folder, *words, "--enable_gpu=false", code=2)
         wait_until_empty(folder)
     assert "64 threads of torch need about 63 more" in job.stderr.splitlines()[-1]

@@ -122,5 +122,5 @@ def test_a_package_that_is_missing_in_a_job_with_a_process_group_is_one_line(tmp
     text = text.replace("    torch.manual_seed(args.seed)\n", "    import no_such_package\n", 1)
     job = tmp_path / "job.py"
     job.write_text(text, encoding="utf-8")
-    ended = run(job, *QUICK, "--enable_gpu=false", f"--output_dir={tmp_path / 'out'}", code=2, fresh=True)
+    ended = run(job, *QUICK, "--enable_gpu=false", f"--output_dir={tmp_path / 'out'}", code=2)
     assert re.fullmatch("error: No module named 'no_such_package', which .*\n", ended.stderr)

@@ -122,7 +122,7 @@ finally:
 def test_a_process_alone_on_a_gpu_ends_as_any_program(end, code, tmp_path):
     """What follows main() runs: a profiler, atexit, the next cell of a notebook."""
     job = ("jobs/train_ddp.py", *QUICK, "--batch_size=240", "--max_steps=1", f"--output_dir={tmp_path}")
-    done = run("-c", ALONE, end, *job, code=code, fresh=True)
+    done = run("-c", ALONE, end, *job, code=code)
     assert done.stdout.endswith("after main()\n")
     assert ("ZeroDivisionError" in done.stderr) == (end == "fails")
 

@@ -9,8 +9,9 @@ from bootfile.ground.exit_codes import DIFFERS
 from bootfile.receipt import shard_lines
 from bootfile.receipt.compare import compare_states
 from common.parallel import recheck
-from tests.conftest import QUICK, refused, run, run_ranks
+from tests.conftest import QUICK, refused, run_ranks
 from tests.support.exact import changed
+from tests.support.proofs import audit
 
 SHARDS = 4
 WORDS = (*QUICK, "--batch_size=128", f"--exact_shards={SHARDS}", "--max_steps=9", "--save_every=1step")
@@ -83,9 +84,7 @@ def test_an_audit_names_the_shard(place, fault, processes, expected, tmp_path):
     words = (*WORDS, "--recheck=100", "--keep=1")  # no step of these is computed twice
     run_ranks(job, *words, f"--output_dir={tmp_path / 'run'}", ranks=processes)
     assert (tmp_path / "mark").exists()
-    shown = run(
-        "-m", "launch", "audit", tmp_path / "run", "--share=all", "--processes=1", code=DIFFERS
-    ).stdout
+    shown = audit(tmp_path / "run", "--share=all", "--processes=1", code=DIFFERS)
     [line] = re.findall("^steps 1-9: the steps .*", shown, re.M)
     assert re.search(expected, line), line
     assert "the state after step 5 is another one (model." in line
@@ -110,7 +109,7 @@ def test_a_start_without_it_computes_the_steps_of_an_earlier_one_again(tmp_path)
     run_ranks(job, *words, "--recheck=100", ranks=1)
     delete(7)
     assert list(shard_lines.read(str(tmp_path / "run"))) == list(range(1, 10))
-    shown = run("-m", "launch", "audit", tmp_path / "run", "--share=all").stdout
+    shown = audit(tmp_path / "run", "--share=all")
     assert re.search("^steps 5-8: equal", shown, re.MULTILINE), shown
     assert re.search("^equal: 6 of 6 intervals", shown, re.MULTILINE), shown
 

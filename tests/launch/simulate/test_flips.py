@@ -8,6 +8,7 @@ import pytest
 from bootfile.ground import git
 from tests.benchmarks import flips
 from tests.conftest import QUICK, refused, run
+from tests.support.proofs import audit
 
 WORDS = (*QUICK, "--batch_size=128", "--max_steps=4", "--save_every=1", "--keep_every=2", "--keep=1")
 
@@ -30,15 +31,14 @@ def test_an_audit_finds_the_step_of_a_flip(tensor, tmp_path):
     kind = tensor.partition(".")[0]
     assert re.search(rf"flip: rank 0, step 3: bit 20 of element 0 of {kind} \S+: \S+ -> \S+$", shown, re.M)
     [output] = (tmp_path / "kept").glob("node-0/outputs/*")
-    audit = ("-m", "launch", "audit", output, "--share=all", "--job", "jobs/train.py")
-    audited = run(*audit, code=20).stdout
+    audited = audit(output, "--share=all", "--job", "jobs/train.py", code=20)
     assert "steps 1-2: equal" in audited and "the state after step 3 is another one" in audited
     assert "the same difference twice: an error of the hardware of the run" in audited
     starts = output / "starts.jsonl"
     start = json.loads(starts.read_text())
     assert start["code"] == git.find_commit("jobs/train.py")
     starts.write_text(json.dumps(start | {"code": "c0ffee"}) + "\n")
-    audited = run("-m", "launch", "audit", output, "--steps=3-3", "--job", "jobs/train.py", code=20).stdout
+    audited = audit(output, "--steps=3-3", "--job", "jobs/train.py", code=20)
     assert "not an error of this machine now. The code of the run was commit c0ffee, and jobs/t" in audited
 
 
