@@ -59,7 +59,9 @@ def _add_entries(digest: Any, dataset: Any, seen: set[int]) -> None:
         if parts and all(isinstance(part, Dataset) for part in parts):
             for part in parts:
                 _add_entries(digest, part, seen)
-        elif isinstance(value, list | tuple | dict) and len(value) >= max(1, least):
+        # `imgs` of torchvision's folders is `samples`
+        elif isinstance(value, list | tuple | dict) and len(value) >= max(1, least) and id(value) not in seen:
+            seen.add(id(value))
             _add_list(digest, name, value)
 
 
