@@ -145,7 +145,7 @@ def test_pace():
 def test_exact():
     small = ("--width=2", "--batch_size=8", "--shards=4", "--rounds=1")
     printed = run("-m", "tests.benchmarks.exact", *small).stdout
-    assert "| a step of 8 samples | s |" in printed and printed.count(", n=1 |") == 2
+    assert "| a step of 8 samples | s |" in printed and printed.count(", n=1 |") == 3
 
 
 def test_forked_processes_meet():

@@ -14,6 +14,7 @@ from tests.support.ray_nodes import RayNodes, processes
 pytest.importorskip("ray", reason='Ray is not installed: pip install "ray>=2.52"')
 
 JOB = ("jobs/train_ray.py", *QUICK, "--distribute_mode=true")
+RAY_STARTS = 900  # seconds; the job itself waits 600 s for its workers
 
 
 def receipts(output_dir) -> list:
@@ -26,7 +27,7 @@ def alone():
     folder = tempfile.mkdtemp(prefix="tr-")
     kept = {name: value for name, value in environment().items() if not name.startswith("RAY_")}
     yield kept | {"RAY_TMPDIR": folder}
-    wait_until(lambda: not processes(folder), timeout=200)
+    wait_until(lambda: not processes(folder))
     shutil.rmtree(folder)
 
 
@@ -41,7 +42,7 @@ def cluster():
 def test_a_killed_job_takes_its_ray_along(tmp_path, alone):
     job = start(*JOB, "--workers=1", "--epochs=500", "--output_dir", tmp_path, env=alone)
     try:
-        wait_until(lambda: processes(alone["RAY_TMPDIR"], "ray::Worker"), timeout=200)
+        wait_until(lambda: processes(alone["RAY_TMPDIR"], "ray::Worker"), timeout=RAY_STARTS)
     finally:
         job.send_signal(signal.SIGKILL)
         finish(job, code=-signal.SIGKILL)
@@ -60,7 +61,7 @@ def test_a_lost_head_ends_the_job_which_resumes_exactly(tmp_path, alone, cluster
     env = environment(**cluster.environment)
     job = start(*JOB, *options, *cluster_options, env=env)
     try:
-        wait_until(lambda: (folder / "metrics.jsonl").exists() and losses(folder), timeout=200)
+        wait_until(lambda: (folder / "metrics.jsonl").exists() and losses(folder), timeout=RAY_STARTS)
         (worker,) = cluster.workers()
         job.send_signal(signal.SIGSTOP)  # it does not end before the kills
         worker.kill()
@@ -71,7 +72,7 @@ def test_a_lost_head_ends_the_job_which_resumes_exactly(tmp_path, alone, cluster
         job.send_signal(signal.SIGSTOP)
         cluster.kill_head()
         job.send_signal(signal.SIGCONT)
-        errors = finish(job, code=LOST_CONTACT, timeout=200).stderr
+        errors = finish(job, code=LOST_CONTACT).stderr
     finally:
         job.kill()
         job.wait()
@@ -96,10 +97,10 @@ def test_imagenet_on_two_ranks_that_each_start_ray(tmp_path, alone):
     common = ("jobs/imagenet.py", "--custom_data=true", "--arch=shufflenet_v2_x0_5", "--image_size=32",
               "--workers=1", "--batch_size=32", "--max_steps=2", "--print_freq=1", "--lr=0.01",
               "--warmup=0")  # fmt: skip
-    run(*common, "--data_backend=threads", "--output_dir", tmp_path / "threads", timeout=200)
+    run(*common, "--data_backend=threads", "--output_dir", tmp_path / "threads")
     result = run(
         *common, "--data_backend=ray", "--processes_per_node=2", "--output_dir", tmp_path / "ray", env=alone,
-        timeout=300,
+        timeout=RAY_STARTS,
     )  # fmt: skip
     assert receipts(tmp_path / "ray") == receipts(tmp_path / "threads") != [], result.stdout
 
@@ -107,5 +108,5 @@ def test_imagenet_on_two_ranks_that_each_start_ray(tmp_path, alone):
 @pytest.mark.faults
 def test_a_wrong_token(tmp_path, cluster):
     other = environment(**cluster.environment | {"RAY_AUTH_TOKEN": "w" * 32})
-    errors = run(*JOB, "--workers=1", "--output_dir", tmp_path, env=other, code=2, timeout=200).stderr
+    errors = run(*JOB, "--workers=1", "--output_dir", tmp_path, env=other, code=2, timeout=RAY_STARTS).stderr
     assert "error: no Ray cluster at" in errors and "Traceback" not in errors
