@@ -59,8 +59,7 @@ def test_errors_are_those_of_the_page(project):
     result = simulate(project / "ddp" / "train.py", code=1)
     assert "environment variable RANK expected" in rows(result.stdout)["0"].meaning
     tool = project / "tools" / "run.py"
-    result = simulate(tool, code=1)
-    assert "No module named 'mylib'" in rows(result.stdout)["0"].meaning
+    assert f"add --code_dir {project}\n" in simulate(tool, code=2).stderr
     assert "[node 0] a net\n" in simulate("--code_dir", project, tool).stdout
     errors = run("-m", "launch", "pack", tool, "--code_dir", project / "ddp", "--to", project, code=2).stderr
     assert "is not a folder above" in errors
