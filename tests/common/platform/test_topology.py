@@ -624,4 +624,4 @@ def test_mpirun_starts_one_job(tmp_path):
 
 def test_torch_is_not_imported():
     script = "import sys, common.platform.topology, launch.profiles; sys.exit('torch' in sys.modules)"
-    run("-c", script, env=environment(PYTHONPATH=str(ROOT)))
+    run("-c", script, env=environment(PYTHONPATH=str(ROOT)), fresh=True)
