@@ -226,8 +226,8 @@ def _is_searched(above: list[ast.AST], function: Any) -> bool:
         if isinstance(getattr(part, "ctx", None), ast.Load) and unparse(part) == target
     ]
     # the sum `found = found + glob(...)` reads the name, too
-    own = sum(part in reads for part in ast.walk(statement))
-    return bool(searches) and len(reads) == len(searches) + own
+    own_reads = sum(part in reads for part in ast.walk(statement))
+    return bool(searches) and len(reads) == len(searches) + own_reads
 
 
 def _ignores_index(cls: ast.ClassDef) -> bool:

@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from bootfile.ground import git
 from tests.benchmarks import flips
 from tests.conftest import QUICK, refused, run
 from tests.support.proofs import audit
@@ -36,7 +35,7 @@ def test_an_audit_finds_the_step_of_a_flip(tensor, tmp_path):
     assert "the same difference twice: an error of the hardware of the run" in audited
     starts = output / "starts.jsonl"
     start = json.loads(starts.read_text())
-    assert start["code"] == git.find_commit("jobs/train.py")
+    assert start["code"] is None  # the copy of the simulation has no git
     starts.write_text(json.dumps(start | {"code": "c0ffee"}) + "\n")
     audited = audit(output, "--steps=3-3", "--job", "jobs/train.py", code=20)
     assert "not an error of this machine now. The code of the run was commit c0ffee, and jobs/t" in audited
