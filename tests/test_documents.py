@@ -278,6 +278,11 @@ def test_the_changelog_begins_with_this_version():
     assert all(re.search(rf"\b{re.escape(__version__)}\b", TEXT[name]) for name in READMES)
 
 
+@pytest.mark.parametrize("name", TEXT)
+def test_a_merge_has_left_no_marks(name):
+    assert not re.search(r"^(<{7}|>{7}) ", TEXT[name], re.MULTILINE)
+
+
 # The checks themselves
 
 
