@@ -107,7 +107,7 @@ _TOKENS = {
     "ltai": r"\bLTAI[A-Za-z0-9]{20}\b",
     "akid": r"\bAKID[A-Za-z0-9]{32}\b",
     "age-secret-key-": r"\bAGE-SECRET-KEY-1[A-Z0-9]{50}",
-    ":aa": r"\b\d{8,10}:AA[\w-]{33}\b",  # of a bot of Telegram
+    ":aa": r"\b\d{8,10}:AA[\w-]{33}\b",  # a bot of Telegram has it
     "/t/": r"/t/[a-z]{2}-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22,}/",  # in a channel of conda
     "eyj": r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{20,}",
 }

@@ -87,7 +87,7 @@ def _may_be_by_position(name: str, value: Any, objects: dict[str, Any], states: 
     if isinstance(value, torch.optim.Optimizer):
         return False
     modules = [module for module in objects.values() if isinstance(module, torch.nn.Module)]
-    shapes = []  # of the parameters of each module, and of those that are trained
+    shapes = []  # the parameters of each module, then the trained ones
     for module in modules:
         parameters = list(module.parameters())
         shapes.append(sorted(tuple(part.shape) for part in parameters))

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 
-_SNAPSHOT = "manifest.json"  # of `launch pack`, whose snapshots have no working tree
+_SNAPSHOT = "manifest.json"  # `launch pack` writes it: a snapshot has no working tree
 _SECONDS = 20.0  # to visit the files of a large tree on a slow mount
 
 

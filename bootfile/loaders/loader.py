@@ -207,7 +207,7 @@ class Loader:
         processes = getattr(sampler, "processes", None)
         if processes:  # only if the batches depend on their number
             known["processes"] = processes
-        known |= getattr(sampler, "choices", {})  # of a DataLoader
+        known |= getattr(sampler, "choices", {})  # a DataLoader has some
         # a checkpoint holds these, and a restart refuses one with other values (exact/state.py)
         return known | {
             "sampler": getattr(sampler, "name", type(sampler).__name__),

@@ -183,7 +183,7 @@ class LoaderSteps(Positions):
         self.seed = seed
         self.rank = rank
         self.first_shard = rank
-        self.choices: dict[str, Any] = {}  # of the DataLoader: its samplers and its batch size
+        self.choices: dict[str, Any] = {}  # the DataLoader's kind of sampler and batch size
         self._steps = steps
         super().__init__(epochs)
 

@@ -57,7 +57,7 @@ class CodeFolder:
         repository = next(filter(_is_repository, map(str, PurePosixPath(job).parents)), "")
         self.root = os.path.dirname(job)
         self._parts: set[str] = set()  # names at the top that are taken; empty: all
-        self._is_own_folder = code_dir is None and not repository  # of the script, and no more
+        self._is_own_folder = code_dir is None and not repository  # the root is the script's folder only
         self.is_repository = bool(repository)
         if code_dir is not None:
             self.root = os.path.abspath(code_dir)
