@@ -64,7 +64,7 @@ def test_the_only_rank_of_a_node_is_lost(loop, tmp_path, kind):
                 jobs[0], r"rank 0 on node node-a (waits|is) in \w+ \(", r"rank 1 on node node-b is silent"
             )
         else:
-            for process in psutil.Process(jobs[1].pid).children():  # of nsenter
+            for process in psutil.Process(jobs[1].pid).children():  # nsenter has started them
                 process.kill()
             read_until(jobs[0], "^rank 1 on node node-b has ended, or cannot be reached")
     for job in jobs:
