@@ -1,12 +1,14 @@
-"""found.csv is well formed."""
+"""found.csv is well formed, and the page gives its counts. The two tables of the page have the same sums."""
 
 import csv
 import re
+from collections import Counter
 
 from bootfile.lint.table import RULES
 from tests.conftest import ROOT
 
 FOLDER = ROOT / "tests" / "lint"
+PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")
 FORMS = {
     "repository": r"[\w.-]+/[\w.-]+",
     "commit": r"[0-9a-f]{12}",
@@ -15,6 +17,8 @@ FORMS = {
     "rule": r"R\d{3}",
     "finding": r"\S.*\S",
 }
+SETS = re.findall(r"^\| ([A-L]\d?) \| \d+ \| \d+ \| (\d+) \| (\d+) \| ([\d.]+) \|$", PAGE, re.MULTILINE)
+ROWS = re.findall(r"^\| (R\d+) \| (\d+)/(\d+) \| (\d+) \|$", PAGE, re.MULTILINE)
 
 
 def read_found():
@@ -36,3 +40,37 @@ def test_no_row_comes_twice_and_each_repository_has_one_commit():
     rows = [tuple(row.values()) for row in read_found()]
     assert sorted(set(rows)) == sorted(rows)
     assert len({row[:2] for row in rows}) == len({row[0] for row in rows})
+
+
+def test_the_page_gives_the_counts_of_the_file():
+    rows = read_found()
+    counts = Counter(row["rule"] for row in rows)
+    assert counts == Counter({rule: int(count) for rule, _, _, count in ROWS})
+    findings, repositories = re.search(r"(\d+) true findings in (\d+) public", PAGE).groups()
+    assert int(findings) == len(rows)
+    assert int(repositories) == len({row["repository"] for row in rows})
+
+
+def test_the_page_has_all_rules():
+    others = re.findall(r"R\d+", re.search(r"^R102 and .*$", PAGE, re.MULTILINE)[0])
+    assert sorted([row[0] for row in ROWS] + others) == sorted(RULES)
+
+
+def sum_sets(first):
+    """Return "43 of 57", of the sets from `first` to L."""
+    chosen = [row for row in SETS if row[0] >= first]
+    findings = sum(int(row[1]) for row in chosen)
+    true = sum(int(row[2]) for row in chosen)
+    return f"{true} of {findings} ({true / findings:.2f})"
+
+
+def test_the_sums_of_the_tables_agree():
+    assert len(SETS) == 13
+    assert f"All first tries: {sum_sets('A')}" in PAGE
+    assert f"J, K and L, with the most repositories, have {sum_sets('J')}" in PAGE
+    assert f"A to D do not have: {sum_sets('E')}" in PAGE
+    true = sum(int(row[1]) for row in ROWS)
+    findings = sum(int(row[2]) for row in ROWS)
+    assert sum_sets("A").startswith(f"{true} of {findings} ")
+    for name, findings, true, share in SETS:
+        assert abs(int(true) / int(findings) - float(share)) <= 0.0051, name
