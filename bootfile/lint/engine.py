@@ -6,13 +6,28 @@ import re
 from collections.abc import Iterable, Iterator
 
 from bootfile.ground.errors import BadInput
-from bootfile.lint import rules_files, rules_order, rules_packages, rules_state, rules_text, sources
+from bootfile.lint import (
+    rules_files,
+    rules_order,
+    rules_packages,
+    rules_random,
+    rules_state,
+    rules_text,
+    sources,
+)
 from bootfile.lint.facts import Facts
 from bootfile.lint.findings import Finding
 from bootfile.lint.project import Project
 from bootfile.lint.trace import Tracer
 
-_CHECKS = (rules_state.check, rules_order.check, rules_files.check, rules_text.check, rules_packages.check)
+_CHECKS = (
+    rules_state.check,
+    rules_random.check,
+    rules_order.check,
+    rules_files.check,
+    rules_text.check,
+    rules_packages.check,
+)
 _HIDDEN = {"node_modules", "__pycache__", "build", "dist", "site-packages", ".git", ".venv", "venv"}
 # a file without any of these words trains nothing: a script may leave the steps to a module
 _TRAINS = re.compile(rb"backward|\.step\(|Trainer|\.fit\(|train\w*\(")

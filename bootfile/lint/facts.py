@@ -109,6 +109,10 @@ class Facts:
     def is_in_training(self, event: Event) -> bool:
         return bool(event.loops) and event.loops[0] in self.loops
 
+    def is_own_state(self, value: Value) -> bool:
+        """Return whether an object is made within the training loop, or is a part of another one."""
+        return any(loop in self.loops for loop in value.loops)
+
     def first_step(self) -> int:
         """Return the place of the first training step in the order of events."""
         for event in self.events:
