@@ -2,11 +2,21 @@
 
 import numpy as np
 
+# SplitMix64. NumPy makes a scalar of its own from each Python number, which costs more than a short array.
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+_30 = np.uint64(30)
+_27 = np.uint64(27)
+_31 = np.uint64(31)
+
 
 def mix(values: np.ndarray) -> np.ndarray:
     """Return the hash of each word. values: uint64 of any shape."""
-    values = values + np.uint64(0x9E3779B97F4A7C15)
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: np.ndarray = values ^ (values >> np.uint64(31))
+    mixed: np.ndarray = values + _STEP  # new memory, which the lines below change
+    mixed ^= mixed >> _30
+    mixed *= _FIRST
+    mixed ^= mixed >> _27
+    mixed *= _SECOND
+    mixed ^= mixed >> _31
     return mixed

@@ -50,6 +50,22 @@ for step in range(state["step"] + 1, 21):
 if ranks > 1:
     torch.distributed.destroy_process_group()
 """
+# As guides/own_loop/two.py, but the ranks are forks: torch is imported once.
+FORKS = """
+import os, runpy, socket, sys, torch
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+sys.argv = sys.argv[1:]
+ranks = []
+for rank in range(2):
+    ranks.append(os.fork())
+    if not ranks[-1]:
+        os.environ["RANK"] = str(rank)
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        sys.exit()
+sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) for rank in ranks))
+"""
 EXACT = re.compile("^exact: 2 runs equal the reference", re.MULTILINE)
 
 
@@ -219,8 +235,9 @@ def test_the_loop_of_the_guide_is_proven(installed, loops):
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_plain_script_is_proven(processes, installed, loops):
     (loops / "plain.py").write_text(PLAIN)
+    (loops / "forks.py").write_text(FORKS)
     options = ("--kills=1", "--compare=OUT/*.pt", "--resume_with=--resume", "--")
-    words = ("plain.py", *options) if processes == 1 else ("two.py", *options, "plain.py")
+    words = ("plain.py", *options) if processes == 1 else ("forks.py", *options, "plain.py")
     shown = call(installed / "bootfile", "prove", *words, cwd=loops).stdout
     assert EXACT.search(shown), shown
     assert not os.path.exists(loops / "OUT")
@@ -230,12 +247,11 @@ def test_a_plain_script_is_proven(processes, installed, loops):
 NEEDS_REPOSITORY = re.compile(
     r"\b(common|datasets|launch|jobs)[./]|\bguides\b|ROOT /|checkpointers|[\"']launch[\"']"
 )
-# this file, and those whose many starts take minutes without the fork server of the tests
-LEFT_OUT = {Path(__file__).name, "test_changed_loop.py", "test_slowest_rank.py", "test_stuck.py"}
 
 
 def test_the_tests_of_the_package_pass_alone(installed, tmp_path):
-    """pytest and what some tests use come on top."""
+    """pytest and what some tests use come on top. Those that start no process show what cannot be imported;
+    the tests above start the package's own programs, and all of them run in this repository, too."""
     shutil.copytree(ROOT / "tests" / "bootfile", tmp_path / "tests" / "bootfile")
     shutil.copytree(ROOT / "tests" / "support", tmp_path / "tests" / "support")
     for name in ("__init__.py", "conftest.py"):
@@ -245,9 +261,11 @@ def test_the_tests_of_the_package_pass_alone(installed, tmp_path):
     files = [
         str(path.relative_to(tmp_path))
         for path in sorted((tmp_path / "tests" / "bootfile").rglob("test_*.py"))
-        if path.name not in LEFT_OUT and not NEEDS_REPOSITORY.search(path.read_text(encoding="utf-8"))
+        if path.name != Path(__file__).name and not NEEDS_REPOSITORY.search(path.read_text(encoding="utf-8"))
     ]
     assert len(files) >= 12
-    words = ("-m", "pytest", "-p", "no:cacheprovider", "-m", "not gpu and not faults and not real", *files)
+    words = ("--quick", "-p", "no:cacheprovider", "-m", "not gpu and not faults and not real", *files)
     variables = environment(PYTHONPATH=str(tmp_path / "links"))
-    call(installed / "python", *words, cwd=tmp_path, env=variables)
+    del variables["PYTEST_CURRENT_TEST"]  # this test: its own tests begin later
+    shown = call(installed / "python", "-m", "pytest", *words, cwd=tmp_path, env=variables).stdout
+    assert int(re.search(r"(\d+) passed", shown)[1]) >= 150, shown

@@ -3,8 +3,6 @@ of its documents."""
 
 import re
 
-import huaweicloudsdkmodelarts.v1 as sdk
-
 _FOLDER = r"/[a-z0-9][a-z0-9-]{1,61}[a-z0-9]/(?:[^/\s]+/)*"
 _CHANNEL = {"name": r"[A-Za-z0-9_-]{1,64}", "access_method": "parameter|env", "remote.obs.obs_url": _FOLDER}
 _FORMS = {  # place of a value -> its form
@@ -37,6 +35,8 @@ class Wrong(Exception):
 def check_model(value, model: str, place: str = "body") -> list[tuple[str, object]]:
     """Compare a JSON value with a class of the SDK: no unknown key, and every type as declared. Return the
     values with their places."""
+    import huaweicloudsdkmodelarts.v1 as sdk  # seconds, which other tests need not wait
+
     leaves = []
     if model.startswith("list[") and isinstance(value, list):
         for each in value:

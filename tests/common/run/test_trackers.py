@@ -10,7 +10,6 @@ import sqlite3
 import ssl
 import threading
 
-import mlflow
 import pytest
 import torch
 import trustme
@@ -41,6 +40,8 @@ def test_a_restart_continues_the_run_at_mlflow(store, tmp_path, monkeypatch, cap
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "digits")
+    import mlflow  # seconds, which other tests need not wait
+
     mlflow.set_tracking_uri(None)
     _report(tmp_path / "out", (1, 2), 0)
     _report(tmp_path / "out", (3,), 2)
@@ -107,6 +108,8 @@ def test_a_tracker_that_fails_is_one_warning_that_names_it(tmp_path, monkeypatch
 
 def test_a_tracker_that_cannot_be_reached_does_not_end_the_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+    import mlflow
+
     mlflow.set_tracking_uri(None)
     _report(tmp_path / "out", (1, 2), 0)
     printed = capsys.readouterr().out
