@@ -9,12 +9,14 @@ Each figure is the CPU time of one call in a new process, with its threads and w
 - warm, first process: image_folder.load() with the index of an earlier start
 - warm, other process: image_index.open_index(), as the other processes of a node do
 - all compared: load() after a read has found a changed file; it writes the index again
-- cold: load() without an index; once
-- reading alone: of each file what cold reads and checks (CRC-32, completeness), once
+- cold: load() without an index
+- reading alone: of each file what cold reads and checks (CRC-32, completeness)
+- cold less reading: their difference in each round
 """
 
 import os
 import resource
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -58,7 +60,7 @@ def measure(root: str, cache: str, count: int) -> None:
     def load() -> image_index.ImageFolderIndex:
         return image_folder.load(root, "train", cache, log=lambda line: None)
 
-    first, memory = usage(load)
+    memory = usage(load)[1]
     index = load()
     size = sum(entry.stat().st_size for entry in os.scandir(index.folder))
     paths = [index.path(id) for id in range(len(index))]
@@ -67,6 +69,14 @@ def measure(root: str, cache: str, count: int) -> None:
         index.report_change()
         load()
 
+    def start_cold() -> None:
+        shutil.rmtree(index.folder)
+        load()
+
+    def read_all() -> None:
+        for path in paths:
+            image_folder._inspect(path, None)
+
     contestants = {
         "ImageFolder": lambda: cpu_seconds(lambda: ImageFolder(os.path.join(root, "train"))),
         "warm, first process": lambda: cpu_seconds(load),
@@ -74,11 +84,14 @@ def measure(root: str, cache: str, count: int) -> None:
             lambda: image_index.open_index(index.folder, index.fingerprint)
         ),
         "all compared": lambda: cpu_seconds(compare_all),
+        "cold": lambda: cpu_seconds(start_cold),
+        "reading alone": lambda: cpu_seconds(read_all),
     }
-    rounds.print_ratios(f"{len(index)} files", rounds.take_turns(contestants, count), ".2f", "CPU s")
-    reading = cpu_seconds(lambda: [image_folder._inspect(path, None) for path in paths])
-    print(f"cold {first:.2f} CPU s, of which reading alone {reading:.2f}; {memory / 1e9:.2f} GB of memory")
-    print(f"index on disk: {size / 1e6:.0f} MB")
+    figures = rounds.take_turns(contestants, count)
+    pairs = zip(figures["cold"], figures["reading alone"], strict=True)
+    figures["cold less reading"] = [cold - reading for cold, reading in pairs]
+    rounds.print_ratios(f"{len(index)} files", figures, ".2f", "CPU s")
+    print(f"memory {memory / 1e9:.2f} GB; index on disk: {size / 1e6:.0f} MB")
 
 
 def cpu_seconds(function: Callable[[], object]) -> float:
