@@ -159,6 +159,7 @@ def test_the_hashes_are_those_of_earlier_versions():
         assert hashes == hashes[:1] * 4 and hashes[0][0] == expected
     assert hash_batch(images[:1].expand(2, -1, -1, -1)).tolist() == hash_batch(images[:1]).tolist() * 2
     assert hash_batch(torch.arange(8)[::4])[0] == 0xDDC9DF959E8900C5
+    assert hash_batch(torch.arange(8)[::4][:1])[0] == 0xDDC9DF959E8900C5  # one sample has a stride, too
 
 
 def test_what_cannot_be_hashed_needs_ids(tmp_path):
