@@ -318,9 +318,10 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
             else:
                 good_rows.append((row, *result))
         if good_rows:
-            places, *values_of_columns = map(list, zip(*good_rows, strict=True))
+            places, *values_of_columns = zip(*good_rows, strict=True)
+            at = np.array(places)  # once: each column would make it again of a list
             for name, values in zip(read_columns, values_of_columns, strict=True):
-                columns[name][places] = values
+                columns[name][at] = values
         return len(part)
 
     with progress(len(rows), f"scanning {listing.base}") as bar:

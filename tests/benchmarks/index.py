@@ -14,6 +14,7 @@ Each figure is the CPU time of one call in a new process, with its threads and w
 - cold less reading: their difference in each round
 """
 
+import gc
 import os
 import resource
 import shutil
@@ -102,6 +103,7 @@ def cpu_seconds(function: Callable[[], object]) -> float:
 def usage(function: Callable[[], object]) -> tuple[float, float]:
     """Return the CPU seconds of a call in a forked process, and by how many bytes its largest memory grew."""
     read, write = os.pipe()
+    gc.freeze()  # a new process has none of these objects: no collection in the fork looks at them
     if not (child := os.fork()):
         most, begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
         function()
