@@ -130,9 +130,9 @@ def _hash_rows(rows: torch.Tensor) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=64)
-def _hash_kind(dtype: torch.dtype, shape: tuple[int, ...]) -> np.uint64:
-    """Return the hash of the type and shape of a row: zeros of two shapes are not the same sample."""
-    return np.uint64(_hash_text(f"{dtype} {list(shape)}"))
+def _hash_kind(dtype: torch.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    """Return the hash of the type and shape of a row, uint64 []: zeros of two shapes are not the same."""
+    return np.array(_hash_text(f"{dtype} {list(shape)}"), np.uint64)
 
 
 @functools.lru_cache(maxsize=64)
