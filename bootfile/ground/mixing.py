@@ -2,7 +2,7 @@
 
 import numpy as np
 
-# SplitMix64. NumPy makes a scalar of its own from each Python number, which costs more than a short array.
+# SplitMix64. Made once: to make a scalar of NumPy costs more than an operation on a short array.
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
