@@ -3,12 +3,8 @@
 import numpy as np
 
 # SplitMix64. Made once: to make a scalar of NumPy costs more than an operation on a short array.
-_STEP = np.uint64(0x9E3779B97F4A7C15)
-_FIRST = np.uint64(0xBF58476D1CE4E5B9)
-_SECOND = np.uint64(0x94D049BB133111EB)
-_30 = np.uint64(30)
-_27 = np.uint64(27)
-_31 = np.uint64(31)
+_STEP, _FIRST, _SECOND = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64)
+_30, _27, _31 = np.array([30, 27, 31], np.uint64)
 
 
 def mix(values: np.ndarray) -> np.ndarray:

@@ -15,10 +15,6 @@ from bootfile.receipt.records import ReceiptError
 
 _LINES = 64  # parts of a tensor that are hashed
 _LINE = 64  # bytes of such a part
-_OF_NUMPY = {  # types that NumPy has, too
-    torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8,
-    torch.uint8, torch.bool,
-}  # fmt: skip
 
 
 def hash_ids(ids: Any) -> np.ndarray:
@@ -39,9 +35,7 @@ def hash_batch(batch: Any) -> np.ndarray:
     Raises ReceiptError if a part is of another type.
     """
     count = next(iter(_sizes(batch)), 1)
-    hashes = _hash(batch, count)
-    if len(hashes) != count:  # nothing in the batch differs between samples
-        hashes = np.repeat(hashes, count)
+    hashes: np.ndarray = _hash(batch, count) + np.zeros(count, np.uint64)  # one of all counts for each
     return hashes
 
 
@@ -105,19 +99,18 @@ def _hash(value: Any, count: int) -> np.ndarray:
 def _hash_rows(rows: torch.Tensor) -> np.ndarray:
     """Return a hash of each row of a tensor [n, ...], uint64 [n]."""
     rows = rows.detach()
-    shape = tuple(rows.shape)
-    count = math.prod(shape[1:])
+    count = math.prod(rows.shape[1:])
     starts, length = _lines(count, rows.element_size())
-    if rows.is_contiguous() or len(shape) == 1:
+    if rows.is_contiguous() or rows.ndim == 1:
         chosen = rows.reshape(len(rows), count)
         if len(starts) > 1:
             chosen = torch.cat([chosen[:, start : start + length] for start in starts], 1)
     else:  # elements in the order of the indices too, without a copy of the whole tensor
         places = np.add.outer(starts, np.arange(length)).reshape(-1)
-        offsets = np.dot(rows.stride()[1:], np.unravel_index(places, shape[1:]))
+        offsets = np.dot(rows.stride()[1:], np.unravel_index(places, tuple(rows.shape[1:])))
         flat = rows.as_strided((len(rows), int(offsets.max()) + 1), (rows.stride(0), 1))
         chosen = flat.index_select(1, torch.from_numpy(offsets).to(rows.device))
-    if chosen.dtype not in _OF_NUMPY:
+    if chosen.dtype == torch.bfloat16 or chosen.element_size() == 1:  # NumPy may not have such a type
         chosen = chosen.contiguous().view(torch.uint8)
     # of a small batch the calls cost more than the bytes, and NumPy's calls are shorter than torch's
     content = np.ascontiguousarray(chosen.numpy(force=True)).view(np.uint8)
@@ -126,13 +119,9 @@ def _hash_rows(rows: torch.Tensor) -> np.ndarray:
         filled[:, : content.shape[1]] = content  # np.pad() takes 16 us
         content = filled
     words = content.view(np.uint64)
-    return mix(np.einsum("ij,j->i", words, _keys(words.shape[1])) ^ _hash_kind(rows.dtype, shape[1:]))
-
-
-@functools.lru_cache(maxsize=64)
-def _hash_kind(dtype: torch.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the hash of the type and shape of a row, uint64 []: zeros of two shapes are not the same."""
-    return np.array(_hash_text(f"{dtype} {list(shape)}"), np.uint64)
+    # type and shape count: zeros of two shapes are not the same sample
+    kind = _hash_text(f"{rows.dtype} {list(rows.shape[1:])}")
+    return mix(np.einsum("ij,j->i", words, _keys(words.shape[1])) ^ np.uint64(kind))
 
 
 @functools.lru_cache(maxsize=64)
