@@ -26,6 +26,17 @@ def as_hints(findings: Iterable[Finding]) -> Iterator[Finding]:
         yield finding._replace(is_hint=True)
 
 
+def of_a_restart(findings: Iterable[Finding], facts: Any) -> Iterator[Finding]:
+    """Yield the findings about restarts if the script trains, saves and continues; as hints if it may only
+    begin with weights, which is no restart."""
+    if not facts.loops or not facts.saves or not facts.intent:
+        return
+    if facts.is_sure:
+        yield from findings
+    else:
+        yield from as_hints(findings)
+
+
 def name_line(event: Any, other: Any) -> str:
     """Return "line 57", with the file if it is another one than that of the finding."""
     if event.path == other.path:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from bootfile.lint import values
 from bootfile.lint.facts import Facts, describe, is_constant
-from bootfile.lint.findings import Finding, as_hints, at, name_line
+from bootfile.lint.findings import Finding, at, name_line, of_a_restart
 from bootfile.lint.record import Condition, Event
 from bootfile.lint.syntax import is_modulo, unparse
 from bootfile.lint.values import Value, kind_of, list_deps, root
@@ -37,13 +37,7 @@ _MADE_ONCE = re.compile(r"exists\(|is_?file\(|is_?dir\(")
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Yield the findings about random numbers."""
-    if not facts.loops or not facts.saves or not facts.intent:
-        return
-    # weights that a training begins with are not a restart
-    if facts.is_sure:
-        yield from _find_all(facts)
-    else:
-        yield from as_hints(_find_all(facts))
+    return of_a_restart(_find_all(facts), facts)
 
 
 def _find_all(facts: Facts) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 
 from bootfile.lint import values
 from bootfile.lint.facts import Entry, Facts, Save, describe, is_constant, reads_restored
-from bootfile.lint.findings import Finding, as_hints, at, name_line
+from bootfile.lint.findings import Finding, at, name_line, of_a_restart
 from bootfile.lint.record import Event
 from bootfile.lint.syntax import unparse
 from bootfile.lint.values import Value, kind_of, list_deps, root
@@ -27,13 +27,7 @@ _PATIENCE = re.compile(r"patien|not?_improv|wait|stop|bad_epoch|trigger|early", 
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Yield the findings about state."""
-    if not facts.loops or not facts.saves or not facts.intent:
-        return
-    # weights that a training begins with are not a restart
-    if facts.is_sure:
-        yield from _find_all(facts)
-    else:
-        yield from as_hints(_find_all(facts))
+    return of_a_restart(_find_all(facts), facts)
 
 
 def _find_all(facts: Facts) -> Iterator[Finding]:

@@ -112,7 +112,7 @@ def _hash_rows(rows: torch.Tensor) -> np.ndarray:
         chosen = flat.index_select(1, torch.from_numpy(offsets).to(rows.device))
     if chosen.dtype == torch.bfloat16 or chosen.element_size() == 1:  # NumPy may not have such a type
         chosen = chosen.contiguous().view(torch.uint8)
-    # of a small batch the calls cost more than the bytes, and NumPy's calls are shorter than torch's
+    # the calls cost more than the bytes of a small batch, and NumPy's are shorter than torch's
     content = np.ascontiguousarray(chosen.numpy(force=True)).view(np.uint8)
     if content.shape[1] % 8:
         filled = np.zeros((len(content), -(-content.shape[1] // 8) * 8), np.uint8)
