@@ -27,8 +27,8 @@ def as_hints(findings: Iterable[Finding]) -> Iterator[Finding]:
 
 
 def of_a_restart(findings: Iterable[Finding], facts: Any) -> Iterator[Finding]:
-    """Yield the findings about restarts if the script trains, saves and continues; as hints if it may only
-    begin with weights, which is no restart."""
+    """Yield the findings about restarts if the script trains, saves and continues. They are hints if it may
+    only begin a new training with weights."""
     if not facts.loops or not facts.saves or not facts.intent:
         return
     if facts.is_sure:

@@ -35,7 +35,7 @@ def hash_batch(batch: Any) -> np.ndarray:
     Raises ReceiptError if a part is of another type.
     """
     count = next(iter(_sizes(batch)), 1)
-    hashes: np.ndarray = _hash(batch, count) + np.zeros(count, np.uint64)  # one of all counts for each
+    hashes: np.ndarray = _hash(batch, count) + np.zeros(count, np.uint64)  # also if all have one
     return hashes
 
 
