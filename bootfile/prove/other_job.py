@@ -193,7 +193,8 @@ class OtherJob(Job):
         if not killed:
             return "no SIGKILL"
         times = ", ".join(f"{kill:.0f}" for kill in killed)
-        return f"SIGKILL after file {times} of about {self._writes}"
+        kills = "a SIGKILL and a restart" if len(killed) == 1 else f"{len(killed)} SIGKILLs, each with a restart"
+        return f"{kills}: after {times} of about {self._writes} writes of files"
 
     def _check_reference(self) -> None:
         """Raise BadInput if the reference has no files to compare. A missing receipt is a line."""

@@ -153,7 +153,10 @@ def _add_run_arguments(parser: JobParser) -> None:
 def _add_arguments(parser: JobParser) -> None:
     """Add the options of a Checkpointer."""
     add = parser.add_argument_group("checkpoints", role=OPERATION).add_argument
-    help = "continue from this file or folder (default: auto, the newest in --output_dir; without it never)"
+    help = (
+        "where to continue: auto (the newest checkpoint in --output_dir), never, or a file or folder "
+        "(default: auto)"
+    )
     add("--resume", metavar="auto|never|PATH", help=help)
     help = (
         "initial weights: best.pth, epoch_<n>.pth, step_<n>.pt, or a file of another program; FILE,partial: "

@@ -323,4 +323,4 @@ def test_a_kill_that_comes_too_late_is_followed_by_an_earlier_one(tmp_path, monk
     monkeypatch.setattr(trial, "_POLL", 0.05)  # no kill comes between the files that are written at once
     words = ("own.py", "--compare", "out/*.pt", "--resume_with=", "--kills=1")
     shown = proofs.prove(*words, cwd=tmp_path)
-    assert re.search(r"SIGKILL after file 2 of about \d+", shown)
+    assert re.search(r"a SIGKILL and a restart: after 2 of about \d+ writes of files", shown)
