@@ -146,10 +146,13 @@ def _add_words(blocks: Any, block: int, word: int) -> Any:
     most = 16 if is_array else 512  # blocks at a time: on a CPU they fit in its cache
     # every block has the same numbers; a factor for each block makes their order count
     low, high = (numbers[word : word + blocks.shape[1]] for numbers in _keys(device))
+    # the same memory for the upper halves of all blocks: new memory costs more than the shift
+    upper = np.empty((min(most, len(blocks)), blocks.shape[1]), np.int64) if is_array else None
     for first in range(0, len(blocks), most):
         words = blocks[first : first + most]
+        halves = words >> 32 if upper is None else np.right_shift(words, 32, out=upper[: len(words)])
         # the upper half of a word has another number: its highest bit counts
-        sums.append(_multiply(words >> 32, high) + _multiply(words, low))
+        sums.append(_multiply(halves, high) + _multiply(words, low))
     whole = np.concatenate(sums) if is_array else torch.cat(sums)
     return torch.as_tensor(whole * _factors(block, len(blocks), device)).sum()
 

@@ -1,8 +1,8 @@
 """Checkpoints on disk: write them atomically, verify them by checksum, and refuse damaged ones.
 
     FOLDER/step_400.pt         a dictionary of plain types, torch.load(..., weights_only=True)
-    FOLDER/step_400.pt.json    its sha256, size in bytes, step and run, and the sum of its bytes
-                               (digest.add_bytes), which is faster to verify
+    FOLDER/step_400.pt.json    its size in bytes, step and run, and the sum of its bytes (digest.add_bytes),
+                               which costs less than a third of a sha256; before version 0.45 also its sha256
 
 A file appears under its name only when it and its checksum are on the disk (temporary file, fsync, rename,
 fsync of the folder). So a job that is killed at any moment leaves the files of other names as they were.
@@ -69,9 +69,10 @@ def write(path: str, state: dict[str, Any], **facts: Any) -> None:
     Files of other names are not touched.
     """
     with open_atomic(path) as file:
-        target = _Hashed(file)
+        target = _Summing(file)
         _save(state, target)
         # The checksum is written first, so a checkpoint always has one.
+        facts.pop("sha256", None)  # of an earlier content, that an earlier version wrote
         write_facts(path, facts | target.facts())
     # after the renames: without it a power cut may take the new names back
     sync_folder(os.path.dirname(path))
@@ -107,7 +108,7 @@ def _verify(path: str, size: int, sha256: str, it: str) -> None:
 
 
 def facts_of(path: str) -> dict[str, Any]:
-    """Return the content of a checkpoint's .json: sha256, size (bytes) and the facts of write(). Raises
+    """Return the content of a checkpoint's .json: size (bytes), sum and the facts of write(). Raises
     Refused."""
     name = os.path.basename(f"{path}.json")
     try:
@@ -127,7 +128,7 @@ def parse_facts(content: bytes, name: str) -> dict[str, Any]:
         del facts["seal"]
         # the names become paths: a file from elsewhere must not name one outside of its folder
         is_plain = all(name == os.path.basename(name) for name in facts.get("shards", {}))
-        types = (type(facts["size"]), type(facts["sha256"]))
+        types = (type(facts["size"]), type(facts["sum" if "sum" in facts else "sha256"]))
         if _sealed(facts).encode() == content and types == (int, str) and is_plain:
             return facts
     raise Refused(f"its checksum {name} is damaged")
@@ -337,27 +338,23 @@ class _Checked:
         return len(chunk)
 
 
-class _Hashed(_Checked):
-    """A file for torch.save that computes the sha256 and the sum of its bytes."""
+class _Summing(_Checked):
+    """A file for torch.save that adds its bytes as they are written."""
 
     def __init__(self, file: IO[bytes]):
         super().__init__(file)
-        self._sha256 = hashlib.sha256()
         self._sum = 0  # the sum of the bytes that were added
         self._size = 0  # bytes that were added
-        self._small = bytearray()  # chunks whose sum is not computed yet
+        self._small = bytearray()  # bytes that were written, and are not added yet
 
     def write(self, chunk: bytes | memoryview) -> int:
         size = super().write(chunk)
-        # both are computed in the pass that writes: the file is not read again for them
-        self._sha256.update(chunk)
+        # torch writes many chunks of a few bytes: they are added together
         if size < _PIECE // 4:
-            # torch writes many chunks of a few bytes: they are added together
             self._small += chunk
-        if size >= _PIECE // 4 or len(self._small) >= _PIECE // 4:
+        else:
             self._add(self._small)
             self._small = bytearray()
-        if size >= _PIECE // 4:
             self._add(chunk)
         return size
 
@@ -366,9 +363,9 @@ class _Hashed(_Checked):
         self._size += len(content)
 
     def facts(self) -> dict[str, Any]:
-        """Return the checksums and the size of what was written."""
+        """Return the sum and the size of what was written."""
         self._add(self._small)
-        return {"sha256": self._sha256.hexdigest(), "size": self._size, "sum": _text(self._sum)}
+        return {"size": self._size, "sum": _text(self._sum)}
 
 
 class _Summed:

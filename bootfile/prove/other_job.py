@@ -193,7 +193,9 @@ class OtherJob(Job):
         if not killed:
             return "no SIGKILL"
         times = ", ".join(f"{kill:.0f}" for kill in killed)
-        kills = "a SIGKILL and a restart" if len(killed) == 1 else f"{len(killed)} SIGKILLs, each with a restart"
+        kills = f"{len(killed)} SIGKILLs, each with a restart"
+        if len(killed) == 1:
+            kills = "a SIGKILL and a restart"
         return f"{kills}: after {times} of about {self._writes} writes of files"
 
     def _check_reference(self) -> None:

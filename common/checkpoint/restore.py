@@ -1,6 +1,7 @@
 """Download the newest whole checkpoint of a URL, and the history of its run, to this node."""
 
 import contextlib
+import hashlib
 import os
 import re
 from collections.abc import Collection, Iterable
@@ -87,10 +88,9 @@ def restore(store: ObjectStore, folder: str, files: dict[str, File]) -> set[str]
     for step in steps[:_TRIED]:
         try:
             facts = _read_facts(store, step, files)
-            has_it = ours.get("sha256") == facts["sha256"]
             has_later = ours.get("run") == facts.get("run") and ours.get("step", 0) >= step
-            if not ours or not (has_it or has_later):
-                _download(store, folder, step, facts)
+            if not ours or not (ours == facts or has_later):
+                _download(store, folder, step, facts, files)
                 # only now, when the new one is whole: until here the others could still be used
                 if ours.get("run") != facts.get("run"):
                     path = os.path.join(folder, names_of(step)[0])
@@ -122,17 +122,22 @@ def _newest(folder: str) -> dict:
 def _read_facts(store: ObjectStore, step: int, files: dict[str, File]) -> dict:
     """Return the facts of a checkpoint at the URL. Raises Refused if they are not those of a listed file."""
     name, checksum = names_of(step)
-    facts = checkpoint.parse_facts(store.read(checksum), os.path.basename(checksum))
-    if facts.get("step") != step or File(facts["size"], facts["sha256"]) != files.get(name):
+    content = store.read(checksum)
+    facts = checkpoint.parse_facts(content, os.path.basename(checksum))
+    listed = files.get(name)
+    # a checkpoint that a version before 0.45 wrote has its sha256
+    same = listed and File(facts["size"], facts.get("sha256", listed.sha256)) == listed
+    is_listed = files.get(checksum) == File(len(content), hashlib.sha256(content).hexdigest())
+    if facts.get("step") != step or not same or not is_listed:
         raise checkpoint.Refused(f"its checksum {os.path.basename(checksum)} belongs to another file")
     return facts
 
 
-def _download(store: ObjectStore, folder: str, step: int, facts: dict) -> None:
+def _download(store: ObjectStore, folder: str, step: int, facts: dict, files: dict[str, File]) -> None:
     """Download a checkpoint and the history. The checksum is written last: a start that is killed before
     downloads them again."""
     name, _ = names_of(step)
-    wanted = [Object(name, facts["size"], sha256=facts["sha256"])]
+    wanted = [Object(name, facts["size"], sha256=files[name].sha256)]
     for shard, (size, sha256) in facts.get("shards", {}).items():
         wanted.append(Object(os.path.join(dtensor_folder(name), shard), size, sha256=sha256))
     # in order: if this checkpoint is refused, an earlier one is fetched with the same store

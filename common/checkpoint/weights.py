@@ -142,7 +142,7 @@ def _read_content_once(path: str) -> Any:
             with warnings.catch_warnings(), allow([argparse.Namespace]):
                 warnings.simplefilter("ignore")  # torch warns about kinds of tensors that are refused below
                 content = checkpoint.load(path, _MOST)
-            # a checkpoint of a run has a sha256 in its .json; a file of another program has only the CRC of
+            # a checkpoint of a run has a checksum in its .json; a file of another program has only the CRC of
             # the parts of its zip
             if os.path.exists(f"{path}.json"):
                 checkpoint.verify(path)
