@@ -72,7 +72,6 @@ def write(path: str, state: dict[str, Any], **facts: Any) -> None:
         target = _Summing(file)
         _save(state, target)
         # The checksum is written first, so a checkpoint always has one.
-        facts.pop("sha256", None)  # of an earlier content, that an earlier version wrote
         write_facts(path, facts | target.facts())
     # after the renames: without it a power cut may take the new names back
     sync_folder(os.path.dirname(path))

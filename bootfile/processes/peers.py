@@ -34,6 +34,7 @@ _LOSS = 3.0  # seconds in which a rank that has lost contact waits for the reaso
 _CALM = 1.0  # seconds before an end is told that may be one of all ranks
 _MOST_DUMP = 2**17  # bytes of the stacks of another rank
 _SILENT = Place("silent", "")
+_PAUSED = Place(stacks.IN, "a debugger")
 _DONE = "done"  # what a rank says that has left the training
 _SECONDARY = {errors.LOST_CONTACT, errors.NO_RENDEZVOUS}  # exit codes of a rank that has lost another one
 _PARENT = "BOOTFILE_STARTED_BY"  # it is our launcher, which tells why a process has ended
@@ -163,7 +164,7 @@ class Peers:
             place = self._look_at(rank)
             if place is None:
                 continue
-            state = {"verb": place.verb, "name": place.name, "moves": False, "cycle": self._cycle}
+            state = {"verb": place.verb, "name": place.name, "moves": place == _PAUSED, "cycle": self._cycle}
             self._board.write(f"seen/{rank}", json.dumps(state))
             if place.verb == "held":
                 watch.write_stacks(rank, now - watch.at, self._read_file(rank, "dump"))
@@ -199,9 +200,9 @@ class Peers:
         if texts is None:
             return ""
         states = [json.loads(text or "{}") for text in texts[: 2 * count]]
-        present = [state for state in states[:count] if state.get("cycle") == self._cycle]
-        longest = max([state["idle"] for state in present], default=0.0)
-        moves = any(state["moves"] for state in present) and not watch.is_last_chance(longest)
+        answers = [state for state in states if state.get("cycle") == self._cycle]
+        longest = max([state.get("idle", 0.0) for state in answers], default=0.0)
+        moves = any(state["moves"] for state in answers) and not watch.is_last_chance(longest)
         places = {}
         for rank in range(count):
             has_left = texts[2 * count + rank] == _DONE
@@ -251,13 +252,12 @@ class Peers:
                 if places[rank] == _SILENT and waited < self._find_deadline(watch):
                     return
         places[self.rank] = Place(mine["verb"], mine["name"])
-        idle = mine["idle"]
         if mine["moves"]:
-            watch.postpone(idle)
+            watch.postpone(mine["idle"])
             return
         if self.rank == min(present):
-            watch.report(idle, places, self.name)
-        watch.close_report(idle)
+            watch.report(mine["idle"], places, self.name)
+        watch.close_report(mine["idle"])
 
     def _answer_locally(self, watch: "Watch", now: float) -> dict[str, Any]:
         """Say where this rank is to the ranks of this node only."""
@@ -275,8 +275,10 @@ class Peers:
             return Place("stopped", "")
         dump = self._read_file(rank, "dump")
         if dump:
-            place = stacks.find_place(stacks.parse(dump))
-            return Place("held", f"{place.name}, in C code that holds Python's lock")
+            stack = stacks.parse(dump)
+            if stacks.is_at_rest(stack):  # debugpy stops all threads
+                return _PAUSED
+            return Place("held", f"{stacks.find_place(stack).name}, in C code that holds Python's lock")
         return None
 
     def _read_mail(self, rank: int) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def main() -> None:
         dumps = [_read(pid, descriptor) for _, pid, descriptor in settings["ranks"]]
         blocked = []
         for dump, (_, pid, _) in zip(dumps, settings["ranks"], strict=True):
-            blocked.append(bool(dump) or is_stopped(pid))
+            blocked.append(is_stopped(pid) or (bool(dump) and not stacks.is_at_rest(stacks.parse(dump))))
         # a rank that still runs Python prints the line itself; this one is for the case that none can
         if not all(blocked) or not any(dumps):
             has_said = False
@@ -68,8 +68,8 @@ def _say(settings: dict[str, Any], dumps: list[str]) -> None:
             _write(settings["folder"], rank, dump)
         else:
             parts.append(f"{name} is stopped by a signal (SIGSTOP)")
-    folder = settings["folder"]
-    print_line(f"stuck for {settings['after']:.0f} s or more: {'; '.join(parts)} (stacks: {folder})")
+    line = f"stuck for {settings['after']:.0f} s or more: {'; '.join(parts)}"
+    print_line(f"{line} (stacks: {settings['folder']})")
     if settings["exits"]:
         # by SIGKILL: a process whose lock is held runs no handler of Python
         for _, pid, _ in settings["ranks"]:

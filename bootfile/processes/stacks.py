@@ -17,7 +17,7 @@ _DEEPEST = 100  # frames of a stack that are shown
 _DISTRIBUTED = f"torch{os.sep}distributed{os.sep}"
 _LOADERS = (f"torch{os.sep}utils{os.sep}data{os.sep}", f"bootfile{os.sep}loaders{os.sep}")
 _COMPILERS = (f"torch{os.sep}_dynamo{os.sep}", f"torch{os.sep}_inductor{os.sep}")
-_DEBUGGERS = ("pdb.py", "bdb.py")
+_DEBUGGERS = ("pdb.py", "bdb.py", "pydevd.py")  # the last one of debugpy and PyCharm
 
 IN = "in"
 WAITS = "waits"
@@ -101,14 +101,16 @@ def is_compiling(stack: Stack) -> bool:
 
 def is_at_rest(stack: Stack) -> bool:
     """Return whether a user holds the thread: a debugger, or a prompt or notebook that runs no cell."""
-    if not stack or os.path.basename(stack[0].file) in _DEBUGGERS:
-        return True
-    if any(os.path.basename(frame.file) in _DEBUGGERS for frame in stack):
-        return True
+    for frame in stack:
+        if os.path.basename(frame.file) in _DEBUGGERS:
+            return True
+        # a program that runs: with `python -m pdb` older lines are those of a debugger, too
+        if not _is_library(frame.file):
+            break
     # the kernel runs between two cells, too: then it waits for the user, and nothing is stuck
     in_notebook = any("ipykernel" in frame.function or "ipykernel" in frame.file for frame in stack)
     cells = [frame for frame in stack if "ipykernel_" in frame.file or frame.file.startswith("<ipython")]
-    return in_notebook and not cells
+    return not stack or (in_notebook and not cells)
 
 
 def is_idle(stack: Stack) -> bool:

@@ -227,8 +227,9 @@ class Watch:
             return
         self._armed_at = now
         if os.fstat(self.dump).st_size:  # the lock was held, and is free again
+            stack = stacks.parse(os.pread(self.dump, 2**17, 0).decode(errors="replace"))
             memory_files.replace(self.dump)
-            if not self._peers and self._stuck_since is None:
+            if not self._peers and self._stuck_since is None and not stacks.is_at_rest(stack):
                 self._stuck_since = self.at
                 self._stuck_step = self.step + 1
         self._armed_for = limit

@@ -1,12 +1,18 @@
 """A run that does not move says where each rank is, and a rank that has died is named with its reason."""
 
+import bdb
+import os
+import pdb
 import re
 import signal
+import threading
+import time
 
 import psutil
 import pytest
 import torch
 
+from bootfile.processes import memory_files, speaker, stacks
 from bootfile.processes.stacks import IN, WAITS, Place
 from bootfile.processes.stuck import Watch, compose
 from tests.conftest import ROOT, finish, read_until, start, start_ranks, wait_until
@@ -251,3 +257,46 @@ def test_a_run_that_is_stuck_ends_if_asked_to(tmp_path):
         result = finish(job, 5)
         if job is jobs[0]:
             assert "because of --stuck_exit true" in result.stderr
+
+
+def _frames(*lines):
+    """Return a dump of faulthandler whose main thread has these lines, the newest first."""
+    shown = "".join(f'  File "{file}", line 1 in {name}\n' for file, name in lines)
+    return f"Timeout (0:00:05)!\nThread 0x0001 (most recent call first):\n{shown}\n"
+
+
+WAIT, SUSPEND = (threading.__file__, "wait"), ("/home/me/debugpy/pydevd.py", "_do_wait_suspend")
+STEP, DEBUGGER = ("/home/me/own.py", "main"), (bdb.__file__, "run")
+
+
+@pytest.mark.parametrize(
+    ("lines", "rests"),
+    [
+        ((WAIT, SUSPEND, STEP), True),  # debugpy holds all threads at a breakpoint
+        (((pdb.__file__, "interaction"), DEBUGGER, STEP, DEBUGGER), True),
+        ((STEP, DEBUGGER, (pdb.__file__, "main")), False),  # `python -m pdb`, and the script hangs
+        (((torch.__file__, "forward"), STEP, DEBUGGER), False),
+        ((), True),
+    ],
+)
+def test_a_debugger_that_waits_for_its_user(lines, rests):
+    assert stacks.is_at_rest(stacks.parse(_frames(*lines))) == rests
+
+
+def test_a_pause_in_debugpy_is_not_called_stuck(tmp_path, capfd):
+    """It stops all threads of the process: only the timer of faulthandler writes where the main thread is."""
+    dump = memory_files.make("stacks")
+    memory_files.replace(dump, _frames(WAIT, SUSPEND, STEP))
+    settings = {"parent": os.getpid(), "ranks": [[0, os.getpid(), dump]], "names": ["the process"]}
+    process = speaker.start(settings | {"folder": str(tmp_path / "stuck"), "after": 5, "exits": False})
+    try:
+        time.sleep(4)  # a pause that is called stuck is so after 2.5 s
+        memory_files.replace(dump, _frames(STEP))
+        wait_until((tmp_path / "stuck" / "rank_0.txt").exists)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(dump)
+    place = "main (own.py:1), in C code that holds Python's lock"
+    line, = capfd.readouterr().out.splitlines()  # fmt: skip
+    assert line.startswith(f"stuck for 5 s or more: the process is in {place}")
