@@ -24,10 +24,12 @@ _PR_SET_PDEATHSIG = 1
 def main() -> None:
     """Serve requests until the standard input ends. Forks (forks.py) starts it and sends them."""
     del sys.path[0]  # this folder: its modules have general names
+    gc.disable()  # what is imported stays: no search for garbage among it, also at the end of each fork
     for name in _PACKAGES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    gc.freeze()  # else the end of each fork visits all objects of PyTorch, which takes a second
+    gc.freeze()
+    gc.enable()
     # copies: a script gets other files as its standard input and output
     requests = os.fdopen(os.dup(0))
     answers = os.fdopen(os.dup(1), "w")

@@ -7,6 +7,7 @@ traceback of torch's files.
 import atexit
 import contextlib
 import functools
+import gc
 import importlib.util
 import os
 import signal
@@ -24,6 +25,11 @@ from common.ground import endings, streams
 from common.ground.endings import format_traceback, say_error, say_traceback
 
 streams.protect_output()  # at once: the imports of a job open files
+_THRESHOLDS = gc.get_threshold()
+_MANY = 10**6  # new objects before the next search for garbage
+# torch makes 350,000 objects when it is imported, and all stay: searching them again and again takes a second
+if "torch" not in sys.modules:
+    gc.set_threshold(_MANY)
 _written: int | None = 0  # bytes on standard error when main() had raised an error
 main_of_job = ""  # the name of the function that entry() decorates; forks of an elastic job run it
 # packages of this repository: if one of their modules is missing, it is a defect
@@ -34,6 +40,10 @@ def entry(main: Callable[[], object]) -> Callable[[], None]:
     """Decorate a job's main(): BadInput and Ctrl-C become one line `error: ...` and an exit code."""
     global main_of_job
     main_of_job = main.__name__
+    # the job has imported its modules: from now on a search visits only new objects, also at the end
+    if gc.get_threshold()[0] == _MANY:
+        gc.freeze()
+        gc.set_threshold(*_THRESHOLDS)
 
     @functools.wraps(main)
     def run_main() -> None:

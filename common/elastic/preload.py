@@ -35,6 +35,7 @@ for _number in {*signals.SIGNALS} - {signal.SIGINT}:  # multiprocessing itself i
 # The forks inherit the id of their parent. They cannot look it up: if the fork server has just ended, each
 # has another parent already, and would live for ever.
 os.environ[STARTED_BY] = str(os.getpid())
+gc.disable()  # what is imported stays: no search for garbage among it, also at the end of each fork
 for _name in ("torch._dynamo", "torch.utils.tensorboard", "bootfile.exact.replicas"):
     with contextlib.suppress(ImportError):
         importlib.import_module(_name)
@@ -42,4 +43,5 @@ with contextlib.suppress(ImportError):
     from tqdm import tqdm
 
     tqdm.set_lock(threading.RLock())  # tqdm's own is one of all processes, which a killed one leaves behind
-gc.freeze()  # else the end of each fork visits all objects of PyTorch, which takes a second
+gc.freeze()
+gc.enable()

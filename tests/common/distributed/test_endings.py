@@ -124,3 +124,30 @@ def test_a_package_that_is_missing_in_a_job_with_a_process_group_is_one_line(tmp
     job.write_text(text, encoding="utf-8")
     ended = run(job, *QUICK, "--enable_gpu=false", f"--output_dir={tmp_path / 'out'}", code=2)
     assert re.fullmatch("error: No module named 'no_such_package', which .*\n", ended.stderr)
+
+
+COLLECTOR = """
+import gc, sys
+usual = gc.get_threshold()
+{before}
+from common.distributed.entry import entry
+while_importing = gc.get_threshold()[0]
+import torch
+
+@entry
+def main():
+    print(while_importing > usual[0], gc.get_freeze_count() > 100_000)
+    print(gc.get_threshold() == usual, gc.isenabled())
+
+main()
+"""
+
+
+@pytest.mark.parametrize("before", ["pass", "import torch"])
+def test_no_search_for_garbage_among_the_modules_that_a_job_imports(before):
+    """If torch is there already, as in a notebook, what the user has made must not stay for ever."""
+    shown = run(
+        "-c", COLLECTOR.format(before=before), fresh=True, env=environment(PYTHONPATH=str(ROOT))
+    ).stdout
+    is_first = before == "pass"
+    assert shown.split() == [str(is_first), str(is_first), "True", "True"]
