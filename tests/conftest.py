@@ -208,6 +208,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    gc.disable()  # what is imported with the tests stays: pytest_collection_finish() enables it
     if config.getoption("quick"):
         sys.addaudithook(_skip_if_not_quick)
 
@@ -225,6 +226,12 @@ def pytest_collection_modifyitems(items):
     """Start the files that take minutes first: a process of xdist that got one last would end alone."""
     order = {name: number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: order.get(item.path.name, len(LONG)))
+
+
+def pytest_collection_finish():
+    """A search for garbage visits only what the tests make: all else took seconds, again and again."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup(item):
