@@ -377,7 +377,7 @@ class OwnJob(Job):
                 files.discard(path)
                 continue
             facts = files.facts_of(path)
-            facts.pop("sha256", None)  # of the content before the change, in a checkpoint before version 0.45
+            facts.pop("sha256", None)  # a checkpoint before version 0.45 has one, of other bytes
             largest = change(state["objects"], case)
             if largest:
                 files.write(path, state, **facts)
