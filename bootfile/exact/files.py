@@ -2,7 +2,7 @@
 
     FOLDER/step_400.pt         a dictionary of plain types, torch.load(..., weights_only=True)
     FOLDER/step_400.pt.json    its size in bytes, step and run, and the sum of its bytes (digest.add_bytes),
-                               which costs less than a third of a sha256; before version 0.45 also its sha256
+                               which costs about half of a sha256; before version 0.45 also its sha256
 
 A file appears under its name only when it and its checksum are on the disk (temporary file, fsync, rename,
 fsync of the folder). So a job that is killed at any moment leaves the files of other names as they were.
@@ -351,9 +351,10 @@ class _Summing(_Checked):
         # torch writes many chunks of a few bytes: they are added together
         if size < _PIECE // 4:
             self._small += chunk
-        else:
+        if max(size, len(self._small)) >= _PIECE // 4:
             self._add(self._small)
             self._small = bytearray()
+        if size >= _PIECE // 4:
             self._add(chunk)
         return size
 

@@ -17,7 +17,8 @@ _DEEPEST = 100  # frames of a stack that are shown
 _DISTRIBUTED = f"torch{os.sep}distributed{os.sep}"
 _LOADERS = (f"torch{os.sep}utils{os.sep}data{os.sep}", f"bootfile{os.sep}loaders{os.sep}")
 _COMPILERS = (f"torch{os.sep}_dynamo{os.sep}", f"torch{os.sep}_inductor{os.sep}")
-_DEBUGGERS = ("pdb.py", "bdb.py", "pydevd.py")  # the last one of debugpy and PyCharm
+# functions that hold a program until the user goes on; pydevd is in debugpy and PyCharm
+_PAUSES = ("pdb.py interaction", "bdb.py trace_dispatch", "pydevd.py _do_wait_suspend")
 
 IN = "in"
 WAITS = "waits"
@@ -101,12 +102,9 @@ def is_compiling(stack: Stack) -> bool:
 
 def is_at_rest(stack: Stack) -> bool:
     """Return whether a user holds the thread: a debugger, or a prompt or notebook that runs no cell."""
-    for frame in stack:
-        if os.path.basename(frame.file) in _DEBUGGERS:
-            return True
-        # a program that runs: with `python -m pdb` older lines are those of a debugger, too
-        if not _is_library(frame.file):
-            break
+    # anywhere: a command that the user types there may have newer lines
+    if any(f"{os.path.basename(frame.file)} {frame.function}" in _PAUSES for frame in stack):
+        return True
     # the kernel runs between two cells, too: then it waits for the user, and nothing is stuck
     in_notebook = any("ipykernel" in frame.function or "ipykernel" in frame.file for frame in stack)
     cells = [frame for frame in stack if "ipykernel_" in frame.file or frame.file.startswith("<ipython")]

@@ -155,7 +155,7 @@ def _add_arguments(parser: JobParser) -> None:
     add = parser.add_argument_group("checkpoints", role=OPERATION).add_argument
     help = (
         "where to continue: auto (the newest checkpoint in --output_dir), never, or a file or folder "
-        "(default: auto)"
+        "(default: auto with --output_dir, else never)"
     )
     add("--resume", metavar="auto|never|PATH", help=help)
     help = (

@@ -1,5 +1,6 @@
 """A damaged checkpoint file is refused with its reason, and no other file is lost."""
 
+import io
 import os
 import pickle
 import random
@@ -88,6 +89,14 @@ def test_a_checkpoint_of_version_0_25_is_verified_by_its_sha256(tmp_path):
     for function in (checkpoint.read, checkpoint.verify):
         with pytest.raises(Refused, match="it changed after it was written: the sha256 differs"):
             function(path)
+
+
+def test_a_save_of_small_tensors_holds_no_copy_of_all():
+    file = checkpoint._Summing(io.BytesIO())
+    for _ in range(50):
+        file.write(bytes(200_000))
+        assert len(file._small) < 2**20
+    assert file.facts()["size"] == 10**7
 
 
 def test_a_resume_reads_each_byte_once(tmp_path):

@@ -276,6 +276,8 @@ STEP, DEBUGGER = ("/home/me/own.py", "main"), (bdb.__file__, "run")
         (((pdb.__file__, "interaction"), DEBUGGER, STEP, DEBUGGER), True),
         ((STEP, DEBUGGER, (pdb.__file__, "main")), False),  # `python -m pdb`, and the script hangs
         (((torch.__file__, "forward"), STEP, DEBUGGER), False),
+        ((STEP, (pdb.__file__, "interaction"), STEP), True),  # the user calls a function at the prompt
+        ((("/home/me/parsing/pdb.py", "parse"), STEP), False),  # a file of the user with this name
         ((), True),
     ],
 )
