@@ -17,7 +17,7 @@ _DEEPEST = 100  # frames of a stack that are shown
 _DISTRIBUTED = f"torch{os.sep}distributed{os.sep}"
 _LOADERS = (f"torch{os.sep}utils{os.sep}data{os.sep}", f"bootfile{os.sep}loaders{os.sep}")
 _COMPILERS = (f"torch{os.sep}_dynamo{os.sep}", f"torch{os.sep}_inductor{os.sep}")
-# functions that hold a program until the user goes on; pydevd is in debugpy and PyCharm
+# a debugger is in one of these functions while its user looks at the program; pydevd is a part of debugpy
 _PAUSES = ("pdb.py interaction", "bdb.py trace_dispatch", "pydevd.py _do_wait_suspend")
 
 IN = "in"
