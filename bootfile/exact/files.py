@@ -125,12 +125,24 @@ def parse_facts(content: bytes, name: str) -> dict[str, Any]:
         # every failure of this block has one meaning, a damaged file: it ends in the line after the block
         facts: dict[str, Any] = json.loads(content)
         del facts["seal"]
-        # the names become paths: a file from elsewhere must not name one outside of its folder
-        is_plain = all(name == os.path.basename(name) for name in facts.get("shards", {}))
-        types = (type(facts["size"]), type(facts["sum" if "sum" in facts else "sha256"]))
-        if _sealed(facts).encode() == content and types == (int, str) and is_plain:
+        if _sealed(facts).encode() == content and _are_valid(facts):
             return facts
     raise Refused(f"its checksum {name} is damaged")
+
+
+def _are_valid(facts: dict[str, Any]) -> bool:
+    """Return whether each fact has the type that its readers expect. Raises KeyError if one is missing."""
+    shards = facts.get("shards", {})
+    if type(shards) is not dict:
+        return False
+    for name, (size, sha256) in shards.items():
+        # the names become paths: a file from elsewhere must not name one outside of its folder
+        is_plain = name == os.path.basename(name) and name not in ("", os.curdir, os.pardir)
+        if not is_plain or (type(size), type(sha256)) != (int, str):
+            return False
+    added = facts["sum" if "sum" in facts else "sha256"]
+    types = (type(facts["size"]), type(added), type(facts.get("keep_every", 0)))
+    return types == (int, str, int)
 
 
 def check_readable(objects: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """The folder of a sharded checkpoint is read whole in one process, and nothing in it is executed."""
 
+import json
 import os
 import pickle
 import warnings
@@ -69,8 +70,24 @@ def test_a_program_in_the_metadata_is_not_executed(function, path, tmp_path):
     assert not made.exists()
 
 
-def test_a_name_outside_of_the_folder_is_refused(path):
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"shards": {"../../other": [1, "0" * 64]}},
+        {"shards": {"..": [1, "0" * 64]}},
+        {"shards": {"a": ["1", "0" * 64]}},
+        {"shards": {"a": [1]}},
+        {"shards": {"a": 5}},
+        {"shards": ["a"]},
+        {"shards": None},
+        {"keep_every": "all"},
+        {"size": "1"},
+        {"sum": 1},
+    ],
+    ids=json.dumps,
+)
+def test_facts_of_another_form_and_names_outside_of_the_folder_are_refused(path, changed):
     facts = files.facts_of(path)
-    files.write_facts(path, facts | {"shards": {"../../other": [1, "0" * 64]}})
+    files.write_facts(path, facts | changed)
     with pytest.raises(files.Refused, match=r"its checksum .* is damaged"):
         files.read(path)
