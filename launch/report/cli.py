@@ -9,6 +9,7 @@ the first. An earlier report is replaced; any other file only with --force. Exit
 there, or FILE cannot be written.
 """
 
+import gc
 import os
 import re
 import time
@@ -64,8 +65,13 @@ def _names(paths: list[str]) -> list[str]:
 
 def render_page(runs: list[Run], title: str | None = None) -> str:
     """Return the HTML of runs, whose names must differ: main() calls it, and the tests."""
+    # all objects that matplotlib makes when it is imported stay: a search for garbage among them takes longer
+    gc.disable()
     from bootfile.console import page
     from launch.report import charts  # imports matplotlib, which --help does not need
+
+    gc.freeze()
+    gc.enable()
 
     # the settings and the environment of the last start: those with which the run has ended
     settings = []
