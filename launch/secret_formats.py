@@ -61,7 +61,8 @@ class Format(NamedTuple):
     """A form of secrets.
 
     kind: what the user reads.
-    words: in lower case; a text without any of them is not searched, which saves most of the time.
+    words: in lower case, the rarest that the pattern needs: a text without any of them is not searched, which
+        saves most of the time.
     pattern: its group `value`, if it has one, is the secret itself.
     accepts: whether a value is a secret, and not a placeholder.
     """
@@ -88,7 +89,11 @@ def _compile(pattern: str) -> re.Pattern[str]:
 _TOKENS = {
     "hf_": r"\bhf_[A-Za-z0-9]{30,}",
     "api_org_": r"\bapi_org_[A-Za-z0-9]{30,}",
-    "gh": r"\bgh[pousr]_[A-Za-z0-9]{36}",
+    "ghp_": r"\bghp_[A-Za-z0-9]{36}",
+    "gho_": r"\bgho_[A-Za-z0-9]{36}",
+    "ghu_": r"\bghu_[A-Za-z0-9]{36}",
+    "ghs_": r"\bghs_[A-Za-z0-9]{36}",
+    "ghr_": r"\bghr_[A-Za-z0-9]{36}",
     "github_pat_": r"\bgithub_pat_\w{22}",
     "glpat-": r"\bglpat-[\w-]{20}",
     "xox": r"\bxox[abeposr]-[A-Za-z0-9-]{10}",
@@ -179,17 +184,17 @@ FORMATS = (
     ),
     Format(
         "a password of a netrc file",
-        ("machine", "default"),
+        ("passw",),
         _compile(rf"\b(?:machine\s+{_HOST}|default)\s+{_LOGIN}{{1,2}}{_PASSWORD}"),
     ),
     Format(
         "a password of a netrc file",
-        ("machine",),
+        ("passw",),
         _compile(rf"\bmachine\s+{_HOST}\s+{_PASSWORD}"),
     ),
     Format(
         "a password of a netrc file",  # of a host without a dot, which may be a sentence
-        ("machine",),
+        ("passw",),
         _compile(rf"\bmachine\s+\S+\s+{_LOGIN}{{1,2}}{_PASSWORD}"),
         _is_no_word,
     ),
@@ -262,9 +267,9 @@ FORMATS = (
         _compile(rf"""["']--?{_OF_KEY}["'],\s{{0,40}}["'](?P<value>[\w+/=.~-]{{8,4096}})["']"""),
         is_mixed,
     ),
-    Format("a password", ("value",), _compile(_NAME_AND_VALUE.format(_OF_PASSWORD))),
+    Format("a password", ("passw", "passphrase"), _compile(_NAME_AND_VALUE.format(_OF_PASSWORD))),
     Format("a key or token", ("value",), _compile(_NAME_AND_VALUE.format(_OF_KEY)), _is_random),
-    Format("a password", ("|", ">"), _compile(_BLOCK.format(_OF_PASSWORD)), is_mixed),
+    Format("a password", ("passw", "passphrase"), _compile(_BLOCK.format(_OF_PASSWORD)), is_mixed),
     Format("a key or token", ("|", ">"), _compile(_BLOCK.format(_OF_KEY)), _is_random),
     Format(
         "a password",
