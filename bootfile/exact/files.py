@@ -121,28 +121,19 @@ def facts_of(path: str) -> dict[str, Any]:
 
 def parse_facts(content: bytes, name: str) -> dict[str, Any]:
     """Return the facts in the content of a checkpoint's .json. name: of this file. Raises Refused."""
-    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
         # every failure of this block has one meaning, a damaged file: it ends in the line after the block
         facts: dict[str, Any] = json.loads(content)
         del facts["seal"]
-        if _sealed(facts).encode() == content and _are_valid(facts):
+        shards = facts.get("shards", {})
+        pairs = [(facts["size"], facts["sum" if "sum" in facts else "sha256"]), *shards.values()]
+        have_types = all([*map(type, pair)] == [int, str] for pair in pairs)
+        # the names become paths: a file from elsewhere must not name one outside of its folder
+        are_plain = all(name == os.path.basename(name) and name.strip(".") for name in shards)
+        have_types = have_types and type(facts.get("keep_every", 0)) is int
+        if _sealed(facts).encode() == content and have_types and are_plain:
             return facts
     raise Refused(f"its checksum {name} is damaged")
-
-
-def _are_valid(facts: dict[str, Any]) -> bool:
-    """Return whether each fact has the type that its readers expect. Raises KeyError if one is missing."""
-    shards = facts.get("shards", {})
-    if type(shards) is not dict:
-        return False
-    for name, (size, sha256) in shards.items():
-        # the names become paths: a file from elsewhere must not name one outside of its folder
-        is_plain = name == os.path.basename(name) and name not in ("", os.curdir, os.pardir)
-        if not is_plain or (type(size), type(sha256)) != (int, str):
-            return False
-    added = facts["sum" if "sum" in facts else "sha256"]
-    types = (type(facts["size"]), type(added), type(facts.get("keep_every", 0)))
-    return types == (int, str, int)
 
 
 def check_readable(objects: dict[str, Any]) -> None:
@@ -311,14 +302,12 @@ def _is_whole(path: str, known: dict[str, tuple[Any, ...]]) -> bool:
 
 def discard(path: str) -> None:
     """Delete a checkpoint, or what a killed job has left of it."""
-    # the data first: if the job is killed in between, a .json alone is left, which is not a checkpoint
-    for file in (path, f"{path}.json"):
-        with contextlib.suppress(OSError):
-            os.unlink(file)
     folder = dtensor_folder(path)
-    if os.path.islink(folder):  # what it points to belongs to another run
+    # the data first: if the job is killed in between, a .json alone is left, which is not a checkpoint
+    # a link in place of the folder points to another run: only the link is deleted
+    for file in (path, f"{path}.json", folder):
         with contextlib.suppress(OSError):
-            os.unlink(folder)
+            os.unlink(file)  # fails for a folder, which is deleted below
     shutil.rmtree(folder, ignore_errors=True)
 
 
