@@ -78,6 +78,8 @@ def connect(address: str, workers: int) -> Any:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
     if not address:
         options |= {"num_cpus": workers, "include_dashboard": False}
+        # By default it is 15: where other processes keep the cores busy, the training would wait for minutes.
+        os.environ.setdefault("RAY_worker_niceness", "0")
     handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address or "local", **options)

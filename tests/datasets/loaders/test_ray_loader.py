@@ -126,6 +126,14 @@ def test_worker_init_fn_and_a_data_set_that_changes_between_epochs(folder):
         assert second["square"].tolist() == changed
 
 
+def test_workers_have_the_priority_of_the_training(folder):
+    """Ray gives them the least one by default: on a busy machine the training would wait for minutes."""
+    actors = pool.Pool(1)
+    call = actors.submit(actors.put(lambda task: os.nice(0)), (0, None))
+    assert actors.take(call) == os.nice(0)
+    actors.close()
+
+
 def test_batches_are_the_caller_s_own(folder):
     def collate(items):
         return torch.tensor(items), np.zeros(3)
