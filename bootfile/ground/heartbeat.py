@@ -41,11 +41,13 @@ def watched(folder: str) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def alarm(seconds: float, function: Callable[[], object]) -> Iterator[None]:
-    """Call a function, in a thread, if the block takes longer than `seconds`."""
+    """Call a function, in a thread, if the block takes longer than `seconds`. Without room for the thread the
+    block runs all the same."""
     # in a thread, because the block itself may hang in a call of the system
     timer = threading.Timer(seconds, function)
     timer.daemon = True
-    timer.start()
+    with contextlib.suppress(RuntimeError):
+        timer.start()
     try:
         yield
     finally:

@@ -1,6 +1,7 @@
 """A heartbeat logs a line with the seconds when it is due, and not more often."""
 
 import sys
+import threading
 import time
 
 from bootfile.ground import errors, heartbeat
@@ -38,3 +39,13 @@ def test_a_write_that_takes_long_is_named_once(monkeypatch):
         time.sleep(0.05)
     line, = lines  # fmt: skip
     assert "/mount has not answered for 0 s" in line
+
+
+def test_a_machine_without_room_for_a_thread_does_not_end_what_is_watched(monkeypatch):
+    def fail(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    with watched("folder"):
+        done = True
+    assert done
