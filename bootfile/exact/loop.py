@@ -16,7 +16,6 @@ writes. Before every optimizer step one all_reduce of a few numbers makes all ra
 stop at the same step.
 """
 
-import functools
 import sys
 import time
 from collections.abc import Callable, Collection
@@ -33,7 +32,7 @@ from bootfile.exact.optimizer_steps import OptimizerSteps
 from bootfile.exact.processes import Due, Processes
 from bootfile.exact.protocols import TrainingLoader
 from bootfile.exact.saver import Saver, find_infinite, size_of
-from bootfile.exact.state import RunState
+from bootfile.exact.state import RunState, SavedState
 from bootfile.exact.watchers import Agreement, Watcher
 from bootfile.ground import accelerator, errors
 from bootfile.ground.errors import BadInput
@@ -387,6 +386,11 @@ class Exact:
                 f"warning: step {step} is the last one, and its gradients wait for an optimizer step: a "
                 "longer run will not continue exactly from its checkpoint"
             )
+        if self._is_between_epochs() and not is_last:
+            raise BadInput(
+                f"save() after the batches of an epoch (step {step}): the code there would run again after a "
+                "restart; call save() in the loop over the batches, after end_step()"
+            )
         # the host waits for the device here: a checkpoint must not hold a step whose verdict is not known
         self._apply(self._guard.settle())
         # the run may diverge: a state that is written now would push a good checkpoint out
@@ -403,7 +407,13 @@ class Exact:
         if ranks.is_first() or self.state.is_sharded:
             if self.is_stopping:
                 self.saver.collect(wait=True)  # a write that failed is tried again
-            capture = functools.partial(self.state.capture, step)
+
+            def capture() -> SavedState:
+                state = self.state.capture(step)
+                if self._has_left_epoch():
+                    state["epoch_ended"] = True
+                return state
+
             self.saver.save_checkpoint(step, self.state.run, capture, self._is_planned(step))
         # also if the write fails later: the saver reports it then, and the next planned save tries again
         self._save_is_late = False
@@ -442,7 +452,14 @@ class Exact:
     def close(self) -> None:
         """Save the last step, and wait for the last write. A signal is not noticed any more. Raises
         NotSaved."""
-        if self._saved != self.loader.step and not self._waits:
+        step = self.loader.step
+        is_unsaved = self._saved != step and not self._waits
+        if is_unsaved and self._is_between_epochs() and step != self.total_steps:
+            self.say(
+                f"step {step} ends an epoch and is not saved, because the code after the epoch may have "
+                f"changed the state: a restart continues from step {self._saved}"
+            )
+        elif is_unsaved:
             self._save_is_late = True
             self.save()
         # a process must not end while this thread reads the store: the wait for it is here
@@ -502,6 +519,17 @@ class Exact:
         """Return whether the last finished step was skipped, which may be known only now."""
         verdict = self._guard.settle()
         return self.state.bad_in_a_row > 0 or (verdict is not None and verdict.bad)
+
+    def _is_between_epochs(self) -> bool:
+        """Return whether a loop of one's own runs its code after the batches of an epoch, or has left the
+        loop there. That of a job only evaluates: a restart may do it again."""
+        # a loader of one's own may not know it
+        is_over = not getattr(self.loader, "is_in_epoch", True)
+        return self.lock is not None and self._ended >= self._first and is_over and not self._has_left_epoch()
+
+    def _has_left_epoch(self) -> bool:
+        """Return whether a loop of one's own has run its code after the last epoch, to its end."""
+        return self.lock is not None and getattr(self.loader, "has_left_epoch", False)
 
     def _device(self) -> torch.device:
         return accelerator.device_of(self.model)
@@ -665,7 +693,7 @@ class Exact:
     def _save_while_waiting(self) -> None:
         """Save and exit. Called in the loop's thread while it waits for data that may never come, after the
         process was asked to stop (bootfile/processes/waits.py)."""
-        if not self.loader.is_whole:  # the loop has a part of a step
+        if not self.loader.is_whole or self._ended != self.loader.step:  # the loop has a part of a step
             return
         self.is_stopping = True
         began = self._first - 1

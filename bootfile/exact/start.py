@@ -35,6 +35,8 @@ def restore(run: "Exact") -> int:
     history: list[dict[str, Any]] = []
     if state:
         step = state["step"]
+        if state.get("epoch_ended"):
+            run.loader.leaves_out_ended = True  # type: ignore[attr-defined]  # of a loop with our Loader
         history = state.get("machines", [])
     run.machines.settle(step, history, run.has_shards)
     return step

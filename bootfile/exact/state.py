@@ -59,11 +59,13 @@ class SavedState(_WholeState, total=False):
         (dtensor_files.py). Then those in `objects` are meta tensors.
     order: the names of what is kept by position; version 0.33 was the first that wrote it.
     began: name -> state of each further schedule before the first step; version 0.43 was the first.
+    epoch_ended: `step` ends an epoch, and the code of the loop after it has run; version 0.46 was the first.
     """
 
     shards: Any
     order: Order
     began: dict[str, dict[str, Any]]
+    epoch_ended: bool
 
 
 class RunState:

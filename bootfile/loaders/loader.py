@@ -123,6 +123,9 @@ class Loader:
     `backend`: the name of the engine, if it was chosen by name.
     `removal`: a Removal, whose samples no batch has; None by default. `is_removed`: it takes all samples of
     the last batch, which was handed out with them. Its result is none of the step.
+    `is_in_epoch`: the caller iterates it, and its batches have not ended. `has_left_epoch`: since its last
+    batch the caller has asked epochs_from() for the next epoch. `leaves_out_ended`: epochs_from() begins with
+    the next epoch if the step that it gets ends one.
     `reads_again`: a restart adds the samples of steps that the receipt lacks, see lead().
     """
 
@@ -140,6 +143,9 @@ class Loader:
         self.step = 0
         self._lacking: int | None = None  # see lead(): the step before the first that the receipt lacks
         self.is_whole = True
+        self.is_in_epoch = False
+        self.has_left_epoch = False
+        self.leaves_out_ended = False
         self.batch: Batch | None = None
         self.generators: list[generators.Generator] = []
         self.backend = ""
@@ -184,10 +190,12 @@ class Loader:
         begin = self._find_begin(step)
         sampler = self.plan.sampler
         for epoch in sampler.epochs_from(begin):
-            if begin < step and not sampler.remaining:  # it has ended before the steps that are read again
+            # it has ended before the steps that are read again, or its code was run before the checkpoint
+            if not sampler.remaining and (begin < step or self.leaves_out_ended):
                 continue
             self._seed(epoch, generators.EPOCH_START)
             yield epoch
+            self.has_left_epoch = True  # the code after its batches has run
 
     @property
     def total_steps(self) -> int | Any:
@@ -342,6 +350,7 @@ class Loader:
                 f"the training loader is at step {step} after {self.step} batches: do not leave an epoch "
                 "early or iterate it a second time; open another loader for that"
             )
+        self.is_in_epoch = True
         shards = itertools.cycle(range(self._shards))
         # if the caller leaves the epoch early, the engine ends its work here
         with contextlib.closing(self._copies()) as copies:
@@ -367,6 +376,7 @@ class Loader:
                 self.is_whole = shard == self._shards - 1
                 # before the caller computes: a signal in this step finds the right number
                 self.step = step + 1
+                self.has_left_epoch = False
                 self.batch = batch
                 if self.is_whole:
                     step += 1
@@ -381,6 +391,7 @@ class Loader:
         # an epoch that is too short would shift all later steps: the run would not be repeatable
         if missing > 0:
             raise RuntimeError(f"the data of epoch {epoch} ended at step {step}, {missing} steps too early")
+        self.is_in_epoch = False
         # what the loop draws before the next epoch, as in an evaluation, is the same after a restart
         self._seed(epoch, generators.EPOCH_END)
 
