@@ -18,6 +18,7 @@ stop at the same step.
 
 import sys
 import time
+import weakref
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +97,8 @@ class Exact:
     objects: further objects, as for add().
     Raises BadInput if the optimizer or the scheduler cannot be resumed exactly.
     """
+
+    _newest: Any = None  # weak reference to the Exact of this process that has begun last
 
     def __init__(
         self,
@@ -188,6 +191,7 @@ class Exact:
         self._survivor: Survivor | None = None  # if a rank can save without the others
         self._label_mean: LabelMeanWatcher | None = None  # if gradients are averaged
         self._first = 0  # the first step of this process
+        self._asked = 0  # the step after which a save is due that the loop has not done; 0 without one
         self._ended = 0  # steps that end_step() has counted
         self._saved = 0  # the step of the last save, and at first that before the first step
         self.add(**objects)
@@ -279,6 +283,8 @@ class Exact:
         self.saves.begin()
         if not self.processes.has_restored:  # otherwise these processes have warned before
             start.warn_of_generators(self)
+            start.warn_of_schedule(self)
+        Exact._newest = weakref.ref(self)
         if self.writes:
             # otherwise a signal ends the process at once
             signals.watch(self.grace, self.processes.signal_store())
@@ -331,7 +337,7 @@ class Exact:
         If gradients are accumulated over several batches, a save waits for the optimizer step. Raises
         Diverged, and BadInput if the loop and the loader count other steps.
         """
-        assert self._steps is not None
+        steps = self._get_steps()
         # raises at once if a step was not ended exactly once: the receipt would be one of other steps
         step = self._count()
         # a loop that never asks accepts(): all ranks still have to agree on a signal, a save and a report
@@ -351,7 +357,7 @@ class Exact:
             self.say(warning)
         for note in self.state.take_notes():  # about groups that the loop has added after the restart
             self.say(note)
-        has_gradients = self._steps.end_batch()  # that no optimizer step has taken
+        has_gradients = steps.end_batch()  # that no optimizer step has taken
         self._waits = has_gradients and not self.state.bad_in_a_row
         if self._survivor:  # a collective below may fail
             self._survivor.end_step(step, not self._waits and not self.state.bad_in_a_row)
@@ -371,11 +377,14 @@ class Exact:
             self._survivor.record(step, ends_part)
         if self._progress:
             self._progress.note(step, is_longer=due.save or ends_part)
+        if due.save:
+            self._asked = step
         return due
 
     def save(self) -> None:
         """Save, and exit if the process was asked to stop. Call it on every rank after a step, if end_step()
         says that it is due."""
+        self._asked = 0
         step = self.loader.step
         is_last = step == self.total_steps
         # the next end_step() whose gradients were taken by an optimizer asks for this save again
@@ -454,11 +463,13 @@ class Exact:
         NotSaved."""
         step = self.loader.step
         is_unsaved = self._saved != step and not self._waits
-        if is_unsaved and self._is_between_epochs() and step != self.total_steps:
-            self.say(
-                f"step {step} ends an epoch and is not saved, because the code after the epoch may have "
-                f"changed the state: a restart continues from step {self._saved}"
-            )
+        reason = ""
+        if self._ended != step:
+            reason = f"the loop has called end_step() {self._ended} times"
+        elif self._is_between_epochs() and step != self.total_steps:
+            reason = "the code after its epoch may have changed the state"
+        if is_unsaved and reason:
+            self.say(f"step {step} is not saved: {reason}. A restart continues from step {self._saved}")
         elif is_unsaved:
             self._save_is_late = True
             self.save()
@@ -512,8 +523,7 @@ class Exact:
 
     def end_batch(self) -> bool:
         """Return whether gradients wait for an optimizer step, once at the end of a step."""
-        assert self._steps is not None
-        return self._steps.end_batch()
+        return self._get_steps().end_batch()
 
     def was_skipped(self) -> bool:
         """Return whether the last finished step was skipped, which may be known only now."""
@@ -616,8 +626,26 @@ class Exact:
     def _note_change(self) -> None:
         self.processes.is_changing = True
 
+    def _get_steps(self) -> OptimizerSteps:
+        """Return what counts the optimizer steps. Raises BadInput before resume(), and if another Exact has
+        begun since: both would write checkpoints of a part of the program."""
+        if self._steps is None:
+            raise BadInput("call resume() before the first step")
+        if Exact._newest() is not self:
+            raise BadInput(
+                "another Exact of this process has begun: a process has one run at a time. Give further "
+                "models and optimizers to this one by their names: Exact(..., discriminator=D), or add()"
+            )
+        return self._steps
+
     def _count(self) -> int:
         """Return the number of steps, which end_step() and the loader count."""
+        if self._asked:
+            self.say_once(
+                f"warning: end_step() said that a save is due after step {self._asked}, and save() was not "
+                "called: call run.save() if end_step().save"
+            )
+            self._asked = 0
         self._ended += 1
         if self._ended != self.loader.step:
             raise BadInput(
@@ -627,13 +655,13 @@ class Exact:
         return self._ended
 
     def _vote(self, loss: torch.Tensor | None) -> bool:
-        assert self._steps is not None
+        steps = self._get_steps()
         # once a step: a write that has failed since is reported now, in the thread of the loop
         self.saver.collect()
         # groups that the loop has added since the restart get their state before a step uses them
         self.state.before_step()
-        if self._steps.optimizers:
-            rate = self._steps.optimizers[0].param_groups[0].get("lr")
+        if steps.optimizers:
+            rate = steps.optimizers[0].param_groups[0].get("lr")
             if isinstance(rate, torch.Tensor):
                 rate = rate.clone()  # scheduler.step() changes it
             self.rate = rate

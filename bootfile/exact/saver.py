@@ -383,6 +383,8 @@ class HostCopies:
             return type(value)(self._copied(part, (*place, index)) for index, part in enumerate(value))
         if isinstance(value, np.generic):
             return value.item()
+        if isinstance(value, set | bytearray):  # the other types that may change are refused
+            return value.copy()
         return value
 
     def _buffer(self, tensor: torch.Tensor, place: tuple[Any, ...]) -> torch.Tensor:

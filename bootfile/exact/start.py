@@ -3,6 +3,8 @@
 import math
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from bootfile.exact.choose import choose
 from bootfile.exact.state import SavedState
 from bootfile.ground.errors import BadInput
@@ -51,6 +53,22 @@ def warn_of_generators(run: "Exact") -> None:
             f"warning: {', '.join(paths)}: random number generators of your own, whose numbers a restart "
             "does not repeat. Use torch's global one, or call checkpoint.add(name=generator) before "
             "resume(). One of a collate_fn repeats its numbers, but only at the same number of processes"
+        )
+
+
+def warn_of_schedule(run: "Exact") -> None:
+    """Print a warning if a schedule has begun on an optimizer, and the checkpoint holds none."""
+    optimizers = []
+    for name, value in run.state.objects.items():
+        if isinstance(value, torch.optim.Optimizer):
+            optimizers.append(value)
+        elif value and (name == "scheduler" or hasattr(value, "optimizer")):
+            return
+    # a schedule of torch writes it when it is made
+    if any("initial_lr" in group for optimizer in optimizers for group in optimizer.param_groups):
+        run.say(
+            "warning: a schedule of the learning rate has begun, and no checkpoint holds it: after a restart "
+            "it begins again. Give it to Exact(..., scheduler=scheduler)"
         )
 
 

@@ -163,8 +163,13 @@ class RunState:
         optimizers = self._optimizers()
         modules = {name: saved for name, saved in objects.items() if name not in optimizers}
         held = set()  # the addresses of the tensors that a checkpoint holds
-        for _, leaf in digest.leaves(modules):
+        for name, leaf in digest.leaves(modules):
             if isinstance(leaf, torch.Tensor):
+                if leaf.layout != torch.strided:
+                    raise BadInput(
+                        f"{name} is a sparse tensor, which no checkpoint can hold: register the buffer with "
+                        "persistent=False, and make it again at each start"
+                    )
                 held.add(dtensors.local(leaf).data_ptr())
         lost = 0
         # compared by address: a tensor in a list of the user trains well, and is not restored after a restart

@@ -15,6 +15,7 @@ neither modules nor optimizers may change at any time.
 
 import contextlib
 import fcntl
+import functools
 import os
 import time
 from typing import Any, NamedTuple
@@ -38,13 +39,19 @@ _KEPT = ("receipt", "scaler", "scheduler")
 class _Finished(NamedTuple):
     """What the state after a step has, and a later step may change before its optimizer step.
 
-    marks: of all tensors that must not change. schedule, counts: of RunState.
+    marks: of all tensors that must not change. schedule, counts: of RunState. groups: the hyperparameters of
+    each optimizer, by its name.
     """
 
     step: int
     marks: list[int]
     schedule: dict[str, Any]
     counts: dict[str, Any]
+    groups: dict[str, list[dict[str, Any]]]
+
+
+def _without_parameters(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
 
 
 def can_survive(run: Any) -> bool:
@@ -151,7 +158,11 @@ class Survivor:
             self._lacks = "rank 0 was lost before it had sent its buffers"
             _send_from_first(self._copies)
         state = self._run.state
-        self._finished = _Finished(step, self._mark(), state.schedule.state(), state.counts())
+        groups = {}
+        for name, value in state.objects.items():
+            if isinstance(value, torch.optim.Optimizer):
+                groups[name] = [_without_parameters(group) for group in value.param_groups]
+        self._finished = _Finished(step, self._mark(), state.schedule.state(), state.counts(), groups)
 
     def record(self, step: int, ends_part: bool) -> None:
         """Extend the receipt, if it is due. All ranks call it after a step, and wait for each other.
@@ -229,20 +240,25 @@ class Survivor:
         run.abandon_step(step)
         for buffer, value in zip(self._buffers, self._copies, strict=True):
             buffer.data.copy_(value)
-
-        def capture() -> dict[str, Any]:
-            return {**run.state.capture(step), **finished.counts, "schedule": finished.schedule}
-
         if not ranks.is_first():
             path = os.path.join(run.saver.checkpoints, files.name_of(step))
             if os.path.exists(path):
                 run.saver.durable = step
                 return step, "rank 0 has saved it before it ended"
-            run.saver.write_alone(capture(), run.state.run)
+            run.saver.write_alone(self._capture(finished), run.state.run)
             return step, ""
+        capture = functools.partial(self._capture, finished)
         run.saver.save_checkpoint(step, run.state.run, capture, is_planned=False)
         run.saver.collect(wait=True)
         return step, "" if run.saver.durable == step else "the write has failed"
+
+    def _capture(self, finished: _Finished) -> dict[str, Any]:
+        """Return the state after a finished step, when the tensors have their values of it."""
+        state = self._run.state.capture(finished.step)
+        for name, groups in finished.groups.items():
+            for group, kept in zip(state["objects"][name]["param_groups"], groups, strict=True):
+                group.update(kept)
+        return {**state, **finished.counts, "schedule": finished.schedule}
 
     def _find_change(self, finished: _Finished) -> str:
         """Return why the state is not that of the end of the step any more, or ""."""

@@ -1,0 +1,126 @@
+"""A mistake in a loop of one's own has a line in the run in which it is made."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from bootfile import Exact, torch_loader
+from bootfile.exact import files
+from bootfile.ground.errors import BadInput
+
+
+class Loop:
+    """A loop with an Exact, and the lines that it has said."""
+
+    def __init__(self, folder, **objects):
+        torch.manual_seed(0)
+        data = TensorDataset(torch.randn(16, 4), torch.randn(16, 1))
+        self.loader = torch_loader(DataLoader(data, 4), torch.device("cpu"), epochs=2)
+        self.model = objects.pop("model", torch.nn.Linear(4, 1))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+        if objects.pop("has_schedule", False):
+            torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
+        self.lines = []
+        self.run = Exact(
+            str(folder), self.loader, model=self.model, optimizer=self.optimizer, say=self.lines.append,
+            save_every=3, **objects,
+        )  # fmt: skip
+
+    def step(self, inputs, targets):
+        self.optimizer.zero_grad()
+        torch.nn.functional.mse_loss(self.model(inputs), targets).backward()
+        self.optimizer.step()
+
+    def count(self, text):
+        return sum(text in line for line in self.lines)
+
+
+def test_a_step_before_resume_is_named(tmp_path):
+    loop = Loop(tmp_path)
+    loop.step(*next(iter(loop.loader)))
+    with pytest.raises(BadInput, match=r"call resume\(\) before the first step"):
+        loop.run.end_step()
+
+
+def test_a_save_that_the_loop_leaves_out_is_named_once(tmp_path):
+    loop = Loop(tmp_path)
+    for _ in loop.loader.epochs_from(loop.run.resume()):
+        for batch in loop.loader:
+            loop.step(*batch)
+            loop.run.end_step()
+    loop.run.close()
+    assert loop.count("a save is due after step 3, and save() was not called") == 1
+
+
+def test_steps_without_end_step_are_not_saved(tmp_path):
+    loop = Loop(tmp_path)
+    for _ in loop.loader.epochs_from(loop.run.resume()):
+        for batch in loop.loader:
+            loop.step(*batch)
+    loop.run.close()
+    assert loop.count("step 8 is not saved: the loop has called end_step() 0 times") == 1
+    assert files.list_newest_first(str(tmp_path / "checkpoints")) == []
+
+
+def test_two_runs_at_a_time_in_a_process_are_refused(tmp_path):
+    first = Loop(tmp_path / "first")
+    first.run.resume()
+    second = Loop(tmp_path / "second")
+    second.run.resume()
+    first.step(*next(iter(first.loader)))
+    with pytest.raises(BadInput, match="another Exact of this process has begun"):
+        first.run.end_step()
+
+
+def test_a_schedule_that_no_checkpoint_holds_is_named(tmp_path):
+    loop = Loop(tmp_path, has_schedule=True)
+    loop.run.resume()
+    assert loop.count("a schedule of the learning rate has begun, and no checkpoint holds it") == 1
+    loop = Loop(tmp_path / "other")
+    loop.run.resume()
+    assert loop.count("schedule") == 0
+
+
+class Graph(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 1)
+        self.register_buffer("adjacency", torch.eye(4).to_sparse())
+
+
+def test_a_sparse_buffer_is_named(tmp_path):
+    with pytest.raises(BadInput, match=r"model\.adjacency is a sparse tensor"):
+        Loop(tmp_path, model=Graph()).run.resume()
+
+
+class Seen:
+    """Keeps what the loop has seen."""
+
+    def __init__(self):
+        self.keys = set()
+        self.bytes = bytearray()
+
+    def state_dict(self):
+        return {"keys": self.keys, "bytes": self.bytes}
+
+    def load_state_dict(self, state):
+        self.keys = set(state["keys"])
+
+
+def test_a_set_is_saved_as_it_was_at_the_save(tmp_path, monkeypatch):
+    """The thread that writes is behind the loop."""
+    seen = Seen()
+    loop = Loop(tmp_path, seen=seen)
+    submit = loop.run.saver._pool.submit
+    calls = []
+    monkeypatch.setattr(loop.run.saver._pool, "submit", lambda *call: calls.append(call) or submit(int))
+    for _ in loop.loader.epochs_from(loop.run.resume()):
+        for batch in loop.loader:
+            loop.step(*batch)
+            seen.keys.add(loop.loader.step)
+            seen.bytes.append(loop.loader.step)
+            if loop.run.end_step().save:
+                loop.run.save()
+    _, state = calls[0]
+    assert state["objects"]["seen"] == {"keys": {1, 2, 3}, "bytes": bytearray([1, 2, 3])}
+    loop.run.give_up()
