@@ -52,7 +52,8 @@ model = torch.nn.Sequential(
     torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1)
 )
 forward = torch.nn.parallel.DistributedDataParallel(model)
-optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+optimizer = torch.optim.Adam(model[:3].parameters(), lr=0.01)
+second = torch.optim.SGD(model[3].parameters(), lr=0.05, momentum=0.9)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
 if kind == "torch":
     data = Data()
@@ -62,7 +63,7 @@ else:
     loader = map_style_loader(Data(), BatchSampler(64, 8, 0, epochs=EPOCHS), torch.device("cpu"))
 run = Exact(
     "OUT", loader, model=model, forward=forward, optimizer=optimizer, scheduler=scheduler, save_every=1000,
-    survivors=SURVIVORS
+    survivors=SURVIVORS, second=second
 )
 def wait():
     if rank == LOST % size and os.path.exists(hang) and open(hang).read() == str(loader.step):
@@ -80,7 +81,8 @@ for epoch in loader.epochs_from(run.resume()):
         if kind == "unasked" or run.accepts(loss):
             if loader.step % count == 0:
                 optimizer.step()
-                optimizer.zero_grad()
+                second.step()
+                model.zero_grad()
         if kind == "unasked":
             wait()
         if run.end_step().save:
@@ -88,6 +90,8 @@ for epoch in loader.epochs_from(run.resume()):
         if rank == 0:
             print("step", loader.step, flush=True)
     scheduler.step()
+    for group in second.param_groups:
+        group["lr"] *= 0.5
 run.close()
 if rank == 0:
     print("weights", sum(value.double().sum().item() for value in model.state_dict().values()), flush=True)
