@@ -284,6 +284,7 @@ class Exact:
         if not self.processes.has_restored:  # otherwise these processes have warned before
             start.warn_of_generators(self)
             start.warn_of_schedule(self)
+            start.warn_of_empty_states(self)
         Exact._newest = weakref.ref(self)
         if self.writes:
             # otherwise a signal ends the process at once

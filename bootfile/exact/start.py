@@ -72,6 +72,17 @@ def warn_of_schedule(run: "Exact") -> None:
         )
 
 
+def warn_of_empty_states(run: "Exact") -> None:
+    """Print a warning that names added objects of which a checkpoint holds nothing, such as a metric whose
+    states are not persistent."""
+    for name, value in run.state.objects.items():
+        if name in ("model", "optimizer", "scheduler", "receipt") or "Scaler" in type(value).__name__:
+            continue  # a scaler that is disabled has none
+        has_weights = isinstance(value, torch.nn.Module) and any(True for _ in value.parameters())
+        if not has_weights and not value.state_dict():
+            run.say(f"warning: the state_dict() of {name} is empty: a restart begins with a new one")
+
+
 def _choose(run: "Exact") -> SavedState | None:
     """Return the state to continue from on rank 0, or None. The state is loaded, unless it is sharded.
     Raises BadInput."""

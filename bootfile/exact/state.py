@@ -252,14 +252,19 @@ class RunState:
                 raise files.Refused(f"its samples have the {name} {there}, this run's the {name} {here}")
 
     def _check_shapes(self, state: SavedState) -> None:
-        """Raise Refused if a weight or a buffer of the model is missing on one side, or has another shape."""
+        """Raise Refused if a weight or a buffer of the model is missing on one side, or a weight has another
+        shape. A buffer may have grown in the training."""
         # here and not in load_state_dict(), which names all keys at once and would change a part of the model
         model_there = state["objects"]["model"]
         model_here = self.objects["model"].state_dict()
+        buffers = {name for name, _ in self.objects["model"].named_buffers()}
         for name in sorted(model_there.keys() | model_here.keys()):
             there = _shape(name, model_there)
             here = _shape(name, model_here)
-            if there != here:
+            is_resized = name in buffers and name in model_there and name in model_here
+            if there != here and is_resized:
+                self._notes.append(f"{name} of the model is {there} in the checkpoint, and was {here} here")
+            elif there != here:
                 raise files.Refused(f"its model is different: {name} is {there}, this run's is {here}")
 
     def _may_change(self, name: str) -> bool:
@@ -328,6 +333,8 @@ class RunState:
             # a job without a scaler saves none, and a disabled scaler saves {}: then this run's begins again
             is_other = name not in saved or (name == "scaler" and not saved[name])
             if not is_other and not isinstance(value, torch.optim.Optimizer):
+                if isinstance(value, torch.nn.Module):
+                    _resize_buffers(value, saved[name])
                 value.load_state_dict(saved[name])
         if began := {name: there for name, there in state.get("began", {}).items() if there}:
             from bootfile.exact import further
@@ -453,6 +460,15 @@ class RunState:
 
 def _options(settings: dict[str, Any]) -> dict[str, Any]:
     return {f"--{name}": value for name, value in settings.items()}
+
+
+def _resize_buffers(module: torch.nn.Module, saved: dict[str, Any]) -> None:
+    """Give the buffers of a module their sizes in a saved state: load_state_dict() refuses other ones."""
+    for path, part in module.named_modules():
+        for name, buffer in part._buffers.items():
+            there = saved.get(f"{path}.{name}".lstrip("."))
+            if buffer is not None and isinstance(there, torch.Tensor) and there.shape != buffer.shape:
+                part._buffers[name] = buffer.new_empty(there.shape)
 
 
 def _shape(name: str, weights: Mapping[str, Any]) -> object:

@@ -93,6 +93,43 @@ def test_a_sparse_buffer_is_named(tmp_path):
         Loop(tmp_path, model=Graph()).run.resume()
 
 
+class Queue(torch.nn.Module):
+    """Its buffer grows in the training."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 1)
+        self.register_buffer("seen", torch.zeros(0))
+
+    def forward(self, inputs):
+        return self.linear(inputs)
+
+
+def test_a_buffer_that_has_grown_is_continued(tmp_path):
+    loop = Loop(tmp_path, model=Queue())
+    for _ in loop.loader.epochs_from(loop.run.resume()):
+        for batch in loop.loader:
+            loop.step(*batch)
+            loop.model.seen = torch.cat([loop.model.seen, batch[0].mean()[None]])
+            if loop.run.end_step().save:
+                loop.run.save()
+    loop.run.close()
+    restarted = Loop(tmp_path, model=Queue())
+    assert restarted.run.resume() == 8
+    assert torch.equal(restarted.model.seen, loop.model.seen)
+    assert restarted.count("seen of the model is [8] in the checkpoint, and was [0] here") == 1
+
+
+class Metric(torch.nn.Module):
+    """Its state is in no state_dict(), as that of torchmetrics."""
+
+
+def test_an_object_without_a_state_is_named(tmp_path):
+    loop = Loop(tmp_path, metric=Metric(), scaler=torch.amp.GradScaler("cpu", enabled=False))
+    loop.run.resume()
+    assert loop.count("the state_dict() of metric is empty") == 1 and loop.count("scaler") == 0
+
+
 class Seen:
     """Keeps what the loop has seen."""
 
