@@ -165,23 +165,12 @@ def check_mounted(folder: str) -> None:
 
 
 def explain_write(error: Exception, path: str) -> str:
-    """Return the reason of an error of the disk and the free space at the path: "No space left on device
-    (12.0 MB free at FOLDER)"."""
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    # the file or its folder may not exist yet: the free space is that of the nearest folder that does
-    while not os.path.exists(path):
-        path = os.path.dirname(path)
-    if isinstance(error, OSError) and error.errno in (errno.EFBIG, errno.EDQUOT):
-        return f"{reason} (a limit of the size of files, or a quota, at {path})"
-    if isinstance(error, OSError) and error.errno == errno.ENODEV:
-        return reason
-    with contextlib.suppress(OSError):  # a stale mount
-        space = os.statvfs(path)
-        is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
-        if is_full and space.f_files and not space.f_favail:  # some file systems do not count their files
-            return f"{reason} (no free inodes at {path}: it has as many files as it can hold)"
-        return f"{reason} ({space.f_bavail * space.f_frsize / 1e6:.1f} MB free at {path})"
-    return reason
+    """Return the reason of an error of the disk and where it is: write_errors.explain()."""
+    try:
+        from bootfile.ground import write_errors  # no run loads it without such an error
+    except (ImportError, OSError):  # too many open files, or the disk with the code is gone, too
+        return str(error)
+    return write_errors.explain(error, path)
 
 
 @contextlib.contextmanager

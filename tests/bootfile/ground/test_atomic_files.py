@@ -204,3 +204,14 @@ def test_a_file_system_that_has_no_free_inodes_is_not_full_of_bytes(tmp_path):
     with small_disk(tmp_path / "mount", "1m,nr_inodes=1") as folder:
         text = files.explain_write(raised.value, str(folder))
     assert text.startswith(f"No space left on device (no free inodes at {folder}: ")
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.EIO])
+def test_free_space_is_named_only_if_the_disk_may_be_full(tmp_path, number):
+    """With other errors it would send the user to delete files."""
+    missing = str(tmp_path / "checkpoints" / "step_1.pt")
+    error = OSError(number, os.strerror(number), missing)
+    assert files.explain_write(error, missing) == f"{os.strerror(number)} (at {tmp_path})"
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), missing)
+    assert f" MB free at {tmp_path})" in files.explain_write(full, missing)
+    assert f" MB free at {tmp_path})" in files.explain_write(RuntimeError("write failed"), missing)
