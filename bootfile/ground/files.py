@@ -136,8 +136,16 @@ def parse_json_lines(content: bytes) -> list[dict[str, Any]]:
 
 def append_json_line(path: str, value: dict[str, Any]) -> None:
     """Append an object to a file of JSON lines. Raises OSError."""
-    with open(path, "a", encoding="utf-8", opener=opener) as file:
-        file.write(json.dumps(value) + "\n")
+    append_lines(path, json.dumps(value) + "\n")
+
+
+def append_lines(path: str, lines: str) -> None:
+    """Append whole lines to a file, after the line before, which may be cut. Raises OSError."""
+    with open(path, "ab+", opener=opener) as file:
+        last = os.pread(file.fileno(), 1, max(0, file.tell() - 1))
+        if last not in (b"", b"\n"):  # a full disk or a kill has cut it: these lines would be lost with it
+            file.write(b"\n")
+        file.write(lines.encode())
 
 
 def state_of(path: str) -> tuple[int, int, int]:

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 
-from bootfile.ground.files import explained, opener, read_file, read_json_lines, write_atomic
+from bootfile.ground.files import append_lines, explained, read_file, read_json_lines, write_atomic
 
 FILE = "shards.jsonl"  # in a run's output folder
 _MOST = 2**30  # bytes of FILE
@@ -18,8 +18,7 @@ _MOST = 2**30  # bytes of FILE
 
 def write(folder: str, sums: Mapping[int, Sequence[int]]) -> None:
     """Append steps to FILE. sums: of the shards of each step. Raises OSError."""
-    with open(os.path.join(folder, FILE), "a", encoding="utf-8", opener=opener) as file:
-        file.write(_format(sums))
+    append_lines(os.path.join(folder, FILE), _format(sums))
 
 
 def read(folder: str) -> dict[int, list[int]]:

@@ -215,3 +215,15 @@ def test_free_space_is_named_only_if_the_disk_may_be_full(tmp_path, number):
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), missing)
     assert f" MB free at {tmp_path})" in files.explain_write(full, missing)
     assert f" MB free at {tmp_path})" in files.explain_write(RuntimeError("write failed"), missing)
+
+
+@pytest.mark.parametrize("before", ["", '{"a": 1}\n', '{"a": 1}\n{"a": 2, "b', '{"a": 1}'])
+def test_a_line_after_one_that_was_cut_is_a_line_of_its_own(before, tmp_path):
+    """A full disk or a power cut leaves a line without its end: the next one was lost with it."""
+    path = tmp_path / "starts.jsonl"
+    path.write_text(before)
+    for number in (3, 4):
+        files.append_json_line(str(path), {"a": number})
+    lines = files.read_json_lines(str(path), 1000)
+    assert [line["a"] for line in lines] == [1] * before.startswith('{"a": 1}') + [3, 4]
+    assert path.read_text().startswith(before) and "\n\n" not in path.read_text()

@@ -22,3 +22,11 @@ def test_a_line_that_is_not_one_of_ours_is_left_out(tmp_path):
         '{"step": "1", "shards": []}\n[]\n{"step": 2}\n{"step": 3, "shards": [4]}\n'
     )
     assert shard_lines.read(str(tmp_path)) == {3: [4]}
+
+
+def test_steps_after_a_line_that_a_full_disk_has_cut_are_kept(tmp_path):
+    shard_lines.write(str(tmp_path), {1: [7]})
+    with open(tmp_path / shard_lines.FILE, "a") as file:
+        file.write('{"step": 2, "sha')
+    shard_lines.write(str(tmp_path), {3: [1], 4: [2]})
+    assert shard_lines.read(str(tmp_path)) == {1: [7], 3: [1], 4: [2]}
