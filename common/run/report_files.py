@@ -88,8 +88,10 @@ class ReportFiles:
                     known["lost"] = lost
                 starts.write(folder, self._args, environment.facts(), **known)
             # the receipt is that of the whole run: it begins where the first start began
-            steps = [start.get("step") for start in starts.read(folder)]
-            begun.receipt.begins_at(min(step for step in steps if type(step) is int))
+            known_starts = starts.read(folder)
+            steps = [start["step"] for start in known_starts if type(start.get("step")) is int]
+            if steps:  # else no line can be read, and the receipt begins with its first record
+                begun.receipt.begins_at(min(steps))
             if self.class_names:
                 write_atomic(os.path.join(folder, CLASSES), json.dumps(self.class_names) + "\n")
             # before the trackers open: one that fails is not tried again with each report

@@ -58,3 +58,15 @@ def test_a_fifo_among_checkpoints_is_passed_over(name, tmp_path):
     os.mkfifo(tmp_path / name)
     path, _ = choose.choose("auto", str(tmp_path), lambda state: None)
     assert os.path.basename(path) == "step_1.pt"
+
+
+def test_reports_are_whole_if_no_line_of_the_starts_can_be_read(tmp_path, capsys):
+    """starts.jsonl is larger than any file of starts."""
+    (tmp_path / "starts.jsonl").touch()
+    os.truncate(tmp_path / "starts.jsonl", 2**26)
+    _resumed(tmp_path)
+    assert "are incomplete" not in capsys.readouterr().out
+    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [3]
+    with open(tmp_path / "starts.jsonl", "rb") as file:
+        file.seek(2**26)
+        assert len(file.read().splitlines()) == 2, "one line, after the one that was cut"
