@@ -243,6 +243,8 @@ class Checkpointer(Events):
             self.log.parent = self._fork.facts
         self._load_initial_weights(step)
         self._compare_validation_sets()
+        if step:
+            self._look_for_best()
         is_saved_here = self._wanted == "auto"  # another run's checkpoint is not in this folder
         exact.begin(step, is_saved_here)
         endings.explain_with(self.loader)
@@ -505,6 +507,15 @@ class Checkpointer(Events):
                 f"{now}, it was {before}): their scores do not count any more, and "
                 "the next evaluation writes best.pth; keep a copy of best.pth if you need the one before"
             )
+
+    def _look_for_best(self) -> None:
+        """Begin best.pth again if the folder of a run that continues lacks it. Called on every rank."""
+        from common.checkpoint import best  # only a run that continues needs it
+
+        at_url = self._mirror.results() if self._mirror else []
+        # the processes of an elastic job have written it since
+        writes = self._writes and self.args.epoch_weights and not self.exact.processes.has_restored
+        best.settle(self.scores, self.output.folder, at_url, writes, self.say)
 
     def _load_initial_weights(self, step: int) -> None:
         """Load --weights if the run begins, on every rank. step: of the checkpoint; 0 without one."""

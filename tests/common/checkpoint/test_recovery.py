@@ -3,6 +3,7 @@
 import argparse
 import math
 import os
+import shutil
 from functools import partial
 
 import pytest
@@ -13,6 +14,7 @@ from bootfile.exact import nonfinite
 from bootfile.exact.watchers import Agreement
 from bootfile.ground.errors import BadInput
 from bootfile.ground.intervals import Interval
+from common.checkpoint import best
 from common.checkpoint.scores import Scores
 from common.run.metrics import Metrics, absolute_error
 from tests.support.checkpointers import make
@@ -370,6 +372,45 @@ def test_best_is_by_the_metric_that_the_job_names_also_after_a_restart(recovery,
         keeper.finish()
         assert keeper.scores.best == -3
         assert torch.load(tmp_path / "best.pth", weights_only=True)["0.bias"].tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("kind", ["another folder", "only checkpoints", "whole"])
+def test_a_folder_without_best_gets_one_from_the_next_evaluation(recovery, tmp_path, capsys, kind):
+    """It was not written as long as no score was better than that of the file which was left behind."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    keeper, model = recovery(output_dir=str(old))
+    keeper.save_weights(1, torch.tensor([1.0, 9.0, 10.0]))
+    keeper.exact.saver.collect(wait=True)
+    _train(keeper, model)
+    options = {"output_dir": str(new)}
+    if kind == "another folder":
+        options["resume"] = str(old / "checkpoints")
+    elif kind == "whole":
+        options["output_dir"] = str(old)
+    else:
+        shutil.copytree(old / "checkpoints", new / "checkpoints")
+    capsys.readouterr()
+    keeper, model = recovery(**options)
+    is_lost = kind != "whole"
+    printed = capsys.readouterr().out
+    assert (f"{new} has no best.pth (the best evaluation so far: val_acc 0.9 " in printed) == is_lost
+    for epoch, correct in ((2, 3.0), (3, 2.0)):
+        with torch.no_grad():
+            model[0].bias.fill_(epoch)
+        keeper.save_weights(epoch, torch.tensor([1.0, correct, 10.0]))
+    keeper.finish()
+    assert (new / "best.pth").exists() == is_lost
+    if is_lost:
+        assert torch.load(new / "best.pth", weights_only=True)["0.bias"].tolist() == [2, 2]
+    assert keeper.scores.highest == pytest.approx(0.9), "early stopping counts from the best evaluation"
+
+
+@pytest.mark.parametrize(("at_url", "writes"), [(["best.pth"], True), ([], False)])
+def test_best_that_is_at_the_url_or_is_not_written_is_not_missing(tmp_path, capsys, at_url, writes):
+    scores = Scores(None)
+    scores.best = 0.7
+    best.settle(scores, str(tmp_path), at_url, writes, print)
+    assert scores.best == 0.7 and capsys.readouterr().out == ""
 
 
 def test_scores_of_another_validation_set_are_forgotten():
