@@ -257,15 +257,12 @@ class Parser(parser.Parser):
         self, args: Iterable[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
         """Return the namespace and the names of the unknown options. Raises BadInput if a folder or a file of
-        this machine is a URL."""
+        this machine is a URL, or empty."""
         parsed, unknown = super().parse_known_args(args, namespace)
-        # after parsing, before the job makes a folder
         for action in self._actions:
-            kind = str(action.metavar).partition(".")[0]
-            if kind not in ("FOLDER", "FILE"):
-                continue
-            value = getattr(parsed, action.dest, None)  # --config is not among them if it is not given
-            if is_url(value):  # a folder `s3:` would be made
-                name = action.option_strings[-1] if action.option_strings else kind
-                self.error(f"{name} {value}: expected a path of this machine, got a URL")
+            value: Any = getattr(parsed, action.dest, None)  # --config is not among them if it is not given
+            if is_url(value) or value == "" != action.default:
+                from common.console import places  # most values are neither empty nor a URL
+
+                places.check(action, value)
         return parsed, unknown

@@ -9,6 +9,7 @@ import pytest
 from bootfile.console.words import NAMELESS, mask_words
 from bootfile.ground import errors, secrets
 from bootfile.ground.errors import BadInput, printable
+from common.checkpoint.options import TrainingParser
 from common.console import arguments
 from common.console.arguments import FLAG, Parser
 from common.ground import endings
@@ -204,6 +205,33 @@ def test_a_file_of_options_with_a_mistake(line, said, config, parse, monkeypatch
     assert str(error.value).startswith(f"--config {words[1]}: ") and said in str(error.value)
     with pytest.raises(BadInput, match=r"missing.toml: No such file or directory"):
         parse("--config=missing.toml")
+
+
+@pytest.mark.parametrize(
+    "name", ["weights", "from", "resume", "without", "output_dir", "train_url", "data_url", "config", "pack"]
+)
+def test_an_empty_value_of_a_path_is_refused(name, config, monkeypatch):
+    """--weights "$WEIGHTS" of a variable that is not set: the run would begin with random weights."""
+    monkeypatch.setattr(sys, "argv", ["job.py"])
+    ways = [[f"--{name}", ""], [f"--{name}="]]
+    if name != "config":
+        ways.append(config(f'{name} = ""'))
+    for words in ways:
+        parser = TrainingParser("")
+        parser.add_argument("--data_url")
+        parser.add_argument("--pack", metavar="FOLDER")
+        parser.add_argument("--title")
+        with pytest.raises(BadInput, match=rf"--{name}\b.*: '' is empty: expected ") as error:
+            parser.parse_args(["--title=", *words])
+        assert "\n" not in str(error.value)
+
+
+def test_an_empty_default_of_a_path_is_kept(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["job.py"])
+    for words in ([], ["--table="]):
+        parser = JobParser("")
+        parser.add_argument("--table", metavar="FILE", default="")
+        assert parser.parse_args(words).table == ""
 
 
 def test_a_file_of_options_on_a_python_without_a_reader(config, parse, monkeypatch):
