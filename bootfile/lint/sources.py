@@ -24,6 +24,9 @@ class Source(NamedTuple):
 
 def read(path: str) -> Source:
     """Read and parse a file. Raises BadInput with one line if it cannot be read or parsed."""
+    # its JSON parses as a Python expression, which does nothing
+    if path.lower().endswith(".ipynb"):
+        raise BadInput(f"{path}: a notebook: jupyter nbconvert --to script {path} first")
     try:
         with open(path, "rb") as file:
             data = file.read(LARGEST + 1)

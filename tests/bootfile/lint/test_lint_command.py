@@ -142,6 +142,15 @@ def test_a_hostile_file_ends_in_one_line(data, message, tmp_path):
     assert result.returncode in (0, 2) and "Traceback" not in result.stderr
 
 
+def test_a_notebook_is_not_read(tmp_path):
+    """Its JSON parses as a Python expression: it had no findings, whatever its cells do."""
+    cells = [{"cell_type": "code", "metadata": {}, "outputs": [], "source": BAD.splitlines(True)}]
+    text = json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
+    (tmp_path / "train.ipynb").write_text(text)
+    [line] = call(tmp_path, "train.ipynb", code=2).stderr.splitlines()
+    assert line == "error: train.ipynb: a notebook: jupyter nbconvert --to script train.ipynb first"
+
+
 def test_nothing_is_executed(tmp_path):
     (tmp_path / "train.py").write_text("import pathlib\npathlib.Path('made').touch()\nimport other\n")
     (tmp_path / "other.py").write_text("import pathlib\npathlib.Path('made').touch()\n")
