@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from bootfile.ground.errors import BadInput
 from bootfile.lint import (
     rules_files,
+    rules_newest,
     rules_order,
     rules_packages,
     rules_random,
@@ -26,6 +27,7 @@ _CHECKS = (
     rules_order.check,
     rules_files.check,
     rules_text.check,
+    rules_newest.check,
     rules_packages.check,
 )
 _HIDDEN = {"node_modules", "__pycache__", "build", "dist", "site-packages", ".git", ".venv", "venv"}

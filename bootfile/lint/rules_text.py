@@ -9,11 +9,10 @@ from bootfile.lint.facts import Facts
 from bootfile.lint.findings import Finding
 from bootfile.lint.sources import Source
 from bootfile.lint.syntax import unparse
-from bootfile.lint.values import list_deps
 
 _LISTINGS = re.compile(r"^(os\.listdir|os\.scandir|glob\.glob|glob\.iglob|glob|listdir|iglob)$")
 _PATH_LISTINGS = ("iterdir", "glob", "rglob")
-_SORTS = re.compile(r"sort")
+SORTS = re.compile(r"sort")
 _WITHOUT_ORDER = (
     "len",
     "set",
@@ -34,9 +33,7 @@ _TEXTS = re.compile(
     r"|listdir|path|file|strip\(|lower\(|[\"']",
     re.IGNORECASE,
 )
-_CHECKPOINT = re.compile(r"check_?po|ckpt|model|\.pth?\b|weights|resume|snapshot|save|restore", re.IGNORECASE)
 _OF_SPLIT = re.compile(r"==\s*['\"](val|valid|validation|test|eval)['\"]", re.IGNORECASE)
-_OF_LOGS = re.compile(r"\.(csv|log|json|txt|png|jpe?g|ya?ml)\b|tfevents")
 _MAY_MATCH = re.compile(rb"listdir|scandir|glob\(|iterdir|\(\s*set\(|\bhash\(|\(\s*\{")
 _EVALUATES = re.compile(rb"(^|_|\b)(val|valid|test|eval|infer|predict|demo|no_?label)", re.IGNORECASE)
 _OF_NUMBERS = re.compile(r"seed|epoch|getuid|getpid|rank|\btime\b")
@@ -50,19 +47,14 @@ _SEEDS = (
     r"|init_seeds?)$"
 )
 _SHUFFLED = re.compile(rb"shuffle\s*(:\s*bool\s*)?=\s*(?!False|None)[\w(]|RandomSampler\(")
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Yield the findings about the texts of the script and of the modules that it imports."""
     if not facts.loops:
         return
-    padded = _pads_numbers(facts)
-    walked = {event.path for event in facts.events}
-    modules = [facts.tracer.source]
-    for module in facts.tracer.imported.values():
-        if module.source.path in walked or module.source.path in facts.tracer.imported:
-            modules.append(module.source)
+    modules = list_modules(facts)
 
     def is_used(cls: ast.ClassDef) -> bool:
         return bool(cls.decorator_list) or any(_mentions(source, cls) for source in modules)
@@ -74,7 +66,7 @@ def check(facts: Facts) -> Iterator[Finding]:
         # a search in the bytes first: most modules have none of these words, and their trees need no walk
         if not _MAY_MATCH.search(source.data):
             continue
-        nodes, parents = _find_candidates(source.tree)
+        nodes, parents = find_candidates(source.tree)
         listings = []
         for node in nodes:
             for listing in _check_listing(source.path, node, parents, is_used):
@@ -85,8 +77,16 @@ def check(facts: Facts) -> Iterator[Finding]:
         for node in nodes:
             yield from _check_set(source.path, node, parents)
             yield from _check_hash(source.path, node, parents)
-            if not padded and facts.intent and source.path in walked:
-                yield from _check_newest(source.path, node, parents)
+
+
+def list_modules(facts: Facts) -> list[Source]:
+    """Return the script and the modules of its project that it imports."""
+    walked = {event.path for event in facts.events}
+    modules = [facts.tracer.source]
+    for module in facts.tracer.imported.values():
+        if module.source.path in walked or module.source.path in facts.tracer.imported:
+            modules.append(module.source)
+    return modules
 
 
 def _keep_first(tree: ast.Module, listings: list[Finding]) -> Iterator[Finding]:
@@ -123,7 +123,7 @@ def _mentions(source: Source, cls: ast.ClassDef) -> bool:
     return False
 
 
-def _find_candidates(tree: ast.Module) -> tuple[list[ast.AST], dict[ast.AST, ast.AST]]:
+def find_candidates(tree: ast.Module) -> tuple[list[ast.AST], dict[ast.AST, ast.AST]]:
     """Return (the calls, subscripts and sums of a module, the node around each node).
 
     The tree keeps both: the scripts of a folder import the same modules.
@@ -142,7 +142,7 @@ def _find_candidates(tree: ast.Module) -> tuple[list[ast.AST], dict[ast.AST, ast
     return kept
 
 
-def _list_above(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> list[ast.AST]:
+def list_above(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> list[ast.AST]:
     """Return the nodes around a node, from the inside."""
     above = []
     while node in parents:
@@ -151,7 +151,7 @@ def _list_above(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> list[ast.AST]
     return above
 
 
-def _is_listing(node: ast.AST) -> bool:
+def is_listing(node: ast.AST) -> bool:
     if not isinstance(node, ast.Call):
         return False
     name = unparse(node.func)
@@ -164,10 +164,10 @@ def _check_listing(
     path: str, node: Any, parents: dict[ast.AST, ast.AST], is_used: Callable[[ast.ClassDef], bool]
 ) -> Iterator[Finding]:
     """Find a data set whose order is the one in which a file system lists its files."""
-    if not _is_listing(node):
+    if not is_listing(node):
         return
-    above = _list_above(node, parents)
-    functions = [part for part in above if isinstance(part, _FUNCTIONS)]
+    above = list_above(node, parents)
+    functions = [part for part in above if isinstance(part, FUNCTIONS)]
     classes = [part for part in above if isinstance(part, ast.ClassDef)]
     if not functions or not classes or not _is_dataset(classes[0]):
         return
@@ -195,7 +195,7 @@ def _check_listing(
 
 def _is_seeded_here(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
     """Return whether the function around a listing seeds random numbers, as for a split."""
-    function = next((part for part in _list_above(node, parents) if isinstance(part, _FUNCTIONS)), node)
+    function = next((part for part in list_above(node, parents) if isinstance(part, FUNCTIONS)), node)
     return _SEEDED_HERE.search(unparse(function)) is not None
 
 
@@ -233,7 +233,7 @@ def _is_searched(above: list[ast.AST], function: Any) -> bool:
 def _ignores_index(cls: ast.ClassDef) -> bool:
     """Return whether a data set draws its samples, and does not read their number."""
     for part in cls.body:
-        if isinstance(part, _FUNCTIONS) and part.name == "__getitem__" and len(part.args.args) > 1:
+        if isinstance(part, FUNCTIONS) and part.name == "__getitem__" and len(part.args.args) > 1:
             index = part.args.args[1].arg
             return not any(isinstance(node, ast.Name) and node.id == index for node in ast.walk(part))
     return False
@@ -298,7 +298,7 @@ def _loses_order(above: list[ast.AST]) -> bool:
     for part in above:
         if isinstance(part, ast.Call):
             name = unparse(part.func).rpartition(".")[2]
-            if name in _WITHOUT_ORDER or _SORTS.search(name):
+            if name in _WITHOUT_ORDER or SORTS.search(name):
                 return True
         if isinstance(part, ast.Compare | ast.SetComp | ast.If):
             return True
@@ -313,7 +313,7 @@ def _is_sorted_later(node: ast.AST, function: Any, cls: ast.ClassDef, above: lis
         if not isinstance(part, ast.Call):
             continue
         name = unparse(part.func)
-        if _SORTS.search(name.rpartition(".")[2]):
+        if SORTS.search(name.rpartition(".")[2]):
             return True
     return False
 
@@ -323,7 +323,7 @@ def _check_set(path: str, node: Any, parents: dict[ast.AST, ast.AST]) -> Iterato
     inner = _find_set_order(node)
     if inner is None:
         return
-    above = _list_above(node, parents)
+    above = list_above(node, parents)
     if _loses_order(above):
         return
     statement = next((part for part in above if isinstance(part, ast.Assign | ast.Return | ast.For)), None)
@@ -331,10 +331,10 @@ def _check_set(path: str, node: Any, parents: dict[ast.AST, ast.AST]) -> Iterato
     if isinstance(node, ast.Call) and unparse(node.func) == "list":
         if not isinstance(statement, ast.Assign) or not _VOCABULARY.search(unparse(statement.targets[0])):
             return
-        scope = next((part for part in above if isinstance(part, _FUNCTIONS)), above[-1])
+        scope = next((part for part in above if isinstance(part, FUNCTIONS)), above[-1])
         target = unparse(statement.targets[0])
         for part in ast.walk(scope):
-            if isinstance(part, ast.Call) and _SORTS.search(unparse(part.func)) and target in unparse(part):
+            if isinstance(part, ast.Call) and SORTS.search(unparse(part.func)) and target in unparse(part):
                 return
         if not _numbers_entries(scope, target):
             return
@@ -384,68 +384,3 @@ def _check_hash(path: str, node: Any, parents: dict[ast.AST, ast.AST]) -> Iterat
             # what is hashed may be a number
             yield Finding(path, part.lineno, "R404", text, True)
             return
-
-
-def _check_newest(path: str, node: Any, parents: dict[ast.AST, ast.AST]) -> Iterator[Finding]:
-    """Find the newest checkpoint chosen by its name: "10" comes before "9"."""
-    listing = None
-    # `sorted(glob(...))[-1]`, or `max(glob(...))`, without a key
-    if isinstance(node, ast.Subscript) and unparse(node.slice) == "-1" and isinstance(node.value, ast.Call):
-        call = node.value
-        if unparse(call.func) == "sorted" and not call.keywords:
-            listing = _find_inner_listing(call)
-    if (
-        isinstance(node, ast.Call)
-        and unparse(node.func) == "max"
-        and not node.keywords
-        and len(node.args) == 1
-    ):
-        listing = _find_inner_listing(node)
-    # `sorted(glob("*.csv"))[-1]` is a log
-    if listing is None or _OF_LOGS.search(unparse(listing)):
-        return
-    functions = [part for part in _list_above(node, parents) if isinstance(part, _FUNCTIONS)]
-    around = unparse(functions[0].args) + functions[0].name if functions else ""
-    statement = next((part for part in _list_above(node, parents) if isinstance(part, ast.stmt)), node)
-    if _CHECKPOINT.search(unparse(statement)) or _CHECKPOINT.search(around):
-        text = f"the newest checkpoint is chosen by its name, in which 10 comes before 9: {unparse(node)}"
-        yield Finding(path, node.lineno, "R502", text)
-
-
-def _find_inner_listing(node: ast.Call) -> ast.AST | None:
-    first = node.args[0] if node.args else None
-    if first is None:
-        return None
-    if _is_listing(first):
-        return first
-    # `[path for path in os.listdir(folder) if ...]`
-    is_plain = isinstance(first, ast.ListComp | ast.GeneratorExp) and isinstance(first.elt, ast.Name)
-    if is_plain and any(_is_listing(part) for part in ast.walk(first)):
-        return first
-    if (
-        isinstance(first, ast.Call)
-        and unparse(first.func) == "list"
-        and first.args
-        and _is_listing(first.args[0])
-    ):
-        return first
-    return None
-
-
-def _pads_numbers(facts: Facts) -> bool:
-    """Return whether the names of checkpoints have numbers of a fixed width, or no numbers."""
-    has_number = False
-    for save in facts.saves:
-        node = save.event.node
-        nodes = [node]
-        for dep in save.event.args.values():
-            nodes += [inner.node for inner in [dep, *list_deps(dep)] if isinstance(inner.node, ast.AST)]
-        text = " ".join(unparse(part) for part in nodes)
-        # `f"{step:06d}"`: the order of the names is that of the numbers
-        if re.search(r":0\d|%0\d|zfill|strftime|isoformat|timestamp", text):
-            return True
-        if re.search(
-            r"\{\w*(epoch|step|iter|number|n_iter|\bi\b)\w*\}|%d|%s|str\(\w*(epoch|step|iter)", text
-        ):
-            has_number = True
-    return not has_number

@@ -6,6 +6,7 @@ import glob
 import hashlib
 import itertools
 import os
+import pathlib
 import random
 
 import numpy as np
@@ -105,6 +106,32 @@ CONTINUED = (
     f"if (number + 1) % 4 != 0:\n    with model.no_sync():\n        {BACKWARD}\n"
     f"    if number % 10 == 0:\n        {NUMBERED}\n    continue\n{BACKWARD}\noptimizer.step()"
 )
+# the files have a name before the newest is chosen
+NEWEST = [
+    'files = sorted(glob.glob("checkpoint_*.pt"))\nnewest = files[-1]',
+    'files = glob.glob("checkpoint_*.pt")\nfiles.sort()\nnewest = files[-1]',
+    'files = glob.glob("checkpoint_*.pt")\nif files:\n    newest = max(files)',
+    'files = [name for name in os.listdir("saved") if "_" in name]\nfiles = sorted(files)\nlast = files[-1]',
+    'def find(folder):\n    files = folder.glob("checkpoint_*.pt")\n    return sorted(files)[-1]',
+    'if files := sorted(pathlib.Path("checkpoints").glob("*.pt")):\n    newest = torch.load(files[-1])',
+]
+NEWEST_BY_KEY = [
+    'files = sorted(glob.glob("checkpoint_*.pt"), key=os.path.getmtime)\nnewest = files[-1]',
+    'files = glob.glob("checkpoint_*.pt")\nfiles.sort(key=lambda name: int(name[11:-3]))\nnewest = files[-1]',
+    'files = sorted(glob.glob("checkpoint_*.pt"))\nfiles.sort(key=os.path.getmtime)\nnewest = files[-1]',
+    'files = glob.glob("checkpoint_*.pt")\nfiles = natsorted(files)\nnewest = files[-1]',
+    'files = glob.glob("checkpoint_*.pt")\nnewest = max(files, key=os.path.getmtime)',
+    'files = [int(name[11:-3]) for name in glob.glob("checkpoint_*.pt")]\nnewest = max(files)',
+    'files = sorted(glob.glob("checkpoint_*.pt"))\nfiles.reverse()\noldest = files[-1]',
+    'files = sorted(glob.glob("logs_*.csv"))\nmodel_log = files[-1]',
+]
+RENAMED = [
+    'torch.save(state, "new.pt")\nos.replace("new.pt", f"checkpoint_{epoch}.pt")',
+    'name = f"checkpoint_{epoch}.pt"\ntorch.save(state, "new.pt")\nos.rename("new.pt", name)',
+    'new = pathlib.Path("new.pt")\ntorch.save(state, new)\nnew.rename(f"checkpoint_{epoch}.pt")',
+    'with open("new", "wb") as file:\n    torch.save(state, file)\n'
+    'pathlib.Path("new").replace(f"checkpoint_{epoch}.pt")',
+]
 SKIP = 'skipped = saved["number"]'
 PLACE = '"number": number'
 
@@ -327,8 +354,15 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
         [{"top": 'newest = sorted(glob.glob("checkpoint_*.pt"))[-1]',
         "write": 'torch.save(state, f"checkpoint_{epoch}.pt")'},
          {"top": 'newest = max(os.listdir("checkpoints"))',
-         "write": 'torch.save(state, f"checkpoints/{epoch}.pt")'}],
-        [{"top": 'newest = max(glob.glob("checkpoint_*.pt"), key=os.path.getmtime)',
+         "write": 'torch.save(state, f"checkpoints/{epoch}.pt")'},
+         *[{"top": top, "write": 'torch.save(state, f"checkpoint_{epoch}.pt")'} for top in NEWEST],
+         *[{"top": NEWEST[0], "write": write} for write in RENAMED]],
+        [*[{"top": top, "write": 'torch.save(state, f"checkpoint_{epoch}.pt")'} for top in NEWEST_BY_KEY],
+         *[{"top": NEWEST[0], "write": write.replace("{epoch}.pt", "{epoch:05d}.pt")} for write in RENAMED],
+         # the name with the number is the temporary one
+         {"top": NEWEST[0],
+          "write": 'name = f"{epoch}.tmp"\ntorch.save(state, name)\nos.replace(name, "last.pt")'},
+         {"top": 'newest = max(glob.glob("checkpoint_*.pt"), key=os.path.getmtime)',
           "write": 'torch.save(state, f"checkpoint_{epoch}.pt")'},
          {"top": 'newest = sorted(glob.glob("checkpoint_*.pt"))[-1]',
           "write": 'torch.save(state, f"checkpoint_{epoch:05d}.pt")'}],
