@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from bootfile.lint import values
-from bootfile.lint.facts import Facts, describe, is_constant
+from bootfile.lint.facts import Facts, Save, describe, is_constant
 from bootfile.lint.findings import Finding, at, name_line, of_a_restart
 from bootfile.lint.record import Condition, Event
 from bootfile.lint.syntax import is_modulo, unparse
@@ -153,13 +153,27 @@ def _is_fixed_seed(value: Value, depth: int = 0) -> bool:
 def _is_set(facts: Facts, source: str) -> bool:
     saves = facts.training_saves() or facts.saves
     keys = {entry.key.partition(".")[0] for save in saves for entry in save.entries}
-    is_known = not any(save.is_open for save in saves)
+    is_known = not any(save.is_open or _has_own_state(facts, save) for save in saves)
     for event in facts.calls(_SETS[source]):
         given = event.args.get(0, Value())
         key = next((str(dep.key) for dep in list_deps(given) if dep.kind == "field" and dep.key), None)
         # the script would restore what its checkpoint does not have
         # restored from this checkpoint, or from an entry that is not known
         if not is_known or key is None or key in keys:
+            return True
+    return False
+
+
+def _has_own_state(facts: Facts, save: Save) -> bool:
+    """Return whether a checkpoint has the state of an object whose class has its own state_dict(): it may
+    have anything."""
+    for entry in save.entries:
+        state = root(entry.value)
+        if (
+            state.kind == "state"
+            and state.of is not None
+            and facts.tracer.find_method(state.of, "state_dict")
+        ):
             return True
     return False
 

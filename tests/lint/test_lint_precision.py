@@ -623,3 +623,47 @@ def test_the_order_of_a_batch_sampler_is_drawn(tmp_path):
 def test_a_folder_that_must_not_exist_does_not_guard_a_seed(tmp_path):
     top = "if os.path.exists('out'):\n    raise SystemExit\ntorch.manual_seed(0)"
     assert "R401" in find_rules(write({"top": top, "setup": SHUFFLED}), tmp_path)
+
+
+OWN_STATE = """import os
+import torch
+
+
+class Trainer:
+    def __init__(self):
+        self.model = torch.nn.Linear(4, 2)
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+        self.epoch = 0
+
+    def state_dict(self):
+        parts = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return {**parts, "epoch": self.epoch, "random": torch.get_rng_state()}
+
+    def load_state_dict(self, state):
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.epoch = state["epoch"]
+        torch.set_rng_state(state["random"])
+
+
+torch.manual_seed(0)
+trainer = Trainer()
+if os.path.exists("last.pt"):
+    trainer.load_state_dict(torch.load("last.pt"))
+for epoch in range(trainer.epoch, 10):
+    trainer.optimizer.zero_grad()
+    trainer.model(torch.randn(8, 4)).sum().backward()
+    trainer.optimizer.step()
+    trainer.epoch = epoch + 1
+    torch.save(trainer.state_dict(), "new.pt")
+    os.replace("new.pt", "last.pt")
+"""
+
+
+def test_a_state_dict_of_its_own_has_the_random_numbers(tmp_path):
+    assert find_rules(OWN_STATE, tmp_path) == []
+    inner = OWN_STATE.replace("torch.save(trainer.state_dict()", 'torch.save({"all": trainer.state_dict()}')
+    inner = inner.replace('torch.load("last.pt")', 'torch.load("last.pt")["all"]')
+    assert find_rules(inner, tmp_path) == []
+    forgotten = OWN_STATE.replace('        torch.set_rng_state(state["random"])\n', "")
+    assert "R401" in find_rules(forgotten, tmp_path)
