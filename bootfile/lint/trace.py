@@ -73,7 +73,16 @@ class Tracer(Expressions):
                 self._run_class(Class(node, module, None))
             elif self._mentions_training(node):
                 self._call_function(Function(node, module, None), [], {}, node)
+            elif node.name == "main" and node.name not in called:
+                self._run_main(node, module)
         self._frames.pop()
+
+    def _run_main(self, node: Any, module: Module) -> None:
+        """Walk over a main() that a command of the package calls: it may leave the training to an object."""
+        walked = set(self._walked)
+        self._call_function(Function(node, module, None), [], {}, node)
+        if not self._trains():
+            self._walked = walked
 
     def _mentions_training(self, node: ast.AST) -> bool:
         for part in ast.walk(node):

@@ -667,3 +667,58 @@ def test_a_state_dict_of_its_own_has_the_random_numbers(tmp_path):
     assert find_rules(inner, tmp_path) == []
     forgotten = OWN_STATE.replace('        torch.set_rng_state(state["random"])\n', "")
     assert "R401" in find_rules(forgotten, tmp_path)
+
+
+FITS = """import os
+import torch
+
+
+class Trainer:
+    def __init__(self):
+        self.model = torch.nn.Linear(4, 2)
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+        self.epoch, self.best = 0, 0.0
+
+    def fit(self):
+        for epoch in range(self.epoch, 10):
+            self.optimizer.zero_grad()
+            self.model(torch.ones(4)).sum().backward()
+            self.optimizer.step()
+            self.epoch = epoch + 1
+            score = self.model.weight.sum().item()
+            if score > self.best:
+                self.best = score
+                torch.save(self.model.state_dict(), "new.pt")
+                os.replace("new.pt", "best.pt")
+            torch.save(self.pack(), "new.pt")
+            os.replace("new.pt", "last.pt")
+
+    def pack(self):
+        parts = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return {**parts, "epoch": self.epoch, "best": self.best}
+
+    def unpack(self, state):
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.epoch, self.best = state["epoch"], state["best"]
+
+
+def main():
+    trainer = Trainer()
+    if os.path.exists("last.pt"):
+        trainer.unpack(torch.load("last.pt"))
+    trainer.fit()
+"""
+
+
+def test_main_is_called_by_a_command_of_the_package(tmp_path):
+    assert set(find_rules(FITS, tmp_path, hints=True)) <= {"R801"}
+    forgotten = FITS.replace('state["epoch"], state["best"]', 'state["epoch"], 0.0')
+    assert "R108" in find_rules(forgotten, tmp_path)
+
+
+def test_a_class_trains_if_main_does_not(tmp_path):
+    """main() shows figures: the methods are walked over as without it."""
+    text = FITS.partition("def main")[0] + "def main():\n    print(Trainer().best)\n"
+    without = FITS.partition("def main")[0]
+    assert find_rules(text, tmp_path, hints=True) == find_rules(without, tmp_path, hints=True) != []
