@@ -276,9 +276,13 @@ class Calls(Known):
         if args and all(value.kind in ("const", "text") or "fixed" in value.flags for value in args):
             made.flags.add("fixed")
         made.key = dotted
-        if last in ("Accelerator", "Fabric"):
+        is_exact = last == "Exact" and dotted.startswith("bootfile.")
+        if last in ("Accelerator", "Fabric") or is_exact:
             made.kind = "instance"
             made.key = last
+        if is_exact:
+            made.options = arguments
+            made.node = node
         return made
 
     def _super(self) -> Value:

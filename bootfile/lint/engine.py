@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from bootfile.ground.errors import BadInput
 from bootfile.lint import (
+    rules_exact,
     rules_files,
     rules_newest,
     rules_order,
@@ -23,6 +24,7 @@ from bootfile.lint.trace import Tracer
 
 _CHECKS = (
     rules_state.check,
+    rules_exact.check,
     rules_random.check,
     rules_order.check,
     rules_files.check,

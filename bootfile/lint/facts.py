@@ -178,7 +178,7 @@ class Facts:
     def is_saved(self, value: Value, kind: str) -> bool:
         """Return whether a checkpoint has an object, or may have it."""
         base = root(value)
-        mine = self._list_saved_with(base)
+        mine = self.list_saved_with(base)
         if mine & self.escaped or base.flags & {"prepared", "registered"}:
             return True
         # accelerate calls these before it saves: what they name is saved
@@ -213,7 +213,7 @@ class Facts:
                     return True
         return self.saves_all()
 
-    def _list_saved_with(self, base: Value) -> set[Value]:
+    def list_saved_with(self, base: Value) -> set[Value]:
         """Return an object and those whose state has its state."""
         mine = {base}
         # an average is saved if the model in it is
@@ -336,18 +336,18 @@ class Facts:
                 continue
             if is_unknown and (_SAVE_NAME.search(last) or _LOAD_NAME.search(last)):
                 for value in event.args.values():
-                    escaped.update(_list_inside(value))
+                    escaped.update(list_inside(value))
             is_method = event.name == "method" and not _is_followed(event)
             if is_method and re.search(r"register|save_checkpoint|load_checkpoint|Checkpoint", event.text):
                 for value in event.args.values():
-                    escaped.update(_list_inside(value))
+                    escaped.update(list_inside(value))
             if (
                 event.name == "call"
                 and re.search("Checkpoint", last)
                 and event.text != "torch.utils.checkpoint"
             ):
                 for value in event.args.values():
-                    escaped.update(_list_inside(value))
+                    escaped.update(list_inside(value))
         return escaped
 
     def _find_owners(self) -> dict[Value, set[Value]]:
@@ -577,14 +577,15 @@ def _is_state_like(value: Value) -> bool:
     return False
 
 
-def _list_inside(value: Value, depth: int = 0) -> set[Value]:
+def list_inside(value: Value, depth: int = 0) -> set[Value]:
+    """Return an object, and those in its entries or attributes."""
     base = root(value)
     inside = {base}
     if base.kind == "state" and base.of is not None:
         inside.add(root(base.of))
     if depth < 3:
         for part in base.parts.values():
-            inside |= _list_inside(part, depth + 1)
+            inside |= list_inside(part, depth + 1)
     return inside
 
 

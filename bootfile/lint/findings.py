@@ -6,13 +6,15 @@ from typing import Any, NamedTuple
 
 
 class Finding(NamedTuple):
-    """One finding. rule: "R103". is_hint: it may be intended, and does not change the exit code."""
+    """One finding. rule: "R103". is_hint: it may be intended, and does not change the exit code. fix: text
+    in place of that of the rule."""
 
     path: str
     line: int
     rule: str
     message: str
     is_hint: bool = False
+    fix: str = ""
 
 
 def at(event: Any, rule: str, message: str, is_hint: bool = False) -> Finding:

@@ -12,8 +12,8 @@ from bootfile.lint.record import Event
 from bootfile.lint.syntax import unparse
 from bootfile.lint.values import Value, kind_of, list_deps, root
 
-_RULES = {"optimizer": "R101", "scheduler": "R103", "scaler": "R104", "ema": "R105"}
-_WORDS = {"optimizer": "optimizer", "scheduler": "scheduler", "scaler": "GradScaler", "ema": "average"}
+RULES = {"optimizer": "R101", "scheduler": "R103", "scaler": "R104", "ema": "R105"}
+WORDS = {"optimizer": "optimizer", "scheduler": "scheduler", "scaler": "GradScaler", "ema": "average"}
 _AVERAGE_NAME = re.compile(r"ema|av(g|erage)|teacher|shadow|momentum|_k$|slow", re.IGNORECASE)
 _BEST_NAME = re.compile(
     r"(^|_)(best|highest|lowest|top|record)|best(_|$)|^(min|max)_(\w*_)?(loss|acc|val)", re.IGNORECASE
@@ -39,7 +39,7 @@ def _find_all(facts: Facts) -> Iterator[Finding]:
     yield from _find_parameters_only(facts)
 
 
-def _find_changed(facts: Facts) -> dict[Value, Event]:
+def find_changed(facts: Facts) -> dict[Value, Event]:
     """Return the objects whose state the training loop changes, and the first event that changes them."""
     changed: dict[Value, Event] = {}
     for event in facts.events:
@@ -77,30 +77,30 @@ def _find_missing(facts: Facts) -> Iterator[Finding]:
     save = facts.fullest_save()
     if save is None:
         return
-    changed = _find_changed(facts)
+    changed = find_changed(facts)
     for value, event in changed.items():
         kind = value.kind
         if kind == "copied":
             kind = "ema"
         if facts.is_own_state(value) or facts.is_saved(value, kind) or _ends_before_saves(facts, value):
             continue
-        if kind == "scheduler" and _follows_epoch(facts, value):
+        if kind == "scheduler" and follows_epoch(facts, value):
             continue
         # one that is saved with another one, or the same one that another branch of the script has made
-        if kind == "optimizer" and (_is_inside(value, changed) or _has_sibling(facts, value, save)):
+        if kind == "optimizer" and (is_inside(value, changed) or _has_sibling(facts, value, save)):
             continue
         # GradScaler(enabled=False) keeps no scale
         if kind == "scaler" and is_constant(value.options.get("enabled"), False):
             continue
-        name = describe(value, _WORDS[kind])
+        name = describe(value, WORDS[kind])
         verb = "stepped"
         if kind == "ema":
             verb = "updated"
         if kind == "scaler":
             verb = "used"
         # the name alone may be as short as `s`: the message says what it is
-        if _WORDS[kind].lower() not in name.lower():
-            name = f"{name} ({_WORDS[kind]})"
+        if WORDS[kind].lower() not in name.lower():
+            name = f"{name} ({WORDS[kind]})"
         message = f"{name} is {verb}, but not in the checkpoint that {name_line(save.event, event)} saves"
         # the class of an average may be saved by its own means
         is_class = kind == "ema" and value.kind != "copied" and value.key != "AveragedModel"
@@ -108,8 +108,8 @@ def _find_missing(facts: Facts) -> Iterator[Finding]:
         is_loaded = kind == "optimizer" and value in facts.loaded
         # another file has it, as the one that is written after the last epoch
         is_elsewhere = kind == "optimizer" and any(_has_state(other, value) for other in facts.saves)
-        is_hint = is_class or is_loaded or is_elsewhere or _has_no_state(value)
-        yield at(event, _RULES[kind], message, is_hint)
+        is_hint = is_class or is_loaded or is_elsewhere or has_no_state(value)
+        yield at(event, RULES[kind], message, is_hint)
 
 
 def _has_state(save: Save, value: Value) -> bool:
@@ -118,7 +118,7 @@ def _has_state(save: Save, value: Value) -> bool:
     return any(state.kind == "state" and state.of is not None and root(state.of) is value for state in states)
 
 
-def _has_no_state(value: Value) -> bool:
+def has_no_state(value: Value) -> bool:
     """Return whether an optimizer is SGD without momentum: its state has the learning rate only."""
     if value.key != "SGD":
         return False
@@ -150,7 +150,7 @@ def _has_sibling(facts: Facts, value: Value, save: Save) -> bool:
     return False
 
 
-def _is_inside(value: Value, changed: dict[Value, Event]) -> bool:
+def is_inside(value: Value, changed: dict[Value, Event]) -> bool:
     """Return whether an object is a part of another one that is stepped, as the optimizer in a Lookahead."""
     for other in changed:
         if other is not value and root(other.options.get(0, Value())) is value and other.kind == value.kind:
@@ -158,7 +158,7 @@ def _is_inside(value: Value, changed: dict[Value, Event]) -> bool:
     return False
 
 
-def _follows_epoch(facts: Facts, scheduler: Value) -> bool:
+def follows_epoch(facts: Facts, scheduler: Value) -> bool:
     """Return whether a scheduler does not need its state: it is told the epoch, or steps up to it again."""
     same = [event.value for event in facts.select("create") if event.value.kind == "scheduler"]
     for made in [scheduler, *same]:
@@ -185,7 +185,10 @@ def _follows_epoch(facts: Facts, scheduler: Value) -> bool:
 
 def _gets_epoch(event: Event) -> bool:
     """Return whether the name of an argument is that of an epoch: `scheduler.step(self.state["epoch"])`."""
-    return any(_EPOCH_NAME.search(unparse(given)) for given in getattr(event.node, "args", []))
+    given = [*getattr(event.node, "args", [])]
+    for keyword in getattr(event.node, "keywords", []):
+        given.append(keyword.value)
+    return any(_EPOCH_NAME.search(unparse(value)) for value in given)
 
 
 def _steps_to_epoch(facts: Facts, event: Event) -> bool:
@@ -209,7 +212,7 @@ def _find_not_loaded(facts: Facts) -> Iterator[Finding]:
     if facts.restores_all or not facts.loads or facts.trainers() or _loads_unknown(facts):
         return
     load = facts.loads[-1]
-    changed = _find_changed(facts)
+    changed = find_changed(facts)
     for save in facts.saves:
         for entry in save.entries:
             state = root(entry.value)
@@ -220,7 +223,7 @@ def _find_not_loaded(facts: Facts) -> Iterator[Finding]:
             is_changed = value in changed or value.kind == "generator"
             if not is_changed or value in facts.loaded or value in facts.escaped:
                 continue
-            if value.kind == "scheduler" and _follows_epoch(facts, value):
+            if value.kind == "scheduler" and follows_epoch(facts, value):
                 continue
             if _is_any_read(facts, value) or _has_loaded_sibling(facts, value):
                 continue
@@ -282,7 +285,7 @@ def _find_modules(facts: Facts) -> Iterator[Finding]:
     save = facts.fullest_save()
     if save is None or facts.saves_all():
         return
-    stepped = [value for value in _find_changed(facts) if value.kind == "optimizer"]
+    stepped = [value for value in find_changed(facts) if value.kind == "optimizer"]
     seen: set[Value] = set()
     for optimizer in stepped:
         # the first argument of an optimizer: the parameters that it changes

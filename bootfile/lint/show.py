@@ -18,7 +18,7 @@ def as_text(findings: list[Finding], script: str) -> Iterator[str]:
         if finding.is_hint:
             continue
         yield f"    {rule.consequence}"
-        yield f"    fix: {rule.fix}"
+        yield f"    fix: {finding.fix or rule.fix}"
         yield f"    report: {rule.report}"
         yield f"    to see it happen: {prove_command(script)}"
 
@@ -34,7 +34,7 @@ def as_json(findings: list[Finding], errors: list[str]) -> str:
     for finding in findings:
         rule = RULES[finding.rule]
         row: dict[str, Any] = finding._asdict()
-        row.update(consequence=rule.consequence, fix=rule.fix, report=rule.report)
+        row.update(consequence=rule.consequence, fix=finding.fix or rule.fix, report=rule.report)
         rows.append(row)
     return json.dumps({"findings": rows, "errors": errors}, indent=2)
 
@@ -44,7 +44,7 @@ def as_annotations(findings: list[Finding]) -> Iterator[str]:
     for finding in findings:
         rule = RULES[finding.rule]
         kind = "notice" if finding.is_hint else "error"
-        text = f"{finding.message}. {rule.consequence}. fix: {rule.fix}"
+        text = f"{finding.message}. {rule.consequence}. fix: {finding.fix or rule.fix}"
         path = _escape(os.path.normpath(finding.path)).replace(":", "%3A").replace(",", "%2C")
         yield f"::{kind} file={path},line={finding.line},title={finding.rule}::{_escape(text)}"
 
