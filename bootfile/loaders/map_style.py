@@ -136,6 +136,12 @@ class Fetcher:
                 "generators of torch, NumPy or random"
             )
 
+    def attributes(self) -> Any:
+        """Return the plain attributes of the dataset and collate_fn, of which workers have a copy."""
+        from bootfile.loaders.attributes import read_attributes  # a loop without workers has no copy
+
+        return read_attributes(self.dataset, self.collate_fn)
+
     def _look(self, _: Any = None) -> tuple[str, bool, str]:
         """Return (fingerprint; whether an item draws random numbers; which sample differs when it is read
         again, or ""). It runs in a worker, or in this process if there are none."""

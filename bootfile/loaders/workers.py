@@ -61,6 +61,7 @@ class Workers:
         self.pinned = pinned
         self._loader: DataLoader[Any] | None = None
         self._plan: Plan | None = None
+        self._attributes: Any = None  # of the function, when the workers started
         method = multiprocessing.get_start_method(allow_none=True)
         if method is None:  # asking for the default would set it for the whole job
             method = multiprocessing.get_all_start_methods()[0]
@@ -75,16 +76,21 @@ class Workers:
         """Yield (batch, function(batch)) for each batch of a plan. Raises the function's BadInput.
 
         The workers, and the function that they were started with, are kept as long as the plan is the same
-        object.
+        object, and the loop changes no plain attribute of what the function reads.
         """
-        if self._loader is None or plan is not self._plan:
+        attributes = None
+        if self.count and hasattr(function, "attributes"):  # without workers it is no copy
+            attributes = function.attributes()
+        if self._loader is None or plan is not self._plan or attributes != self._attributes:
+            self._loader = None  # the workers before end here
             self._plan = plan
+            self._attributes = attributes
             if self.forks:
                 batch_bytes = 0
                 if hasattr(function, "batch_bytes"):
                     batch_bytes = function.batch_bytes(plan)
                 _check_room(self.count, batch_bytes)
-            # the workers get a copy of the function now: what it holds must not change later
+            # the workers get a copy of the function now: what it holds must not change in the epoch
             self._loader = self.open_loader(
                 _Results(function),
                 batch_size=None,
