@@ -1,5 +1,5 @@
 """What a script loads of ours: files, and their lines. Each budget may only fall, but for lines that make
-dense code calm (test_density.py).
+dense code calm (test_density.py), and those that name or end what was silently wrong (0.46: 120 lines).
 
 Blank lines and full-line comments are not counted: a budget is met by moving what does not belong, not by
 deleting explanations.
