@@ -9,6 +9,7 @@ from bootfile.lint.facts import Facts, Save
 from bootfile.lint.findings import Finding
 from bootfile.lint.record import Event
 from bootfile.lint.rules_text import FUNCTIONS, SORTS, find_candidates, is_listing, list_above, list_modules
+from bootfile.lint.sources import Source
 from bootfile.lint.syntax import unparse, walk_loop
 from bootfile.lint.values import Value, list_deps
 
@@ -16,6 +17,8 @@ _CHECKPOINT = re.compile(
     r"check_?po|ckpt|model|\.pth?\b|weights|resume|snapshot|save|restore|torch\.load\(", re.IGNORECASE
 )
 _OF_LOGS = re.compile(r"\.(csv|log|json|txt|png|jpe?g|ya?ml)\b|tfevents")
+# what the names of listed files begin with: "epoch_*.pt", name.startswith("epoch_")
+_BEGINNINGS = (re.compile(r"([\w-]+)\*"), re.compile(r"startswith\(['\"]([\w-]+)['\"]"))
 _MAY_MATCH = re.compile(rb"listdir|scandir|glob\(|iterdir")
 _PADS = re.compile(r":0\d|%0\d|zfill|strftime|isoformat|timestamp")
 _NUMBER = re.compile(r"\{\w*(epoch|step|iter|number|n_iter|\bi\b)\w*\}|%d|%s|str\(\w*(epoch|step|iter)")
@@ -40,16 +43,20 @@ class _Rename(NamedTuple):
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Yield where the newest checkpoint is chosen by its name."""
-    if not facts.loops or not facts.intent or not _has_plain_numbers(facts):
+    if not facts.loops or not facts.intent:
+        return
+    names = _list_numbered(facts)
+    if not names:
         return
     walked = {event.path for event in facts.events}
     for source in list_modules(facts):
         if source.path in walked and _MAY_MATCH.search(source.data):
-            yield from _check_module(source.path, source.tree)
+            yield from _check_module(source, names)
 
 
-def _check_module(path: str, tree: ast.Module) -> Iterator[Finding]:
-    nodes, parents = find_candidates(tree)
+def _check_module(source: Source, names: list[str]) -> Iterator[Finding]:
+    path = source.path
+    nodes, parents = find_candidates(source.tree)
     # of several uses of one list, the first
     named: dict[tuple[ast.AST, str], Finding] = {}
     for node in nodes:
@@ -59,14 +66,14 @@ def _check_module(path: str, tree: ast.Module) -> Iterator[Finding]:
         above = list_above(node, parents)
         if not isinstance(files, ast.Name):
             listing = _find_inner_listing(files)
-            if listing is not None and _is_checkpoint(node, [listing], above):
+            if listing is not None and _is_checkpoint(node, [listing], above, names):
                 yield _make_finding(path, node, unparse(node))
             continue
-        place = (_find_scope(above, tree), files.id)
+        place = (_find_scope(above, source.tree), files.id)
         listings = _follow_name(*place)
         if listings is None or not (listings.is_sorted or is_sorted) or _is_compared(above):
             continue
-        if _is_checkpoint(node, listings.values, above):
+        if _is_checkpoint(node, listings.values, above, names):
             finding = _make_finding(path, node, f"{unparse(node)} of {unparse(listings.values[0])}")
             named[place] = min(finding, named.get(place, finding))
     yield from named.values()
@@ -99,10 +106,18 @@ def _find_sorted(node: Any) -> Any:
     return None
 
 
-def _is_checkpoint(node: ast.AST, listings: list[ast.AST], above: list[ast.AST]) -> bool:
-    """Return whether a chosen file is a checkpoint, by the words of its statement and function."""
-    # `sorted(glob("*.csv"))[-1]` is a log
-    if any(_OF_LOGS.search(unparse(listing)) for listing in listings):
+def _is_checkpoint(node: ast.AST, listings: list[ast.AST], above: list[ast.AST], names: list[str]) -> bool:
+    """Return whether a chosen file is a checkpoint, by the words of its statement and function. names: those
+    that the script gives its checkpoints."""
+    patterns = []
+    for listing in listings:
+        # `sorted(glob("*.csv"))[-1]` is a log
+        if _OF_LOGS.search(unparse(listing)):
+            return False
+        for beginning in _BEGINNINGS:
+            patterns += beginning.findall(unparse(listing))
+    # `glob("captures_*.pt")` lists other files than those of `f"checkpoint_{epoch}.pt"`
+    if patterns and not any(pattern in name for pattern in patterns for name in names):
         return False
     statement = next((part for part in above if isinstance(part, ast.stmt)), node)
     texts = [unparse(statement), *map(unparse, listings)]
@@ -229,8 +244,9 @@ def _describe_call(node: ast.Call, name: str) -> str:
 # The names of checkpoints
 
 
-def _has_plain_numbers(facts: Facts) -> bool:
-    """Return whether the names of checkpoints have numbers, and none of a fixed width."""
+def _list_numbered(facts: Facts) -> list[str]:
+    """Return the texts of the names of checkpoints with numbers; none if there is a number of a fixed
+    width."""
     renames = _list_renames(facts)
     texts = [_describe_names(rename.event, [rename.target]) for rename in renames]
     numbered = []
@@ -245,8 +261,8 @@ def _has_plain_numbers(facts: Facts) -> bool:
             numbered.append(_describe_names(rename.event, [rename.target]))
     # `f"{step:06d}"`: the order of the names is that of the numbers
     if any(_PADS.search(text) for text in texts):
-        return False
-    return any(_NUMBER.search(text) for text in numbered)
+        return []
+    return [text for text in numbered if _NUMBER.search(text)]
 
 
 def _describe_names(event: Event, given: list[Value]) -> str:

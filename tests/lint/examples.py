@@ -359,6 +359,8 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
          *[{"top": NEWEST[0], "write": write} for write in RENAMED]],
         [*[{"top": top, "write": 'torch.save(state, f"checkpoint_{epoch}.pt")'} for top in NEWEST_BY_KEY],
          *[{"top": NEWEST[0], "write": write.replace("{epoch}.pt", "{epoch:05d}.pt")} for write in RENAMED],
+         {"top": 'files = sorted(glob.glob("samples_*.pt"))\nlast = torch.load(files[-1])',
+          "write": 'torch.save(state, f"checkpoint_{epoch}.pt")'},
          # the name with the number is the temporary one
          {"top": NEWEST[0],
           "write": 'name = f"{epoch}.tmp"\ntorch.save(state, name)\nos.replace(name, "last.pt")'},
