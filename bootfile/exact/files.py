@@ -11,7 +11,6 @@ this checkpoint is refused.
 """
 
 import contextlib
-import functools
 import glob
 import hashlib
 import io
@@ -35,7 +34,6 @@ from bootfile.ground.files import (
     explained,
     open_atomic,
     opener,
-    read_again,
     read_file,
     sha256_file,
     state_of,
@@ -244,10 +242,8 @@ def load(path: str, most: int = sys.maxsize, whole: bool = True, file: Any = Non
 
 
 def list_newest_first(folder: str) -> list[str]:
-    """Return the paths of the checkpoints in a folder, the highest step first."""
-    with explained(f"checkpoints in {folder} cannot be listed"):
-        names = read_again(functools.partial(checkpoint_names, folder), folder)
-    return [os.path.join(folder, name) for name in reversed(names)]
+    """Return the paths of the checkpoints in a folder, the highest step first. Raises BadInput."""
+    return [os.path.join(folder, name) for name in reversed(checkpoint_names(folder))]
 
 
 def keep(newest: str, count: int, whole: dict[str, tuple[Any, ...]], every: int = 0) -> None:

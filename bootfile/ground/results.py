@@ -1,11 +1,13 @@
 """The names of the results in the output folder of a run."""
 
 import contextlib
+import functools
 import os
 import re
 from collections.abc import Iterable
 
 from bootfile.ground.errors import BadInput
+from bootfile.ground.files import explained, read_again
 
 CHECKPOINTS = "checkpoints"
 CLASSES = "classes.json"  # the names of the classes, in the order of the labels
@@ -15,18 +17,21 @@ _CHECKPOINT = re.compile(r"step_(\d+)\.pt")
 
 
 def checkpoints(folder: str) -> list[str]:
-    """Return the names of the checkpoints in an output folder, by step. Raises OSError."""
+    """Return the names of the checkpoints in an output folder, by step. Raises BadInput."""
     return checkpoint_names(os.path.join(folder, CHECKPOINTS))
 
 
 def checkpoint_names(folder: str) -> list[str]:
-    """Return the names of the checkpoints directly in a folder, by step. Raises OSError."""
+    """Return the names of the checkpoints directly in a folder, by step. Raises BadInput."""
+    names: list[str] = []
+    missing = contextlib.suppress(FileNotFoundError, NotADirectoryError)
+    with explained(f"checkpoints in {folder} cannot be listed"), missing:
+        names = read_again(functools.partial(os.listdir, folder), folder)
     steps = []  # (step, name)
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        for name in os.listdir(folder):
-            match = _CHECKPOINT.fullmatch(name)
-            if match:
-                steps.append((int(match[1]), name))
+    for name in names:
+        match = _CHECKPOINT.fullmatch(name)
+        if match:
+            steps.append((int(match[1]), name))
     steps.sort(key=lambda checkpoint: checkpoint[0])
     return [name for _, name in steps]
 

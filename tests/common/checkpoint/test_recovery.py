@@ -12,12 +12,14 @@ import torch
 from bootfile.exact import files as checkpoint
 from bootfile.exact import nonfinite
 from bootfile.exact.watchers import Agreement
+from bootfile.ground import again
 from bootfile.ground.errors import BadInput
 from bootfile.ground.intervals import Interval
 from common.checkpoint import best
 from common.checkpoint.scores import Scores
 from common.run.metrics import Metrics, absolute_error
 from tests.support.checkpointers import make
+from tests.support.failing_files import failing
 
 _FUSED = "fused" in torch.optim.SGD([torch.zeros(1)], lr=0.1).defaults
 _needs_fused = pytest.mark.skipif(not _FUSED, reason="this torch has no fused SGD")
@@ -411,6 +413,19 @@ def test_best_that_is_at_the_url_or_is_not_written_is_not_missing(tmp_path, caps
     scores.best = 0.7
     best.settle(scores, str(tmp_path), at_url, writes, print)
     assert scores.best == 0.7 and capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(("error", "code"), [("EACCES", 2), ("EIO", 6)])
+def test_checkpoints_that_cannot_be_listed_are_one_line(recovery, tmp_path, monkeypatch, error, code):
+    """They belong to another user, or their mount is gone."""
+    monkeypatch.setattr(again, "PAUSES", (0.0,))
+    keeper, model = recovery()
+    _train(keeper, model)
+    message = f"^checkpoints in {tmp_path}/checkpoints cannot be listed: "
+    broken = failing(tmp_path / "calls", "/checkpoints$", error, times=100, calls="look")
+    with broken, pytest.raises(BadInput, match=message) as refused:
+        recovery()
+    assert refused.value.code == code and "\n" not in str(refused.value)
 
 
 def test_scores_of_another_validation_set_are_forgotten():
