@@ -114,7 +114,12 @@ def facts_of(path: str) -> dict[str, Any]:
         raise Refused(f"its checksum {name} is missing") from None
     except OSError as error:
         raise Refused(f"its checksum {name} cannot be read: {error.strerror}") from error
-    return parse_facts(content, name)
+    facts = parse_facts(content, name)
+    before, _, named = name.removesuffix(".pt.json").partition("step_")
+    # a copy under another name, which would be chosen as the newest one
+    if not before and named.isdecimal() and facts.get("step", int(named)) != int(named):
+        raise Refused(f"it is the checkpoint of step {facts['step']}, not of step {named}")
+    return facts
 
 
 def parse_facts(content: bytes, name: str) -> dict[str, Any]:

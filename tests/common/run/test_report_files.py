@@ -2,12 +2,14 @@
 
 import json
 import os
+import shutil
 
 import pytest
 import torch
 
 from bootfile.exact import choose
 from bootfile.exact import files as checkpoint
+from bootfile.ground.errors import BadInput
 from tests.support.checkpointers import StubLoader, begin, log_of
 
 
@@ -58,6 +60,25 @@ def test_a_fifo_among_checkpoints_is_passed_over(name, tmp_path):
     os.mkfifo(tmp_path / name)
     path, _ = choose.choose("auto", str(tmp_path), lambda state: None)
     assert os.path.basename(path) == "step_1.pt"
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_passed_over(tmp_path, capsys):
+    """It was chosen by its name, at each restart, and counted as the newest one to keep."""
+    for step in (1, 2):
+        checkpoint.write(str(tmp_path / f"step_{step}.pt"), {"a": step}, step=step, run="r")
+    for name in ("step_20.pt", "7.pt"):
+        shutil.copy(tmp_path / "step_1.pt", tmp_path / name)
+        shutil.copy(tmp_path / "step_1.pt.json", tmp_path / f"{name}.json")
+    path, _ = choose.choose("auto", str(tmp_path), lambda state: None)
+    assert os.path.basename(path) == "step_2.pt"
+    assert "step_20.pt: it is the checkpoint of step 1, not of step 20" in capsys.readouterr().out
+    with pytest.raises(BadInput, match="it is the checkpoint of step 1, not of step 20"):
+        choose.choose(str(tmp_path / "step_20.pt"), "", lambda state: None)
+    path, _ = choose.choose(str(tmp_path / "7.pt"), "", lambda state: None)
+    assert os.path.basename(path) == "7.pt", "a name without a step"
+    checkpoint.write(str(tmp_path / "step_3.pt"), {"a": 3}, step=3, run="r")
+    checkpoint.keep(str(tmp_path / "step_3.pt"), 2, {})
+    assert {path.name for path in tmp_path.glob("step_*.pt")} == {"step_2.pt", "step_3.pt"}
 
 
 def test_reports_are_whole_if_no_line_of_the_starts_can_be_read(tmp_path, capsys):
