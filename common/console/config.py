@@ -27,7 +27,8 @@ def read(path: str) -> dict[str, Any]:
         kind = "TOML"
         loads = _import_toml().loads
     try:
-        content = loads(read_file(path, 2**20).decode())  # a file of options is small
+        # a file of options is small; editors of Windows write a byte order mark before it
+        content = loads(read_file(path, 2**20).decode("utf-8-sig"))
     except OSError as error:
         raise BadInput(error.strerror) from error
     except UnicodeDecodeError as error:

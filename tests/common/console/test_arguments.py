@@ -234,6 +234,15 @@ def test_an_empty_default_of_a_path_is_kept(monkeypatch):
         assert parser.parse_args(words).table == ""
 
 
+@pytest.mark.parametrize("line", ["epochs = 3", '{"epochs": 3}'])
+def test_a_file_of_options_may_begin_with_a_byte_order_mark(line, config, parse):
+    """Editors of Windows and PowerShell 5 write it."""
+    words = config(line)
+    path = Path(words[1])
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert parse(*words)["epochs"] == 3
+
+
 def test_a_file_of_options_on_a_python_without_a_reader(config, parse, monkeypatch):
     """Python 3.10 has no tomllib."""
     for module in ("tomllib", "tomli"):
