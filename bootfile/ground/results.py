@@ -23,15 +23,13 @@ def checkpoints(folder: str) -> list[str]:
 
 def checkpoint_names(folder: str) -> list[str]:
     """Return the names of the checkpoints directly in a folder, by step. Raises BadInput."""
-    names: list[str] = []
+    steps = []  # (step, name)
     missing = contextlib.suppress(FileNotFoundError, NotADirectoryError)
     with explained(f"checkpoints in {folder} cannot be listed"), missing:
-        names = read_again(functools.partial(os.listdir, folder), folder)
-    steps = []  # (step, name)
-    for name in names:
-        match = _CHECKPOINT.fullmatch(name)
-        if match:
-            steps.append((int(match[1]), name))
+        for name in read_again(functools.partial(os.listdir, folder), folder):
+            match = _CHECKPOINT.fullmatch(name)
+            if match:
+                steps.append((int(match[1]), name))
     steps.sort(key=lambda checkpoint: checkpoint[0])
     return [name for _, name in steps]
 
