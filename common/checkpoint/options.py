@@ -24,6 +24,7 @@ from common.distributed import devices
 from common.run import output
 from common.run.job import JobParser
 
+_MOST_THREADS = 1024  # of an operator, in a process
 _PARTIAL = ",partial"  # at the end of --weights: use the tensors that fit, if others do not
 
 
@@ -79,6 +80,14 @@ def _distance(text: str) -> Interval:
     if distance.unit == "s":
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps (1000step) or epochs (5epochs)")
     return distance
+
+
+def _threads(text: str) -> int:
+    """Parse the number of threads. Far more than a machine has cores would stop the whole machine."""
+    count: int = positive_int(text)
+    if count > _MOST_THREADS:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than {_MOST_THREADS}: expected one a core")
+    return count
 
 
 def _batch_size(of_all: Callable[[str], Any], text: str) -> Any:
@@ -146,7 +155,7 @@ def _add_run_arguments(parser: JobParser) -> None:
     add("--epoch_steps", role=IDENTITY, type=positive_int, help=help)
     add("--max_steps", role="", type=positive_int, help="end after N steps (default: no limit)")
     help = "threads of an operator on the CPU, in each process (default: the run's, first cores / processes)"
-    add("--threads", type=positive_int, help=help)
+    add("--threads", type=_threads, metavar="N", help=help)
     add(instructions.OPTION, choices=instructions.LEVELS, help=instructions.HELP)
 
 

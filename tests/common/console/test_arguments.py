@@ -459,3 +459,14 @@ def test_a_url_is_not_a_path_of_this_machine(words):
     with pytest.raises(BadInput, match=f"{words[-1]}: expected a path of this machine, got a URL"):
         parser.parse_args(words)
     assert parser.parse_args(["--to", "a.csv"]).to == "a.csv"
+
+
+def test_more_threads_than_a_machine_can_have_are_refused(monkeypatch, capsys):
+    """Hundreds of thousands made the machine unusable for all users."""
+    monkeypatch.setattr(sys, "argv", ["job.py"])
+    assert TrainingParser("").parse_args(["--threads=1024"]).threads == 1024
+    for text in ("1025", "999999"):
+        with pytest.raises(BadInput, match=f"^argument --threads: '{text}' is more than 1024"):
+            TrainingParser("").parse_args([f"--threads={text}"])
+    with pytest.raises(BadInput, match="'0' is not a whole number of at least 1"):
+        TrainingParser("").parse_args(["--threads=0"])
