@@ -4,24 +4,31 @@ A digest is computed on the device and sent with the flags of the next step (non
 report or a save has a further collective.
 """
 
+import contextlib
+import hashlib
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
+from bootfile.exact.digest import add_bytes, leaves
 from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput
 from bootfile.processes import ranks
 
 _BITS = 24  # that float32 holds exactly
-_SIZE = 8  # numbers of a step
+_SIZE = 12  # numbers of a step
+_PLAIN = (bool, int, float, complex, str, bytes, np.generic, type(None))  # in a state, besides tensors
+_STATISTICS = ("running_mean", "running_var")  # of a BatchNorm, in an average of the weights
 
 
 class _Note(NamedTuple):
-    """What was digested after a step: of the parameters, then of the buffers. digests: int64 [n] each."""
+    """What was digested after a step: of the parameters, the buffers, and the states of other objects.
+    digests: int64 [n] each."""
 
     step: int
     names: list[list[str]]
@@ -29,9 +36,11 @@ class _Note(NamedTuple):
 
 
 class Replicas:
-    """The weights and buffers that all ranks of a job have in common: a Watcher (watchers.py).
+    """The weights, buffers and states that all ranks of a job have in common: a Watcher (watchers.py).
 
-    objects: those of a checkpoint; their modules are compared. forward: the module that the job calls.
+    objects: those of a checkpoint. Their modules are compared, and at a save also the states of objects that
+        are neither modules nor optimizers. The receipt has the samples of its rank, and is left out.
+    forward: the module that the job calls.
     warn: called with a line and its subject, of which one line is printed.
     Sharded parameters are left out, and so are statistics of a BatchNorm that is not synchronised, and
     buffers that DistributedDataParallel sends in each forward pass.
@@ -44,6 +53,7 @@ class Replicas:
         self._wrapper = forward if isinstance(forward, DistributedDataParallel) else None
         self._noted: _Note | None = None
         self._unsent: torch.Tensor | None = None  # the numbers of a note, until a step has sent them
+        self._due = 0  # the last step with a report or a save
 
     def check_backward(self) -> None:
         """Raise BadInput if DistributedDataParallel waits for gradients after a backward(): the other ranks
@@ -75,7 +85,7 @@ class Replicas:
         return self._unsent
 
     def judge(self, maxima: list[float]) -> None:
-        """Raise BadInput if parameters differ between ranks, and warn of buffers that differ."""
+        """Raise BadInput if parameters differ between ranks, and warn of buffers and states that differ."""
         if not _agree(maxima):
             self._find_difference()
 
@@ -101,13 +111,13 @@ class Replicas:
 
     @torch.no_grad()
     def _digest(self, step: int) -> torch.Tensor:
-        """Return digests of the parameters and the buffers for an all_reduce with MAX, float32 [8], without
-        synchronising. One that is the same on all ranks has a maximum and a minimum that are equal: so each
-        number is there with both signs."""
+        """Return digests of the parameters, the buffers and the states for an all_reduce with MAX, float32
+        [12], without synchronising, if no other object has tensors on the device. One that is the same on all
+        ranks has a maximum and a minimum that are equal: so each number is there with both signs."""
         device = self._device()
         names = []
         digests = []
-        # two digests: parameters that differ end the run, buffers only bring a warning
+        # separate digests: parameters that differ end the run, buffers and states only bring a warning
         for find in (_named_parameters, self._named_buffers):
             tensors = dict(self._tensors(find))
             digest = torch.zeros(0, dtype=torch.int64, device=device)
@@ -115,6 +125,11 @@ class Replicas:
                 digest = torch.stack([ranks.digest(tensor).to(device) for tensor in tensors.values()])
             names.append(list(tensors))
             digests.append(digest)
+        states = {}
+        if step == self._due:  # a save: until then the loop may make them equal
+            states = self._digest_states()
+        names.append(list(states))
+        digests.append(torch.tensor(list(states.values()), dtype=torch.int64, device=device))
         # kept on this rank: it is sent only if the sums below show a difference
         self._noted = _Note(step, names, digests)
         # a sum of 64 bits in numbers of float32, which travel with the losses and hold 24 bits each
@@ -130,8 +145,9 @@ class Replicas:
         return accelerator.device_of(self._objects["model"])
 
     def compare_steps(self, step: int, waits: bool) -> None:
-        """Raise BadInput if only some ranks took the optimizer step. Call it on every rank. waits: whether
-        gradients wait for it."""
+        """Raise BadInput if only some ranks took the optimizer step. Call it on every rank, after a step with
+        a report or a save. waits: whether gradients wait for the optimizer step."""
+        self._due = step
         # the minimum is the negated maximum of the negated numbers: one collective says whether all are equal
         high, low = ranks.maxima(torch.tensor([float(waits), -float(waits)], device=self._device()))
         if high != -low:
@@ -142,7 +158,7 @@ class Replicas:
 
     def _find_difference(self) -> None:
         """Find which tensor differs, after the maxima have shown that one does. All ranks send the digests of
-        their tensors. Raises BadInput for a parameter, and warns of a buffer."""
+        their tensors. Raises BadInput for a parameter, and warns of a buffer, and of each state."""
         assert self._noted is not None
         step, names, digests = self._noted
         # all ranks come here: each has seen the same maxima
@@ -158,7 +174,27 @@ class Replicas:
             if rank:
                 line = f"{name} of rank {rank} is not that of rank 0 after step {step}: {_OF_BUFFERS}"
                 self._warn(f"warning: {line}", "buffers")
-                return
+                break
+        for place, name in enumerate(names[2]):
+            rank = _find_other_rank(of_ranks, 2, place)
+            if rank:
+                line = f"{name} of rank {rank} is not that of rank 0 after step {step}: {_OF_STATES}"
+                self._warn(f"warning: {line}", f"state of {name}")
+
+    def _digest_states(self) -> dict[str, int]:
+        """Return a digest of the state of each object that is neither a module nor an optimizer, by its name.
+        A checkpoint holds that of rank 0; this also computes those of the other ranks."""
+        digests = {}
+        for name, value in self._objects.items():
+            if value is None or name == "receipt":
+                continue
+            if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
+                continue
+            digests[name] = 0
+            # an object of the user may have no state on this rank: a save asks rank 0 only, and raises there
+            with contextlib.suppress(Exception):
+                digests[name] = _digest_state(name, value.state_dict())
+        return digests
 
     def _tensors(
         self, find: Callable[[str, torch.nn.Module], Iterator[Any]]
@@ -168,9 +204,7 @@ class Replicas:
             if not isinstance(module, torch.nn.Module):
                 continue
             for name, tensor in find(prefix, module):
-                # a sharded, sparse or meta tensor has no whole bytes on this rank
-                is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
-                if is_plain and tensor.layout == torch.strided and not tensor.is_meta:
+                if _is_whole(tensor):
                     yield f"{prefix}.{name}", tensor
 
     def _named_buffers(self, prefix: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -183,6 +217,30 @@ class Replicas:
             for name, buffer in part._buffers.items():
                 if buffer is not None and name not in part._non_persistent_buffers_set:
                     yield f"{path}.{name}".lstrip("."), buffer
+
+
+def _digest_state(name: str, state: dict[str, Any]) -> int:
+    """Return a digest of the numbers, texts and tensors in a state, at least 0, of 56 bits."""
+    texts = []
+    for path, leaf in leaves({name: state}):
+        if path.endswith(_STATISTICS):  # of the rank's own samples, as in the model
+            continue
+        if _is_whole(leaf):
+            content = leaf.detach().contiguous().reshape(-1).view(torch.uint8)
+            texts.append(f"{path} {leaf.dtype} {list(leaf.shape)} {add_bytes(content).item()}")
+        elif isinstance(leaf, set):  # its order differs from process to process
+            texts.append(f"{path} {sorted(map(repr, leaf))}")
+        elif isinstance(leaf, _PLAIN):
+            texts.append(f"{path} {leaf!r}")
+    # the order of a dictionary is no difference
+    whole = hashlib.blake2b("\0".join(sorted(texts)).encode(), digest_size=7)
+    return int.from_bytes(whole.digest(), "big")
+
+
+def _is_whole(value: Any) -> bool:
+    """Return whether a value is a tensor with whole bytes on this rank: no sharded, sparse or meta tensor."""
+    is_plain = type(value) in (torch.Tensor, torch.nn.Parameter)
+    return is_plain and value.layout == torch.strided and not value.is_meta
 
 
 def _is_synchronised(layer: torch.nn.Module) -> bool:
@@ -215,7 +273,7 @@ def _agree(maxima: list[float]) -> bool:
 
 def _find_other_rank(of_ranks: list[list[list[int]]], part: int, place: int) -> int:
     """Return the first rank whose digest of a tensor is not that of rank 0, or that has no such tensor; 0 if
-    all are equal. of_ranks: of each rank, the digests of the parameters and of the buffers."""
+    all are equal. of_ranks: of each rank, the digests of the parameters, the buffers and the states."""
     values = [digests[part][place : place + 1] for digests in of_ranks]  # [] if the rank has fewer tensors
     for rank, value in enumerate(values):
         if value != values[0]:
@@ -230,4 +288,8 @@ _OF_WEIGHTS = (
 _OF_BUFFERS = (
     "a checkpoint holds that of rank 0, so a restart is not exact. Make it equal with "
     "torch.distributed.all_reduce(), or set forward.broadcast_buffers = True"
+)
+_OF_STATES = (
+    "a checkpoint holds that of rank 0, so a restart is not exact. Make what it holds equal with "
+    "torch.distributed.all_reduce()"
 )
