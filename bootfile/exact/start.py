@@ -79,7 +79,8 @@ def warn_of_empty_states(run: "Exact") -> None:
         if name in ("model", "optimizer", "scheduler", "receipt") or "Scaler" in type(value).__name__:
             continue  # a scaler that is disabled has none
         has_weights = isinstance(value, torch.nn.Module) and any(True for _ in value.parameters())
-        if not has_weights and not value.state_dict():
+        has_attributes = bool(getattr(value, "__dict__", None))
+        if has_attributes and not has_weights and not value.state_dict():
             run.say(f"warning: the state_dict() of {name} is empty: a restart begins with a new one")
 
 
