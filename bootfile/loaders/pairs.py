@@ -54,7 +54,7 @@ def pair_of(batch: Any) -> tuple[Any, Any]:
         kind = f"{kind} of {len(batch)}"
     raise BadInput(
         f"a batch of this dataset is {kind}: let an item be (input, target), or a dictionary with one of "
-        f"{', '.join(TARGETS)}, or give map_style_loader a collate_fn that returns (inputs, targets)"
+        f"{', '.join(TARGETS)}, or give the loader a collate_fn that returns (inputs, targets)"
     )
 
 

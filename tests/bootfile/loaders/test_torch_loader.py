@@ -27,3 +27,11 @@ class Stream(IterableDataset):
 def test_a_loader_that_cannot_be_repeated_is_refused(loader, reason):
     with pytest.raises(BadInput, match=reason):
         torch_loader(loader, torch.device("cpu"))
+
+
+def test_items_that_are_no_pair_are_refused_with_the_way_out_of_this_loader():
+    data = TensorDataset(torch.arange(12.0), torch.arange(12), torch.arange(12))
+    loader = torch_loader(DataLoader(data, 4), torch.device("cpu"))
+    with pytest.raises(BadInput, match=r"is list of 3: .* or give the loader a collate_fn that returns"):
+        for _ in loader.epochs_from(0):
+            next(iter(loader))
