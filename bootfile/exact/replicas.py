@@ -232,7 +232,7 @@ def _digest_state(name: str, state: dict[str, Any]) -> int:
             texts.append(f"{path} {sorted(map(repr, leaf))}")
         elif isinstance(leaf, _PLAIN):
             texts.append(f"{path} {leaf!r}")
-    # the order of a dictionary is no difference
+    # the order of a dictionary does not count
     whole = hashlib.blake2b("\0".join(sorted(texts)).encode(), digest_size=7)
     return int.from_bytes(whole.digest(), "big")
 

@@ -44,7 +44,7 @@ def _read(value: Any, depth: int, seen: set[int]) -> Any:
     if isinstance(value, _CONTAINERS):
         if len(value) > _FEW:
             return *identity, len(value)
-        # a new list of the same items is no change: its identity does not count
+        # a new list of the same items is equal: its identity does not count
         identity = (kind, 0)
     if isinstance(value, set | frozenset):
         return kind, frozenset(value)

@@ -79,7 +79,7 @@ class Workers:
         object, and the loop changes no plain attribute of what the function reads.
         """
         attributes = None
-        if self.count and hasattr(function, "attributes"):  # without workers it is no copy
+        if self.count and hasattr(function, "attributes"):  # without workers nothing is copied
             attributes = function.attributes()
         if self._loader is None or plan is not self._plan or attributes != self._attributes:
             self._loader = None  # the workers before end here

@@ -38,7 +38,7 @@ class RayNodes:
         self.environment = {
             "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 32, "RAY_TMPDIR": self.folder,
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray then takes 127.0.0.1 as this machine's address
-            "RAY_worker_niceness": "0",  # with 15 a worker may need minutes to start beside other tests
+            "RAY_worker_niceness": "0",  # with 15 a worker may need minutes to start while tests run
         }  # fmt: skip
         self._process = subprocess.Popen(
             [sys.executable, "-c", _NODES, str(cpus)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
