@@ -22,9 +22,9 @@ from bootfile import Exact
 # script and its words -> (files, lines)
 # aims, of all lines: 26 files and 3,500 lines; 4,400 lines; 55 files and 8,500 lines
 BUDGETS = {
-    "exact.py OUT": (45, 4937),
-    "guides/own_loop/after.py OUT": (63, 7423),
-    f"jobs/train.py {' '.join(QUICK)} --max_steps=1 --output_dir=OUT": (115, 12770),
+    "exact.py OUT": (45, 4938),
+    "guides/own_loop/after.py OUT": (63, 7424),
+    f"jobs/train.py {' '.join(QUICK)} --max_steps=1 --output_dir=OUT": (115, 12771),
 }
 # It runs a script as __main__, and writes the paths of what it has loaded, also if the script ends itself.
 LIST = """

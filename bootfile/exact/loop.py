@@ -284,7 +284,8 @@ class Exact:
         if not self.processes.has_restored:  # otherwise these processes have warned before
             start.warn_of_generators(self)
             start.warn_of_schedule(self)
-            start.warn_of_empty_states(self)
+            if ranks.is_first():  # an object may have a state there only
+                start.warn_of_empty_states(self)
         Exact._newest = weakref.ref(self)
         if self.writes:
             # otherwise a signal ends the process at once
