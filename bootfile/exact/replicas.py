@@ -23,7 +23,7 @@ from bootfile.processes import ranks
 _BITS = 24  # that float32 holds exactly
 _SIZE = 12  # numbers of a step
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic, type(None))  # in a state, besides tensors
-_STATISTICS = ("running_mean", "running_var")  # of a BatchNorm, in an average of the weights
+_STATISTICS = ("running_mean", "running_var")  # BatchNorm has them, also in an average of the weights
 
 
 class _Note(NamedTuple):
@@ -223,7 +223,7 @@ def _digest_state(name: str, state: dict[str, Any]) -> int:
     """Return a digest of the numbers, texts and tensors in a state, at least 0, of 56 bits."""
     texts = []
     for path, leaf in leaves({name: state}):
-        if path.endswith(_STATISTICS):  # of the rank's own samples, as in the model
+        if path.endswith(_STATISTICS):  # the rank's own samples made them, as in the model
             continue
         if _is_whole(leaf):
             content = leaf.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -38,7 +38,7 @@ def restore(run: "Exact") -> int:
     if state:
         step = state["step"]
         if state.get("epoch_ended"):
-            run.loader.leaves_out_ended = True  # type: ignore[attr-defined]  # of a loop with our Loader
+            run.loader.leaves_out_ended = True  # type: ignore[attr-defined]  # our Loader has it
         history = state.get("machines", [])
     run.machines.settle(step, history, run.has_shards)
     return step

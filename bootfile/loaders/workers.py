@@ -61,7 +61,7 @@ class Workers:
         self.pinned = pinned
         self._loader: DataLoader[Any] | None = None
         self._plan: Plan | None = None
-        self._attributes: Any = None  # of the function, when the workers started
+        self._attributes: Any = None  # those of the function when the workers started
         method = multiprocessing.get_start_method(allow_none=True)
         if method is None:  # asking for the default would set it for the whole job
             method = multiprocessing.get_all_start_methods()[0]

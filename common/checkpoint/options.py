@@ -24,7 +24,7 @@ from common.distributed import devices
 from common.run import output
 from common.run.job import JobParser
 
-_MOST_THREADS = 1024  # of an operator, in a process
+_MOST_THREADS = 1024  # an operator of a process takes at most as many
 _PARTIAL = ",partial"  # at the end of --weights: use the tensors that fit, if others do not
 
 
