@@ -66,6 +66,25 @@ def test_threads_and_exit_handlers_run_before_the_end(last_line, code, error, tm
     assert result.stderr.splitlines()[-1:] == ([error] if error else [])
 
 
+LEFT = """
+import multiprocessing, signal, sys
+def work(ready):
+    signal.signal(signal.SIGTERM, lambda *_: (print("SIGTERM", flush=True), sys.exit()))
+    ready.set()
+    while True:
+        signal.pause()
+context = multiprocessing.get_context("fork")
+ready = context.Event()
+context.Process(target=work, args=(ready,), daemon=True).start()
+ready.wait()
+"""
+
+
+def test_a_process_that_it_leaves_gets_sigterm():
+    """As the workers of a loader: torch raises in a program whose worker was killed."""
+    assert forked("-c", LEFT).stdout == "SIGTERM\n"
+
+
 def test_an_error_goes_to_the_hook_of_the_program(tmp_path):
     """A job has one that names the rank, or saves what to print at the end."""
     hook = "import sys\nsys.excepthook = lambda kind, error, trace: print(error, sys.last_value is error)\n"

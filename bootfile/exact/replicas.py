@@ -28,7 +28,7 @@ _STATISTICS = ("running_mean", "running_var")  # BatchNorm has them, also in an 
 
 class _Note(NamedTuple):
     """What was digested after a step: of the parameters, the buffers, and the states of other objects.
-    digests: int64 [n] each."""
+    digests: int64 [n] each, those of the states on the CPU."""
 
     step: int
     names: list[list[str]]
@@ -129,11 +129,14 @@ class Replicas:
         if step == self._due:  # a save: until then the loop may make them equal
             states = self._digest_states()
         names.append(list(states))
-        digests.append(torch.tensor(list(states.values()), dtype=torch.int64, device=device))
+        of_states = torch.tensor(list(states.values()), dtype=torch.int64)
         # kept on this rank: it is sent only if the sums below show a difference
-        self._noted = _Note(step, names, digests)
+        self._noted = _Note(step, names, [*digests, of_states])
+        sums = [_add_in_order(digest) for digest in digests]
+        # the host would wait for a copy of its sum to the device; a number that fills a tensor is sent along
+        sums.append(torch.full((), _add_in_order(of_states).item(), dtype=torch.int64, device=device))
         # a sum of 64 bits in numbers of float32, which travel with the losses and hold 24 bits each
-        whole = torch.stack([_add_in_order(digest) for digest in digests])
+        whole = torch.stack(sums)
         numbers = torch.cat([whole, whole >> _BITS])
         numbers = numbers - (numbers >> _BITS) * 2**_BITS  # the low bits
         return torch.cat([numbers, -numbers]).float()

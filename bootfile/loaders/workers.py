@@ -16,9 +16,9 @@ import stat
 import sys
 import tempfile
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing.queues import Queue
+from multiprocessing.util import Finalize
 from typing import Any
 
 import torch
@@ -69,8 +69,10 @@ class Workers:
         self.forks = count > 0 and method == "fork"
         # memory that the workers share: see _begin()
         self._closing = multiprocessing.Value("b", 0, lock=False) if count else None
-        # a loop may drop the loader without close(): its workers end all the same
-        weakref.finalize(self, _close, self._closing)
+        # A loop may drop the loader without close(): its workers end all the same. At the end of Python,
+        # multiprocessing calls its own finalizers before it sends SIGTERM to the workers and waits for them;
+        # one of weakref may come after that.
+        Finalize(self, _close, args=(self._closing,), exitpriority=1)
 
     def load(self, plan: Plan, function: Callable[[Batch], Any]) -> Iterator[tuple[Batch, Any]]:
         """Yield (batch, function(batch)) for each batch of a plan. Raises the function's BadInput.

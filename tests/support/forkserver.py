@@ -153,6 +153,7 @@ def _path_of_a_new_python() -> list[str]:
 def _run_program(words: list[str], options: dict, path: list[str], outputs: list) -> None:
     """Run the program in this process, and end the process as Python ends."""
     gc.freeze()  # a collection need not look at the packages, whose pages would be copied
+    atexit.unregister(_kill_what_a_test_left)  # it belongs to the process of the tests
     weakref.finalize._registry.clear()  # at the end torch would remove its operators, which takes 50 ms
     if options.get("start_new_session"):
         os.setsid()

@@ -113,8 +113,17 @@ sys.exit(3)
 """
 
 
-def test_a_script_that_ends_within_an_epoch_ends_its_workers():
-    run("-c", UNFINISHED, code=3, fresh=True, timeout=60)
+# at the end, multiprocessing waits for workers before finalizers run that are older than it
+FINALIZER_FIRST = """
+import sys, weakref
+weakref.finalize(type("Any", (), {}), print)
+assert "multiprocessing.util" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize("before", ["", FINALIZER_FIRST], ids=["plain", "finalizer"])
+def test_a_script_that_ends_within_an_epoch_ends_its_workers(before):
+    run("-c", before + UNFINISHED, code=3, fresh=True, timeout=60)
 
 
 class OnTheGpu(torch.utils.data.Dataset):
