@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bootfile.exact import code
 from bootfile.exact.choose import choose
 from bootfile.exact.state import SavedState
 from bootfile.ground.errors import BadInput
@@ -122,6 +123,9 @@ def _choose(run: "Exact") -> SavedState | None:
     change = run.state.schedule.change
     if change:
         run.say(f"the schedule of the checkpoint is another one: {change}")
+    changes = code.describe_changes(state.get("code", {}), run.state.code)
+    if changes:
+        run.say(f"warning: {changes} since the start before: the results may differ from here on")
     for note in run.state.take_notes():
         run.say(note)
     return state

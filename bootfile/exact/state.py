@@ -1,12 +1,13 @@
 """The content of a checkpoint: the state of a run, and the settings that identify the run."""
 
+import functools
 import uuid
 from collections.abc import Mapping
 from typing import Any, Protocol, TypedDict
 
 import torch
 
-from bootfile.exact import digest, dtensors, files
+from bootfile.exact import code, digest, dtensors, files
 from bootfile.exact.optimizer_steps import find_optimizers
 from bootfile.exact.order import Order, order_of
 from bootfile.exact.schedules import ScheduleState, beginning, plain
@@ -60,12 +61,14 @@ class SavedState(_WholeState, total=False):
     order: the names of what is kept by position; version 0.33 was the first that wrote it.
     began: name -> state of each further schedule before the first step; version 0.43 was the first.
     epoch_ended: `step` ends an epoch, and the code of the loop after it has run; version 0.46 was the first.
+    code: the digests of the script and its modules (code.py); version 0.47 was the first.
     """
 
     shards: Any
     order: Order
     began: dict[str, dict[str, Any]]
     epoch_ended: bool
+    code: dict[str, str]
 
 
 class RunState:
@@ -134,9 +137,16 @@ class RunState:
             bad_in_a_row=self.bad_in_a_row,
             order=order_of(self.objects, self.generators),
             began=self._began,
+            code=self.code,
         )
         state.update(self.counts())  # type: ignore[typeddict-item]  # the extras have names of their own
         return state
+
+    @functools.cached_property
+    def code(self) -> dict[str, str]:
+        """The digests of this program. A start asks before it compares a checkpoint, when its modules are
+        imported and hardly anybody has changed their files since."""
+        return code.digest_modules()
 
     def counts(self) -> dict[str, Any]:
         """Return the counts of bad steps, and the extras."""

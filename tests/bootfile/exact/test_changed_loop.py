@@ -4,6 +4,7 @@ import subprocess
 
 import pytest
 
+from bootfile.exact import code
 from tests.conftest import ROOT, environment, finish, free_port, read_until, run, start
 
 # A start of 16 steps, 8 of an epoch, with a save after each step. Each part may be replaced.
@@ -219,3 +220,24 @@ def test_two_loops_with_one_folder(tmp_path):
         first.wait()
     shown = go_on(tmp_path)  # a killed one does not keep the folder
     assert "warning: the start before this one ended without a save: this one begins again at step 1" in shown
+
+
+def test_a_script_and_modules_that_have_changed_are_named(tmp_path):
+    rate = ("import os,", "import rate, other\nimport os,")
+    (tmp_path / "rate.py").write_text("RATE = 1\n")
+    (tmp_path / "other.py").write_text("OTHER = 1\n")
+    begin(tmp_path, rate)
+    assert "changed" not in go_on(tmp_path, rate)
+    (tmp_path / "rate.py").write_text("RATE = 2\n")
+    line = "has changed since the start before: the results may differ from here on"
+    assert f"warning: rate {line}" in go_on(tmp_path, rate)
+    after = go_on(tmp_path)  # without the modules, which are not compared
+    assert f"warning: loop.py {line}" in after and "rate" not in after
+
+
+def test_many_changed_modules_are_one_line():
+    before = dict.fromkeys("abcde", "0")
+    assert code.describe_changes(before, before | {"a": "1", "c": "1"}) == "a, c have changed"
+    every = dict.fromkeys("abcdef", "1")
+    assert code.describe_changes(before, every) == "a, b and 3 more modules have changed"
+    assert not code.describe_changes({}, every)

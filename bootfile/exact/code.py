@@ -1,0 +1,57 @@
+"""Notice that the code of a run has changed between two starts: its script, and the modules that are not
+installed as packages."""
+
+import hashlib
+import os
+import sys
+import sysconfig
+from collections.abc import Mapping
+from types import ModuleType
+
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+
+def digest_modules() -> dict[str, str]:
+    """Return a digest of the file of each module that is imported now, 16 hexadecimal digits, by its name; of
+    the script by its file name. Those of Python and of installed packages are left out: their versions count
+    (bootfile/machine/facts.py)."""
+    python = sysconfig.get_path("stdlib") + os.sep
+    digests = {}
+    for name, module in list(sys.modules.items()):
+        path = _source_of(module)
+        if (
+            name == "__mp_main__"
+            or not path
+            or path.startswith(python)
+            or any(part in path for part in _INSTALLED)
+        ):
+            continue
+        try:
+            with open(path, "rb") as file:
+                content = file.read()
+        except OSError:
+            continue  # in an archive, or typed into a shell
+        shown = os.path.basename(path) if name == "__main__" else name
+        digests[shown] = hashlib.blake2b(content, digest_size=8).hexdigest()
+    return digests
+
+
+def describe_changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Return in words which modules have another digest than before; "" if none has. A module that only one
+    of the starts has imported is not compared."""
+    changed = []
+    for name, digest in now.items():
+        if before.get(name, digest) != digest:
+            changed.append(name)
+    if len(changed) > 3:
+        return f"{', '.join(changed[:2])} and {len(changed) - 2} more modules have changed"
+    if changed:
+        return f"{', '.join(changed)} {'has' if len(changed) == 1 else 'have'} changed"
+    return ""
+
+
+def _source_of(module: ModuleType) -> str:
+    path = getattr(module, "__file__", None)
+    if isinstance(path, str) and path.endswith(".py"):
+        return os.path.abspath(path)
+    return ""
