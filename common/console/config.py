@@ -22,7 +22,7 @@ def read(path: str) -> dict[str, Any]:
     does not name the file."""
     if path.endswith(".json"):
         kind = "JSON"
-        loads = json.loads
+        loads = _load_json
     else:
         kind = "TOML"
         loads = _import_toml().loads
@@ -37,6 +37,19 @@ def read(path: str) -> dict[str, Any]:
         raise BadInput(f"is not {kind}: {error}") from error
     if not isinstance(content, dict):
         raise BadInput("is not an object of options")
+    return content
+
+
+def _load_json(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_without_repetition)
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON. Raises ValueError if it has a key twice, of which json takes the last one."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"{max(keys, key=keys.count)} is there twice")
     return content
 
 

@@ -193,6 +193,7 @@ def test_a_file_of_options_comes_after_the_command_line(config, parse, capsys):
         ('config = "other.toml"', "config cannot be set in a file"),
         ("lr = ", "is not TOML"),
         ("{", "is not JSON"),
+        ('{"lr": 1, "epochs": 2, "lr": 2}', "is not JSON: lr is there twice"),
         ("[1]", "is not an object"),
         ('{"lr": null}', "lr = None: expected"),
     ],
