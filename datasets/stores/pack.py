@@ -4,7 +4,7 @@ A pack is a folder of Arrow IPC files of 512 samples each and meta.json. A file 
 samples. The columns are height and width (uint32, pixels), crc32
 (uint32, of the content) and content (large_binary): the pixels uint8 [height, width, 3] or encoded bytes of
 any length. Arrow files are mapped without a copy. Unlike LMDB files, they can be opened twice and survive a
-fork. Both are as fast as a plain mapped file (tests/benchmarks/README.md, "Negative results").
+fork. Both are as fast as a plain mapped file.
 """
 
 import concurrent.futures
