@@ -138,20 +138,13 @@ class Guard:
 
     def _ask_all_ranks(self, sign: torch.Tensor) -> torch.Tensor:
         """Return the signs of a _Check. sign: float [], 1 if the step is bad here. The host does not wait."""
-        parts = [sign[None]]
-        self._sizes = []
-        for watcher in self._watchers:
-            numbers = watcher.numbers()
-            self._sizes.append(len(numbers))
-            if isinstance(numbers, torch.Tensor):
-                parts.append(numbers.float())
-            elif sign.device.type == "cpu":
-                parts.append(torch.tensor(numbers, dtype=torch.float32))
-            else:  # torch.full() is a kernel; a copy from the host could wait for the device
-                for number in numbers:
-                    parts.append(torch.full((1,), number, dtype=torch.float32, device=sign.device))
+        numbers = [watcher.numbers() for watcher in self._watchers]
+        self._sizes = [len(each) for each in numbers]
         # one tensor for all questions, so one collective in a step; MAX: one rank that says yes is enough
-        signs = torch.cat(parts)
+        if sign.device.type == "cpu":
+            signs = _join_on_host(sign, numbers)
+        else:
+            signs = _join_on_device(sign, numbers)
         if ranks.world_size() > 1:
             torch.distributed.all_reduce(signs, torch.distributed.ReduceOp.MAX)
         return signs
@@ -218,6 +211,29 @@ class Guard:
             if check.signs[0].item() > worst.signs[0].item():
                 worst = check
         return Verdict(True, worst.loss.item(), worst.norm.item())
+
+
+def _join_on_host(sign: torch.Tensor, numbers: Sequence[list[float] | torch.Tensor]) -> torch.Tensor:
+    """Return the sign and the numbers of all watchers in one tensor of the CPU, float32 [1 + n]."""
+    # through a list: each operation on tensors takes longer than copying these few numbers
+    values = [sign.item()]
+    for each in numbers:
+        values += each.tolist() if isinstance(each, torch.Tensor) else each
+    return torch.tensor(values, dtype=torch.float32)
+
+
+def _join_on_device(sign: torch.Tensor, numbers: Sequence[list[float] | torch.Tensor]) -> torch.Tensor:
+    """Return the sign and the numbers of all watchers in one tensor of the device, float32 [1 + n]. The host
+    does not wait."""
+    parts = [sign[None]]
+    for each in numbers:
+        if isinstance(each, torch.Tensor):
+            parts.append(each.float())
+            continue
+        # torch.full() is a kernel; a copy from the host could wait for the device
+        for number in each:
+            parts.append(torch.full((1,), number, dtype=torch.float32, device=sign.device))
+    return torch.cat(parts)
 
 
 def _is_fused(optimizer: torch.optim.Optimizer) -> bool:

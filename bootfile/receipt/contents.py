@@ -119,9 +119,15 @@ def _hash_rows(rows: torch.Tensor) -> np.ndarray:
         filled[:, : content.shape[1]] = content  # np.pad() takes 16 us
         content = filled
     words = content.view(np.uint64)
-    # type and shape count: zeros of two shapes are not the same sample
-    kind = _hash_text(f"{rows.dtype} {list(rows.shape[1:])}")
-    return mix(np.einsum("ij,j->i", words, _keys(words.shape[1])) ^ np.uint64(kind))
+    kind = _hash_kind(rows.dtype, rows.shape[1:])
+    return mix(np.einsum("ij,j->i", words, _keys(words.shape[1])) ^ kind)
+
+
+@functools.lru_cache(maxsize=64)
+def _hash_kind(dtype: torch.dtype, shape: torch.Size) -> np.uint64:
+    """Return a hash of type and shape: zeros of two shapes are not the same sample."""
+    kind: np.uint64 = np.uint64(_hash_text(f"{dtype} {list(shape)}"))
+    return kind
 
 
 @functools.lru_cache(maxsize=64)

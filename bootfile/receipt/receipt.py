@@ -46,6 +46,7 @@ class Receipt:
         self.leaves_out = False  # the batches that are added now: their steps get the sums 0
         self.expects_same = True  # False on another instruction set: computed samples may have other bits
         self._batches: list[_Batch] = []  # (ids, labels, crops) whose sums are not computed yet
+        self._waiting = 0  # samples in them
         self._sums: list[np.ndarray] = []
         self._content = bytearray()  # of FILE: it may be deleted or cut while the job runs
         self._stored: int | None = None  # bytes of the content that are in FILE; None: FILE was not read yet
@@ -72,7 +73,8 @@ class Receipt:
             labels = labels[:0]
             crops = [column[:0] for column in crops]
         self._batches.append((ids, labels, crops))
-        if sum(len(ids) for ids, *_ in self._batches) >= _CHUNK:
+        self._waiting += len(ids)
+        if self._waiting >= _CHUNK:
             self._sum()
 
     def take(self) -> np.ndarray:
@@ -94,6 +96,7 @@ class Receipt:
             ends = np.cumsum([len(ids_of_batch) for ids_of_batch in ids])
             self._sums.append(batch_sums(np.concatenate(ids), np.concatenate(labels), columns, ends))
             self._batches.clear()
+            self._waiting = 0
 
     def chain(self, step: int, steps_per_epoch: int, sums: np.ndarray, folder: str | None) -> None:
         """Extend the digest by the last steps up to `step`, and append them to FILE in the folder, if any.
@@ -237,6 +240,7 @@ class Receipt:
         self.is_restored = True
         self._begun = self.step, self.digest
         self._batches.clear()
+        self._waiting = 0
         self._sums.clear()
 
 
