@@ -6,6 +6,7 @@ end, and waits for it. The process cannot see who has sent it: it asks whether i
 """
 
 import mmap
+import multiprocessing
 import os
 import signal
 import sys
@@ -25,17 +26,19 @@ _POLL = 0.02  # seconds
 
 
 _is_prepared = False  # a child of a child has the functions of its parent
+_shared: mmap.mmap | None = None  # the byte of this process, if it has forked one
 
 
 def prepare(shared: mmap.mmap, watching: threading.Event) -> None:
     """Prepare this process for a fork. It calls this before each one. shared: the byte above. watching: set
     when the training begins."""
-    global _is_prepared
+    global _is_prepared, _shared
     # until the child has a handler: it would lose a SIGTERM of its parent, which then waits for ever
     _block()
     if _is_prepared:
         return
     _is_prepared = True
+    _shared = shared
 
     def begin_child() -> None:
         # once the loop watches, a platform's signal must not end a worker before its job has saved
@@ -49,6 +52,16 @@ def prepare(shared: mmap.mmap, watching: threading.Event) -> None:
     os.register_at_fork(after_in_parent=_unblock, after_in_child=begin_child)
     # multiprocessing calls it at the end of Python, before it sends SIGTERM to its children
     Finalize(None, shared.__setitem__, args=(0, ENDS), exitpriority=1)
+
+
+def end_daemons() -> None:
+    """Send SIGTERM to the daemonic processes that this one has started, as Python does at its end, but do not
+    wait for them. A training that ends by os._exit() calls it."""
+    if _shared is not None:
+        _shared[0] = ENDS
+    for child in multiprocessing.active_children():
+        if child.daemon:
+            child.terminate()
 
 
 def _block() -> None:

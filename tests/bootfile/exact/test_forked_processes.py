@@ -67,6 +67,14 @@ START = """if batches.step == 3:
 """
 
 
+def test_a_loop_that_a_signal_stops_leaves_no_daemonic_process(tmp_path):
+    """It holds the pipe of the output: finish() waits for its end."""
+    job = start("-c", script(in_step=START + "        " + IN_TRAINING), tmp_path)
+    read_until(job, "^now")
+    job.send_signal(signal.SIGTERM)
+    assert "stopped as asked after step 3;" in finish(job, 143, timeout=30).stdout
+
+
 TERMINATE = "            child.terminate(); child.join(); print(child.exitcode)"
 
 
