@@ -760,6 +760,9 @@ class Exact:
         self._end_watch()
         self.events.leaving()
         self._release()
+        from bootfile.processes import forked_signals  # most runs do not end here
+
+        forked_signals.end_daemons()
         errors.leave(signals.exit_code())
 
 

@@ -8,13 +8,14 @@ So the C-level handler writes the signal's number to a pipe (signal.set_wakeup_f
 
 import contextlib
 import ctypes
+import mmap
 import os
 import re
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,7 @@ _rank = 0  # the rank of this process
 _token = ""  # only the processes of the job know it
 _refused = ""  # the request without the token that was reported
 _deferred: Callable[[int], object] | None = None  # the function of defer()
+_shared: mmap.mmap  # what its forked children read: forked_signals.ASKED or ENDS
 
 
 def asked() -> bool:
@@ -111,8 +113,8 @@ def watch(grace: float, store: "Store | None" = None) -> None:
 
     If the process still runs `grace` seconds after a signal, it ends with exit_code(). A second SIGINT ends
     it at once. Call it once, in the main thread. A forked child (a DataLoader's worker) ignores the signals:
-    its parent ends it. store: the processes of the job share a signal through it. A platform may signal one
-    node only, and ranks that evaluate do not communicate otherwise.
+    its parent ends it (forked_signals.py). store: the processes of the job share a signal through it. A
+    platform may signal one node only, and ranks that evaluate do not communicate otherwise.
     """
     global _grace, _store
     _grace = grace
@@ -141,14 +143,13 @@ def unfollow() -> None:
         _said.wait(_MOST_TO_SAY)
 
 
-def ignore(worker: int = 0) -> None:
-    """Ignore the signals in a process that a job starts, at its begin: its parent ends it.
+def ignore(worker: int = 0, numbers: Iterable[int] = SIGNALS) -> None:
+    """Ignore signals in a process that a job starts, at its begin: its parent ends it.
 
-    It is also a DataLoader's worker_init_fn: after the fork the loader installs handlers of its own in its
-    workers.
+    It is also a DataLoader's worker_init_fn: the loader installs handlers of its own after the fork.
     """
     forget()
-    for number in SIGNALS:
+    for number in numbers:
         if number not in _FREE or _is_ours(number):
             signal.signal(number, signal.SIG_IGN)
 
@@ -194,24 +195,23 @@ def die_with_parent(number: int) -> None:
 
 def _start() -> None:
     """Start the thread that reads the numbers of signals, once in a process."""
-    global _reader
+    global _reader, _shared
     if _reader is not None:
         return
+    _shared = mmap.mmap(-1, 1)
     _reader, writer = os.pipe()
     # a full pipe must not hold the handler of a signal
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(before=_before_fork)
     threading.Thread(target=_listen, args=(_reader,), name="signals", daemon=True).start()
 
 
-def _after_fork() -> None:
-    """Send no signal to the parent's pipe: a forked child calls it at once, as it has the same pipe."""
-    # once the loop watches, a platform's signal must not end a worker before its job has saved
-    if _watching.is_set():
-        ignore()
-    else:
-        forget()
+def _before_fork() -> None:
+    """Prepare for a fork: the child must not write to the pipe of this process, and may need handlers."""
+    from bootfile.processes import forked_signals  # a process that forks nothing does not load it
+
+    forked_signals.prepare(_shared, _watching)
 
 
 def _note(number: int, frame: FrameType | None) -> None:
@@ -245,6 +245,7 @@ def _listen(reader: int) -> None:
 def _ask(number: int) -> None:
     """Stop the job because this process got a signal. The thread "signals" calls it once."""
     global _code, _number
+    _shared[0] = 1  # first: a child that has got the signal, too, waits for it
     # before the loop can see the request: it ends with this code, and sends this number to the others
     _code = _CODES.get(number, _code)
     _number = number

@@ -1,0 +1,107 @@
+"""SIGTERM in a process that was forked from a training: a worker of a DataLoader, or a process of the loop.
+
+A platform, as Slurm, sends it to all processes of a job. The training saves then, and may need the others
+until it ends. But the parent may send it to a process that it does not need any more, as Python does at its
+end, and waits for it. The process cannot see who has sent it: it asks whether its parent has got it, too.
+"""
+
+import mmap
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from multiprocessing.util import Finalize
+from types import FrameType
+from typing import Any
+
+from bootfile.processes import signals
+
+# the byte that a training shares with the processes that are forked from it
+ASKED = 1  # it has got a signal to stop
+ENDS = 2
+_PARENT_IS_SLOW = 2.0  # seconds to write ASKED: its main thread may hold the lock of Python
+_POLL = 0.02  # seconds
+
+
+_is_prepared = False  # a child of a child has the functions of its parent
+_shared: mmap.mmap | None = None  # the byte of this process, if it has forked one
+
+
+def prepare(shared: mmap.mmap, watching: threading.Event) -> None:
+    """Prepare this process for a fork. It calls this before each one. shared: the byte above. watching: set
+    when the training begins."""
+    global _is_prepared, _shared
+    # until the child has a handler: it would lose a SIGTERM of its parent, which then waits for ever
+    _block()
+    if _is_prepared:
+        return
+    _is_prepared = True
+    _shared = shared
+
+    def begin_child() -> None:
+        # once the loop watches, a platform's signal must not end a worker before its job has saved
+        if watching.is_set():
+            signals.ignore(numbers=set(signals.SIGNALS) - {signal.SIGTERM})
+            _obey_parent(shared)
+        else:
+            signals.forget()
+        _unblock()
+
+    os.register_at_fork(after_in_parent=_unblock, after_in_child=begin_child)
+    # multiprocessing calls it at the end of Python, before it sends SIGTERM to its children
+    Finalize(None, shared.__setitem__, args=(0, ENDS), exitpriority=1)
+
+
+def end_daemons() -> None:
+    """Send SIGTERM to the daemonic processes that this one has started, as Python does at its end, but do not
+    wait for them. A training that ends by os._exit() calls it."""
+    if _shared is not None:
+        _shared[0] = ENDS
+    for child in multiprocessing.active_children():
+        if child.daemon:
+            child.terminate()
+
+
+def _block() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def _obey_parent(shared: mmap.mmap) -> None:
+    """End this process at a SIGTERM of its parent, and ignore that of a platform. A forked process calls it
+    at once."""
+
+    def end_by_signal(number: int, frame: FrameType | None) -> None:
+        if not _is_for_all(shared):
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    def end_worker(number: int, frame: FrameType | None) -> None:
+        if not _is_for_all(shared):
+            os._exit(0)  # after another code torch raises in the parent
+
+    signal.signal(signal.SIGTERM, end_by_signal)
+    handling: Any = sys.modules.get("torch.utils.data._utils.signal_handling")
+    if handling is None:
+        return
+    set_handlers = handling._set_worker_signal_handlers
+
+    def set_handlers_of_worker() -> None:
+        set_handlers()
+        signal.signal(signal.SIGTERM, end_worker)
+
+    # a worker calls it after the fork: torch's own handler would end it at the signal of a platform
+    handling._set_worker_signal_handlers = set_handlers_of_worker
+
+
+def _is_for_all(shared: mmap.mmap) -> bool:
+    """Return whether the parent has got the signal, too. This waits for it if the parent does not end."""
+    deadline = time.monotonic() + _PARENT_IS_SLOW
+    while shared[0] not in (ASKED, ENDS) and time.monotonic() < deadline:
+        time.sleep(_POLL)
+    return shared[0] == ASKED
