@@ -23,8 +23,7 @@ ASKED = 1  # it has got a signal to stop
 ENDS = 2
 _PARENT_IS_SLOW = 2.0  # seconds to write ASKED: its main thread may hold the lock of Python
 _POLL = 0.02  # seconds
-
-
+_masks = threading.local()  # `before`: the signals that this thread had blocked before a fork
 _is_prepared = False  # a child of a child has the functions of its parent
 _shared: mmap.mmap | None = None  # the byte of this process, if it has forked one
 
@@ -47,9 +46,9 @@ def prepare(shared: mmap.mmap, watching: threading.Event) -> None:
             _obey_parent(shared)
         else:
             signals.forget()
-        _unblock()
+        _restore_mask()
 
-    os.register_at_fork(after_in_parent=_unblock, after_in_child=begin_child)
+    os.register_at_fork(after_in_parent=_restore_mask, after_in_child=begin_child)
     # multiprocessing calls it at the end of Python, before it sends SIGTERM to its children
     Finalize(None, shared.__setitem__, args=(0, ENDS), exitpriority=1)
 
@@ -65,11 +64,11 @@ def end_daemons() -> None:
 
 
 def _block() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 
-def _unblock() -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+def _restore_mask() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
 
 
 def _obey_parent(shared: mmap.mmap) -> None:
@@ -89,7 +88,7 @@ def _obey_parent(shared: mmap.mmap) -> None:
     handling: Any = sys.modules.get("torch.utils.data._utils.signal_handling")
     if handling is None:
         return
-    set_handlers = handling._set_worker_signal_handlers
+    set_handlers = handling._set_worker_signal_handlers  # in torch 2.1 to 2.14
 
     def set_handlers_of_worker() -> None:
         set_handlers()

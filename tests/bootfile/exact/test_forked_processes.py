@@ -56,7 +56,7 @@ def test_a_signal_for_all_processes_ends_no_worker_of_torch(tmp_path, parts, sav
     job = start("-c", script(workers=2, **parts), tmp_path, start_new_session=True)
     read_until(job, "^now")
     os.killpg(job.pid, signal.SIGTERM)
-    result = finish(job, 143, timeout=60)
+    result = finish(job, 143)
     assert f"stopped as asked after step {saved};" in result.stdout, result.stderr
     assert [path.name for path in (tmp_path / "checkpoints").glob("*.pt")] == [f"step_{saved}.pt"]
 
@@ -72,7 +72,7 @@ def test_a_loop_that_a_signal_stops_leaves_no_daemonic_process(tmp_path):
     job = start("-c", script(in_step=START + "        " + IN_TRAINING), tmp_path)
     read_until(job, "^now")
     job.send_signal(signal.SIGTERM)
-    assert "stopped as asked after step 3;" in finish(job, 143, timeout=30).stdout
+    assert "stopped as asked after step 3;" in finish(job, 143).stdout
 
 
 TERMINATE = "            child.terminate(); child.join(); print(child.exitcode)"
@@ -81,7 +81,7 @@ TERMINATE = "            child.terminate(); child.join(); print(child.exitcode)"
 @pytest.mark.parametrize("then", ["", TERMINATE], ids=["end", "terminate"])
 def test_a_process_of_the_loop_obeys_sigterm_of_its_parent(tmp_path, then):
     """Python sends it to daemonic processes at its end, and waits for them."""
-    result = run("-c", script(in_step=START + then), tmp_path, timeout=60)
+    result = run("-c", script(in_step=START + then), tmp_path)
     lines = result.stdout.splitlines()
     assert lines[-1] == "closed"
     assert not then or f"-{signal.SIGTERM:d}" in lines
