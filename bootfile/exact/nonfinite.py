@@ -139,7 +139,7 @@ class Guard:
     def _ask_all_ranks(self, sign: torch.Tensor) -> torch.Tensor:
         """Return the signs of a _Check. sign: float [], 1 if the step is bad here. The host does not wait."""
         numbers = [watcher.numbers() for watcher in self._watchers]
-        self._sizes = [len(each) for each in numbers]
+        self._sizes = [len(answer) for answer in numbers]
         # one tensor for all questions, so one collective in a step; MAX: one rank that says yes is enough
         if sign.device.type == "cpu":
             signs = _join_on_host(sign, numbers)
@@ -217,8 +217,8 @@ def _join_on_host(sign: torch.Tensor, numbers: Sequence[list[float] | torch.Tens
     """Return the sign and the numbers of all watchers in one tensor of the CPU, float32 [1 + n]."""
     # through a list: each operation on tensors takes longer than copying these few numbers
     values = [sign.item()]
-    for each in numbers:
-        values += each.tolist() if isinstance(each, torch.Tensor) else each
+    for answer in numbers:
+        values += answer.tolist() if isinstance(answer, torch.Tensor) else answer
     return torch.tensor(values, dtype=torch.float32)
 
 
@@ -226,12 +226,12 @@ def _join_on_device(sign: torch.Tensor, numbers: Sequence[list[float] | torch.Te
     """Return the sign and the numbers of all watchers in one tensor of the device, float32 [1 + n]. The host
     does not wait."""
     parts = [sign[None]]
-    for each in numbers:
-        if isinstance(each, torch.Tensor):
-            parts.append(each.float())
+    for answer in numbers:
+        if isinstance(answer, torch.Tensor):
+            parts.append(answer.float())
             continue
         # torch.full() is a kernel; a copy from the host could wait for the device
-        for number in each:
+        for number in answer:
             parts.append(torch.full((1,), number, dtype=torch.float32, device=sign.device))
     return torch.cat(parts)
 

@@ -46,10 +46,11 @@ def _load_json(text: str) -> Any:
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object of JSON. Raises ValueError if it has a key twice, of which json takes the last one."""
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"{max(keys, key=keys.count)} is there twice")
+    content = {}
+    for key, value in pairs:
+        if key in content:
+            raise ValueError(f"{key} is there twice")
+        content[key] = value
     return content
 
 
