@@ -1,6 +1,6 @@
 """What a script loads of ours: files, and their lines. Each budget may only fall, but for lines that make
 dense code calm (test_density.py), and those that name or end what was silently wrong (0.46: 120 lines;
-0.47: 65 lines and a file, for changed code; then 23, for processes that a loop forks, and cheaper steps).
+0.47: 65 lines and a file, for changed code; then 25, for processes that a loop forks, and cheaper steps).
 
 Blank lines and full-line comments are not counted: a budget is met by moving what does not belong, not by
 deleting explanations.
@@ -23,9 +23,9 @@ from bootfile import Exact
 # script and its words -> (files, lines)
 # aims, of all lines: 26 files and 3,500 lines; 4,400 lines; 55 files and 8,500 lines
 BUDGETS = {
-    "exact.py OUT": (46, 5013),
-    "guides/own_loop/after.py OUT": (64, 7508),
-    f"jobs/train.py {' '.join(QUICK)} --max_steps=1 --output_dir=OUT": (116, 12860),
+    "exact.py OUT": (46, 5015),
+    "guides/own_loop/after.py OUT": (64, 7510),
+    f"jobs/train.py {' '.join(QUICK)} --max_steps=1 --output_dir=OUT": (116, 12862),
 }
 # It runs a script as __main__, and writes the paths of what it has loaded, also if the script ends itself.
 LIST = """

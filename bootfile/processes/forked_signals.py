@@ -12,11 +12,10 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing.util import Finalize
 from types import FrameType
 from typing import Any
-
-from bootfile.processes import signals
 
 # the byte that a training shares with the processes that are forked from it
 ASKED = 1  # it has got a signal to stop
@@ -28,9 +27,15 @@ _is_prepared = False  # a child of a child has the functions of its parent
 _shared: mmap.mmap | None = None  # the byte of this process, if it has forked one
 
 
-def prepare(shared: mmap.mmap, watching: threading.Event) -> None:
+def prepare(
+    shared: mmap.mmap,
+    watching: threading.Event,
+    ignore: Callable[[], object],
+    forget: Callable[[], object],
+) -> None:
     """Prepare this process for a fork. It calls this before each one. shared: the byte above. watching: set
-    when the training begins."""
+    when the training begins. ignore: makes the child ignore its signals but SIGTERM. forget: makes
+    it handle them as before."""
     global _is_prepared, _shared
     # until the child has a handler: it would lose a SIGTERM of its parent, which then waits for ever
     _block()
@@ -42,10 +47,10 @@ def prepare(shared: mmap.mmap, watching: threading.Event) -> None:
     def begin_child() -> None:
         # once the loop watches, a platform's signal must not end a worker before its job has saved
         if watching.is_set():
-            signals.ignore(numbers=set(signals.SIGNALS) - {signal.SIGTERM})
+            ignore()
             _obey_parent(shared)
         else:
-            signals.forget()
+            forget()
         _restore_mask()
 
     os.register_at_fork(after_in_parent=_restore_mask, after_in_child=begin_child)

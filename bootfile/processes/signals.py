@@ -211,7 +211,11 @@ def _before_fork() -> None:
     """Prepare for a fork: the child must not write to the pipe of this process, and may need handlers."""
     from bootfile.processes import forked_signals  # a process that forks nothing does not load it
 
-    forked_signals.prepare(_shared, _watching)
+    forked_signals.prepare(_shared, _watching, _ignore_others, forget)
+
+
+def _ignore_others() -> None:
+    ignore(numbers=set(SIGNALS) - {signal.SIGTERM})
 
 
 def _note(number: int, frame: FrameType | None) -> None:
