@@ -13,8 +13,7 @@ _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 
 def digest_modules() -> dict[str, str]:
     """Return a digest of the file of each module that is imported now, 16 hexadecimal digits, by its name; of
-    the script by its file name. Those of Python and of installed packages are left out: their versions count
-    (bootfile/machine/facts.py)."""
+    the script by its file name. Those of Python and of installed packages are left out."""
     python = sysconfig.get_path("stdlib") + os.sep
     digests = {}
     for name, module in list(sys.modules.items()):

@@ -34,8 +34,8 @@ def prepare(
     forget: Callable[[], object],
 ) -> None:
     """Prepare this process for a fork. It calls this before each one. shared: the byte above. watching: set
-    when the training begins. ignore: makes the child ignore its signals but SIGTERM. forget: makes
-    it handle them as before."""
+    when the training begins. ignore: makes the child ignore its signals but SIGTERM. forget: ends
+    that it writes their numbers to the pipe of this process."""
     global _is_prepared, _shared
     # until the child has a handler: it would lose a SIGTERM of its parent, which then waits for ever
     _block()

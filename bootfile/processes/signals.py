@@ -249,7 +249,7 @@ def _listen(reader: int) -> None:
 def _ask(number: int) -> None:
     """Stop the job because this process got a signal. The thread "signals" calls it once."""
     global _code, _number
-    _shared[0] = 1  # first: a child that has got the signal, too, waits for it
+    _shared[0] = 1  # forked_signals.ASKED; first: a child that has got the signal, too, waits for it
     # before the loop can see the request: it ends with this code, and sends this number to the others
     _code = _CODES.get(number, _code)
     _number = number
