@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 class Finding(NamedTuple):
     """One finding. rule: "R103". is_hint: it may be intended, and does not change the exit code. fix: text
-    in place of that of the rule."""
+    in place of that of the rule. resume_with: the options with which the script continues a run."""
 
     path: str
     line: int
@@ -15,6 +15,7 @@ class Finding(NamedTuple):
     message: str
     is_hint: bool = False
     fix: str = ""
+    resume_with: str = "--resume OUT/last.pt"
 
 
 def at(event: Any, rule: str, message: str, is_hint: bool = False) -> Finding:

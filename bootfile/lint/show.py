@@ -20,12 +20,12 @@ def as_text(findings: list[Finding], script: str) -> Iterator[str]:
         yield f"    {rule.consequence}"
         yield f"    fix: {finding.fix or rule.fix}"
         yield f"    report: {rule.report}"
-        yield f"    to see it happen: {prove_command(script)}"
+        yield f"    to see it happen: {prove_command(script, finding)}"
 
 
-def prove_command(script: str) -> str:
+def prove_command(script: str, finding: Finding) -> str:
     """Return the command that shows what a finding means for a script."""
-    return f'bootfile prove {script} --compare "OUT/*.pt" --resume_with "--resume OUT/last.pt"'
+    return f'bootfile prove {script} --compare "OUT/*.pt" --resume_with "{finding.resume_with}"'
 
 
 def as_json(findings: list[Finding], errors: list[str]) -> str:
