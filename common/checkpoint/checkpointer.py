@@ -425,6 +425,7 @@ class Checkpointer(Events):
         self.say(f"to continue: {start} {shlex.join([sys.argv[0], *words])}")
         if masked:
             self.say(f"(fill in: {', '.join(masked)})")
+        self.log.record_signal(step)
         if self._mirror:  # as long as --grace permits
             self.say(self._mirror.finish() or f"all results are at {self._mirror.url}")
 

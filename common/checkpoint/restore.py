@@ -15,8 +15,8 @@ from common.checkpoint.output_list import File
 from common.object_store import sync
 from common.object_store.store import MISSING, Object, ObjectStore, StoreError
 
-# the job truncates all but starts.jsonl
-HISTORY = ("metrics.jsonl", "receipt.bin", "state.jsonl", "shards.jsonl", "starts.jsonl")
+# the job truncates all but starts.jsonl and ends.jsonl
+HISTORY = ("metrics.jsonl", "receipt.bin", "state.jsonl", "shards.jsonl", "starts.jsonl", "ends.jsonl")
 _STEP = re.compile(rf"{CHECKPOINTS}/step_(0|[1-9][0-9]{{0,18}})\.(pt|pt\.json|shards/[^/]+)")
 # reasons of a StoreError that concern one object, and not the connection to the store
 _OF_THE_OBJECT = ("damaged", "replaced", *MISSING, "412", "PreconditionFailed")

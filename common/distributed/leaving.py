@@ -43,14 +43,24 @@ def leave_group(topology: Topology, error: BaseException | None) -> None:
     from bootfile.processes import stuck  # only a run that trains has one
 
     stuck.explain(error)
-    first_line = next(iter(str(error).splitlines()), "")
-    if isinstance(error, RuntimeError) and _COMMUNICATION.search(f"{type(error).__name__} {first_line}"):
+    if has_lost_contact(error):
         endings.say_error(
-            f"rank {topology.rank} on {socket.gethostname()} lost contact with another process: {first_line}"
+            f"rank {topology.rank} on {socket.gethostname()} lost contact with another process: "
+            f"{_first_line(error)}"
         )
         errors.leave(endings.LOST_CONTACT)
     endings.say_traceback(error)
     errors.leave(1)
+
+
+def has_lost_contact(error: BaseException) -> bool:
+    """Return whether an error says that another process cannot be reached."""
+    text = f"{type(error).__name__} {_first_line(error)}"
+    return isinstance(error, RuntimeError) and bool(_COMMUNICATION.search(text))
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "")
 
 
 def end_alone(error: BaseException | None) -> None:

@@ -6,6 +6,7 @@ import datetime
 import math
 import resource
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -20,7 +21,7 @@ from bootfile.ground.heartbeat import watched
 from bootfile.processes import ranks
 from common.console.arguments import pick
 from common.ground import endings
-from common.run import environment
+from common.run import ends, environment
 from common.run.metrics import Metrics
 from common.run.output import Output, Purpose, writes_nothing
 from common.run.report_files import Beginning, ReportFiles
@@ -30,6 +31,7 @@ _ONLY_IN_FILES = {"compute_time", "memory_mb", "receipt", "val_count"}  # a term
 _SECONDS = {"data_time", "compute_time", "lost_seconds"}
 _WHOLE_FROM = {"memory_mb": 0}  # the value from which a figure is shown as a whole number; others: 1,000
 _WIDTH = 100  # columns of a line on a terminal
+_LAST_WRITE = 4.0  # seconds to wait for the record of an error that ends the job
 
 
 class Log:
@@ -57,6 +59,7 @@ class Log:
         self._unit = ("images", 1)  # what is counted for the speed, and how many a sample has
         self._result = ""  # text about the last evaluation
         self.lost = ""  # why receipt.bin is not whole, after finish()
+        self._last_step = 0  # after finish()
         self.members: Callable[[], dict[str, float]] = dict  # Members.figures(), if processes may be lost
         self.parent: dict[str, Any] = {}  # where the run begins, if that is a step of another one (fork.py)
         self.pace: Callable[[], dict[str, Any]] = dict  # Pace.figures(), if there are several ranks
@@ -129,7 +132,12 @@ class Log:
         self._files.begin(Beginning(step, total_steps, run, repeats, continues, loader.receipt, facts))
         # also if the job forgets to close the log, or fails
         endings.at_end("results", self._end)
-        if model is None or continues or not ranks.is_first():
+        endings.at_end("upload", self._record_error)  # before the last upload
+        if continues or not ranks.is_first():
+            return
+        if not writes_nothing(self.args) and (line := self._files.describe_last_end()):
+            self.info(line)
+        if model is None:
             return
         folder = (str(self.output), self.output.folder)
         for line in environment.describe(self.args, model, self._autocast, total_steps, len(loader), folder):
@@ -315,6 +323,7 @@ class Log:
             return
         # after the last save, on rank 0: the figures of the whole run
         loader = self._loader
+        self._last_step = loader.step
         self._loader = None  # a second call does nothing
         if self._bar:
             self._bar.close()
@@ -322,6 +331,7 @@ class Log:
             self._print_time_cost(loader)
         if not writes_nothing(self.args):
             self.lost = loader.receipt.finish(self.output.folder)
+            self._files.write_end(loader.step, 0, ends.DONE)
         self._files.close()
 
     def _end(self, error: BaseException | None) -> None:
@@ -331,6 +341,25 @@ class Log:
             self.finish()
         elif isinstance(error, endings.Changed):  # this process continues
             self._files.close()
+
+    def record_signal(self, step: int) -> None:
+        """Record that the run stops after this step because of a signal. The Checkpointer calls it on rank 0,
+        when the step is saved."""
+        self._files.write_end(step, *ends.of_signal())
+
+    def _record_error(self, error: BaseException | None) -> None:
+        """Record the error that ended main(). endings calls it on every rank."""
+        if error is None or isinstance(error, endings.Changed) or not ranks.is_first():
+            return
+        step = self._last_step
+        if self._loader is not None:
+            step = self._loader.step
+        # a thread: on a mount that hangs this process must end all the same
+        writing = threading.Thread(
+            target=self._files.write_end, args=[step, *ends.of_error(error)], daemon=True
+        )
+        writing.start()
+        writing.join(_LAST_WRITE)
 
     def info(self, line: str) -> None:
         """Print a line on rank 0, above the progress bar. Each rank may call it at any time."""

@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from bootfile.ground.errors import MissingPackage, import_optional
+from bootfile.ground.errors import BadInput, MissingPackage, import_optional
 from bootfile.ground.files import append_json_line, check_mounted, opener, write_atomic
 from bootfile.ground.heartbeat import watched
 from bootfile.ground.results import CLASSES, CONFUSION
 from common.console import arguments
-from common.run import environment, starts
+from common.run import ends, environment, starts
 from common.run.output import Output
 
 _MOST_CLASSES = 100  # with more classes the matrix is not written
@@ -87,6 +87,7 @@ class ReportFiles:
                 if lost:
                     known["lost"] = lost
                 starts.write(folder, self._args, environment.facts(), **known)
+                ends.begin(folder, known["time"])
             # the receipt is that of the whole run: it begins where the first start began
             known_starts = starts.read(folder)
             steps = [start["step"] for start in known_starts if type(start.get("step")) is int]
@@ -160,6 +161,18 @@ class ReportFiles:
             content["matrix"] = matrix.tolist()
         with self._reported():
             write_atomic(os.path.join(self._output.folder, CONFUSION), json.dumps(content) + "\n")
+
+    def describe_last_end(self) -> str:
+        """Return one line on how the start before this one ended; "" if it is not known."""
+        with contextlib.suppress(OSError, BadInput):  # the folder may be another user's: it is only told
+            return ends.describe_last(self._output.folder)
+        return ""
+
+    def write_end(self, step: int, code: int, reason: str) -> None:
+        """Record the end of this start, if it has reported. step: the last one that it began."""
+        if self._trackers is not None:
+            with self._reported():
+                ends.write(self._output.folder, step, code, reason)
 
     def close(self) -> None:
         """Finish the trackers at the end of a run, or of the part of it that this process reports."""

@@ -14,7 +14,7 @@ import numpy as np
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained, parse_json_lines, read_file
 from bootfile.receipt.origins import describe_parent, parent_of
-from common.run import starts
+from common.run import ends, starts
 
 METRICS = "metrics.jsonl"
 _MOST = 2**30  # bytes of it
@@ -56,6 +56,7 @@ class Start:
     origin: the step of another run at which it begins, in words
     best: the metric that chooses best.pth, such as "lowest rmse"; "" for the accuracy, or the loss
     lost_step, lost_time: the last report before this start, if its step is later than `step`; else NaN
+    end: how it ended, in words; "" if that is not known, or it may still run
     """
 
     time: float
@@ -68,6 +69,7 @@ class Start:
     lost_time: float
     origin: str = ""
     best: str = ""
+    end: str = ""
 
 
 @dataclass
@@ -155,6 +157,9 @@ def _read_starts(run: Run) -> list[Start]:
     read() calls it first: the evaluation after a start is measured from that start.
     """
     history: list[Start] = []
+    recorded: dict[float, str] = {}
+    with contextlib.suppress(OSError, BadInput):  # the page shows the starts without their ends
+        recorded = ends.read(run.path)
     for line in starts.read(run.path):
         numbers = _numbers(line)
         lost = _numbers(line.get("lost"))
@@ -183,8 +188,12 @@ def _read_starts(run: Run) -> list[Start]:
             lost_time=lost.get("time", math.nan),
             origin=describe_parent(parent_of([line])),
             best=str(line.get("best") or ""),
+            end=recorded.get(time, ""),
         )
         history.append(start)
+    # the newest start may still run
+    if history and history[-1].end == ends.KILLED:
+        history[-1].end = ""
     if not history:
         run.notes.append(f"no start in {starts.FILE}: settings, environment and restarts are unknown")
     return history

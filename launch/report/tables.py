@@ -271,8 +271,8 @@ def _repeated(starts: list[Start]) -> str:
 
 
 def make_start_rows(runs: list[Run]) -> list[list[str]]:
-    """Return rows of run, number of the start, time, first step, set-up, downtime, repeated steps,
-    changes."""
+    """Return rows of run, number of the start, time, first step, set-up, downtime, repeated steps, changes,
+    and how it ended."""
     rows = []
     for run in runs:
         for number, (before, start) in enumerate(zip([None, *run.starts], run.starts, strict=False), 1):
@@ -289,7 +289,8 @@ def make_start_rows(runs: list[Run]) -> list[list[str]]:
                 row.append(format_duration(start.begun - stopped))
                 row.append(_repeated([start]))
                 row.append(changes or "nothing")
-            rows.append(row + [NONE] * (8 - len(row)))
+            row += [NONE] * (8 - len(row))
+            rows.append([*row, start.end or NONE])
     return rows
 
 

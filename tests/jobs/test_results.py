@@ -88,8 +88,8 @@ def test_files_lines_and_table(tmp_path):
     names = sorted(path.name for path in output.iterdir())
     events = [name for name in names if name.startswith("events.out.tfevents")]
     assert len(events) == 1 and set(names) - {*events} == {
-        "best.pth", "checkpoints", "classes.json", "epoch_1.pth", "epoch_2.pth", "metrics.jsonl",
-        "receipt.bin", "starts.jsonl", "state.jsonl",
+        "best.pth", "checkpoints", "classes.json", "ends.jsonl", "epoch_1.pth", "epoch_2.pth",
+        "metrics.jsonl", "receipt.bin", "starts.jsonl", "state.jsonl",
     }  # fmt: skip
     for epoch in (1, 2):
         weights = torch.load(output / f"epoch_{epoch}.pth", weights_only=True)

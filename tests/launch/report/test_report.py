@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 
 from bootfile.ground.errors import BadInput
+from common.run.ends import KILLED
 from launch.report import charts
 from launch.report import cli as report
 from launch.report import runs as report_runs
+from launch.report.tables import NONE
 from tests.conftest import QUICK, environment, finish, records, run, start
 
 # 12 steps of the 89 of an epoch
@@ -136,7 +138,7 @@ def test_a_run_that_was_killed_and_one_that_was_not(runs, tmp_path):
     first, second, other = page.tables["Starts and restarts"][1:]
     assert [first[0], first[1], first[3]] == ["killed", "1", "0"] and other[:2] == ["whole", "1"]
     assert second[1] == "2" and second[3] == str(resumed)
-    assert second[6:] == [str(lost - resumed), "keep: 3 → 2"]
+    assert first[8:] == [KILLED] and second[6:] == [str(lost - resumed), "keep: 3 → 2", "done"]
     assert page.row("Environment", "job") == ["train.py"] * 2
     for folder, place in zip(runs, (0, 1), strict=True):
         ends = [line for line in records(folder) if "val_acc" in line]
@@ -174,7 +176,7 @@ def test_what_a_restart_did_again_and_how_long_nothing_ran(tmp_path):
     ]
     page = made(tmp_path, write_run(tmp_path / "run", lines, starts))
     changed = "lr: 0.1 → 0.2; code: c0ffee → c0ffee-dirty"
-    assert page.tables["Starts and restarts"][2][3:] == ["16", "2.50 s", "95.5 s", "4", changed]
+    assert page.tables["Starts and restarts"][2][3:] == ["16", "2.50 s", "95.5 s", "4", changed, NONE]
     assert page.row("Final figures", "repeated steps") == ["4"]
     starts[1]["settings"]["output_dir"] = "s3://bucket/run"  # reports after the last upload are lost
     page = made(tmp_path, write_run(tmp_path / "at a URL", lines, starts))

@@ -1,0 +1,103 @@
+"""Record how the starts of a run ended: ends.jsonl has a line for each start, and one for its end.
+
+    {"start": 1795212080.9}
+    {"start": 1795212080.9, "time": 1795212171.3, "step": 411, "code": 143, "reason": "SIGTERM"}
+
+start: the `time` of the start in starts.jsonl.
+time: when it ended, in seconds of time.time().
+step: the last step that it began.
+code: its exit code.
+reason: "done", the name of a signal, or the error in one line.
+
+A start without the second line was killed, or had no time to write it. If it has several, the last one
+counts: a run that is done may still fail to save. Earlier versions wrote no such file. This module imports no
+torch.
+"""
+
+import os
+import signal
+import time
+from typing import Any
+
+from bootfile.ground.errors import INTERRUPTED, LOST_CONTACT, BadInput, in_one_line, mask
+from bootfile.ground.files import append_json_line, read_json_lines
+from bootfile.processes import signals
+from bootfile.receipt import starts
+from common.ground import endings
+
+FILE = "ends.jsonl"  # in a run's output folder
+DONE = "done"
+KILLED = "not recorded: killed (SIGKILL, full memory, a loss of power), or without time for it"
+_MOST = 2**26  # bytes of FILE
+
+
+def begin(folder: str, time: float) -> None:
+    """Note that the end of the start of this time will be recorded. Raises OSError."""
+    append_json_line(os.path.join(folder, FILE), {"start": time})
+
+
+def write(folder: str, step: int, code: int, reason: str) -> None:
+    """Append the end of the newest start to FILE in the folder. Raises OSError."""
+    known = starts.read(folder)
+    if not known:
+        return
+    end = {"start": known[-1].get("time"), "time": round(time.time(), 3), "step": step, "code": code}
+    append_json_line(os.path.join(folder, FILE), end | {"reason": mask(reason)})
+
+
+def read(folder: str) -> dict[float, str]:
+    """Return how the starts of a run ended, in words, by the time of the start. Raises OSError, BadInput."""
+    ends = {}
+    for line in read_json_lines(os.path.join(folder, FILE), _MOST):
+        if type(line.get("start")) is float:
+            ends[line["start"]] = _describe(line)
+    return ends
+
+
+def describe_last(folder: str) -> str:
+    """Return one line on how the newest start ended; "" if it was done, or if its end is not known. A start
+    calls it on rank 0, before it writes its own line of starts.jsonl. Raises OSError and BadInput."""
+    known = starts.read(folder)
+    if not known:
+        return ""
+    end = read(folder).get(known[-1].get("time", 0.0), DONE)
+    if end == DONE:
+        return ""
+    return f"the end of the start before: {end}"
+
+
+def _describe(line: dict[str, Any]) -> str:
+    """Return "REASON at step N (exit code C)" of a line; DONE for the code 0."""
+    code = line.get("code")
+    if code is None:
+        return KILLED
+    if code == 0:
+        return DONE
+    return f"{line.get('reason')} at step {line.get('step')} (exit code {code})"
+
+
+def of_signal() -> tuple[int, str]:
+    """Return the exit code and the reason of a run that a signal has stopped."""
+    number = signals.received()
+    if number:
+        return signals.exit_code(), signal.Signals(number).name
+    return signals.exit_code(), "a signal at another rank"
+
+
+def of_error(error: BaseException) -> tuple[int, str]:
+    """Return the exit code and the reason of a main() that an exception has ended, as entry() gives them."""
+    if isinstance(error, BadInput):
+        return error.code, str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED, "interrupted"
+    if isinstance(error, SystemExit):
+        code = 1
+        if isinstance(error.code, int):
+            code = error.code & 0xFF
+        return code, f"sys.exit({error.code!r:.200})"
+    if endings.in_group():
+        from common.distributed import leaving  # a job of one process has no contact to lose
+
+        if leaving.has_lost_contact(error):
+            return LOST_CONTACT, f"lost contact with another process: {in_one_line(error)}"
+    return 1, in_one_line(error)

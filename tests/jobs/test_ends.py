@@ -1,0 +1,78 @@
+"""A start says how the one before it ended, and a run keeps the ends of all its starts in ends.jsonl."""
+
+import json
+import os
+import re
+import signal
+
+import pytest
+
+from common.run import ends
+from launch.report import runs, tables
+from tests.conftest import QUICK, finish, processes_of, read_until, run, run_ranks, start
+
+# 5 steps an epoch, 3 epochs
+ONE = ("jobs/train.py", *QUICK, "--batch_size=240", "--epochs=3", "--report_every=1", "--save_every=2")
+TWO = ("jobs/train_ddp.py", *ONE[1:])
+BEFORE = "the end of the start before: "
+
+
+def ends_of(folder) -> list[dict]:
+    lines = [json.loads(line) for line in (folder / "ends.jsonl").read_text().splitlines()]
+    return [line for line in lines if "code" in line]
+
+
+def said(output: str) -> str:
+    """Return what a start says about the one before; "" if it says nothing."""
+    found = re.search(rf"^{BEFORE}(.*)$", output, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def test_a_restart_says_how_the_start_before_ended(tmp_path):
+    stopped = start(*ONE, f"--output_dir={tmp_path}")
+    read_until(stopped, r"^epoch=1 step=3/")
+    stopped.send_signal(signal.SIGTERM)
+    assert not said(finish(stopped, 143).stdout)
+    [end] = ends_of(tmp_path)
+    assert (end["code"], end["reason"]) == (143, "SIGTERM") and 3 <= end["step"] < 15
+
+    killed = start(*ONE, f"--output_dir={tmp_path}")
+    stopped_at = f"SIGTERM at step {end['step']} (exit code 143)"
+    assert said("".join(read_until(killed, r"^epoch=\d step=\d+/15 .*loss="))) == stopped_at
+    killed.kill()
+    finish(killed, -signal.SIGKILL)
+
+    assert said(run(*ONE, f"--output_dir={tmp_path}").stdout) == ends.KILLED
+    begun = [json.loads(line)["time"] for line in (tmp_path / "starts.jsonl").read_text().splitlines()]
+    assert [line["start"] for line in ends_of(tmp_path)] == [begun[0], begun[2]]
+    assert [(line["step"], line["reason"]) for line in ends_of(tmp_path)][1:] == [(15, "done")]
+    column = [row[-1] for row in tables.make_start_rows([runs.read(str(tmp_path), "run")])]
+    assert column == [stopped_at, ends.KILLED, "done"]
+    assert not ends.describe_last(str(tmp_path)), "nobody looks for the end of what is done"
+
+
+def test_an_error_is_told_to_the_next_start(tmp_path):
+    options = (*ONE, f"--output_dir={tmp_path}", "--max_bad_steps=3")
+    run(*options, "--lr=1e9", code=7)
+    [end] = ends_of(tmp_path)
+    assert end["code"] == 7 and "3 steps in a row without a finite loss" in end["reason"]
+    assert said(run(*options, "--lr=1e9", code=7).stdout).endswith("(exit code 7)")
+
+
+@pytest.mark.faults
+def test_a_lost_rank_is_told_to_the_next_start(tmp_path):
+    job = start(*TWO, "--processes_per_node=2", f"--output_dir={tmp_path}")
+    read_until(job, r"^epoch=2 step=6/")
+    os.kill(processes_of(job)[-1], signal.SIGKILL)
+    finish(job, 128 + signal.SIGKILL)
+    line = said(run_ranks(*TWO, f"--output_dir={tmp_path}")[0].stdout)
+    # the launcher may end rank 0 before it has written
+    assert line == ends.KILLED or re.search(r"lost contact with another process: .* \(exit code 5\)$", line)
+
+
+def test_a_run_without_a_record_of_its_ends(tmp_path):
+    """Versions before 0.48 wrote none, and a file may be damaged."""
+    run(*ONE, f"--output_dir={tmp_path}", "--epochs=1")
+    (tmp_path / "ends.jsonl").write_bytes(b'\xff\n[]\n5\n{"start": "x"}\n{"start": 1, "rea')
+    assert not said(run(*ONE, f"--output_dir={tmp_path}").stdout)
+    assert b'\n{"start"' in (tmp_path / "ends.jsonl").read_bytes()
