@@ -19,8 +19,9 @@ import signal
 import time
 from typing import Any
 
-from bootfile.ground.errors import INTERRUPTED, LOST_CONTACT, BadInput, in_one_line, mask
+from bootfile.ground.errors import INTERRUPTED, LOST_CONTACT, BadInput, in_one_line
 from bootfile.ground.files import append_json_line, read_json_lines
+from bootfile.ground.secrets import mask
 from bootfile.processes import signals
 from bootfile.receipt import starts
 from common.ground import endings

@@ -59,6 +59,17 @@ def test_an_error_is_told_to_the_next_start(tmp_path):
     assert said(run(*options, "--lr=1e9", code=7).stdout).endswith("(exit code 7)")
 
 
+def test_an_error_with_a_password_is_masked(tmp_path):
+    (tmp_path / "starts.jsonl").write_text('{"time": 1.5, "settings": {}, "environment": {}}\n')
+    ends.write(str(tmp_path), 3, *ends.of_error(OSError("no answer of https://me:hunter2@host/path")))
+    [end] = ends_of(tmp_path)
+    assert (
+        end["start"] == 1.5
+        and end["reason"].startswith("OSError: no answer of")
+        and "hunter2" not in str(end)
+    )
+
+
 @pytest.mark.faults
 def test_a_lost_rank_is_told_to_the_next_start(tmp_path):
     job = start(*TWO, "--processes_per_node=2", f"--output_dir={tmp_path}")
