@@ -48,7 +48,7 @@ def test_a_restart_says_how_the_start_before_ended(tmp_path):
     assert [(line["step"], line["reason"]) for line in ends_of(tmp_path)][1:] == [(15, "done")]
     column = [row[-1] for row in tables.make_start_rows([runs.read(str(tmp_path), "run")])]
     assert column == [stopped_at, ends.KILLED, "done"]
-    assert not ends.describe_last(str(tmp_path)), "nobody looks for the end of what is done"
+    assert not ends.describe_last(str(tmp_path)), "the run is done"
 
 
 def test_an_error_is_told_to_the_next_start(tmp_path):
