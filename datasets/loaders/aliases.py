@@ -27,7 +27,8 @@ _WAYS = {  # option of timm's train.py -> what to use here
     "train_interpolation": "--interpolation", "torchcompile": "--compile true",
     "num_classes": "leave it out: the classes are counted", "channels_last": "leave it out: it is always on",
     "pin_mem": "leave it out: it is always on with a GPU", "input_size": "--image_size N",
-    "hflip": "leave it out: it is always 0.5", "clip_mode": "leave it out: --clip_grad clips the norm",
+    "hflip": "leave it out: it is 0.5, or see Augmentation in datasets/README.md",
+    "clip_mode": "leave it out: --clip_grad clips the norm",
     "amp_dtype": "leave it out: the GPU determines the type", "lr_base": "--lr, for the whole --batch_size",
     "bce_loss": "--loss bce",
 }  # fmt: skip
