@@ -1,5 +1,8 @@
 """A mistake in a loop of one's own has a line in the run in which it is made."""
 
+import io
+import sys
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -33,6 +36,15 @@ class Loop:
 
     def count(self, text):
         return sum(text in line for line in self.lines)
+
+
+def train(loop):
+    for _ in loop.loader.epochs_from(loop.run.resume()):
+        for batch in loop.loader:
+            loop.step(*batch)
+            if loop.run.end_step().save:
+                loop.run.save()
+    loop.run.close()
 
 
 def test_a_step_before_resume_is_named(tmp_path):
@@ -118,6 +130,17 @@ def test_a_buffer_that_has_grown_is_continued(tmp_path):
     assert restarted.run.resume() == 8
     assert torch.equal(restarted.model.seen, loop.model.seen)
     assert restarted.count("seen of the model is [8] in the checkpoint, and was [0] here") == 1
+
+
+def test_a_damaged_checkpoint_is_passed_over_if_the_output_cannot_show_its_path(tmp_path, monkeypatch):
+    """As with PYTHONIOENCODING=ascii, or a locale of one language only."""
+    folder = tmp_path / "数据"
+    train(Loop(folder))
+    newest = files.list_newest_first(str(folder / "checkpoints"))[0]
+    with open(newest, "r+b") as file:
+        file.write(b"damaged")
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
+    assert Loop(folder).run.resume() == 6
 
 
 class Metric(torch.nn.Module):
