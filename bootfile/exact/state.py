@@ -267,15 +267,16 @@ class RunState:
         # here and not in load_state_dict(), which names all keys at once and would change a part of the model
         model_there = state["objects"]["model"]
         model_here = self.objects["model"].state_dict()
-        buffers = {name for name, _ in self.objects["model"].named_buffers()}
         for name in sorted(model_there.keys() | model_here.keys()):
             there = _shape(name, model_there)
             here = _shape(name, model_here)
-            is_resized = name in buffers and name in model_there and name in model_here
-            if there != here and is_resized:
-                self._notes.append(f"{name} of the model is {there} in the checkpoint, and was {here} here")
-            elif there != here:
+            if there == here:
+                continue
+            from bootfile.exact.resized import may_be_resized  # the buffers of most models never change
+
+            if name not in model_there or not may_be_resized(self.objects["model"], name):
                 raise files.Refused(f"its model is different: {name} is {there}, this run's is {here}")
+            self._notes.append(f"{name} of the model is {there} in the checkpoint, and was {here} here")
 
     def _may_change(self, name: str) -> bool:
         """Return whether a value of the checkpoint's identity is none of this run's, but an option that may
@@ -344,7 +345,9 @@ class RunState:
             is_other = name not in saved or (name == "scaler" and not saved[name])
             if not is_other and not isinstance(value, torch.optim.Optimizer):
                 if isinstance(value, torch.nn.Module):
-                    _resize_buffers(value, saved[name])
+                    from bootfile.exact import resized  # a first start loads nothing
+
+                    resized.resize(value, saved[name])
                 value.load_state_dict(saved[name])
         if began := {name: there for name, there in state.get("began", {}).items() if there}:
             from bootfile.exact import further
@@ -470,15 +473,6 @@ class RunState:
 
 def _options(settings: dict[str, Any]) -> dict[str, Any]:
     return {f"--{name}": value for name, value in settings.items()}
-
-
-def _resize_buffers(module: torch.nn.Module, saved: dict[str, Any]) -> None:
-    """Give the buffers of a module their sizes in a saved state: load_state_dict() refuses other ones."""
-    for path, part in module.named_modules():
-        for name, buffer in part._buffers.items():
-            there = saved.get(f"{path}.{name}".lstrip("."))
-            if buffer is not None and isinstance(there, torch.Tensor) and there.shape != buffer.shape:
-                part._buffers[name] = buffer.new_empty(there.shape)
 
 
 def _shape(name: str, weights: Mapping[str, Any]) -> object:

@@ -106,30 +106,27 @@ def test_a_sparse_buffer_is_named(tmp_path):
 
 
 class Queue(torch.nn.Module):
-    """Its buffer grows in the training."""
+    """Its buffer grows in the training. begin: before the first step."""
 
-    def __init__(self):
+    def __init__(self, begin):
         super().__init__()
         self.linear = torch.nn.Linear(4, 1)
-        self.register_buffer("seen", torch.zeros(0))
+        self.register_buffer("seen", begin)
 
     def forward(self, inputs):
+        mean = inputs.mean()[None]
+        self.seen = mean if self.seen is None else torch.cat([self.seen, mean])
         return self.linear(inputs)
 
 
-def test_a_buffer_that_has_grown_is_continued(tmp_path):
-    loop = Loop(tmp_path, model=Queue())
-    for _ in loop.loader.epochs_from(loop.run.resume()):
-        for batch in loop.loader:
-            loop.step(*batch)
-            loop.model.seen = torch.cat([loop.model.seen, batch[0].mean()[None]])
-            if loop.run.end_step().save:
-                loop.run.save()
-    loop.run.close()
-    restarted = Loop(tmp_path, model=Queue())
+@pytest.mark.parametrize(("begin", "shape"), [(torch.zeros(0), "[0]"), (None, "missing")])
+def test_a_buffer_that_has_grown_is_continued(begin, shape, tmp_path):
+    loop = Loop(tmp_path, model=Queue(begin))
+    train(loop)
+    restarted = Loop(tmp_path, model=Queue(begin))
     assert restarted.run.resume() == 8
     assert torch.equal(restarted.model.seen, loop.model.seen)
-    assert restarted.count("seen of the model is [8] in the checkpoint, and was [0] here") == 1
+    assert restarted.count(f"seen of the model is [8] in the checkpoint, and was {shape} here") == 1
 
 
 def test_a_damaged_checkpoint_is_passed_over_if_the_output_cannot_show_its_path(tmp_path, monkeypatch):
