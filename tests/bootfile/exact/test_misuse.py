@@ -1,5 +1,6 @@
 """A mistake in a loop of one's own has a line in the run in which it is made."""
 
+import concurrent.futures
 import io
 import sys
 
@@ -103,6 +104,14 @@ class Graph(torch.nn.Module):
 def test_a_sparse_buffer_is_named(tmp_path):
     with pytest.raises(BadInput, match=r"model\.adjacency is a sparse tensor"):
         Loop(tmp_path, model=Graph()).run.resume()
+
+
+def test_a_loop_in_another_thread_is_trained_and_told_what_a_signal_does(tmp_path, capsys):
+    """A service, or a framework that trains in a thread of its own."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pool.submit(train, Loop(tmp_path)).result()
+    assert capsys.readouterr().out.count("the loop is not in the main thread") == 1
+    assert Loop(tmp_path).run.resume() == 8
 
 
 class Queue(torch.nn.Module):
