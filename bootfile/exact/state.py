@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol, TypedDict
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from bootfile.exact import code, digest, dtensors, files
 from bootfile.exact.optimizer_steps import find_optimizers
@@ -175,11 +176,10 @@ class RunState:
         held = set()  # the addresses of the tensors that a checkpoint holds
         for name, leaf in digest.leaves(modules):
             if isinstance(leaf, torch.Tensor):
-                if leaf.layout != torch.strided:
-                    raise BadInput(
-                        f"{name} is a sparse tensor, which no checkpoint can hold: register the buffer with "
-                        "persistent=False, and make it again at each start"
-                    )
+                if is_lazy(leaf) or leaf.layout != torch.strided:
+                    from bootfile.exact.refusals import refuse_tensor
+
+                    refuse_tensor(name, leaf)
                 held.add(dtensors.local(leaf).data_ptr())
         lost = 0
         # compared by address: a tensor in a list of the user trains well, and is not restored after a restart

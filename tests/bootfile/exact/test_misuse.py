@@ -114,6 +114,12 @@ def test_a_loop_in_another_thread_is_trained_and_told_what_a_signal_does(tmp_pat
     assert Loop(tmp_path).run.resume() == 8
 
 
+def test_a_model_whose_shapes_are_not_known_yet_is_named(tmp_path):
+    model = torch.nn.Sequential(torch.nn.LazyLinear(3), torch.nn.LazyBatchNorm1d(), torch.nn.Linear(3, 1))
+    with pytest.raises(BadInput, match=r"model\.0\.weight has no shape yet: call the model once"):
+        Loop(tmp_path, model=model).run.resume()
+
+
 class Queue(torch.nn.Module):
     """Its buffer grows in the training. begin: before the first step."""
 
