@@ -16,6 +16,7 @@ writes. Before every optimizer step one all_reduce of a few numbers makes all ra
 stop at the same step.
 """
 
+import os
 import sys
 import time
 import weakref
@@ -158,6 +159,7 @@ class Exact:
         self.writes = writes
         self.lock: FolderLock | None = None  # a job holds the folder of its output itself
         if writes and events is None:
+            folder = os.path.abspath(folder)  # the loop may change the working directory
             self.lock = FolderLock(
                 folder, f"{folder} belongs to another run that is running: give each run a folder of its own"
             )

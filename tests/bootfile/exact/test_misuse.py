@@ -120,6 +120,17 @@ def test_a_model_whose_shapes_are_not_known_yet_is_named(tmp_path):
         Loop(tmp_path, model=model).run.resume()
 
 
+def test_a_loop_that_changes_the_working_directory_saves_where_it_began(tmp_path, monkeypatch):
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    loop = Loop("out")
+    monkeypatch.chdir(tmp_path / "other")
+    train(loop)
+    assert len(files.list_newest_first(str(tmp_path / "out/checkpoints"))) == 3
+    monkeypatch.chdir(tmp_path)
+    assert Loop("out").run.resume() == 8
+
+
 class Queue(torch.nn.Module):
     """Its buffer grows in the training. begin: before the first step."""
 
