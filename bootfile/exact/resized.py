@@ -1,17 +1,33 @@
 """Buffers that have another size in a checkpoint than in a model that was just made: the training has resized
 them, or filled them, if they were registered as None. load_state_dict() refuses both."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
+from bootfile.exact import files
 from bootfile.ground import accelerator
 
 
-def may_be_resized(model: torch.nn.Module, name: str) -> bool:
-    """Return whether a name in the state of a model is that of a buffer, also if it is None now."""
-    return name in {path for path, _, _ in _buffers(model)}
+def check_shapes(model: torch.nn.Module, saved: dict[str, Any]) -> list[str]:
+    """Return a line for each buffer that has another shape in a saved state of the model. Raises Refused if a
+    weight or a buffer is missing on one side, or a weight has another shape."""
+    # here and not in load_state_dict(), which names all keys at once and would change a part of the model
+    here = model.state_dict()
+    buffers = {path for path, _, _ in _buffers(model)}
+    notes = []
+    for name in sorted(saved.keys() | here.keys()):
+        shape_there = _shape(name, saved)
+        shape_here = _shape(name, here)
+        if shape_there == shape_here:
+            continue
+        if name not in saved or name not in buffers:
+            raise files.Refused(
+                f"its model is different: {name} is {shape_there}, this run's is {shape_here}"
+            )
+        notes.append(f"{name} of the model is {shape_there} in the checkpoint, and was {shape_here} here")
+    return notes
 
 
 def resize(model: torch.nn.Module, saved: dict[str, Any]) -> None:
@@ -31,3 +47,13 @@ def _buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, str
     for path, part in model.named_modules():
         for name in part._buffers:
             yield f"{path}.{name}".lstrip("."), part, name
+
+
+def _shape(name: str, weights: Mapping[str, Any]) -> object:
+    """Return the shape of a tensor in a state_dict; for the extra state of a module, that it has one."""
+    if name not in weights:
+        return "missing"
+    value = weights[name]
+    if name.endswith("_extra_state") or not isinstance(value, torch.Tensor):
+        return "present"
+    return list(value.shape)

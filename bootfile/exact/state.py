@@ -143,6 +143,19 @@ class RunState:
         state.update(self.counts())  # type: ignore[typeddict-item]  # the extras have names of their own
         return state
 
+    def outline(self) -> list[tuple[str, str]]:
+        """Return (name, text) of the calls of the schedule, and of each value of torch's objects. The text is
+        another one if the value was changed in place. The elements of tensors are not read."""
+        outline = [("the scheduler", repr(self.schedule.state()["calls"]))]
+        # an object of the user may count seconds, or hold long lists
+        parts = {name: value.state_dict() for name, value in self.objects.items() if _is_torchs(value)}
+        for name, leaf in digest.leaves(parts):
+            if not isinstance(leaf, torch.Tensor):
+                outline.append((name, repr(leaf)))
+            elif not leaf.is_inference():  # one that is has no version
+                outline.append((name, f"{leaf._version}"))
+        return outline
+
     @functools.cached_property
     def code(self) -> dict[str, str]:
         """The digests of this program. A start asks before it compares a checkpoint, when its modules are
@@ -209,7 +222,9 @@ class RunState:
             raise files.Refused(f"its format is {state.get('format')}, this program reads {FORMAT}")
         self._check_identity(state)
         self._check_sampling(state)
-        self._check_shapes(state)
+        from bootfile.exact import resized  # a first start loads nothing
+
+        self._notes += resized.check_shapes(self.objects["model"], state["objects"]["model"])
         # BadInput, not Refused: this is the right run, and no older checkpoint may be taken in its place
         if state["step"] > total_steps:
             raise BadInput(
@@ -251,32 +266,11 @@ class RunState:
 
     def _check_sampling(self, state: SavedState) -> None:
         """Raise Refused if the steps of a state had other samples than those of this run."""
+        from bootfile.exact.refusals import refuse_sampling
+
         for name, there in state.get("sampling", {}).items():  # version 0.21 did not write it
-            here = self.sampling.get(name)
-            if there != here and name == "processes":
-                raise files.Refused(
-                    f"it is of {there} processes, this run has {here}: each process of a torch_loader has "
-                    "its own batches. map_style_loader continues on any number"
-                )
-            if there != here:
-                raise files.Refused(f"its samples have the {name} {there}, this run's the {name} {here}")
-
-    def _check_shapes(self, state: SavedState) -> None:
-        """Raise Refused if a weight or a buffer of the model is missing on one side, or a weight has another
-        shape. A buffer may have grown in the training."""
-        # here and not in load_state_dict(), which names all keys at once and would change a part of the model
-        model_there = state["objects"]["model"]
-        model_here = self.objects["model"].state_dict()
-        for name in sorted(model_there.keys() | model_here.keys()):
-            there = _shape(name, model_there)
-            here = _shape(name, model_here)
-            if there == here:
-                continue
-            from bootfile.exact.resized import may_be_resized  # the buffers of most models never change
-
-            if name not in model_there or not may_be_resized(self.objects["model"], name):
-                raise files.Refused(f"its model is different: {name} is {there}, this run's is {here}")
-            self._notes.append(f"{name} of the model is {there} in the checkpoint, and was {here} here")
+            if there != self.sampling.get(name):
+                refuse_sampling(name, there, self.sampling.get(name))
 
     def _may_change(self, name: str) -> bool:
         """Return whether a value of the checkpoint's identity is none of this run's, but an option that may
@@ -314,16 +308,9 @@ class RunState:
     def _check_objects(self, saved: dict[str, Any]) -> None:
         """Raise Refused if the objects of a state cannot be loaded into those of this run."""
         # before any load_state_dict(): one that fails in the middle would leave some objects changed
-        optional = {"scheduler", "scaler"}  # not every job had a scaler
-        missing = sorted(self.objects.keys() - saved.keys() - optional)
-        if missing:
-            raise files.Refused(
-                f"it has no {missing[0]!r}, which this run saves: leave it out, as in that run"
-            )
-        name_here = type(self.objects["optimizer"]).__name__
-        name_there = saved["optimizer"]["class"]
-        if name_there != name_here:
-            raise files.Refused(f"its optimizer is {name_there}, this run's is {name_here}")
+        from bootfile.exact.refusals import check_names
+
+        check_names(saved, self.objects)
         for name, optimizer in self._optimizers().items():
             there = _sizes(saved[name])
             here = _sizes(optimizer)
@@ -345,7 +332,7 @@ class RunState:
             is_other = name not in saved or (name == "scaler" and not saved[name])
             if not is_other and not isinstance(value, torch.optim.Optimizer):
                 if isinstance(value, torch.nn.Module):
-                    from bootfile.exact import resized  # a first start loads nothing
+                    from bootfile.exact import resized
 
                     resized.resize(value, saved[name])
                 value.load_state_dict(saved[name])
@@ -393,16 +380,9 @@ class RunState:
         self._frozen_before = None
         if saved is None:
             return ""
-        changed = sorted(saved ^ self._frozen())
-        if not changed:
-            return ""
-        is_now = "frozen"
-        if changed[0] in saved:  # it was frozen
-            is_now = "trained"
-        return (
-            f"warning: {changed[0]} is {is_now} now, unlike at the checkpoint ({len(changed)} in all): if "
-            "the loop changes it at an epoch, write `epoch >= N`, not `epoch == N`"
-        )
+        from bootfile.exact.refusals import describe_frozen  # after a restart only
+
+        return describe_frozen(saved, self._frozen())
 
     def _give_by_name(self, state: SavedState) -> None:
         """Give the states of the optimizers the order of the parameters of this run. Raises Refused."""
@@ -471,18 +451,12 @@ class RunState:
         return states | {"optimizer": optimizer | {"class": name, "param_groups": groups}}
 
 
+def _is_torchs(value: Any) -> bool:
+    return isinstance(value, torch.nn.Module | torch.optim.Optimizer)
+
+
 def _options(settings: dict[str, Any]) -> dict[str, Any]:
     return {f"--{name}": value for name, value in settings.items()}
-
-
-def _shape(name: str, weights: Mapping[str, Any]) -> object:
-    """Return the shape of a tensor in a state_dict; for the extra state of a module, that it has one."""
-    if name not in weights:
-        return "missing"
-    value = weights[name]
-    if name.endswith("_extra_state") or not isinstance(value, torch.Tensor):
-        return "present"
-    return list(value.shape)
 
 
 def _sizes(optimizer: Any) -> list[int]:

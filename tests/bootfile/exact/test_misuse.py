@@ -131,6 +131,46 @@ def test_a_loop_that_changes_the_working_directory_saves_where_it_began(tmp_path
     assert Loop("out").run.resume() == 8
 
 
+def swap_and_restore(loop):
+    """As an evaluation with averaged weights."""
+    kept = loop.model.weight.detach().clone()
+    with torch.no_grad():
+        loop.model.weight.zero_()
+        loop.model.weight.copy_(kept)
+
+
+def clip(loop):
+    with torch.no_grad():
+        loop.model.weight.clamp_(-0.01, 0.01)
+
+
+CHANGES = {
+    "the scheduler": lambda loop: loop.run.state.objects["scheduler"].step(),
+    "model.weight": clip,
+    "": swap_and_restore,
+}
+
+
+@pytest.mark.parametrize("changed", CHANGES)
+def test_what_is_changed_after_a_save_is_named_once(changed, tmp_path):
+    loop = Loop(tmp_path)
+    scheduler = torch.optim.lr_scheduler.StepLR(loop.optimizer, 100)
+    loop.run = Exact(
+        str(tmp_path), loop.loader, model=loop.model, optimizer=loop.optimizer, scheduler=scheduler,
+        say=loop.lines.append, save_every=2,
+    )  # fmt: skip
+    for _ in loop.loader.epochs_from(loop.run.resume()):
+        for batch in loop.loader:
+            loop.step(*batch)
+            if loop.run.end_step().save:
+                loop.run.save()
+            CHANGES[changed](loop)
+        scheduler.step()  # the code after an epoch is not a part of its last step
+    loop.run.close()
+    assert loop.count("after run.save()") == bool(changed)
+    assert loop.count(f"has changed {changed} after run.save() of step 2") == bool(changed)
+
+
 class Queue(torch.nn.Module):
     """Its buffer grows in the training. begin: before the first step."""
 
