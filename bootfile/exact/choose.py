@@ -7,7 +7,7 @@ from typing import cast
 
 from bootfile.exact import files
 from bootfile.exact.state import SavedState
-from bootfile.ground.errors import BadInput, in_one_line
+from bootfile.ground.errors import BadInput, in_one_line, print_line
 from bootfile.ground.files import read_again
 
 
@@ -49,7 +49,7 @@ def choose(
             failures.append(reason)
         except Exception as error:  # load_state_dict() failed: the file is of another program
             refused.append(f"{path}: it does not hold the state of this job: {in_one_line(error)}")
-        print(f"checkpoint refused: {refused[-1]}", flush=True)
+        print_line(f"checkpoint refused: {refused[-1]}")
     # only weights, as from a model zoo, have no .json: the message names the option for them
     if refused and os.path.isfile(wanted) and not os.path.exists(f"{wanted}.json"):
         raise BadInput(f"--resume {refused[0]}; to take its weights only: --weights {wanted}")

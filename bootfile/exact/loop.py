@@ -16,6 +16,8 @@ writes. Before every optimizer step one all_reduce of a few numbers makes all ra
 stop at the same step.
 """
 
+import functools
+import os
 import sys
 import time
 import weakref
@@ -156,8 +158,11 @@ class Exact:
         self._slow_rank = slow_rank
         self.events = events or Events()
         self.writes = writes
+        # whether a change of the state between a save and the next batch is looked for (after_save.py)
+        self.compares_saved = writes and events is None
         self.lock: FolderLock | None = None  # a job holds the folder of its output itself
-        if writes and events is None:
+        if self.compares_saved:
+            folder = os.path.abspath(folder)  # the loop may change the working directory
             self.lock = FolderLock(
                 folder, f"{folder} belongs to another run that is running: give each run a folder of its own"
             )
@@ -434,6 +439,19 @@ class Exact:
             self._progress.touch()
         if self.is_stopping:
             self._exit(step)
+        self._watch_saved(step)
+
+    def _watch_saved(self, step: int) -> None:
+        """Look for changes of the state since its save when the loop asks for the next batch."""
+        # that of a job has nothing after its save, but evaluations
+        if self.compares_saved and ranks.is_first() and not self.state.is_sharded:
+            waits.before_next[:] = [functools.partial(self._compare_saved, step, self.state.outline())]
+
+    def _compare_saved(self, step: int, before: list[tuple[str, str]]) -> None:
+        if self.state.outline() != before:
+            from bootfile.exact import after_save  # most loops save at the end of a step
+
+            after_save.warn(self, step, before)
 
     def save_unplanned(self) -> None:
         """Save after this step as save() does, also if no save is due. Call it on every rank."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol, TypedDict
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from bootfile.exact import code, digest, dtensors, files
 from bootfile.exact.optimizer_steps import find_optimizers
@@ -142,6 +143,19 @@ class RunState:
         state.update(self.counts())  # type: ignore[typeddict-item]  # the extras have names of their own
         return state
 
+    def outline(self) -> list[tuple[str, str]]:
+        """Return (name, text) of the calls of the schedule, and of each value of torch's objects. The text is
+        another one if the value was changed in place. The elements of tensors are not read."""
+        outline = [("the scheduler", repr(self.schedule.state()["calls"]))]
+        # an object of the user may count seconds, or hold long lists
+        parts = {name: value.state_dict() for name, value in self.objects.items() if _is_torchs(value)}
+        for name, leaf in digest.leaves(parts):
+            if not isinstance(leaf, torch.Tensor):
+                outline.append((name, repr(leaf)))
+            elif not leaf.is_inference():  # one that is has no version
+                outline.append((name, f"{leaf._version}"))
+        return outline
+
     @functools.cached_property
     def code(self) -> dict[str, str]:
         """The digests of this program. A start asks before it compares a checkpoint, when its modules are
@@ -175,11 +189,10 @@ class RunState:
         held = set()  # the addresses of the tensors that a checkpoint holds
         for name, leaf in digest.leaves(modules):
             if isinstance(leaf, torch.Tensor):
-                if leaf.layout != torch.strided:
-                    raise BadInput(
-                        f"{name} is a sparse tensor, which no checkpoint can hold: register the buffer with "
-                        "persistent=False, and make it again at each start"
-                    )
+                if is_lazy(leaf) or leaf.layout != torch.strided:
+                    from bootfile.exact.refusals import refuse_tensor
+
+                    refuse_tensor(name, leaf)
                 held.add(dtensors.local(leaf).data_ptr())
         lost = 0
         # compared by address: a tensor in a list of the user trains well, and is not restored after a restart
@@ -209,7 +222,9 @@ class RunState:
             raise files.Refused(f"its format is {state.get('format')}, this program reads {FORMAT}")
         self._check_identity(state)
         self._check_sampling(state)
-        self._check_shapes(state)
+        from bootfile.exact import resized  # a first start loads nothing
+
+        self._notes += resized.check_shapes(self.objects["model"], state["objects"]["model"])
         # BadInput, not Refused: this is the right run, and no older checkpoint may be taken in its place
         if state["step"] > total_steps:
             raise BadInput(
@@ -251,31 +266,11 @@ class RunState:
 
     def _check_sampling(self, state: SavedState) -> None:
         """Raise Refused if the steps of a state had other samples than those of this run."""
-        for name, there in state.get("sampling", {}).items():  # version 0.21 did not write it
-            here = self.sampling.get(name)
-            if there != here and name == "processes":
-                raise files.Refused(
-                    f"it is of {there} processes, this run has {here}: each process of a torch_loader has "
-                    "its own batches. map_style_loader continues on any number"
-                )
-            if there != here:
-                raise files.Refused(f"its samples have the {name} {there}, this run's the {name} {here}")
+        from bootfile.exact.refusals import refuse_sampling
 
-    def _check_shapes(self, state: SavedState) -> None:
-        """Raise Refused if a weight or a buffer of the model is missing on one side, or a weight has another
-        shape. A buffer may have grown in the training."""
-        # here and not in load_state_dict(), which names all keys at once and would change a part of the model
-        model_there = state["objects"]["model"]
-        model_here = self.objects["model"].state_dict()
-        buffers = {name for name, _ in self.objects["model"].named_buffers()}
-        for name in sorted(model_there.keys() | model_here.keys()):
-            there = _shape(name, model_there)
-            here = _shape(name, model_here)
-            is_resized = name in buffers and name in model_there and name in model_here
-            if there != here and is_resized:
-                self._notes.append(f"{name} of the model is {there} in the checkpoint, and was {here} here")
-            elif there != here:
-                raise files.Refused(f"its model is different: {name} is {there}, this run's is {here}")
+        for name, there in state.get("sampling", {}).items():  # version 0.21 did not write it
+            if there != self.sampling.get(name):
+                refuse_sampling(name, there, self.sampling.get(name))
 
     def _may_change(self, name: str) -> bool:
         """Return whether a value of the checkpoint's identity is none of this run's, but an option that may
@@ -313,16 +308,9 @@ class RunState:
     def _check_objects(self, saved: dict[str, Any]) -> None:
         """Raise Refused if the objects of a state cannot be loaded into those of this run."""
         # before any load_state_dict(): one that fails in the middle would leave some objects changed
-        optional = {"scheduler", "scaler"}  # not every job had a scaler
-        missing = sorted(self.objects.keys() - saved.keys() - optional)
-        if missing:
-            raise files.Refused(
-                f"it has no {missing[0]!r}, which this run saves: leave it out, as in that run"
-            )
-        name_here = type(self.objects["optimizer"]).__name__
-        name_there = saved["optimizer"]["class"]
-        if name_there != name_here:
-            raise files.Refused(f"its optimizer is {name_there}, this run's is {name_here}")
+        from bootfile.exact.refusals import check_names
+
+        check_names(saved, self.objects)
         for name, optimizer in self._optimizers().items():
             there = _sizes(saved[name])
             here = _sizes(optimizer)
@@ -344,7 +332,9 @@ class RunState:
             is_other = name not in saved or (name == "scaler" and not saved[name])
             if not is_other and not isinstance(value, torch.optim.Optimizer):
                 if isinstance(value, torch.nn.Module):
-                    _resize_buffers(value, saved[name])
+                    from bootfile.exact import resized
+
+                    resized.resize(value, saved[name])
                 value.load_state_dict(saved[name])
         if began := {name: there for name, there in state.get("began", {}).items() if there}:
             from bootfile.exact import further
@@ -390,16 +380,9 @@ class RunState:
         self._frozen_before = None
         if saved is None:
             return ""
-        changed = sorted(saved ^ self._frozen())
-        if not changed:
-            return ""
-        is_now = "frozen"
-        if changed[0] in saved:  # it was frozen
-            is_now = "trained"
-        return (
-            f"warning: {changed[0]} is {is_now} now, unlike at the checkpoint ({len(changed)} in all): if "
-            "the loop changes it at an epoch, write `epoch >= N`, not `epoch == N`"
-        )
+        from bootfile.exact.refusals import describe_frozen  # after a restart only
+
+        return describe_frozen(saved, self._frozen())
 
     def _give_by_name(self, state: SavedState) -> None:
         """Give the states of the optimizers the order of the parameters of this run. Raises Refused."""
@@ -468,27 +451,12 @@ class RunState:
         return states | {"optimizer": optimizer | {"class": name, "param_groups": groups}}
 
 
+def _is_torchs(value: Any) -> bool:
+    return isinstance(value, torch.nn.Module | torch.optim.Optimizer)
+
+
 def _options(settings: dict[str, Any]) -> dict[str, Any]:
     return {f"--{name}": value for name, value in settings.items()}
-
-
-def _resize_buffers(module: torch.nn.Module, saved: dict[str, Any]) -> None:
-    """Give the buffers of a module their sizes in a saved state: load_state_dict() refuses other ones."""
-    for path, part in module.named_modules():
-        for name, buffer in part._buffers.items():
-            there = saved.get(f"{path}.{name}".lstrip("."))
-            if buffer is not None and isinstance(there, torch.Tensor) and there.shape != buffer.shape:
-                part._buffers[name] = buffer.new_empty(there.shape)
-
-
-def _shape(name: str, weights: Mapping[str, Any]) -> object:
-    """Return the shape of a tensor in a state_dict; for the extra state of a module, that it has one."""
-    if name not in weights:
-        return "missing"
-    value = weights[name]
-    if name.endswith("_extra_state") or not isinstance(value, torch.Tensor):
-        return "present"
-    return list(value.shape)
 
 
 def _sizes(optimizer: Any) -> list[int]:

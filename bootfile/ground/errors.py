@@ -69,10 +69,13 @@ def mask(text: str) -> str:
 
 
 def print_line(line: str) -> None:
-    """Print a line at once, with escapes for what is not printable. `masks` hide secrets in it. A closed
-    standard output is ignored."""
+    """Print a line at once, with escapes for what is not printable, or not in the encoding of standard
+    output. `masks` hide secrets in it. A closed standard output is ignored."""
+    # a notebook may have replaced standard output, and a service may have closed it
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    text = printable(mask(line)).encode(encoding, "backslashreplace").decode(encoding)
     with contextlib.suppress(OSError, ValueError):
-        print(printable(mask(line)), flush=True)
+        print(text, flush=True)
 
 
 def in_one_line(error: BaseException, most: int = 200) -> str:

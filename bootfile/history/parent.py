@@ -7,7 +7,7 @@ import numpy as np
 
 from bootfile.exact import digest, digest_lines, files
 from bootfile.ground import git
-from bootfile.ground.errors import BadInput
+from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.numbers import part_of
 from bootfile.receipt import kinds, origins, shard_lines, starts
 from bootfile.receipt.reading import read_records
@@ -82,7 +82,7 @@ class Parent:
             try:
                 facts = files.verify(path)
             except files.Refused as reason:
-                print(f"checkpoint refused: {path}: {reason}", flush=True)
+                print_line(f"checkpoint refused: {path}: {reason}")
                 continue
             return path, files.step_of(path), str(facts.get("run", ""))
         return "", 0, ""

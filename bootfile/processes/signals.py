@@ -112,11 +112,15 @@ def watch(grace: float, store: "Store | None" = None) -> None:
     next step. The loop calls it on each rank when training begins.
 
     If the process still runs `grace` seconds after a signal, it ends with exit_code(). A second SIGINT ends
-    it at once. Call it once, in the main thread. A forked child (a DataLoader's worker) ignores the signals:
-    its parent ends it (forked_signals.py). store: the processes of the job share a signal through it. A
-    platform may signal one node only, and ranks that evaluate do not communicate otherwise.
+    it at once. Call it once, in the main thread: another one has a warning, as Python gives it no handlers. A
+    forked child (a DataLoader's worker) ignores the signals: its parent ends it (forked_signals.py). store:
+    the processes of the job share a signal through it. A platform may signal one node only, and ranks that
+    evaluate do not communicate otherwise.
     """
     global _grace, _store
+    if threading.current_thread() is not threading.main_thread():
+        print_line("warning: the loop is not in the main thread: a signal ends it at once, without a save")
+        return
     _grace = grace
     _store = store
     _start()

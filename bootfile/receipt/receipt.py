@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bootfile.ground.errors import Once
+from bootfile.ground.errors import Once, print_line
 from bootfile.ground.files import check_mounted, opener, read_file, write_atomic
 from bootfile.ground.mixing import mix
 from bootfile.receipt.records import FILE, MOST, PARTS, RECORD, parse_records
@@ -245,7 +245,7 @@ class Receipt:
 
 
 def _print_warning(line: str) -> None:
-    print(f"warning: {line}", flush=True)
+    print_line(f"warning: {line}")
 
 
 def batch_sums(

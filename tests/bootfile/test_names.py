@@ -50,7 +50,7 @@ def test_the_example_of_the_page_runs(tmp_path):
     run("loop.py", cwd=tmp_path, env=environment)
     assert list((tmp_path / "OUT" / "checkpoints").glob("step_*.pt"))
     again = run("loop.py", cwd=tmp_path, env=environment)
-    assert "resumed from OUT/checkpoints/step_189.pt" in again.stdout
+    assert f"resumed from {tmp_path}/OUT/checkpoints/step_189.pt" in again.stdout
 
 
 def test_an_import_takes_neither_torch_nor_numpy():

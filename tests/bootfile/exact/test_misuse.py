@@ -1,5 +1,9 @@
 """A mistake in a loop of one's own has a line in the run in which it is made."""
 
+import concurrent.futures
+import io
+import sys
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -33,6 +37,15 @@ class Loop:
 
     def count(self, text):
         return sum(text in line for line in self.lines)
+
+
+def train(loop):
+    for _ in loop.loader.epochs_from(loop.run.resume()):
+        for batch in loop.loader:
+            loop.step(*batch)
+            if loop.run.end_step().save:
+                loop.run.save()
+    loop.run.close()
 
 
 def test_a_step_before_resume_is_named(tmp_path):
@@ -93,31 +106,104 @@ def test_a_sparse_buffer_is_named(tmp_path):
         Loop(tmp_path, model=Graph()).run.resume()
 
 
-class Queue(torch.nn.Module):
-    """Its buffer grows in the training."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = torch.nn.Linear(4, 1)
-        self.register_buffer("seen", torch.zeros(0))
-
-    def forward(self, inputs):
-        return self.linear(inputs)
+def test_a_loop_in_another_thread_is_trained_and_told_what_a_signal_does(tmp_path, capsys):
+    """A service, or a framework that trains in a thread of its own."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pool.submit(train, Loop(tmp_path)).result()
+    assert capsys.readouterr().out.count("the loop is not in the main thread") == 1
+    assert Loop(tmp_path).run.resume() == 8
 
 
-def test_a_buffer_that_has_grown_is_continued(tmp_path):
-    loop = Loop(tmp_path, model=Queue())
+def test_a_model_whose_shapes_are_not_known_yet_is_named(tmp_path):
+    model = torch.nn.Sequential(torch.nn.LazyLinear(3), torch.nn.LazyBatchNorm1d(), torch.nn.Linear(3, 1))
+    with pytest.raises(BadInput, match=r"model\.0\.weight has no shape yet: call the model once"):
+        Loop(tmp_path, model=model).run.resume()
+
+
+def test_a_loop_that_changes_the_working_directory_saves_where_it_began(tmp_path, monkeypatch):
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    loop = Loop("out")
+    monkeypatch.chdir(tmp_path / "other")
+    train(loop)
+    assert len(files.list_newest_first(str(tmp_path / "out/checkpoints"))) == 3
+    monkeypatch.chdir(tmp_path)
+    assert Loop("out").run.resume() == 8
+
+
+def swap_and_restore(loop):
+    """As an evaluation with averaged weights."""
+    kept = loop.model.weight.detach().clone()
+    with torch.no_grad():
+        loop.model.weight.zero_()
+        loop.model.weight.copy_(kept)
+
+
+def clip(loop):
+    with torch.no_grad():
+        loop.model.weight.clamp_(-0.01, 0.01)
+
+
+CHANGES = {
+    "the scheduler": lambda loop: loop.run.state.objects["scheduler"].step(),
+    "model.weight": clip,
+    "": swap_and_restore,
+}
+
+
+@pytest.mark.parametrize("changed", CHANGES)
+def test_what_is_changed_after_a_save_is_named_once(changed, tmp_path):
+    loop = Loop(tmp_path)
+    scheduler = torch.optim.lr_scheduler.StepLR(loop.optimizer, 100)
+    loop.run = Exact(
+        str(tmp_path), loop.loader, model=loop.model, optimizer=loop.optimizer, scheduler=scheduler,
+        say=loop.lines.append, save_every=2,
+    )  # fmt: skip
     for _ in loop.loader.epochs_from(loop.run.resume()):
         for batch in loop.loader:
             loop.step(*batch)
-            loop.model.seen = torch.cat([loop.model.seen, batch[0].mean()[None]])
             if loop.run.end_step().save:
                 loop.run.save()
+            CHANGES[changed](loop)
+        scheduler.step()  # the code after an epoch is not a part of its last step
     loop.run.close()
-    restarted = Loop(tmp_path, model=Queue())
+    assert loop.count("after run.save()") == bool(changed)
+    assert loop.count(f"has changed {changed} after run.save() of step 2") == bool(changed)
+
+
+class Queue(torch.nn.Module):
+    """Its buffer grows in the training. begin: before the first step."""
+
+    def __init__(self, begin):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 1)
+        self.register_buffer("seen", begin)
+
+    def forward(self, inputs):
+        mean = inputs.mean()[None]
+        self.seen = mean if self.seen is None else torch.cat([self.seen, mean])
+        return self.linear(inputs)
+
+
+@pytest.mark.parametrize(("begin", "shape"), [(torch.zeros(0), "[0]"), (None, "missing")])
+def test_a_buffer_that_has_grown_is_continued(begin, shape, tmp_path):
+    loop = Loop(tmp_path, model=Queue(begin))
+    train(loop)
+    restarted = Loop(tmp_path, model=Queue(begin))
     assert restarted.run.resume() == 8
     assert torch.equal(restarted.model.seen, loop.model.seen)
-    assert restarted.count("seen of the model is [8] in the checkpoint, and was [0] here") == 1
+    assert restarted.count(f"seen of the model is [8] in the checkpoint, and was {shape} here") == 1
+
+
+def test_a_damaged_checkpoint_is_passed_over_if_the_output_cannot_show_its_path(tmp_path, monkeypatch):
+    """As with PYTHONIOENCODING=ascii, or a locale of one language only."""
+    folder = tmp_path / "数据"
+    train(Loop(folder))
+    newest = files.list_newest_first(str(folder / "checkpoints"))[0]
+    with open(newest, "r+b") as file:
+        file.write(b"damaged")
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
+    assert Loop(folder).run.resume() == 6
 
 
 class Metric(torch.nn.Module):

@@ -102,7 +102,8 @@ def test_mixed_precision_accumulation_and_an_average_continue_exactly(tmp_path):
     (tmp_path / "killed.py").write_text("import os\n\n" + loop.replace(line, kill + line))
     run("loop.py", "WHOLE", cwd=tmp_path, env=PATH)
     run("killed.py", "OUT", cwd=tmp_path, env=PATH, code=-9)
-    assert "resumed from OUT/checkpoints/step_" in run("loop.py", "OUT", cwd=tmp_path, env=PATH).stdout
+    restarted = run("loop.py", "OUT", cwd=tmp_path, env=PATH)
+    assert f"resumed from {tmp_path}/OUT/checkpoints/step_" in restarted.stdout
     whole, killed = (torch.load(tmp_path / name / "last.pt", weights_only=True) for name in ("WHOLE", "OUT"))
     for part in ("model", "average"):
         for name, tensor in whole[part].items():

@@ -1,5 +1,6 @@
 """A heartbeat logs a line with the seconds when it is due, and not more often."""
 
+import io
 import sys
 import threading
 import time
@@ -26,6 +27,13 @@ def test_a_closed_output_is_ignored(monkeypatch, capsys, tmp_path):
     with open(tmp_path / "closed", "w") as closed:
         monkeypatch.setattr(sys, "stdout", closed)
     errors.print_line("lost")
+
+
+def test_what_the_encoding_of_the_output_lacks_is_escaped(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii"))
+    errors.print_line("resumed from /数据/step_3.pt")
+    assert written.getvalue() == b"resumed from /\\u6570\\u636e/step_3.pt\n"
 
 
 def test_a_write_that_takes_long_is_named_once(monkeypatch):

@@ -1,0 +1,41 @@
+"""Name what a loop of one's own changes between a save and its next batch: a restart does not do it again."""
+
+import os
+from typing import TYPE_CHECKING
+
+from bootfile.exact import digest, files
+
+if TYPE_CHECKING:
+    from bootfile.exact.loop import Exact
+
+
+def warn(run: "Exact", step: int, before: list[tuple[str, str]]) -> None:
+    """Print a warning if the state is not the one that was saved after a step.
+
+    before: RunState.outline() at the save. Exact calls this once, when another outline shows that something
+    was changed: an evaluation may have put other weights in, and the right ones back.
+    """
+    run.compares_saved = False  # to read a checkpoint after each save would take long
+    names = {name for name, _ in set(run.state.outline()) - set(before)}
+    changed = "the scheduler" if "the scheduler" in names else _find_changed(run, step, names)
+    if changed:
+        run.say(
+            f"warning: the loop has changed {changed} after run.save() of step {step}: the checkpoint lacks "
+            "it, and a restart will not be exact. Call end_step() and save() at the end of the loop's body"
+        )
+
+
+def _find_changed(run: "Exact", step: int, names: set[str]) -> str:
+    """Return the first of these names whose value differs from the checkpoint of a step; "" without one."""
+    run.saver.collect(wait=True)
+    if run.saver.durable != step:  # the write has failed
+        return ""
+    path = os.path.join(run.saver.checkpoints, f"step_{step}.pt")
+    try:
+        saved = digest.summarize(step, files.read(path)["objects"])["parts"]
+    except files.Refused:  # it was deleted since
+        return ""
+    for name, part in digest.summarize(step, run.state.capture(step)["objects"])["parts"].items():
+        if name in names and part != saved.get(name):
+            return str(name)
+    return ""
