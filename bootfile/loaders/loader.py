@@ -411,7 +411,10 @@ class Loader:
         its step continue afterwards. Raises NotDelivered if a worker has died, and Unavailable after the last
         step was saved."""
         # without workers, the engine reads items in this process, and they may draw
-        random_numbers = contextlib.nullcontext() if generators.may_seed(self) else generators.restored()
+        leads = generators.may_seed(self)
+        random_numbers = contextlib.nullcontext() if leads else generators.restored()
+        if leads:
+            waits.call_before_next()
         try:
             # the thread of the loop waits here; a request to stop may be served meanwhile (waits.py)
             with random_numbers, waiting():

@@ -13,7 +13,7 @@ _working = threading.Lock()  # held by the thread of the loop while it does not 
 _serve: Callable[[], object] | None = None  # function of the last serve_when_stopped()
 reads: dict[int, tuple[float, str]] = {}  # thread -> start, name of the sample that it reads
 batches = 0  # waits that have begun: stuck.py sees that they do
-before_next: list[Callable[[], object]] = []  # the next wait calls them once, in the thread of the loop
+before_next: list[Callable[[], object]] = []  # see call_before_next()
 _before_end: Callable[[], object] | None = None  # its function for data that cannot be read
 
 
@@ -25,8 +25,6 @@ def waiting() -> Iterator[None]:
     """
     global batches
     batches += 1
-    while before_next:
-        before_next.pop()()
     # released for the wait: the thread of _wait() may save only while the loop computes nothing
     is_held = _working.locked()
     if is_held:
@@ -37,6 +35,13 @@ def waiting() -> Iterator[None]:
         # waits for a save that has begun: it must not see the next step half done
         if is_held:
             _working.acquire()
+
+
+def call_before_next() -> None:
+    """Call each function of `before_next` once. The training loader calls it when the loop asks for the next
+    batch, in the thread of the loop; the loader of an evaluation does not."""
+    while before_next:
+        before_next.pop()()
 
 
 def call_before_end() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from bootfile import Exact, torch_loader
+from bootfile import Exact, SequentialBatchSampler, map_style_loader, torch_loader
 from bootfile.exact import files
 from bootfile.ground.errors import BadInput
 
@@ -139,20 +139,32 @@ def swap_and_restore(loop):
         loop.model.weight.copy_(kept)
 
 
+def evaluate_and_restore(loop):
+    """The same, and a loader of this package reads while the other weights are there."""
+    kept = loop.model.weight.detach().clone()
+    with torch.no_grad():
+        loop.model.weight.zero_()
+        data = TensorDataset(torch.ones(8, 4), torch.ones(8, 1))
+        for inputs, _ in map_style_loader(data, SequentialBatchSampler(8, 4), torch.device("cpu")):
+            loop.model(inputs)
+        loop.model.weight.copy_(kept)
+
+
 def clip(loop):
     with torch.no_grad():
         loop.model.weight.clamp_(-0.01, 0.01)
 
 
-CHANGES = {
-    "the scheduler": lambda loop: loop.run.state.objects["scheduler"].step(),
-    "model.weight": clip,
-    "": swap_and_restore,
-}
+CHANGES = [
+    ("the scheduler", lambda loop: loop.run.state.objects["scheduler"].step()),
+    ("model.weight", clip),
+    ("", swap_and_restore),
+    ("", evaluate_and_restore),
+]
 
 
-@pytest.mark.parametrize("changed", CHANGES)
-def test_what_is_changed_after_a_save_is_named_once(changed, tmp_path):
+@pytest.mark.parametrize(("changed", "change"), CHANGES)
+def test_what_is_changed_after_a_save_is_named_once(changed, change, tmp_path):
     loop = Loop(tmp_path)
     scheduler = torch.optim.lr_scheduler.StepLR(loop.optimizer, 100)
     loop.run = Exact(
@@ -164,7 +176,7 @@ def test_what_is_changed_after_a_save_is_named_once(changed, tmp_path):
             loop.step(*batch)
             if loop.run.end_step().save:
                 loop.run.save()
-            CHANGES[changed](loop)
+            change(loop)
         scheduler.step()  # the code after an epoch is not a part of its last step
     loop.run.close()
     assert loop.count("after run.save()") == bool(changed)
