@@ -107,7 +107,7 @@ def parse_args() -> arguments.Arguments:
     add = parser.add_argument_group("what to do").add_argument
     help = "measure images/s over N batches (default: 100), after 10 that are not counted, then stop"
     add("--prof", type=positive_int, nargs="?", const=100, metavar="N", help=help)
-    add("--training_only", action="store_true", help="do not evaluate")
+    add("--training_only", **FLAG, help="do not evaluate")
     add = parser.add_argument_group("output", role=OPERATION).add_argument
     help = "time between two reports in the log: 10s, 50 (steps) or 1epoch (default: 10s)"
     add("-p", "--report_every", "--print_freq", type=arguments.interval, default="10s", help=help)

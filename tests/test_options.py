@@ -9,6 +9,7 @@ from bootfile.ground import errors
 from common.checkpoint.options import TrainingParser
 from common.console.arguments import IDENTITY, OPERATION, REMOVED, interval
 from common.ground import endings
+from datasets.loaders import aliases
 from tests.support.options import ROOT, documents, read_parsers, render, rewrite
 
 # between processes that Bootfile starts itself: no user sets them
@@ -84,6 +85,36 @@ def test_the_options_of_the_jobs_are_frozen(parsers):
     assert sorted(found - have) == [], "options are frozen: a new knob goes into a block (CONTRIBUTING.md)"
     assert sorted(have - found) == [], "a removed option is entered in REMOVED of common/console/arguments.py"
     assert not {name for _, name in have} & {f"--{name}" for name in REMOVED}
+
+
+def test_each_option_takes_a_value(parsers):
+    """The console of a platform knows only NAME = VALUE, and `launch submit` passes --NAME=VALUE."""
+    switches = {
+        option
+        for job, rows in parsers.items()
+        if job.endswith(".py")
+        for _, option, _ in rows
+        if re.fullmatch(r"-+\w+(, -+\w+)*", option)
+    }
+    assert not switches - {"-h, --help"}
+
+
+@pytest.mark.parametrize(("words", "weights"), [
+    (["--pretrained"], "DEFAULT"), (["--pretrained=true"], "DEFAULT"), (["--pretrained", "false"], None),
+    (["--pretrained", "/images"], "DEFAULT"), (["--weights=best.pth", "--pretrained=false"], "best.pth"),
+])  # fmt: skip
+def test_switches_with_and_without_a_value(words, weights):
+    def parse(*words):
+        parser = TrainingParser(None)
+        aliases.add_arguments(parser)
+        return parser.parse_args(words)
+
+    args = parse(*words)
+    assert args.weights == weights and args.evaluate is False
+    assert args.data == ("/images" if "/images" in words else None)
+    if weights:
+        assert parse(*words, "--evaluate=true").evaluate is True
+        assert parse("--evaluate", "/images", "--weights=best.pth").data == "/images"
 
 
 def test_the_experimental_options_are_options(parsers):

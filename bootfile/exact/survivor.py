@@ -95,15 +95,17 @@ class Survivor:
     def _meet(self) -> None:
         """Give each rank what only rank 0 knows, and find out which of them see its folder."""
         saver = self._run.saver
-        mark = os.path.join(saver.folder, f"{PARTIAL}meet-{os.getpid()}")
+        name = f"{PARTIAL}meet-{os.getpid()}"
         if ranks.is_first():
             with contextlib.suppress(OSError):  # then no rank sees it
-                write_atomic(mark, "")
+                write_atomic(os.path.join(saver.folder, name), "")
         # the other ranks wait here for rank 0: the file exists
-        mark, self._run.state.run, keep_every = ranks.broadcast_object(
-            (mark, self._run.state.run, saver.keep_every)
+        name, self._run.state.run, keep_every = ranks.broadcast_object(
+            (name, self._run.state.run, saver.keep_every)
         )
         saver.keep_every = keep_every
+        # in the folder into which this rank would save: it may be another one of the same node
+        mark = os.path.join(saver.folder, name)
         self.may_save = os.path.exists(mark)
         seen = ranks.gather_objects(self.may_save)
         # rank 0 waits here for all: none looks for the file any more

@@ -11,6 +11,7 @@ from bootfile.ground.errors import BadInput
 from bootfile.ground.intervals import Interval
 from bootfile.machine import instructions
 from common.console.arguments import (
+    FLAG,
     IDENTITY,
     OPERATION,
     boolean,
@@ -179,7 +180,7 @@ def _add_arguments(parser: JobParser) -> None:
     add("--skip_steps", metavar="A-B", help="leave out these steps of the new run, for example 400-420")
     help = "leave out these samples of every batch: a file with an id on each line; see launch replay"
     add("--without", metavar="FILE", help=help)
-    add("--evaluate", action="store_true", help="only evaluate the weights of --weights or --resume")
+    add("--evaluate", **FLAG, help="only evaluate the weights of --weights or --resume")
     help = (
         "time between two checkpoints: 200 (steps), 90s or 1epoch; also by time within a long epoch "
         "(default: 1epoch)"

@@ -70,14 +70,23 @@ def add_arguments(parser: Parser) -> None:
     add("data", role=OPERATION, nargs="?", metavar="DIR", help="the same as --data_url DIR")
     help = "the same as --arch timm:NAME"
     add("--model", dest="arch", type=_timm_arch, default=argparse.SUPPRESS, metavar="NAME", help=help)
-    published: dict[str, Any] = {"dest": "weights", "action": "store_const", "const": pretrained.DEFAULT}
-    help = "the same as --weights DEFAULT"
-    add("--pretrained", **published, default=argparse.SUPPRESS, help=help)
+    published: dict[str, Any] = FLAG | {"default": argparse.SUPPRESS, "dest": "weights"}
+    add("--pretrained", action=_Published, **published, help="the same as --weights DEFAULT")
     add("--fp16", role=OPERATION, **flag, help="the same as --amp")
     add("--use_dali", role=OPERATION, **flag, help="--data_backend dali-gpu, without a GPU dali")
     add("--dali_cpu", role=OPERATION, **flag, help="the same as --data_backend dali")
     help = "the same as --keep N; without N all checkpoints are kept"
     add("--gather_checkpoints", role=OPERATION, type=int, nargs="?", const=-1, metavar="N", help=help)
+
+
+class _Published(argparse.Action):
+    """Takes the published weights for --pretrained, and nothing for `--pretrained false`."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None
+    ) -> None:
+        if values:
+            setattr(namespace, self.dest, pretrained.DEFAULT)
 
 
 def _timm_arch(name: str) -> Any:
