@@ -1,9 +1,8 @@
 """Name what a loop of one's own changes between a save and its next batch: a restart does not do it again."""
 
-import os
 from typing import TYPE_CHECKING
 
-from bootfile.exact import digest, files
+from bootfile.exact import digest
 
 if TYPE_CHECKING:
     from bootfile.exact.loop import Exact
@@ -15,7 +14,7 @@ def warn(run: "Exact", step: int, before: list[tuple[str, str]]) -> None:
     before: RunState.outline() at the save. Exact calls this once, when another outline shows that something
     was changed: an evaluation may have put other weights in, and the right ones back.
     """
-    run.compares_saved = False  # to read a checkpoint after each save would take long
+    run.compares_saved = False  # to compute a digest of the state after each save would take long
     names = {name for name, _ in set(run.state.outline()) - set(before)}
     changed = "the scheduler" if "the scheduler" in names else _find_changed(run, step, names)
     if changed:
@@ -28,13 +27,10 @@ def warn(run: "Exact", step: int, before: list[tuple[str, str]]) -> None:
 def _find_changed(run: "Exact", step: int, names: set[str]) -> str:
     """Return the first of these names whose value differs from the checkpoint of a step; "" without one."""
     run.saver.collect(wait=True)
-    if run.saver.durable != step:  # the write has failed
+    newest = run.saver.newest
+    if newest is None or newest["step"] != step:  # the write has failed
         return ""
-    path = os.path.join(run.saver.checkpoints, f"step_{step}.pt")
-    try:
-        saved = digest.summarize(step, files.read(path)["objects"])["parts"]
-    except files.Refused:  # it was deleted since
-        return ""
+    saved = newest["parts"]
     for name, part in digest.summarize(step, run.state.capture(step)["objects"])["parts"].items():
         if name in names and part != saved.get(name):
             return str(name)

@@ -271,6 +271,7 @@ class Exact:
         """
         if self.writes and ranks.is_first():
             self.saver.resume_at(step if is_saved_here else 0, self.processes.may_change)
+        waits.before_next.clear()  # of a run that an exception has ended, as in a notebook
         # the weights are loaded by now: what watches the step may look at them and run backward passes
         self._watch(step)
         if self.saver.keep_every and self.writes and ranks.is_first():
@@ -445,13 +446,20 @@ class Exact:
         """Look for changes of the state since its save when the loop asks for the next batch."""
         # that of a job has nothing after its save, but evaluations
         if self.compares_saved and ranks.is_first() and not self.state.is_sharded:
-            waits.before_next[:] = [functools.partial(self._compare_saved, step, self.state.outline())]
+            waits.before_next[:] = [functools.partial(self._compare_saved, step, self._outline())]
 
     def _compare_saved(self, step: int, before: list[tuple[str, str]]) -> None:
-        if self.state.outline() != before:
+        if self._outline() != before and self.compares_saved:
             from bootfile.exact import after_save  # most loops save at the end of a step
 
             after_save.warn(self, step, before)
+
+    def _outline(self) -> list[tuple[str, str]]:
+        try:
+            return self.state.outline()
+        except Exception:  # of an object whose state_dict() works only around a save
+            self.compares_saved = False
+            return []
 
     def save_unplanned(self) -> None:
         """Save after this step as save() does, also if no save is due. Call it on every rank."""
@@ -565,7 +573,8 @@ class Exact:
         return accelerator.device_of(self.model)
 
     def _end_watch(self) -> None:
-        """End the thread that looks whether the run moves."""
+        """End the thread that looks whether the run moves, and compare no save with what follows."""
+        waits.before_next.clear()
         if self._progress:
             from bootfile.processes import stuck
 

@@ -43,9 +43,10 @@ def resize(model: torch.nn.Module, saved: dict[str, Any]) -> None:
 
 
 def _buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, str]]:
-    """Yield (path in the state, module, name) of each buffer."""
-    for path, part in model.named_modules():
-        for name in part._buffers:
+    """Yield (path in the state, module, name) of each buffer that a checkpoint has."""
+    # a module that is there under two names is in the state under both
+    for path, part in model.named_modules(remove_duplicate=False):
+        for name in part._buffers.keys() - part._non_persistent_buffers_set:
             yield f"{path}.{name}".lstrip("."), part, name
 
 

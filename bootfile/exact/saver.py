@@ -75,6 +75,7 @@ class Saver:
         self.hopeless = ""  # why no checkpoint can be saved in this folder: the job has to end
         # the line of state.jsonl of a checkpoint that is being written
         self._marked: dict[str, Any] | None = None
+        self.newest: dict[str, Any] | None = None  # the line of the newest checkpoint that is on the disk
         self._digested = 0  # the step of the last state whose digest was submitted
         self.machines: list[dict[str, Any]] = []  # those that have computed the run, for digest.FILE
         self.infinite: set[str] = set()  # names of weights that may be infinite, such as a mask
@@ -300,7 +301,7 @@ class Saver:
         # it has its name only when all of it is on the disk: until here the run continues from the one before
         files.write(path, state, step=state["step"], run=run, **facts)
         self.durable = state["step"]
-        self._marked = None
+        self.newest, self._marked = self._marked, None
         self._refusals = 0
         # only now: the checkpoints before are needed until the new one is known to be whole
         files.keep(path, self.keep, self._whole, every)

@@ -150,6 +150,8 @@ class RunState:
         # an object of the user may count seconds, or hold long lists
         parts = {name: value.state_dict() for name, value in self.objects.items() if _is_torchs(value)}
         for name, leaf in digest.leaves(parts):
+            if "_extra_state" in name:  # the module's own, which may count seconds as well
+                continue
             if not isinstance(leaf, torch.Tensor):
                 outline.append((name, repr(leaf)))
             elif not leaf.is_inference():  # one that is has no version

@@ -71,9 +71,11 @@ def mask(text: str) -> str:
 def print_line(line: str) -> None:
     """Print a line at once, with escapes for what is not printable, or not in the encoding of standard
     output. `masks` hide secrets in it. A closed standard output is ignored."""
-    # a notebook may have replaced standard output, and a service may have closed it
+    text = printable(mask(line))
+    # a notebook may have replaced standard output, by one of another kind of encoding, or of none
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    text = printable(mask(line)).encode(encoding, "backslashreplace").decode(encoding)
+    with contextlib.suppress(LookupError, TypeError, ValueError):
+        text = text.encode(encoding, "backslashreplace").decode(encoding)
     with contextlib.suppress(OSError, ValueError):
         print(text, flush=True)
 

@@ -337,6 +337,7 @@ class Loader:
         return len(self.plan)
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        self._call_before_next()
         start = time.perf_counter()  # the caller waits for a batch from here on
         self.asked_at = start
         sampler = self.plan.sampler
@@ -385,6 +386,7 @@ class Loader:
                 yield delivered
                 # the caller asks for the next batch: the memory of this one may be reused
                 del following, copy, delivered
+                self._call_before_next()
                 start = time.perf_counter()
                 if self.is_whole:  # else it asks for another shard of the same step
                     self.asked_at = start
@@ -394,6 +396,10 @@ class Loader:
         self.is_in_epoch = False
         # what the loop draws before the next epoch, as in an evaluation, is the same after a restart
         self._seed(epoch, generators.EPOCH_END)
+
+    def _call_before_next(self) -> None:
+        if generators.leads(self):
+            waits.call_before_next()
 
     def _take_lacking(self, step: int, most: int) -> int:
         """Return how many steps from `step` on, `most` at most, are only added to the receipt, and note that
@@ -411,10 +417,7 @@ class Loader:
         its step continue afterwards. Raises NotDelivered if a worker has died, and Unavailable after the last
         step was saved."""
         # without workers, the engine reads items in this process, and they may draw
-        leads = generators.may_seed(self)
-        random_numbers = contextlib.nullcontext() if leads else generators.restored()
-        if leads:
-            waits.call_before_next()
+        random_numbers = contextlib.nullcontext() if generators.may_seed(self) else generators.restored()
         try:
             # the thread of the loop waits here; a request to stop may be served meanwhile (waits.py)
             with random_numbers, waiting():

@@ -119,7 +119,8 @@ def watch(grace: float, store: "Store | None" = None) -> None:
     """
     global _grace, _store
     if threading.current_thread() is not threading.main_thread():
-        print_line("warning: the loop is not in the main thread: a signal ends it at once, without a save")
+        if not _watching.is_set():  # a notebook may have trained in its main thread before
+            print_line("warning: the loop is not in the main thread: a signal ends it without a save")
         return
     _grace = grace
     _store = store

@@ -10,8 +10,8 @@ code: its exit code.
 reason: "done", the name of a signal, or the error in one line.
 
 A start without the second line was killed, or had no time to write it. If it has several, the last one
-counts: a run that is done may still fail to save. Earlier versions wrote no such file. This module imports no
-torch.
+counts: a run that is done may still fail to save. step, code and reason are those of rank 0. Earlier versions
+wrote no such file. This module imports no torch.
 """
 
 import os
@@ -28,7 +28,7 @@ from common.ground import endings
 
 FILE = "ends.jsonl"  # in a run's output folder
 DONE = "done"
-KILLED = "not recorded: killed (SIGKILL, full memory, a loss of power), or without time for it"
+KILLED = "not recorded: SIGKILL, full memory, a loss of power, --stuck_exit, or no time after a signal"
 _MOST = 2**26  # bytes of FILE
 
 
@@ -37,12 +37,15 @@ def begin(folder: str, time: float) -> None:
     append_json_line(os.path.join(folder, FILE), {"start": time})
 
 
-def write(folder: str, step: int, code: int, reason: str) -> None:
-    """Append the end of the newest start to FILE in the folder. Raises OSError."""
-    known = starts.read(folder)
-    if not known:
-        return
-    end = {"start": known[-1].get("time"), "time": round(time.time(), 3), "step": step, "code": code}
+def write(folder: str, step: int, code: int, reason: str, start: float | None = None) -> None:
+    """Append the end of a start to FILE in the folder. start: the time of one that is not in starts.jsonl,
+    because it has reported nothing; None: the newest one. Raises OSError."""
+    if start is None:
+        known = starts.read(folder)
+        if not known:
+            return
+        start = known[-1].get("time")
+    end = {"start": start, "time": round(time.time(), 3), "step": step, "code": code}
     append_json_line(os.path.join(folder, FILE), end | {"reason": mask(reason)})
 
 
@@ -56,15 +59,18 @@ def read(folder: str) -> dict[float, str]:
 
 
 def describe_last(folder: str) -> str:
-    """Return one line on how the newest start ended; "" if it was done, or if its end is not known. A start
-    calls it on rank 0, before it writes its own line of starts.jsonl. Raises OSError and BadInput."""
+    """Return one line on how the training before ended; "" if it was done, or if its end is not known. A
+    start calls it on rank 0, before it writes its own lines. Raises OSError and BadInput."""
     known = starts.read(folder)
-    if not known:
+    ends = read(folder)
+    if not known or not ends:
         return ""
-    end = read(folder).get(known[-1].get("time", 0.0), DONE)
-    if end == DONE:
+    newest = [*ends][-1]  # not the greatest time: a clock may have been set back
+    last = known[-1].get("time")
+    is_older = isinstance(last, float) and newest < last  # version 0.47 has continued the run
+    if is_older or ends[newest] == DONE:
         return ""
-    return f"the end of the start before: {end}"
+    return f"the end of the training before: {ends[newest]}"
 
 
 def _describe(line: dict[str, Any]) -> str:

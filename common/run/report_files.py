@@ -87,7 +87,8 @@ class ReportFiles:
                 if lost:
                     known["lost"] = lost
                 starts.write(folder, self._args, environment.facts(), **known)
-                ends.begin(folder, known["time"])
+                with self._reported():  # without it, the other reports are whole
+                    ends.begin(folder, known["time"])
             # the receipt is that of the whole run: it begins where the first start began
             known_starts = starts.read(folder)
             steps = [start["step"] for start in known_starts if type(start.get("step")) is int]
@@ -169,10 +170,15 @@ class ReportFiles:
         return ""
 
     def write_end(self, step: int, code: int, reason: str) -> None:
-        """Record the end of this start, if it has reported. step: the last one that it began."""
-        if self._trackers is not None:
+        """Record the end of this start. step: the last one that it began. A run that has never reported
+        leaves no files."""
+        folder = self._output.folder
+        start = None
+        if self._trackers is None:
+            start = self._beginning.facts["time"]
+        if start is None or os.path.exists(os.path.join(folder, ends.FILE)):
             with self._reported():
-                ends.write(self._output.folder, step, code, reason)
+                ends.write(folder, step, code, reason, start)
 
     def close(self) -> None:
         """Finish the trackers at the end of a run, or of the part of it that this process reports."""

@@ -9,12 +9,12 @@ import pytest
 
 from common.run import ends
 from launch.report import runs, tables
-from tests.conftest import QUICK, finish, processes_of, read_until, run, run_ranks, start
+from tests.conftest import QUICK, ROOT, finish, processes_of, read_until, run, run_ranks, start
 
 # 5 steps an epoch, 3 epochs
 ONE = ("jobs/train.py", *QUICK, "--batch_size=240", "--epochs=3", "--report_every=1", "--save_every=2")
 TWO = ("jobs/train_ddp.py", *ONE[1:])
-BEFORE = "the end of the start before: "
+BEFORE = "the end of the training before: "
 
 
 def ends_of(folder) -> list[dict]:
@@ -56,7 +56,25 @@ def test_an_error_is_told_to_the_next_start(tmp_path):
     run(*options, "--lr=1e9", code=7)
     [end] = ends_of(tmp_path)
     assert end["code"] == 7 and "3 steps in a row without a finite loss" in end["reason"]
-    assert said(run(*options, "--lr=1e9", code=7).stdout).endswith("(exit code 7)")
+    # one that ends before its first report is told as well, though starts.jsonl lacks it
+    script = tmp_path / "job.py"
+    text = (ROOT / "jobs" / "train.py").read_text().replace("criterion(logits, targets)", "1 / 0", 1)
+    script.write_text(
+        re.sub(r"sys\.path\.insert\(0, .*?\)\)\)\)", f"sys.path.insert(0, {str(ROOT)!r})", text)
+    )
+    failed = run(script, *options[1:], code=1)
+    assert said(failed.stdout) == f"{end['reason']} at step {end['step']} (exit code 7)"
+    assert said(run(*options, "--lr=1e9", code=7).stdout) == (
+        "ZeroDivisionError: division by zero at step 3 (exit code 1)"
+    )
+
+
+def test_ends_that_cannot_be_written_cost_no_other_report(tmp_path):
+    (tmp_path / "ends.jsonl").mkdir(parents=True)
+    printed = run(*ONE, "--epochs=1", f"--output_dir={tmp_path}").stdout
+    assert "are incomplete" in printed
+    assert len((tmp_path / "starts.jsonl").read_text().splitlines()) == 1
+    assert (tmp_path / "metrics.jsonl").exists()
 
 
 def test_an_error_with_a_password_is_masked(tmp_path):

@@ -3,6 +3,8 @@
 import concurrent.futures
 import io
 import sys
+import threading
+import time
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from bootfile import Exact, SequentialBatchSampler, map_style_loader, torch_loader
 from bootfile.exact import files
 from bootfile.ground.errors import BadInput
+from bootfile.processes import signals
 
 
 class Loop:
@@ -106,8 +109,9 @@ def test_a_sparse_buffer_is_named(tmp_path):
         Loop(tmp_path, model=Graph()).run.resume()
 
 
-def test_a_loop_in_another_thread_is_trained_and_told_what_a_signal_does(tmp_path, capsys):
+def test_a_loop_in_another_thread_is_trained_and_told_what_a_signal_does(tmp_path, capsys, monkeypatch):
     """A service, or a framework that trains in a thread of its own."""
+    monkeypatch.setattr(signals, "_watching", threading.Event())  # no loop of these tests was there before
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         pool.submit(train, Loop(tmp_path)).result()
     assert capsys.readouterr().out.count("the loop is not in the main thread") == 1
@@ -181,6 +185,50 @@ def test_what_is_changed_after_a_save_is_named_once(changed, change, tmp_path):
     loop.run.close()
     assert loop.count("after run.save()") == bool(changed)
     assert loop.count(f"has changed {changed} after run.save() of step 2") == bool(changed)
+
+
+def test_what_follows_a_run_is_not_a_change_of_it(tmp_path):
+    """The second phase of a script begins with the model of the first, and a new head."""
+    first = Loop(tmp_path / "first")
+    first.run.resume()
+    for batch in first.loader:
+        first.step(*batch)
+        if first.run.end_step().save:
+            first.run.save()
+            break
+    first.run.close()
+    with torch.no_grad():
+        first.model.weight.zero_()
+    second = Loop(tmp_path / "second")
+    train(second)
+    assert not first.count("has changed") and not second.count("has changed")
+
+
+class Seconds(torch.nn.Linear):
+    """Its extra state changes by itself."""
+
+    def get_extra_state(self):
+        return {"seconds": time.monotonic()}
+
+    def set_extra_state(self, state):
+        pass
+
+
+def test_a_state_that_changes_by_itself_is_not_named(tmp_path):
+    loop = Loop(tmp_path, model=Seconds(4, 1))
+    train(loop)
+    assert not loop.count("has changed")
+
+
+@pytest.mark.parametrize("begin", [torch.zeros(3), None])
+def test_a_buffer_that_is_not_persistent_any_more_is_refused_before_a_load(begin, tmp_path):
+    train(Loop(tmp_path, model=Queue(torch.zeros(0))))
+    model = Queue(begin)
+    model.register_buffer("seen", begin, persistent=False)
+    before = model.linear.weight.clone()
+    with pytest.raises(BadInput, match=r"seen is \[8\], this run's is missing"):
+        Loop(tmp_path, model=model).run.resume()
+    assert torch.equal(model.linear.weight, before)
 
 
 class Queue(torch.nn.Module):

@@ -4,6 +4,9 @@ import io
 import sys
 import threading
 import time
+import types
+
+import pytest
 
 from bootfile.ground import errors, heartbeat
 from bootfile.ground.heartbeat import Heartbeat, watched
@@ -34,6 +37,15 @@ def test_what_the_encoding_of_the_output_lacks_is_escaped(monkeypatch):
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii"))
     errors.print_line("resumed from /数据/step_3.pt")
     assert written.getvalue() == b"resumed from /\\u6570\\u636e/step_3.pt\n"
+
+
+@pytest.mark.parametrize("encoding", ["no such encoding", "hex", "undefined", 5, None])
+def test_an_output_of_another_kind_is_written_to(encoding, monkeypatch):
+    output = io.StringIO()
+    replaced = types.SimpleNamespace(write=output.write, flush=output.flush, encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", replaced)
+    errors.print_line("数据")
+    assert output.getvalue() == "数据\n"
 
 
 def test_a_write_that_takes_long_is_named_once(monkeypatch):
