@@ -23,6 +23,7 @@ _LIBRARY = sysconfig.get_path("stdlib")
 _LLMC = {20240520: "<u2", 20240801: "<u4"}  # first number of a header of 1024 bytes; the third is the count
 # begins of .npy, zip and torch.save, pickle, Arrow and Parquet, whose numbers may follow as they are
 _OTHERS = b"\x93NUMPY", b"PK\3\4", b"\x80\4\x95", b"\x80\5\x95", b"ARROW1", b"PAR1"
+_PACKED = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"BZh"  # gzip, zstd, xz, bzip2
 _TYPES = "<f8", "<f4", "<f2", ">i8", ">i4", "<i8", "<i4"  # the last two are read; else it is uint16
 _SAMPLE = 2**20  # numbers that show the type
 _MOST_TOKENS = 2**20  # largest vocabulary
@@ -132,7 +133,10 @@ def _find_texts(folder: str) -> list[str]:
 
 def _read(path: str) -> bytes:
     with explained(f"cannot read {path}"):
-        return read_whole(path, opener)
+        content = read_whole(path, opener)
+    if content.startswith((*_PACKED, *_OTHERS)):
+        raise BadInput(f"{path} is not a text, but a compressed file or an archive of data: unpack it first")
+    return content
 
 
 def _map(path: str) -> np.ndarray:

@@ -1,5 +1,6 @@
 """train_text.py: a language model that is resumed exactly, on any form of data."""
 
+import importlib
 import lzma
 import os
 import pickle
@@ -161,6 +162,15 @@ def test_data_that_cannot_be_used(case, tmp_path):
         folder = str(tmp_path / "nothing")
     with pytest.raises(BadInput, match=folder):
         tokens.load(folder, 8)
+
+
+@pytest.mark.parametrize("module", ["gzip", "bz2", "lzma"])
+def test_a_compressed_text_is_refused(module, tmp_path):
+    """Its bytes would be the tokens."""
+    path = tmp_path / "texts.jsonl.packed"
+    path.write_bytes(importlib.import_module(module).compress(b"words " * 500))
+    with pytest.raises(BadInput, match=f"{path} is not a text, but a compressed file"):
+        tokens.load(str(path), 8)
 
 
 def test_bad_options_end_before_the_first_step():
