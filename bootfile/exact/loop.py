@@ -271,7 +271,7 @@ class Exact:
         """
         if self.writes and ranks.is_first():
             self.saver.resume_at(step if is_saved_here else 0, self.processes.may_change)
-        waits.before_next.clear()  # of a run that an exception has ended, as in a notebook
+        waits.before_next.clear()  # an exception may have ended another run, as in a notebook
         # the weights are loaded by now: what watches the step may look at them and run backward passes
         self._watch(step)
         if self.saver.keep_every and self.writes and ranks.is_first():
@@ -457,7 +457,7 @@ class Exact:
     def _outline(self) -> list[tuple[str, str]]:
         try:
             return self.state.outline()
-        except Exception:  # of an object whose state_dict() works only around a save
+        except Exception:  # a state_dict() may work only around a save
             self.compares_saved = False
             return []
 
