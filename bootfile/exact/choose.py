@@ -61,7 +61,7 @@ def choose(
         # a failure that may pass, as of a network file system, gets the exit code that asks for a new start
         for failure in filter(is_temporary, failures):
             raise refusal(line, failure)
-        raise BadInput(f"{line} (to start a new run, use another --output_dir)")
+        raise BadInput(f"{line} (to start a new run, use another output folder)")
     return "", None
 
 

@@ -231,7 +231,7 @@ class RunState:
         if state["step"] > total_steps:
             raise BadInput(
                 f"it is of step {state['step']}, and this run ends at step {total_steps}: raise --epochs or "
-                "--max_steps, or use another --output_dir"
+                "--max_steps, or use another output folder"
             )
         # nothing was changed so far: another checkpoint may be tried after a refusal
         self._check_objects(state["objects"])

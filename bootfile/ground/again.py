@@ -40,7 +40,17 @@ def refusal(text: str, error: BaseException) -> BadInput:
     """Return the BadInput for an error of a file: an Unavailable, if its file system may answer later."""
     if is_temporary(error):
         return Unavailable(f"{text}: start it again when the file system answers")
-    return BadInput(text)
+    return BadInput(text + _explain_link(error))
+
+
+def _explain_link(error: BaseException) -> str:
+    """Return ": FILE is a link to PLACE, which does not exist" if that is the cause of an error; else ""."""
+    path = getattr(error, "filename", None)
+    while isinstance(path, str) and path.strip("/"):
+        if os.path.islink(path) and not os.path.exists(path):
+            return f": {path} is a link to {os.readlink(path)}, which does not exist"
+        path = os.path.dirname(path)
+    return ""
 
 
 def repeat(read: Callable[[], T], path: str, error: Exception) -> T:

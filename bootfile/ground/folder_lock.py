@@ -93,7 +93,7 @@ class FolderLock:
         """Return the file LOCK, open and locked, or without a lock where the file system has none."""
         deadline = time.monotonic() + _BUSY
         while True:
-            with explained(f"output_dir {self.folder} cannot be written"), watched(self.folder):
+            with explained(f"the output folder {self.folder} cannot be written"), watched(self.folder):
                 os.makedirs(self.folder, exist_ok=True)
                 # a file that is there and not locked was left by a process that was killed
                 was_there = os.path.exists(self._path)

@@ -195,7 +195,10 @@ def check_writable(option: str, path: str) -> None:
         with tempfile.TemporaryFile(dir=parent) as file:
             file.write(b"\0" * 4096)
     except OSError as error:
-        raise BadInput(f"{option} {path} cannot be written: {error.strerror} ({parent})") from error
+        from bootfile.ground.again import refusal
+
+        line = f"{option} {path} cannot be written: {error.strerror} ({parent})"
+        raise refusal(line, error) from error
 
 
 def make_default() -> str:

@@ -61,6 +61,14 @@ def test_output_folder_that_cannot_be_written(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_an_output_folder_that_is_a_dangling_link(tmp_path):
+    link = tmp_path / "out"
+    link.symlink_to("unmounted/runs")
+    for path in (link, link / "7"):
+        line = refused("jobs/train.py", "--dataset=digits", f"--output_dir={path}")
+        assert f"{link} is a link to unmounted/runs, which does not exist" in line
+
+
 def test_output_that_is_a_url():
     for url, message in (
         ("gs://bucket/out", "output_dir gs://bucket/out is a URL; expected a folder, s3:// or obs://"),

@@ -220,7 +220,7 @@ def test_only_damaged_files_are_an_error_not_a_new_start(started):
         path.unlink()
         path.write_bytes(b"torn")
     error = run(*ONE, f"--output_dir={started}", code=2).stderr
-    assert error.count("it has 4 bytes, expected ") == 3 and "use another --output_dir" in error
+    assert error.count("it has 4 bytes, expected ") == 3 and "use another output folder" in error
 
 
 def test_a_run_that_diverges_ends(tmp_path):

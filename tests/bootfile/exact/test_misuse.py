@@ -220,6 +220,47 @@ def test_a_state_that_changes_by_itself_is_not_named(tmp_path):
     assert not loop.count("has changed")
 
 
+class Gathered(torch.nn.Linear):
+    """Its extra state exists only while the loop gathers it."""
+
+    is_gathered = True
+
+    def get_extra_state(self):
+        if not self.is_gathered:
+            raise RuntimeError("gather first")
+        return {}
+
+    def set_extra_state(self, state):
+        pass
+
+
+def test_a_state_that_exists_only_around_a_save_does_not_end_the_training(tmp_path):
+    loop = Loop(tmp_path, model=Gathered(4, 1))
+    for _ in loop.loader.epochs_from(loop.run.resume()):
+        for batch in loop.loader:
+            loop.step(*batch)
+            if loop.run.end_step().save:
+                loop.model.is_gathered = True
+                loop.run.save()
+                loop.model.is_gathered = False
+    loop.model.is_gathered = True
+    loop.run.close()
+    assert loop.loader.step == 8
+    assert not loop.count("has changed")
+
+
+def test_a_refusal_names_no_option_of_the_jobs(tmp_path):
+    train(Loop(tmp_path, identity={"width": 1}))
+    with pytest.raises(BadInput, match=r"its width is 1, this run's is 2.*use another output folder\)$"):
+        train(Loop(tmp_path, identity={"width": 2}))
+
+
+def test_an_output_folder_that_is_a_dangling_link_is_named(tmp_path):
+    (tmp_path / "out").symlink_to("unmounted/runs")
+    with pytest.raises(BadInput, match="out is a link to unmounted/runs, which does not exist"):
+        train(Loop(tmp_path / "out"))
+
+
 @pytest.mark.parametrize("begin", [torch.zeros(3), None])
 def test_a_buffer_that_is_not_persistent_any_more_is_refused_before_a_load(begin, tmp_path):
     train(Loop(tmp_path, model=Queue(torch.zeros(0))))
