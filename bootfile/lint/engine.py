@@ -86,7 +86,7 @@ def _is_ignored(finding: Finding, modules: dict[str, sources.Source]) -> bool:
     source = modules.get(finding.path)
     if source is None:
         return False
-    rules = source.ignored.get(finding.line, set()) | source.ignored.get(0, set())
+    rules = source.ignored.get(finding.line, set())
     return bool(rules & {"all", finding.rule})
 
 

@@ -188,17 +188,12 @@ def check_writable(option: str, path: str) -> None:
     path = os.path.abspath(path)
     missing = missing_folders(path)
     parent = os.path.dirname(missing[0]) if missing else path
-    try:
+    with explained(f"{option} {path} cannot be written in {parent}"):
         with contextlib.suppress(FileNotFoundError):
             os.stat(path)  # its name may be too long
         # a file system may be mounted read-only, or full: only a write shows it
         with tempfile.TemporaryFile(dir=parent) as file:
             file.write(b"\0" * 4096)
-    except OSError as error:
-        from bootfile.ground.again import refusal
-
-        line = f"{option} {path} cannot be written: {error.strerror} ({parent})"
-        raise refusal(line, error) from error
 
 
 def make_default() -> str:
