@@ -42,7 +42,7 @@ def test_bad_input(arguments, message):
 @pytest.mark.faults
 def test_time_to_accuracy(tmp_path):
     stored = tmp_path / "runs.json"
-    options = ("--jobs=seed loop", "--seeds=1", "--limit=60", "--target=0.05", f"--json={stored}")
+    options = ("--jobs=seed loop", "--seeds=1", "--limit=600", "--target=0.05", f"--json={stored}")
     printed = run(*TIME, *options).stdout
     (loop,) = json.loads(stored.read_text())["runs"]
     assert loop["seconds_to_target"] == loop["curve"][0][0] and len(loop["curve"]) == 1  # ends at the target

@@ -23,7 +23,7 @@ def test_a_new_project_works_at_once(options, tmp_path):
     run("-m", "launch", "new", folder, *options)
     assert (folder / "common").is_symlink() == ("--copy" not in options)
     here = {"cwd": folder, "env": environment(OMP_NUM_THREADS="1")}
-    assert "1 passed" in run("-m", "pytest", "tests", timeout=300, **here).stdout
+    assert "1 passed" in run("-m", "pytest", "tests", timeout=1200, **here).stdout
     result = run("-m", "ruff", "check", "--isolated", "--select=F,E9", "jobs", "tests", **here)
     assert "All checks passed" in result.stdout
     if "--amp" in options:
