@@ -744,7 +744,7 @@ class Exact:
             kept = f"the checkpoint of step {durable} is kept" if durable else "there is no checkpoint"
             raise Diverged(
                 f"{state.bad_in_a_row} steps in a row without a finite loss and gradient "
-                f"(--max_bad_steps): {kept}; a restart meets them again: lower --lr, or check the data"
+                f"(max_bad_steps): {kept}; a restart meets them again: lower the rate, or check the data"
             )
 
     def _save_while_waiting(self) -> None:

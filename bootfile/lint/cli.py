@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
         for line in show.as_annotations(findings):
             print_line(line)
     else:
-        for line in show.as_text(findings, args.paths[0]):
+        for line in show.as_text(findings):
             print_line(line)
         print_line(_sum_up(findings, count))
     for error in errors:

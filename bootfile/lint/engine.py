@@ -114,7 +114,7 @@ def _lint_all(paths: Iterable[str]) -> tuple[list[Finding], list[str], int]:
             if is_folder and not may_train(name):
                 continue
             try:
-                _merge(findings, lint(name, parsed))
+                _merge(findings, lint(name, parsed), os.path.relpath(name))
                 count += 1
             except BadInput as error:
                 errors.append(str(error))
@@ -126,13 +126,13 @@ def _lint_all(paths: Iterable[str]) -> tuple[list[Finding], list[str], int]:
     return sorted(of_all), errors, count
 
 
-def _merge(findings: dict[tuple[str, int, str], list[Finding]], new: list[Finding]) -> None:
+def _merge(findings: dict[tuple[str, int, str], list[Finding]], new: list[Finding], script: str) -> None:
     """Add the findings of a script. A module that two scripts import gives its findings once: those of the
     first script in which they are findings."""
     places: dict[tuple[str, int, str], list[Finding]] = {}
     for finding in new:
         place = (os.path.relpath(finding.path), finding.line, finding.rule)
-        places.setdefault(place, []).append(finding._replace(path=place[0]))
+        places.setdefault(place, []).append(finding._replace(path=place[0], script=script))
     for place, of_place in places.items():
         known = findings.get(place)
         is_surer = known is not None and all(one.is_hint for one in known)

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 class Finding(NamedTuple):
     """One finding. rule: "R103". is_hint: it may be intended, and does not change the exit code. fix: text
-    in place of that of the rule. resume_with: the options with which the script continues a run."""
+    in place of that of the rule. resume_with: the options with which the script continues a run. script: the
+    one that was read, which may import the file of the finding."""
 
     path: str
     line: int
@@ -16,6 +17,7 @@ class Finding(NamedTuple):
     is_hint: bool = False
     fix: str = ""
     resume_with: str = "--resume OUT/last.pt"
+    script: str = ""
 
 
 def at(event: Any, rule: str, message: str, is_hint: bool = False) -> Finding:

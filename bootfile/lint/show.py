@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,8 +10,8 @@ from bootfile.lint.findings import Finding
 from bootfile.lint.table import RULES
 
 
-def as_text(findings: list[Finding], script: str) -> Iterator[str]:
-    """Yield the lines of a report. script: the one for `bootfile prove`."""
+def as_text(findings: list[Finding]) -> Iterator[str]:
+    """Yield the lines of a report."""
     for finding in findings:
         rule = RULES[finding.rule]
         word = "hint: " if finding.is_hint else ""
@@ -20,11 +21,12 @@ def as_text(findings: list[Finding], script: str) -> Iterator[str]:
         yield f"    {rule.consequence}"
         yield f"    fix: {finding.fix or rule.fix}"
         yield f"    report: {rule.report}"
-        yield f"    to see it happen: {prove_command(script, finding)}"
+        yield f"    to see it happen: {prove_command(finding)}"
 
 
-def prove_command(script: str, finding: Finding) -> str:
-    """Return the command that shows what a finding means for a script."""
+def prove_command(finding: Finding) -> str:
+    """Return the command that shows what a finding means for its script."""
+    script = shlex.quote(finding.script)
     return f'bootfile prove {script} --compare "OUT/*.pt" --resume_with "{finding.resume_with}"'
 
 

@@ -226,7 +226,7 @@ def test_only_damaged_files_are_an_error_not_a_new_start(started):
 def test_a_run_that_diverges_ends(tmp_path):
     result = run(*ONE, f"--output_dir={tmp_path}", "--lr=1e9", "--max_bad_steps=3", code=7)
     assert result.stdout.count("skipped a step: loss ") == 3
-    assert "error: 3 steps in a row without a finite loss and gradient (--max_bad_steps)" in result.stderr
+    assert "error: 3 steps in a row without a finite loss and gradient (max_bad_steps)" in result.stderr
 
 
 def test_one_bad_step_is_skipped_on_every_process(tmp_path):

@@ -71,6 +71,7 @@ def test_a_folder_is_read(folder):
     (folder / "inner" / "old.py").write_text("print 'backward'\n")
     result = call(folder, ".", code=2)
     assert "train.py:17: R103" in result.stdout
+    assert "to see it happen: bootfile prove train.py " in result.stdout
     [line] = result.stderr.splitlines()
     assert "old.py: not Python" in line
 
