@@ -130,7 +130,9 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
         raise BadInput("--freeze needs --weights FILE or DEFAULT: the backbone would stay random")
     if (args.first_image_size or 0) > args.image_size:
         raise BadInput(f"--first_image_size {args.first_image_size} exceeds --image_size {args.image_size}")
-    for name in ("ema", "momentum", "label_smoothing", "layer_decay"):
+    if args.ema and args.ema >= 1:
+        raise BadInput(f"--ema {args.ema}: expected less than 1, or the average keeps the initial weights")
+    for name in ("momentum", "label_smoothing", "layer_decay"):
         if (getattr(args, name) or 0) > 1:
             raise BadInput(f"--{name} {getattr(args, name)} is not in 0..1")
     if args.grad_checkpointing and args.compile:

@@ -23,11 +23,15 @@ def parent_of(starts: list[dict[str, Any]]) -> dict[str, Any]:
     return {}
 
 
-def describe_parent(parent: dict[str, Any]) -> str:
-    """Return a result of parent_of() in words, "" for {}."""
+def describe_parent(parent: dict[str, Any], last: float) -> str:
+    """Return a result of parent_of() in words, "" for {}. last: the last step that the run has recorded."""
     if not parent:
         return ""
     text = f"begins at step {parent['step']} of {parent.get('folder')}"
-    if parent["state"] < parent["step"]:
-        text += f": steps {parent['state'] + 1}-{parent['step']} were computed again, and are the same"
-    return text
+    if parent["state"] == parent["step"]:
+        return text
+    text += f": steps {parent['state'] + 1}-{parent['step']} were computed again, and "
+    # a run in which they differ ends there
+    if last > parent["step"]:
+        return text + "are the same"
+    return text + "it is not known that they are the same"

@@ -40,7 +40,7 @@ def read(folder: str) -> History:
     steps = Steps(read_records(folder))
     # a Loader's receipt has one record of a step, whichever start made it: seed and time are not known
     whole = Start(first=None, world_size=1, seed=None, time=0, steps=steps)
-    return History([whole], restarts, begin, origins.describe_parent(parent))
+    return History([whole], restarts, begin, origins.describe_parent(parent, int(steps.numbers[-1])))
 
 
 def read_records(folder: str) -> np.ndarray:

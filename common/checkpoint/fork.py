@@ -23,6 +23,7 @@ from bootfile.ground.errors import BadInput
 from bootfile.ground.results import checkpoints
 from bootfile.history import compute, ranges
 from bootfile.history.parent import Parent, read_starts
+from bootfile.machine.differences import THREADS
 from bootfile.processes import ranks
 from bootfile.receipt import origins, removed, starts
 from common.checkpoint.scores import Scores
@@ -61,7 +62,9 @@ def inherit(args: argparse.Namespace) -> dict[str, Any]:
         step = sys.maxsize  # then it is that of the last start
         if args.at_step is not None:
             step = max(1, args.at_step)
-        settings = origins.start_of(read_starts(args.from_run), step)["settings"]
+        start = origins.start_of(read_starts(args.from_run), step)
+        # without a state at or before the step, nothing else names the threads of the run
+        settings = {**start["settings"], "threads": start["environment"].get(THREADS)}
     # not inherited: options of one start, such as its folder, and values that the record shows as ***
     defaults = {}
     for name, value in settings.items():
@@ -280,6 +283,10 @@ class Fork:
             is_operation = self._args.roles.get(name) == OPERATION and name not in _OF_A_START
             if is_operation and value is not None and parent.settings.get(name) != value:
                 options.append(f"--{name}={value}")
+        for name, value in arguments.identity(self._args).items():
+            known = parent.settings.get(name.removeprefix("--"), value)
+            if known != value:
+                raise BadInput(f"{name} {value}: that of {parent.folder} is {known}, and cannot change")
         folder = os.path.join(self._folder, _COMPUTED)
         path = compute.compute(parent, folder, os.path.abspath(sys.argv[0]), parent.world_size, options)
         # the new run continues the receipt of the steps between

@@ -137,7 +137,8 @@ class ReportFiles:
             what = f"reports in {self._output.folder}"
             if tracker:
                 what = f"figures of {tracker}"
-            self._warn_once(f"warning: {what} are incomplete: {' '.join(str(error).split())}", tracker)
+            reason = " ".join(str(error).split()) or type(error).__name__  # a MemoryError has no text
+            self._warn_once(f"warning: {what} are incomplete: {reason}", tracker)
 
     def write(self, step: int, line: dict[str, Any], scalars: Mapping[str, float]) -> None:
         """Append a report to metrics.jsonl, and give its scalars to the trackers."""

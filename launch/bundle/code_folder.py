@@ -68,7 +68,7 @@ class CodeFolder:
             self.is_repository = top in (*_PARTS, os.path.basename(job)) or _imports_bootfile(self.root)
             if self.is_repository:
                 self.root = repository
-                self._parts = {*_PARTS, top}
+                self._parts = {*_PARTS, top, "LICENSE"}
         self.name = os.path.basename(self.root) or "code"
         self.job_path = os.path.relpath(job, self.root)
         self._without = without and os.path.realpath(without)

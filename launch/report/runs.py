@@ -13,7 +13,7 @@ import numpy as np
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained, parse_json_lines, read_file
-from bootfile.receipt.origins import describe_parent, parent_of
+from bootfile.receipt.origins import parent_of
 from common.run import ends, starts
 
 METRICS = "metrics.jsonl"
@@ -53,7 +53,7 @@ class Start:
     """A start of training.
 
     begun: start time of the process, if known
-    origin: the step of another run at which it begins, in words
+    parent: the step of another run at which it begins (origins.parent_of), {} for one that begins with step 1
     best: the metric that chooses best.pth, such as "lowest rmse"; "" for the accuracy, or the loss
     lost_step, lost_time: the last report before this start, if its step is later than `step`; else NaN
     end: how it ended, in words; "" if that is not known, or it may still run
@@ -67,7 +67,7 @@ class Start:
     environment: dict
     lost_step: float
     lost_time: float
-    origin: str = ""
+    parent: dict = field(default_factory=dict)
     best: str = ""
     end: str = ""
 
@@ -186,7 +186,7 @@ def _read_starts(run: Run) -> list[Start]:
             environment=environment,
             lost_step=lost.get("step", math.nan),
             lost_time=lost.get("time", math.nan),
-            origin=describe_parent(parent_of([line])),
+            parent=parent_of([line]),
             best=str(line.get("best") or ""),
             end=recorded.get(time, ""),
         )

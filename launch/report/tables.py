@@ -16,6 +16,7 @@ from bootfile.ground.errors import BadInput
 from bootfile.ground.files import read_file
 from bootfile.ground.results import CONFUSION
 from bootfile.receipt.compare import compare_states
+from bootfile.receipt.origins import describe_parent
 from bootfile.receipt.reading import read
 from bootfile.receipt.records import ReceiptError
 from bootfile.receipt.steps import compare
@@ -49,8 +50,8 @@ def make_final_rows(runs: list[Run]) -> list[Row]:
 def _final(run: Run) -> dict[str, str]:
     """Return the column of a run in the table of final figures: name -> cell, in the order of the rows."""
     cells = {"done": _describe_state(run), "begins": NONE, "epochs": NONE}
-    if run.starts and run.starts[0].origin:
-        cells["begins"] = run.starts[0].origin.removeprefix("begins ")
+    if run.starts and run.starts[0].parent:
+        cells["begins"] = describe_parent(run.starts[0].parent, run.step).removeprefix("begins ")
     if run.ends:
         cells["epochs"] = str(max(run.ends))
     cells["validation accuracy"] = format_number(run.last("val_acc"), PERCENT)

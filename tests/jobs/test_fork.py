@@ -14,7 +14,7 @@ import pytest
 from bootfile.exact import digest, files
 from bootfile.ground.exit_codes import DIFFERS
 from bootfile.receipt.reading import read_records
-from tests.conftest import QUICK, finish, read_until, records, refused, run, run_ranks, start
+from tests.conftest import QUICK, environment, finish, read_until, records, refused, run, run_ranks, start
 from tests.support.exact import changed
 from tests.support.proofs import audit
 
@@ -117,7 +117,11 @@ def test_other_options_count_from_the_step_on(old, tmp_path):
 
 def test_a_step_without_any_state_before_it(old, tmp_path):
     new = tmp_path / "new"
-    shown = run(FROM, f"--from={old}", "--at_step=6", "--epochs=4", f"--output_dir={new}").stdout
+    words = (FROM, f"--from={old}", "--at_step=6", "--epochs=4", f"--output_dir={new}")
+    # the threads are those of the run, also where others would be chosen
+    [facts] = starts(old)
+    other = environment(OMP_NUM_THREADS=str(facts["environment"]["threads"] + 1))
+    shown = run(*words, env=other).stdout
     assert "steps 1-6 are computed again" in shown and state(new, 12) == state(old, 12)
 
 
@@ -151,6 +155,8 @@ def test_a_difference_ends_the_run_before_it_is_one_of_its_own(old, tmp_path):
     assert "step 9 had other samples (augmentation)" in line
     line = differs(other, f"--from={old}", "--at_step=14", "--lr=0.05", f"--output_dir={tmp_path}/c")
     assert "step 9 had other samples (augmentation)" in line
+    judged = run("-m", "launch", "receipt", tmp_path / "a").stdout
+    assert "steps 9-14 were computed again, and it is not known that they are the same" in judged
     for name in "abc":
         kept = files.list_newest_first(str(tmp_path / name / "checkpoints"))
         assert [files.step_of(path) for path in kept if files.step_of(path) >= 12] == []
@@ -288,6 +294,7 @@ def test_a_loop_that_does_not_ask_is_refused(old, tmp_path):
         (("--from=OLD", "--at_step=14", "--skip_steps=14-16"), "after step 14"),
         (("--from=OLD", "--skip_steps=16-14"), "400-420"),
         (("--from=OLD", "--seed=7"), "--seed is 0"),
+        (("--from=OLD", "--at_step=14", "--seed=7"), "--seed 7: that of"),
         (("--from=OLD", "--resume=never"), "leave out --resume"),
         (("--from=s3://runs/old",), "launch fetch"),
         (("--from=NONE",), "no run of a job there"),

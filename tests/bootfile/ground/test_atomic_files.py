@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -227,3 +228,22 @@ def test_a_line_after_one_that_was_cut_is_a_line_of_its_own(before, tmp_path):
     lines = files.read_json_lines(str(path), 1000)
     assert [line["a"] for line in lines] == [1] * before.startswith('{"a": 1}') + [3, 4]
     assert path.read_text().startswith(before) and "\n\n" not in path.read_text()
+
+
+def test_a_read_takes_memory_for_the_file_and_not_for_its_limit(tmp_path):
+    """A job may run close to its limit of address space (ulimit -v)."""
+    path = tmp_path / "receipt.bin"
+    path.write_bytes(b"0123456789")
+    tracemalloc.start()
+    try:
+        assert files.read_file(str(path), 1 << 30) == b"0123456789"
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20
+    with pytest.raises(OSError, match="larger than 9 bytes"):
+        files.read_file(str(path), 9)
+    # its size is 0, whatever it holds
+    assert b"Name:" in files.read_file("/proc/self/status", 1 << 20)
+    with pytest.raises(OSError, match="larger than 9 bytes"):
+        files.read_file("/proc/self/status", 9)

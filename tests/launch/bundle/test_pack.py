@@ -45,7 +45,7 @@ def test_the_repository_is_packed_as_the_user_does_it(tmp_path):
     rooms = ("bootfile", "common", "datasets", "jobs")
     kept = [file["path"] for file in manifest["files"]]
     assert kept == sorted(kept) and sorted([*kept, "manifest.json"]) == listed(folder)
-    assert {path.split("/")[0] for path in kept} == {*rooms, "pip-requirements.txt"}
+    assert {path.split("/")[0] for path in kept} == {*rooms, "LICENSE", "pip-requirements.txt"}
     modules = {path for room in rooms for path in listed(ROOT / room)}
     expected = {path for path in modules if path.endswith((".py", ".html", "py.typed"))}
     assert {path.partition("/")[2] for path in kept if "/" in path} == expected
@@ -101,8 +101,10 @@ def test_a_snapshot_that_was_changed_is_not_called_unchanged(mine, tmp_path):
 
 def test_what_a_job_needs_is_kept(repository):
     open(os.path.join(os.fsencode(repository), b"common/bad\xff.log"), "w").close()
+    (repository / "LICENSE").write_text("Apache-2.0")  # whoever hands the code on hands it on, too
     code = CodeFolder(str(repository / "jobs/job.py"))
     assert [*code.files] == [
+        "LICENSE",
         "common/__init__.py", "common/a.py", "common/distributed/entry.py", "datasets/__init__.py",
         "jobs/job.py", "jobs/other.py", "jobs/settings.json",
     ]  # fmt: skip
