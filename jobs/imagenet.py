@@ -60,7 +60,6 @@ def parse_args() -> arguments.Arguments:
     # The parser adds --output_dir, --max_steps, --enable_gpu, --resume, --save_every, --weights and more.
     parser = TrainingParser(__doc__)
     parser.first = FIRST_OPTIONS
-    number = arguments.non_negative_float
     image_folders.add_arguments(parser)  # --data_url, --data_backend, --pack, --cache, --image_size, ...
     add = parser.add_argument_group("model").add_argument
     add(
@@ -79,7 +78,8 @@ def parse_args() -> arguments.Arguments:
     add("--compile", role=OPERATION, type=boolean, help=help)
     help = "compute blocks twice: less memory, more time; not compiled"
     add("--grad_checkpointing", role=OPERATION, **FLAG, help=help)
-    add("--ema", type=number, metavar="DECAY", help="evaluate a moving average of the weights: 0.9999")
+    help = "evaluate a moving average of the weights: 0.9999"
+    add("--ema", type=averaging.decay, metavar="DECAY", help=help)
     add = parser.add_argument_group("optimization").add_argument
     add("--epochs", type=positive_int, default=90, help="default: 90")
     add("-b", "--batch_size", role=IDENTITY, type=positive_int, default=256, help=arguments.BATCH_SIZE_HELP)
@@ -130,8 +130,6 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
         raise BadInput("--freeze needs --weights FILE or DEFAULT: the backbone would stay random")
     if (args.first_image_size or 0) > args.image_size:
         raise BadInput(f"--first_image_size {args.first_image_size} exceeds --image_size {args.image_size}")
-    if args.ema and args.ema >= 1:
-        raise BadInput(f"--ema {args.ema}: expected less than 1, or the average keeps the initial weights")
     for name in ("momentum", "label_smoothing", "layer_decay"):
         if (getattr(args, name) or 0) > 1:
             raise BadInput(f"--{name} {getattr(args, name)} is not in 0..1")

@@ -1,7 +1,19 @@
 """Average the weights of a training: the average often predicts better than the last weights."""
 
+import argparse
+
 import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from common.console import arguments
+
+
+def decay(text: str) -> float:
+    """Return the value of an option for the decay of a MovingAverage, 0 to less than 1."""
+    value = arguments.non_negative_float(text)
+    if value >= 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected less than 1, or the average never changes")
+    return value
 
 
 class MovingAverage(AveragedModel):

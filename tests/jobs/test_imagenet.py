@@ -200,7 +200,7 @@ def test_a_restart_takes_the_backend_of_the_last_start_which_else_is_the_fastest
     (["--data_backend=nonsense"], "data_backend nonsense: unknown backend; available here: pytorch"),
     (["--data_backend=dali-gpu"], "data_backend dali-gpu: it needs a GPU; available here:"),
     (["--arch=resnet19"], "resnet19 is not a torchvision classifier"),
-    (["--ema=1"], "--ema 1.0: expected less than 1"),
+    (["--ema=1"], "argument --ema: 1: expected less than 1"),
     (["--cutmix=1", "--batch_size=63"], "samples of a step for each process, got 63"),
     (["--max_bad_images=2"], "'2' is not a share like 0.1%"),
     (["--val_share=0"], "'0' is not a share like 10%"),

@@ -101,7 +101,7 @@ def test_a_snapshot_that_was_changed_is_not_called_unchanged(mine, tmp_path):
 
 def test_what_a_job_needs_is_kept(repository):
     open(os.path.join(os.fsencode(repository), b"common/bad\xff.log"), "w").close()
-    (repository / "LICENSE").write_text("Apache-2.0")  # whoever hands the code on hands it on, too
+    (repository / "LICENSE").write_text("Apache-2.0")  # it goes with the code
     code = CodeFolder(str(repository / "jobs/job.py"))
     assert [*code.files] == [
         "LICENSE",
