@@ -679,7 +679,7 @@ class Exact:
         if self._ended != self.loader.step:
             raise BadInput(
                 f"the loop has ended {self._ended} steps after {self.loader.step} batches: call end_step() "
-                "once for each batch of the training loader, also if gradients are accumulated over several"
+                "once for each batch of the loader of Exact, also if gradients are accumulated over several"
             )
         return self._ended
 
