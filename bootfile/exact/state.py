@@ -230,8 +230,8 @@ class RunState:
         # BadInput, not Refused: this is the right run, and no older checkpoint may be taken in its place
         if state["step"] > total_steps:
             raise BadInput(
-                f"it is of step {state['step']}, and this run ends at step {total_steps}: raise --epochs or "
-                "--max_steps, or use another output folder"
+                f"it is of step {state['step']}, and this run ends at step {total_steps}: raise epochs or "
+                "max_steps, or use another output folder"
             )
         # nothing was changed so far: another checkpoint may be tried after a refusal
         self._check_objects(state["objects"])

@@ -45,6 +45,8 @@ def refusal(text: str, error: BaseException) -> BadInput:
 
 def _explain_link(error: BaseException) -> str:
     """Return ": FILE is a link to PLACE, which does not exist" if that is the cause of an error; else ""."""
+    if not isinstance(error, FileNotFoundError | FileExistsError):
+        return ""
     path = getattr(error, "filename", None)
     while isinstance(path, str) and path.strip("/"):
         if os.path.islink(path) and not os.path.exists(path):

@@ -24,7 +24,8 @@ def parent_of(starts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def describe_parent(parent: dict[str, Any], last: float) -> str:
-    """Return a result of parent_of() in words, "" for {}. last: the last step that the run has recorded."""
+    """Return a result of parent_of() in words, "" for {}. last: the last step that the run has recorded
+    or reported."""
     if not parent:
         return ""
     text = f"begins at step {parent['step']} of {parent.get('folder')}"

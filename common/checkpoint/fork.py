@@ -58,13 +58,16 @@ def inherit(args: argparse.Namespace) -> dict[str, Any]:
         if begun and begun[0].get("parent"):
             settings = begun[0]["settings"]
             source = args.output_dir
+            if checkpoints(source):  # the newest one has the threads, which may have changed since
+                settings = {**settings, "threads": None}
     if not settings:
         step = sys.maxsize  # then it is that of the last start
         if args.at_step is not None:
             step = max(1, args.at_step)
         start = origins.start_of(read_starts(args.from_run), step)
         # without a state at or before the step, nothing else names the threads of the run
-        settings = {**start["settings"], "threads": start["environment"].get(THREADS)}
+        given = start["settings"].get("threads")
+        settings = {**start["settings"], "threads": start["environment"].get(THREADS, given)}
     # not inherited: options of one start, such as its folder, and values that the record shows as ***
     defaults = {}
     for name, value in settings.items():

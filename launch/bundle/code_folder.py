@@ -34,9 +34,9 @@ class CodeFolder:
     """The files that a job needs. `pack` and `simulate` make one before they write anything.
 
     In a Bootfile repository these are bootfile, common, datasets and the job's folder, without documents, and
-    the modules and packages of the repository that the job imports. For a script that does not use Bootfile
-    these are the files of its folder, wherever it is. The rules of launch/bundle/ignore.py apply. A script in
-    a folder `tests` is taken without the other files of that folder.
+    LICENSE, modules and packages of the repository that the job imports. For a script that does not use
+    Bootfile these are the files of its folder, wherever it is. The rules of launch/bundle/ignore.py apply. A
+    script in a folder `tests` is taken without the other files of that folder.
 
     without: a folder to skip
     code_dir: take this whole folder instead
@@ -68,7 +68,9 @@ class CodeFolder:
             self.is_repository = top in (*_PARTS, os.path.basename(job)) or _imports_bootfile(self.root)
             if self.is_repository:
                 self.root = repository
-                self._parts = {*_PARTS, top, "LICENSE"}
+                self._parts = {*_PARTS, top}
+                if not os.path.islink(os.path.join(repository, "LICENSE")):  # it may lead out of the folder
+                    self._parts.add("LICENSE")
         self.name = os.path.basename(self.root) or "code"
         self.job_path = os.path.relpath(job, self.root)
         self._without = without and os.path.realpath(without)

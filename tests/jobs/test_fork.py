@@ -120,9 +120,15 @@ def test_a_step_without_any_state_before_it(old, tmp_path):
     words = (FROM, f"--from={old}", "--at_step=6", "--epochs=4", f"--output_dir={new}")
     # the threads are those of the run, also where others would be chosen
     [facts] = starts(old)
-    other = environment(OMP_NUM_THREADS=str(facts["environment"]["threads"] + 1))
+    threads = facts["environment"]["threads"]
+    other = environment(OMP_NUM_THREADS=str(threads + 1))
     shown = run(*words, env=other).stdout
     assert "steps 1-6 are computed again" in shown and state(new, 12) == state(old, 12)
+    # later it is a run as any other: new threads count from a restart on
+    words = words[:-2]
+    run(*words, "--epochs=5", f"--threads={threads + 1}", f"--output_dir={new}")
+    run(*words, "--epochs=6", f"--output_dir={new}")
+    assert [line["environment"]["threads"] for line in starts(new)] == [threads, threads + 1, threads + 1]
 
 
 def test_the_newest_state_is_the_default(old, tmp_path):
