@@ -35,7 +35,7 @@ _NUMBER = re.compile(r"(?<![\w.])\d[\d,.]*\d|(?<![\w.])\d")
 def read_parts(text: str) -> dict[str, Counter[str]]:
     """Return what a translation must not change. A comment in a block may be translated."""
     text = re.sub(r"^\[(?:English|中文)\]\(.*\)$|\[(?:English|中文)\]\(\S+\)", "", text, flags=re.MULTILINE)
-    blocks = [re.sub(r" {2,}#.*", "", block) for block in _BLOCK.findall(text)]
+    blocks = [re.sub(r"(?:^| {2,})#.*", "", block, flags=re.MULTILINE) for block in _BLOCK.findall(text)]
     prose = _BLOCK.sub("", text)
     links = [link.replace(".zh-CN.md", ".md") for link in _LINK.findall(prose)]
     words = [" ".join(word.split()) for word in _CODE.findall(prose)]
