@@ -509,9 +509,11 @@ def test_a_fork_server_that_cannot_start_ends_the_job(tmp_path):
 
 
 def _finds_fork_server(pid: int) -> bool:
-    return any(
-        "multiprocessing.forkserver" in " ".join(each.cmdline()) for each in psutil.Process(pid).children()
-    )
+    for child in psutil.Process(pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # other children end meanwhile
+            if "multiprocessing.forkserver" in " ".join(child.cmdline()):
+                return True
+    return False
 
 
 @new_torch

@@ -132,7 +132,7 @@ def test_modelarts(modelarts):
         assert sorted(os.listdir(folder)) == ["cache", "inputs", "logs", "outputs", "user-job-dir"]
         assert sorted(os.listdir(folder / "user-job-dir")) == [Path.cwd().name]
         code = folder / "user-job-dir" / Path.cwd().name
-        assert sorted(os.listdir(code)) == ["bootfile", "common", "datasets", "jobs"]
+        assert sorted(os.listdir(code)) == ["LICENSE", "bootfile", "common", "datasets", "jobs"]
         assert os.listdir(folder / "inputs") == ["data_url_0"]
         log = (folder / "logs" / f"node_{node}.log").read_text()
         prefix = f"[node {node}] "
