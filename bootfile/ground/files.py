@@ -271,7 +271,7 @@ def read_file(path: str, most: int) -> bytes:
     def read() -> bytes:
         with open(path, "rb", opener=opener) as file:
             if os.fstat(file.fileno()).st_size <= most:
-                content = file.read()  # files of /proc have the size 0, whatever they hold
+                content = file.read()  # may be longer: files of /proc have the size 0
                 if len(content) <= most:
                     return content
         raise OSError(errno.EFBIG, f"larger than {most} bytes", path)
