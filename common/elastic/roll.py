@@ -153,12 +153,14 @@ class Roll:
             self._open_tickets.remove(number)
             name, pid, agent = json.loads(text)
             self._known[name] = _Process(pid, agent)
+        reasons = {name: read(self._store, f"gone/{name}") for name in self._known}
+        # A member writes that its generation has begun, then it may be lost: who reads in the other order can
+        # see the loss alone, and counts it for the generation before.
         begun = f"begun/{self._plan.generation}"
-        # before the losses below: they count for the newest generation that has begun
         if self._plan is not self._began and self._store.check([begun]):
             self._note_begin(int(self._store.get(begun)))
         for name, process in list(self._known.items()):
-            reason = read(self._store, f"gone/{name}")
+            reason = reasons[name]
             if reason:
                 del self._known[name]
                 # no loss: a spare, a process that has done its last step, one that leaves

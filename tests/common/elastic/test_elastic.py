@@ -349,6 +349,45 @@ def test_a_crash_in_the_same_step_three_times_in_a_row_ends_the_job(monkeypatch)
     )
 
 
+class _Interrupted:
+    """A store that calls `happens` once, right after the answer whether it has `key`: other processes write
+    between two requests of the roll."""
+
+    def __init__(self, store, key, happens):
+        self._store, self._key, self._happens = store, key, happens
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def check(self, keys):
+        answer = self._store.check(keys)
+        if keys == [self._key] and self._happens:
+            happens, self._happens = self._happens, None
+            happens()
+        return answer
+
+
+@new_torch
+def test_a_member_that_begins_and_crashes_between_two_requests_is_a_rank_in_its_step(monkeypatch):
+    job = _Processes(monkeypatch, 1, 2)
+    name = "0.2"
+    for _ in range(2):
+        _begin(job, 6)
+        name = _lose(job, name, "SIGSEGV")
+    begun = f"begun/{job.look().generation}"
+
+    def begin_and_crash():
+        job.store.set(begun, "6")
+        job.die(name, "SIGSEGV")
+        job.come(0)
+
+    job.roll._store = _Interrupted(job.store, begun, begin_and_crash)
+    job.look(2.7)
+    _begin(job, 6)
+    line = members.read(job.store, "failure")
+    assert line.startswith("rank 1 on node 0 ended by SIGSEGV in step 7, 3 times in a row: ")
+
+
 @new_torch
 def test_a_crash_of_all_processes_ends_the_job_although_each_restart_makes_steps(monkeypatch):
     job = _Processes(monkeypatch, 1, 1)
