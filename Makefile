@@ -3,7 +3,7 @@
 # make quick    the tests that start no process and open no socket, for use while you edit
 # make portable the quick tests as on other machines: an old CPU, other threads, a busy machine
 # make demo     data and code to an object store, a job of two nodes, killed, restarted, and its report
-# make faults   the long runs: random faults, and the slowest tests
+# make thorough all tests that are not in `make test`: random faults, long runs; ROOM=jobs: those of tests/jobs
 # make real     on real counterparts: Slurm, MPI, launchers, mounts, S3 servers (root; it installs Debian packages)
 # make compat   the quick tests with the oldest versions that are supported, on Python 3.10 and 3.11
 # make zoo      known defects of other trainers in their released packages: do the receipt and prove find them?
@@ -32,18 +32,19 @@ demo: setup
 	@$(RUN) -m tests.demo
 
 test: setup packages
-	@$(RUN) $(PYTEST) $(LIMIT) -n 4 -m "not gpu and not faults and not real"
+	@$(RUN) $(PYTEST) $(LIMIT) -n 4 -m "not gpu and not thorough and not real"
 
 # A test is skipped when it starts its first process or opens its first socket: see tests/conftest.py.
 quick: setup
-	@$(RUN) $(PYTEST) $(LIMIT) --quick -n 2 -m "not gpu and not faults and not real"
+	@$(RUN) $(PYTEST) $(LIMIT) --quick -n 2 -m "not gpu and not thorough and not real"
 
 # SMALL=--small: one variant with a few files, as .ci/run does.
 portable: setup
 	@$(RUN) -m tests.portable $(SMALL)
 
-faults: setup packages emulator
-	@$(RUN) $(PYTEST) $(LONG_LIMIT) -n 4 -m faults
+# ROOM: folders or files of tests/, for example ROOM=faults or ROOM="jobs common/elastic".
+thorough: setup packages emulator
+	@$(RUN) $(PYTEST) $(LONG_LIMIT) -n 4 -m thorough $(addprefix tests/,$(ROOM))
 
 # PYTORCH=FOLDER holds PyTorch's source, whose tests of its DataLoader then run with ours, 15 minutes more.
 real: $(REAL)/installed
@@ -54,7 +55,7 @@ real: $(REAL)/installed
 compat: $(foreach python,$(COMPAT_PYTHON),$(COMPAT)/$(notdir $(python))/installed)
 	@test -n "$^" || { echo "error: there is no python3.10 or python3.11: make compat COMPAT_PYTHON=..."; exit 2; }
 	@status=0; for installed in $^; do \
-	  $$(dirname $$installed)/bin/python $(PYTEST) $(LIMIT) -n 3 -m "not gpu and not faults and not real" $(COMPAT_TESTS) || status=$$?; \
+	  $$(dirname $$installed)/bin/python $(PYTEST) $(LIMIT) -n 3 -m "not gpu and not thorough and not real" $(COMPAT_TESTS) || status=$$?; \
 	  $$(dirname $$installed)/bin/python -m pytest tests/faults/test_platform_image.py || status=$$?; \
 	done; exit $$status
 
@@ -152,4 +153,4 @@ clean:
 	rm -rf $(VENV) $(COMPAT) $(ZOO) $(REAL) .pytest_cache .ruff_cache .mypy_cache build bootfile.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: emulator portable train demo test quick faults real compat zoo gpu benchmark benchmark-gpu lint setup packages clean
+.PHONY: emulator portable train demo test quick thorough real compat zoo gpu benchmark benchmark-gpu lint setup packages clean

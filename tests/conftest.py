@@ -123,6 +123,14 @@ def refused(*command, **options) -> str:
     return line
 
 
+def names(text: str, *parts: object) -> bool:
+    """Return whether a message names all of these values, options, paths or codes; its words are free.
+
+    A number or a word has to stand alone: 3 is not named by "13", nor lr by "lrs".
+    """
+    return all(re.search(rf"(?<![\w.-]){re.escape(str(part))}(?![\w-]|\.\w)", text) for part in parts)
+
+
 def interrupt(*command, at: str, by: int = signal.SIGKILL, **options) -> str:
     """Start a job, and send it a signal at the first line that matches. Return what it printed after it."""
     job = start(*command, **options)

@@ -21,7 +21,7 @@ LIMIT = 900  # seconds of a test: it hangs
 LOAD = 8  # processes that are busy
 # An old CPU: ATen without vector instructions, oneDNN without AVX-512, where torch has a fault.
 OLD_CPU = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "AVX2"}
-MARKS = "not gpu and not faults and not real"
+MARKS = "not gpu and not thorough and not real"
 QUICK = ("--quick", "tests")
 # Jobs whose results were once decided by rounding, by an instruction set or by threads.
 JOBS = (

@@ -23,7 +23,7 @@ def folder(tmp_path_factory):
     return random_folder.make(str(tmp_path_factory.mktemp("data") / "images"))
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_the_loop_of_the_sample(tmp_path):
     printed = run(*TRAIN, "--jobs=seed loop", env=environment(TMPDIR=str(tmp_path)), timeout=300).stdout
     assert re.search(r"^seed loop +\S+ \(\S+\) +1\.00x ", printed.splitlines()[-1])
@@ -39,7 +39,7 @@ def test_bad_input(arguments, message):
     assert message in run(*arguments, code=2).stderr
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_time_to_accuracy(tmp_path):
     stored = tmp_path / "runs.json"
     options = ("--jobs=seed loop", "--seeds=1", "--limit=600", "--target=0.05", f"--json={stored}")
@@ -50,7 +50,7 @@ def test_time_to_accuracy(tmp_path):
     assert rows["seed loop"][1] == "1 of 1" and rows["seed loop"][5] == "1.00x |"
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_growth():
     printed = run("-m", "tests.benchmarks.growth", "--steps=2000", "--processes=2", "--rounds=1").stdout
     assert "2000 steps: receipt.bin 0.06 MB" in printed and "2000 steps: metrics.jsonl 0." in printed
@@ -76,7 +76,7 @@ def test_regions_without_their_package(tmp_path):
     assert "this benchmark needs nvidia-nvimgcodec-cu12" in printed.stderr
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_backends_of_imagenet(folder, tmp_path):
     names = ["pytorch", "threads" if backends.reasons(torch.device("cpu"))["dali"] else "dali"]
     options = (
@@ -124,7 +124,7 @@ def test_a_batch_size_needs_a_gpu():
     assert "no GPU found" in run("-m", "tests.benchmarks.batch_size", code=2).stderr
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_memory_of_a_rank_falls_as_its_shard():
     printed = run("-m", "tests.benchmarks.fsdp_memory", "--layers=4", "--processes=1,2").stdout
     rows = [
@@ -134,14 +134,14 @@ def test_memory_of_a_rank_falls_as_its_shard():
     assert (one, two, half) == (1, 2, state / 2) and after_two < after - state / 4 and peak < after
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_pace():
     small = ("--processes=2", "--steps=20", "--rounds=1", "--milliseconds=1")
     printed = run("-m", "tests.benchmarks.pace", *small).stdout
     assert re.search(r"^ratio: \d\.\d{4} \(", printed, re.MULTILINE)
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_exact():
     small = ("--width=2", "--batch_size=8", "--shards=4", "--rounds=1")
     printed = run("-m", "tests.benchmarks.exact", *small).stdout
@@ -155,7 +155,7 @@ def test_forked_processes_meet():
 
 
 @pytest.mark.parametrize("ending", [".jpg", ".JPEG"])
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_the_loaders_of_tars_take_the_names_of_imagenet(ending, tmp_path):
     for number in range(256):
         image = tmp_path / "source/train" / f"n{number % 2}" / f"n_{number}{ending}"
@@ -166,7 +166,7 @@ def test_the_loaders_of_tars_take_the_names_of_imagenet(ending, tmp_path):
     assert [loaders.describe_batch(images)[0] for images in row.batches()] == [64, 64]
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_waste():
     small = ("--kills=1", "--epoch=8", "--milliseconds=20", "--ways=a rank")
     printed = run("-m", "tests.benchmarks.waste", *small).stdout

@@ -113,7 +113,7 @@ def test_a_quick_rehearsal(tmp_path):
     assert rows["memory"]["value"] > 0 and rows["import torch, torchvision"]["unit"] == "s"
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 @pytest.mark.parametrize("stage", STAGES["right"])
 def test_a_rehearsal_of_what_must_be_right(stage, tmp_path):
     rows = rehearse("right", [stage], tmp_path)[stage]
@@ -127,7 +127,7 @@ def test_a_rehearsal_of_what_must_be_right(stage, tmp_path):
         assert rows["tests skipped" if stage == "marked" else "tests passed"]["value"] > 1
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 @pytest.mark.parametrize("stage", STAGES["fast"])
 def test_a_rehearsal_of_the_figures(stage, tmp_path):
     rows = rehearse("fast", [stage], tmp_path)[stage]
@@ -259,7 +259,7 @@ def test_a_job_is_watched_on_the_cpu(tmp_path):
     assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_limits_and_collectives_are_measured(tmp_path):
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     for options, count in (((), 3), (launcher, 1)):

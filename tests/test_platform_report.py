@@ -120,7 +120,7 @@ def test_after_the_time_limit_no_part_starts(tmp_path):
         assert [part["failed"] for part in written.parts] == ["no time is left"] and not started
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_two_nodes_report_from_the_folder_that_pack_writes(tmp_path):
     run("-m", "launch", "pack", "tests/real/report.py", "--to", tmp_path / "packed")
     (packed,) = (tmp_path / "packed").iterdir()
@@ -153,7 +153,7 @@ def test_two_nodes_report_from_the_folder_that_pack_writes(tmp_path):
     check_privacy(text, tmp_path)
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_a_part_that_fails_is_in_the_report(tmp_path):
     """The time limit leaves a second for the first start, and none for the others."""
     seconds = 2 * report._GRACE + 1

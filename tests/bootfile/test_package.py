@@ -264,7 +264,7 @@ def test_the_tests_of_the_package_pass_alone(installed, tmp_path):
         if path.name != Path(__file__).name and not NEEDS_REPOSITORY.search(path.read_text(encoding="utf-8"))
     ]
     assert len(files) >= 12
-    words = ("--quick", "-p", "no:cacheprovider", "-m", "not gpu and not faults and not real", *files)
+    words = ("--quick", "-p", "no:cacheprovider", "-m", "not gpu and not thorough and not real", *files)
     variables = environment(PYTHONPATH=str(tmp_path / "links"))
     del variables["PYTEST_CURRENT_TEST"]  # this test: its own tests begin later
     shown = call(installed / "python", "-m", "pytest", *words, cwd=tmp_path, env=variables).stdout

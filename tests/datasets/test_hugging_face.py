@@ -163,7 +163,7 @@ print("steps", trainer.train().global_step)
 
 
 @installed
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_the_example_of_the_guide_trains_and_resumes(tmp_path):
     guide = (ROOT / "guides" / "own_data.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```python\n(from datasets import load_dataset\n.*?)^```$", guide, re.M | re.S)

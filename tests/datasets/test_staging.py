@@ -184,7 +184,7 @@ def test_nodes_end_with_the_error_of_one(server, tmp_path):
         assert re.search(r"error: s3://data/nodes/train/.*no permission.*\(rank 1 on", errors[0])
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_a_node_that_is_lost_while_it_stages_does_not_keep_the_others(server, tmp_path):
     many(server, "lost", 40)
     with FaultProxy(server.port, delay=2) as slow:

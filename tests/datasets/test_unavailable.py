@@ -180,7 +180,7 @@ JOB += ("--lr=0.01", "--epochs=1", "--workers=2", "--training_only")
 def job(tmp_path, name, backend, **faults):
     words = [*JOB, f"--data_url={tmp_path / 'images'}", f"--cache_dir={tmp_path / 'index'}"]
     words += [f"--output_dir={tmp_path / name}", f"--data_backend={backend}"]
-    if not faults:
+    if not thorough:
         return words
     folder = tmp_path / f"faults of {name}"
     folder.mkdir()
@@ -188,7 +188,7 @@ def job(tmp_path, name, backend, **faults):
     return ["-m", "tests.support.failing_files", folder, *words]
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["threads", "pytorch"])
 def test_a_job_reads_again_or_saves_and_a_restart_continues_exactly(backend, tmp_path):
     pictures.make(tmp_path / "images", 80, 8)
@@ -207,7 +207,7 @@ def test_a_job_reads_again_or_saves_and_a_restart_continues_exactly(backend, tmp
     assert (tmp_path / "ended" / receipt.FILE).read_bytes() == expected
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_an_index_of_a_mount_that_does_not_answer_asks_for_a_restart(tmp_path):
     pictures.make(tmp_path / "images", 24, 8)
     words = job(tmp_path, "out", "threads", times=10**6, error="EIO")

@@ -92,7 +92,7 @@ def test_an_evaluation_waits_for_nothing_and_a_measurement_for_each_batch(monkey
         assert [text.partition(":")[0] for _, text in recorder.waits[before:]] == ["synchronize()"] * 3
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_evaluations_of_train_fast_have_few_batches(monkeypatch, tmp_path):
     """Only the last evaluation also sees the mirror images."""
     seen = []

@@ -12,7 +12,7 @@ from tests.datasets.stores.conftest import index  # noqa: F401
 from tests.datasets.stores.test_tiers import epoch_of, equal, plan_of, planned, uncached  # noqa: F401
 from tests.support.redis_server import Opened, RedisServer, needed
 
-pytestmark = [pytest.mark.faults, needed]
+pytestmark = [pytest.mark.thorough, needed]
 pytest.importorskip("redis", reason="redis-py is not installed")
 
 CPU = torch.device("cpu")

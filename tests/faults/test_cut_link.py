@@ -11,7 +11,7 @@ from bootfile.receipt import receipt
 from tests.conftest import QUICK, ROOT, environment, finish, read_until, run_ranks
 from tests.support.network import LINK, namespace, needs_namespace
 
-pytestmark = [pytest.mark.faults, needs_namespace]
+pytestmark = [pytest.mark.thorough, needs_namespace]
 CUT = 4  # seconds; TCP sends again after up to twice as long
 JOB = ("jobs/train_ddp.py", *QUICK, "--batch_size=32", "--epochs=2", "--report_every=1", "--timeout=60")
 

@@ -11,7 +11,7 @@ from tests.conftest import run, wait_until
 from tests.support.elastic import JOB, ElasticRun, slow_job
 from tests.support.exact import facts
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.thorough
 
 OPTIONS = (*JOB, "--epochs=8", "--processes_per_node=3", "--elastic=true")
 

@@ -13,7 +13,7 @@ from tests.support.exact import facts
 from tests.support.network import LINK, namespace, needs_namespace
 from tests.support.simulated import fired, rows, simulate
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.thorough
 
 NODES, CUT = 4, 5  # CUT: seconds
 LENGTH = ("--max_steps=40", "--save_every=5step")

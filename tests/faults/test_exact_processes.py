@@ -17,7 +17,7 @@ from tests.conftest import LONGEST, QUICK, ROOT, environment, free_port, run, wa
 from tests.support.exact import changed, facts
 from tests.support.simulated import rows
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.thorough
 
 JOB = (*QUICK, "--batch_size=32", "--save_every=5", "--report_every=1", "--lr=0.01", "--timeout=60")
 EACH = 9  # steps with each number of processes

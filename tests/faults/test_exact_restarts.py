@@ -21,7 +21,7 @@ from bootfile.exact import files as checkpoint
 from bootfile.receipt import receipt
 from tests.conftest import finish, processes_of, run, start
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.thorough
 
 BATCH, EPOCHS, SAVE_EVERY = 96, 3, 5  # 14 steps an epoch, 42 in all
 DATA = (

@@ -16,7 +16,7 @@ from bootfile.exact import digest
 from bootfile.receipt import receipt
 from tests.conftest import QUICK, finish, losses, processes_of, read_until, run, start
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.thorough
 
 STEPS = 24
 CASES = max(1, round(20 * float(os.environ.get("REPEATS", "1"))))

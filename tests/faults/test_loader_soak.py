@@ -16,7 +16,7 @@ from datasets.stores import forms, pack
 from datasets.stores.files import FileStore
 from tests.conftest import run
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.thorough
 
 EPOCHS = 40
 HERE = [name for name, reason in backends.reasons(torch.device("cpu")).items() if not reason]

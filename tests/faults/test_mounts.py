@@ -5,7 +5,7 @@ import pytest
 from tests.real.mounts import KINDS
 from tests.real.test_mounts import kill_and_continue, mounted, undisturbed
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.thorough
 
 
 @pytest.fixture(scope="module")

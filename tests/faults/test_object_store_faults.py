@@ -154,7 +154,7 @@ def kill_at(job: subprocess.Popen, proxy: FaultProxy, requests: int) -> None:
 
 
 def marked(number: int):
-    return number if number < QUICK else pytest.param(number, marks=pytest.mark.faults)
+    return number if number < QUICK else pytest.param(number, marks=pytest.mark.thorough)
 
 
 @pytest.mark.parametrize("number", [marked(number) for number in range(RUNS)])

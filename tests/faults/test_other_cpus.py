@@ -17,7 +17,7 @@ from tests.support.exact import facts
 
 QEMU = shutil.which("qemu-x86_64")
 pytestmark = [
-    pytest.mark.faults,
+    pytest.mark.thorough,
     pytest.mark.skipif(QEMU is None, reason="qemu-x86_64 is not installed: apt-get install qemu-user"),
     pytest.mark.skipif(platform.machine() != "x86_64", reason="the levels are those of x86-64"),
 ]

@@ -11,7 +11,7 @@ from bootfile.exact import files as checkpoint
 from tests.conftest import finish, read_until, start
 from tests.support import small_disk as disks
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.thorough
 
 JOB = (
     "jobs/train.py", "--dataset=digits", "--batch_size=96", "--epochs=3", "--report_every=1",

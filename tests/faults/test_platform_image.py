@@ -17,7 +17,7 @@ LISTED = {
     "PIL", "boto3", "cv2", "hiredis", "jinja2", "psutil", "pyarrow", "redis", "simplejpeg",
     "sklearn", "tensorboard", "tqdm",
 }  # fmt: skip
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.thorough
 IMAGE = ["torch==2.1.2", "torchvision==0.16.2", "numpy==1.26.4"]
 IMPORT_ALL = """
 import importlib, importlib.metadata, json, re, sys

@@ -10,7 +10,7 @@ from tests.conftest import ROOT, environment
 from tests.support.ray_nodes import RayNodes
 
 pytest.importorskip("ray", reason='Ray is not installed: pip install "ray>=2.52"')
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.thorough
 
 KILLS, EVERY, BATCH = 12, 8, 4
 

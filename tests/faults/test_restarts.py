@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import QUICK, free_port, processes_of, start
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.thorough
 
 JOB = (
     "jobs/train_ddp.py", *QUICK, "--max_steps=12", "--batch_size=16", "--report_every=1",

@@ -12,7 +12,7 @@ import torch
 from tests.conftest import LONGEST, QUICK, ROOT, environment
 from tests.support.simulated import fired, rows, simulate
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.thorough
 
 TIMEOUT = 15  # seconds, of the process group
 LONG = 200  # seconds that no busy machine needs to end a process

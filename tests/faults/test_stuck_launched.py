@@ -14,7 +14,7 @@ from tests.conftest import ROOT, environment, finish, free_port, read_until, sta
 from tests.support.elastic import JOB, ElasticRun, slow_job
 from tests.support.network import cut, needs_namespace, two_nodes
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.thorough
 
 
 @pytest.fixture

@@ -196,7 +196,7 @@ def run_marked_tests(run: Run) -> None:
 def run_tests_on_gpu(run: Run) -> None:
     """Run tests of the CPU whose jobs see the GPU. Those that ended before the time limit count."""
     files = [f"{_JOB_TESTS}{name}.py" for name in _ON_GPU]
-    options = ["-m", "not gpu and not faults and not real", "-n", "8"]
+    options = ["-m", "not gpu and not thorough and not real", "-n", "8"]
     if run.is_small:
         files, options = files[:1], ["-n", "1", "-k", "bad_number_of_shards or more_processes_than"]
     options += [f"--deselect={_JOB_TESTS}{name}" for name in NOT_FOR_A_GPU]

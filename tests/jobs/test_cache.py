@@ -103,7 +103,7 @@ def test_an_offline_set_is_shared_by_two_jobs(data, tmp_path):
             assert (opened.store.lengths(range(len(data[1]))) > 0).all()
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 @needed
 def test_a_killed_job_resumes_and_its_reference_expires(data, tmp_path):
     arguments = job(data, tmp_path / "out", "--data_backend=kspeed", "--save_every=1")
@@ -126,7 +126,7 @@ def test_a_killed_job_resumes_and_its_reference_expires(data, tmp_path):
 
 
 @needed
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_its_server_dies_and_no_secret_is_left(data, tmp_path):
     """The job continues and reports the lost server once. The password is in no output and in no file."""
     with with_user(tmp_path) as server:

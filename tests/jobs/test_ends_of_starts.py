@@ -85,7 +85,7 @@ def test_an_error_with_a_password_is_masked(tmp_path):
     assert "hunter2" not in str(end)
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_a_lost_rank_is_told_to_the_next_start(tmp_path):
     job = start(*TWO, "--processes_per_node=2", f"--output_dir={tmp_path}")
     read_until(job, r"^epoch=2 step=6/")

@@ -62,7 +62,7 @@ def in_buckets(seen) -> bool:
     return all(gradients == 62 and pieces <= 4 for gradients, pieces, _ in seen)
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_bfloat16_is_sent_and_training_is_nearly_the_same(tmp_path):
     """The first loss is equal, later ones differ by less than 0.02. The loss changes by more than 0.15."""
     job = (*IMAGENET, "--lr=0.001", "--max_steps=6")

@@ -112,7 +112,7 @@ def test_what_cannot_be_compiled_trains_as_it_is(generated, whole, tmp_path):
     assert losses(tmp_path) == losses(whole)
 
 
-@pytest.mark.faults  # compiling takes a minute or more
+@pytest.mark.thorough  # compiling takes a minute or more
 def test_compiled_it_learns_the_same(generated, tmp_path):
     options = ("--max_steps=4", "--training_only", "--processes_per_node=2", "--data_backend=threads",
                "--arch=resnet18", "--lr=0.0001")  # fmt: skip
@@ -124,7 +124,7 @@ def test_compiled_it_learns_the_same(generated, tmp_path):
     assert first == second
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_evaluation_alone_gives_the_figures_of_the_training(generated, whole, tmp_path):
     said = [line for line in records(whole) if "val_acc" in line][-1]
     checkpoint = whole / "checkpoints" / "step_10.pt"
@@ -181,7 +181,7 @@ def test_the_profile_is_the_figure_and_nothing_else(generated, tmp_path):
     assert "test_accuracy" not in printed and not (tmp_path / "checkpoints").exists()
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_a_restart_takes_the_backend_of_the_last_start_which_else_is_the_fastest(generated, tmp_path):
     """A new measurement may choose another one, whose pixels differ by rounding."""
     options = job(generated, tmp_path, "--max_steps=1", "--training_only", "--save_every=1")

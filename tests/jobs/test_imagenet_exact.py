@@ -32,7 +32,7 @@ def trained(output, processes, *options) -> dict:
 
 @pytest.mark.parametrize(
     "engine",
-    [pytest.param(each, marks=[pytest.mark.faults] * (each != "threads")) for each in ENGINES],
+    [pytest.param(each, marks=[pytest.mark.thorough] * (each != "threads")) for each in ENGINES],
 )
 def test_bits_are_equal(engine, cache, tmp_path):
     """With augmentation, mixup, a clipped norm, micro-batches and an average of the weights."""
@@ -70,10 +70,10 @@ runpy.run_path(sys.argv[0], run_name="__main__")
     "processes, options",
     [
         (1, ("--exact_shards=4",)),
-        pytest.param(1, ("--exact_shards=4", "--accumulate=2", "--ema=0.9"), marks=pytest.mark.faults),
-        pytest.param(2, ("--exact_shards=4",), marks=pytest.mark.faults),
-        pytest.param(2, ("--accumulate=2",), marks=pytest.mark.faults),
-        pytest.param(1, (), marks=pytest.mark.faults),
+        pytest.param(1, ("--exact_shards=4", "--accumulate=2", "--ema=0.9"), marks=pytest.mark.thorough),
+        pytest.param(2, ("--exact_shards=4",), marks=pytest.mark.thorough),
+        pytest.param(2, ("--accumulate=2",), marks=pytest.mark.thorough),
+        pytest.param(1, (), marks=pytest.mark.thorough),
     ],
 )
 def test_a_network_is_compiled_once(processes, options, cache, tmp_path):

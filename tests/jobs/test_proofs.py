@@ -66,7 +66,7 @@ JOBS = {
 
 
 FAULTS = ("table on 2", "words on 2", "words on 4", "images", "FSDP")
-IDS = [pytest.param(name, marks=[pytest.mark.faults] * (name in FAULTS)) for name in JOBS]
+IDS = [pytest.param(name, marks=[pytest.mark.thorough] * (name in FAULTS)) for name in JOBS]
 
 
 @pytest.mark.parametrize("name", IDS)

@@ -22,7 +22,7 @@ def test_it_is_stored_with_outputs_and_not_uploaded():
     assert "jobs/quickstart.ipynb" not in CodeFolder("jobs/train.py").files
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_it_trains_kills_resumes_and_compares(monkeypatch, tmp_path):
     nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
     nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")

@@ -68,7 +68,7 @@ def test_generated_images_are_learned_without_the_weights_of_epochs(tmp_path):
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param(("--custom_data=true", "--max_steps=20"), marks=pytest.mark.faults),
+        pytest.param(("--custom_data=true", "--max_steps=20"), marks=pytest.mark.thorough),
         ("--dataset=digits", "--max_steps=40"),
     ],
 )

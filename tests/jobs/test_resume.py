@@ -60,7 +60,7 @@ def whole(tmp_path_factory):
     return outputs
 
 
-@pytest.mark.faults  # half a minute
+@pytest.mark.thorough  # half a minute
 def test_three_processes_add_in_the_same_order_after_a_restart(tmp_path):
     """With three processes or more, the rounding depends on the order in which gradients are added."""
     three = (*DDP, "--max_steps=4")
@@ -71,7 +71,7 @@ def test_three_processes_add_in_the_same_order_after_a_restart(tmp_path):
     assert same_weights(*last)
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_a_lost_process_does_not_cost_the_save_in_flight(tmp_path):
     job = start(*TWO, f"--output_dir={tmp_path}")
     folder = tmp_path / "checkpoints"
@@ -127,7 +127,7 @@ def test_an_evaluation_within_an_epoch_changes_no_training_step(whole, tmp_path)
     assert f"val_acc={best['val_acc']:.6g} " in printed
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_a_checkpoint_of_any_job_resumes_in_any_job(whole, tmp_path):
     """train_dp.py, then two processes, then mixed precision. A run that has ended trains no step again."""
     output = f"--output_dir={tmp_path}"

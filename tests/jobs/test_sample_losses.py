@@ -74,7 +74,7 @@ JOBS = {
 
 
 @pytest.mark.parametrize(
-    "job", [pytest.param(name, marks=[pytest.mark.faults] * (name == "imagenet")) for name in JOBS]
+    "job", [pytest.param(name, marks=[pytest.mark.thorough] * (name == "imagenet")) for name in JOBS]
 )
 def test_the_losses_of_shards_and_micro_batches_are_those_of_the_step(job, tmp_path, capsys):
     run(f"jobs/{job}.py", *JOBS[job], f"--output_dir={tmp_path}")
@@ -96,7 +96,7 @@ def test_two_processes_write_their_own_parts(tmp_path, capsys):
     assert int(row["id"]) == ids[found.argmax()]
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_a_restart_with_another_number_of_processes_has_each_step_once(tmp_path, capsys):
     words = ("jobs/train_ddp.py", *KEPT, "--epochs=40", "--max_steps=60", f"--output_dir={tmp_path}")
     interrupt(*words, "--processes_per_node=2", at=r"step=5/")
@@ -164,7 +164,7 @@ def test_a_run_without_losses_is_refused(tmp_path):
     assert "--sample_losses true" in refused("-m", "launch", "data", str(tmp_path), "--around=3")
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_a_criterion_of_your_own_without_reduction_is_refused(tmp_path):
     text = (ROOT / "jobs/train_own.py").read_text(encoding="utf-8")
     own = "torch.nn.MSELoss()"

@@ -148,7 +148,7 @@ def test_the_score_is_that_of_scikit_learn_in_any_parts():
     assert torch.equal(metric.sums(logits, labels), metric.sums(logits, one_hot))
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_a_run_restarts_exactly_and_predicts(data, tmp_path, capsys):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     job = (*JOB, f"--data_url={data}", "--loss=bce")

@@ -152,7 +152,7 @@ def test_unusual_parts_have_the_same_bits(tmp_path):
     assert len({line["lr"] for line in one["figures"] if "lr" in line}) > 1
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_a_run_that_is_killed_on_2_and_8_processes_ends_on_1_as_the_undisturbed_run(tmp_path, monkeypatch):
     job = changed("train_exact.py", tmp_path / "job.py", DROPOUT, KILLED)
     options = (job, *SMALL, "--max_steps=12")

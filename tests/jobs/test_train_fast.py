@@ -46,7 +46,7 @@ def test_a_restart_is_exact(whole, tmp_path):
     assert (tmp_path / receipt.FILE).read_bytes() == (whole / receipt.FILE).read_bytes()
 
 
-@pytest.mark.faults  # compiling takes a minute or more
+@pytest.mark.thorough  # compiling takes a minute or more
 def test_compiled_it_learns_the_same(whole, tmp_path):
     env = environment(TORCH_LOGS="recompiles")
     result = run(*FAST, "--compile=true", f"--output_dir={tmp_path}", timeout=900, env=env)

@@ -68,7 +68,7 @@ def test_a_restart_after_sigterm_is_bit_equal(tmp_path, monkeypatch):
     assert same(facts(tmp_path / "killed"), whole) and len(whole["state"]) == 3
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_checkpointed_activations_have_the_same_bits_and_bfloat16_is_near(tmp_path):
     output = {}
     for precision in ("float32", "bfloat16"):
@@ -183,7 +183,7 @@ def test_nodes_with_folders_of_their_own_save_nothing(tmp_path):
     assert not [*tmp_path.rglob("step_*.pt")] and [*tmp_path.rglob("step_2.shards")]
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_sharded_checkpoints_at_a_url_continue_on_another_node(whole, server, tmp_path, monkeypatch):
     job, url = changed("train_fsdp.py", tmp_path / "job.py", KILLED), "s3://runs/fsdp"
     for name, value in server.environment.items():
@@ -206,7 +206,7 @@ def test_sharded_checkpoints_at_a_url_continue_on_another_node(whole, server, tm
     assert {key for key in keys(server, url) if "step_" in key} == {key for key in files if "step_" in key}
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_simulate_pack_report_predict_and_export_know_the_job(tmp_path):
     job = (JOB, "--", *SMALL, "--max_steps=2")
     keep = f"--keep={tmp_path / 'nodes'}"

@@ -100,7 +100,7 @@ def test_a_sharded_optimizer_is_refused_before_the_first_step(tmp_path):
     assert "a checkpoint cannot be saved: " in refused.stderr and "step=1" not in refused.stdout
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_other_data_do_not_resume(tmp_path):
     job = write_job(tmp_path / "job", None, distributed=False)
     run(job, *OPTIONS, "--max_steps=4", f"--output_dir={tmp_path / 'output'}")

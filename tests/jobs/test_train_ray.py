@@ -38,7 +38,7 @@ def cluster():
     nodes.close()
 
 
-@pytest.mark.faults  # Ray's agents need a minute to end
+@pytest.mark.thorough  # Ray's agents need a minute to end
 def test_a_killed_job_takes_its_ray_along(tmp_path, alone):
     job = start(*JOB, "--workers=1", "--epochs=500", "--output_dir", tmp_path, env=alone)
     try:
@@ -48,7 +48,7 @@ def test_a_killed_job_takes_its_ray_along(tmp_path, alone):
         finish(job, code=-signal.SIGKILL)
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_a_lost_head_ends_the_job_which_resumes_exactly(tmp_path, alone, cluster):
     """A worker is killed first, which changes nothing. It resumes with Ray on this machine, and has the data
     and the losses of train.py."""
@@ -92,7 +92,7 @@ def test_a_cluster_that_does_not_answer(tmp_path):
     assert not os.path.exists(tmp_path / "metrics.jsonl")
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_imagenet_on_two_ranks_that_each_start_ray(tmp_path, alone):
     common = ("jobs/imagenet.py", "--custom_data=true", "--arch=shufflenet_v2_x0_5", "--image_size=32",
               "--workers=1", "--batch_size=32", "--max_steps=2", "--print_freq=1", "--lr=0.01",
@@ -105,7 +105,7 @@ def test_imagenet_on_two_ranks_that_each_start_ray(tmp_path, alone):
     assert receipts(tmp_path / "ray") == receipts(tmp_path / "threads") != [], result.stdout
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_a_wrong_token(tmp_path, cluster):
     other = environment(**cluster.environment | {"RAY_AUTH_TOKEN": "w" * 32})
     errors = run(*JOB, "--workers=1", "--output_dir", tmp_path, env=other, code=2, timeout=RAY_STARTS).stderr

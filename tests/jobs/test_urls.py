@@ -91,7 +91,7 @@ def same(one: Path, other: Path) -> bool:
     return reports[0] == reports[1] and len(set(receipts)) == 1 and same_weights(weights(one), weights(other))
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_a_job_that_is_stopped_resumes_on_another_node(server, images, plain, tmp_path):
     """After SIGTERM and with a new scratch disk, the results are those of an uninterrupted run on folders."""
     url = "s3://runs/moved"
@@ -211,7 +211,7 @@ def run_with_kills(server, url: str, folder: Path, gates: list[tuple[str, int]])
     return results_of(brought(server, url, folder / "brought"))
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_new_nodes_after_kills_during_uploads(server, undisturbed, tmp_path):
     """A node is killed while it uploads a file of each kind, and another node continues."""
     gates = [
@@ -221,7 +221,7 @@ def test_new_nodes_after_kills_during_uploads(server, undisturbed, tmp_path):
     assert run_with_kills(server, "s3://runs/kills", tmp_path, gates) == undisturbed
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_new_nodes_after_random_kills(server, undisturbed, tmp_path):
     """30 SIGKILLs at random uploads, 3 in each run."""
     draw = random.Random(0)
@@ -232,7 +232,7 @@ def test_new_nodes_after_random_kills(server, undisturbed, tmp_path):
         assert run_with_kills(server, url, tmp_path / str(number), gates) == undisturbed, gates
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_two_nodes_two_scratch_disks(server, images, plain, tmp_path):
     """One process of each node stages the data, and one node takes longer than --timeout."""
     port = free_port()

@@ -25,7 +25,7 @@ def draw(folder, count: int, seed: int) -> None:
             Image.new("RGB", (40, 40), colour).save(folder / name / f"{number}.png")
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_a_changed_folder_of_images_is_named_and_best_begins_again(tmp_path):
     draw(tmp_path / "data" / "train", 4, 1)
     draw(tmp_path / "data" / "val", 2, 2)

@@ -5,7 +5,7 @@ import pytest
 from tests.conftest import QUICK, losses, run_ranks
 
 
-@pytest.mark.parametrize("several", [2, pytest.param(4, marks=pytest.mark.faults)])
+@pytest.mark.parametrize("several", [2, pytest.param(4, marks=pytest.mark.thorough)])
 def test_losses_are_equal(several, tmp_path):
     """In double precision, so that only errors in the computation remain (see tests/support/float64.py)."""
     reported = {}

@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import run
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_from_the_folder_to_the_report(tmp_path):
     said = run("-m", "tests.demo", "--to", tmp_path, "--samples=400", "--epochs=2", timeout=1200).stdout
     assert re.search(r"^0 run 1 +137 .* ended by fault reschedule:step=5$", said, re.MULTILINE)

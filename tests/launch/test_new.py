@@ -16,7 +16,7 @@ MORE = [("--text", "--fsdp"), ("--ddp", "--amp", "--copy"), ("--exact",), ("--fs
 
 
 @pytest.mark.parametrize(
-    "options", [(), *(pytest.param(each, marks=pytest.mark.faults) for each in MORE)], ids=" ".join
+    "options", [(), *(pytest.param(each, marks=pytest.mark.thorough) for each in MORE)], ids=" ".join
 )
 def test_a_new_project_works_at_once(options, tmp_path):
     folder = tmp_path / "my project"

@@ -78,7 +78,7 @@ def test_folders_called_common_and_datasets_are_the_scripts_own(project, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "command", [pytest.param(each, marks=[pytest.mark.faults] * ("boot.py" in each)) for each in COMMANDS]
+    "command", [pytest.param(each, marks=[pytest.mark.thorough] * ("boot.py" in each)) for each in COMMANDS]
 )
 def test_command_of_the_page_runs(command, project, tmp_path):
     words = command.replace("PROJECT", str(project)).replace("--to packed", f"--to {tmp_path}/to").split()

@@ -34,7 +34,7 @@ def verdict(script, files, *words, code):
     return last, data[1]
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_a_plain_script(project):
     job = project / "ddp.py"
     step = "        optimizer.step()\n"
@@ -67,7 +67,7 @@ def test_a_trainer(package, name, files, code, project):
     assert data.startswith("data different from step " if code else "data equal for 24 steps")
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_the_fixture_of_pytest(project):
     """As the page shows it, in a project that does not have Bootfile."""
     script = project / "ddp.py"  # it waits after each file: the fixture looks for one twenty times a second

@@ -25,7 +25,7 @@ def start_alone():
     }
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("script", ["after.py", "any_number.py"])
 def test_a_loop_of_ones_own_continues_exactly(script, processes, tmp_path):

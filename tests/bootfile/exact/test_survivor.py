@@ -214,7 +214,7 @@ def test_a_step_that_is_saved_already_is_not_saved_again(tmp_path):
     assert state["step"] == state["objects"]["receipt"]["step"] == 3
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 @pytest.mark.parametrize("lost", [1, 0])
 def test_a_job_whose_launcher_ends_the_other_ranks(tmp_path, lost):
     words = ["jobs/train_ddp.py", *QUICK, "--processes_per_node=2", "--epochs=1", "--report_every=1"]

@@ -149,7 +149,7 @@ def buckets(tmp_path):
             subprocess.run(["fusermount3", "-u", "-z", folder], check=True)
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_two_mounts_of_one_bucket(buckets):
     """Both mounts grant the lock. The second job is refused, and a restart continues after at most 25 s."""
     long = ("jobs/train.py", *QUICK, "--batch_size=240", "--report_every=1", "--save_every=5", "--epochs=500")

@@ -95,7 +95,7 @@ def test_the_gradients_of_a_sharded_network_are_right():
     assert _run(1, "fsdp", str(free_port())) == "right\n"
 
 
-@pytest.mark.faults  # compiling takes a minute
+@pytest.mark.thorough  # compiling takes a minute
 def test_the_gradients_of_a_compiled_network_are_right():
     assert _run(1, "compiled") == "right\n"
 

@@ -134,7 +134,7 @@ def test_a_rank_hears_of_a_signal_that_is_not_in_the_store_yet(monkeypatch, caps
     [
         (),
         pytest.param(
-            ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"), marks=pytest.mark.faults
+            ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"), marks=pytest.mark.thorough
         ),
     ],
 )

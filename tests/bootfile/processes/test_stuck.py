@@ -130,7 +130,7 @@ def test_a_model_that_is_evaluated_has_a_longer_limit(tmp_path):
     watch.stop(False)
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["data", "worker"])
 def test_one_process_says_where_it_hangs_and_that_it_moves_again(tmp_path, kind):
     jobs, hang = begin(tmp_path, kind, 1)
@@ -146,7 +146,7 @@ def test_one_process_says_where_it_hangs_and_that_it_moves_again(tmp_path, kind)
     assert "MainThread" in text and "own.py" in text and ("\nworker " in text) == (kind == "worker")
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_one_process_that_holds_the_lock_of_python(tmp_path):
     jobs, hang = begin(tmp_path, "gil", 1, text=HELD)
     hang.touch()
@@ -156,7 +156,7 @@ def test_one_process_that_holds_the_lock_of_python(tmp_path):
     assert "own.py" in (tmp_path / "OUT" / "stuck" / "rank_0.txt").read_text()
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_the_lock_of_python_is_held_from_the_first_step_on(tmp_path):
     """No thread of the process has looked at the run yet."""
     job = tmp_path / "own.py"
@@ -169,7 +169,7 @@ def test_the_lock_of_python_is_held_from_the_first_step_on(tmp_path):
     end([process])
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["data", "gil", "stop"])
 def test_two_ranks_of_which_the_last_one_hangs(tmp_path, kind):
     jobs, hang = begin(tmp_path, kind, 2, text=HELD)
@@ -191,7 +191,7 @@ def test_two_ranks_of_which_the_last_one_hangs(tmp_path, kind):
     end(jobs)
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_a_worker_of_a_loader_is_stopped(tmp_path):
     jobs, hang = begin(tmp_path, "worker", 2)
     hang.touch()
@@ -206,7 +206,7 @@ def test_a_worker_of_a_loader_is_stopped(tmp_path):
     end(jobs)
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_a_rank_has_left_its_loop(tmp_path):
     jobs, hang = begin(tmp_path, "left", 2)
     hang.touch()
@@ -214,7 +214,7 @@ def test_a_rank_has_left_its_loop(tmp_path):
     end(jobs)
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_the_rank_that_holds_the_store_is_stopped(tmp_path):
     jobs, _ = begin(tmp_path, "data", 2)
     jobs[0].send_signal(signal.SIGSTOP)
@@ -222,7 +222,7 @@ def test_the_rank_that_holds_the_store_is_stopped(tmp_path):
     end(jobs)
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_rank_that_was_killed_is_named(tmp_path, killed):
     jobs, _ = begin(tmp_path, "data", 2, fresh=True)
@@ -232,7 +232,7 @@ def test_a_rank_that_was_killed_is_named(tmp_path, killed):
     end(jobs)
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "kind, reason",
     [
@@ -249,7 +249,7 @@ def test_a_rank_that_ended_by_itself_is_named(tmp_path, kind, reason):
     end(jobs)
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_a_run_that_is_stuck_ends_if_asked_to(tmp_path):
     jobs, hang = begin(tmp_path, "end", 2)
     hang.touch()

@@ -126,7 +126,7 @@ while step < 20:
 """
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 @pytest.mark.parametrize("change", surroundings.ALL)
 def test_results_that_depend_on_the_surroundings_differ(change, tmp_path):
     folder = tmp_path / "own"
@@ -178,7 +178,7 @@ def test_a_job_that_does_not_run_elsewhere_is_not_called_different(tmp_path):
 
 @pytest.mark.skipif(not forks.are_possible(), reason="no forks with this torch, or on a GPU")
 @pytest.mark.parametrize(
-    ("fault", "starts"), [("0", "fork"), pytest.param("is_fork", "new process", marks=pytest.mark.faults)]
+    ("fault", "starts"), [("0", "fork"), pytest.param("is_fork", "new process", marks=pytest.mark.thorough)]
 )
 def test_most_runs_are_forks_and_a_fork_alone_makes_no_difference(fault, starts, tmp_path):
     (tmp_path / "own.py").write_text(UNHURRIED.replace("FAULT = 0", f"FAULT = {fault}"))
@@ -306,7 +306,7 @@ WORDS = {  # how a script treats a damaged checkpoint: exit code, verdict, words
 
 @pytest.mark.parametrize(
     "how",
-    [pytest.param(each, marks=[pytest.mark.faults] * (each != "careful")) for each in WORDS],
+    [pytest.param(each, marks=[pytest.mark.thorough] * (each != "careful")) for each in WORDS],
 )
 def test_a_refused_checkpoint_is_no_noticed_difference(how, tmp_path):
     code, words, others = WORDS[how]
@@ -324,7 +324,7 @@ def test_one_receipt_of_a_folder_is_found(tmp_path):
         assert find_receipt(str(tmp_path)) == name
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_an_exact_job_has_the_same_bits_on_other_numbers_of_processes(tmp_path):
     options = ("--width=8", "--batch_size=240", "--dataset=digits", "--max_steps=6")
     shown = proofs.prove("jobs/train_exact.py", "--kills=1", "--", *options)
@@ -383,7 +383,7 @@ def test_a_job_that_cannot_replace_processes_here_is_not_checked(tmp_path, monke
 needs_elastic = pytest.mark.skipif(bool(forking.why_not()), reason="no elastic training here")
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 @needs_elastic
 def test_a_kill_that_comes_too_late_proves_nothing(tmp_path, monkeypatch):
     seeds = []
@@ -412,7 +412,7 @@ ONE_MAIN = (  # main() fails in a process that has trained before
 
 
 @needs_elastic
-@pytest.mark.faults
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
@@ -430,7 +430,7 @@ def test_what_a_process_keeps_for_itself_is_seen_when_others_are_killed(changes,
     assert re.fullmatch(text, (rows[cases.REPLACED].different or rows[cases.REPLACED].lines)[0].text)
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_a_script_that_forgets_its_random_numbers_differs(tmp_path):
     shown = prove_script(tmp_path, "random", 20, "--keep", "runs")
     cause = r"the random numbers of torch differ at step .* is torch.get_rng_state\(\) in the checkpoint\?"
@@ -458,7 +458,7 @@ def failing(folder, steps):
     return "prove", "own.py", "--compare", "OUT/*.pt", "--resume_with=--resume"
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_a_restart_that_fails_differs(tmp_path):
     words = failing(tmp_path, steps=200)[1:]  # long enough for a SIGKILL before the end, at any load
     shown = proofs.prove(*words, "--kills=1", cwd=tmp_path, code=20)
@@ -496,14 +496,14 @@ def test_a_signal_ends_the_processes_of_the_job(number, code, program, tmp_path)
     assert not (tmp_path / "OUT").exists() and not list((tmp_path / "kept").glob("bootfile-*"))
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 @pytest.mark.parametrize("part", ["nothing", *PARTS])
 def test_what_a_script_leaves_out_is_noticed(part, tmp_path):
     shown = prove_script(tmp_path, part, 0 if part == "nothing" else 20)
     assert ("exact" if part == "nothing" else "differs: killed and restarted: ") in shown
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_a_folder_of_images_is_read_by_another_engine(tmp_path):
     data = random_folder.make(str(tmp_path / "data"))
     options = ("--arch=resnet18", "--image_size=32", "--batch_size=64", "--max_steps=8", "--training_only")
@@ -524,7 +524,7 @@ def test_a_script_that_does_not_know_help_is_ended(tmp_path, monkeypatch):
         OwnJob(str(tmp_path / "own.py"), [], str(tmp_path), 1)
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_a_script_that_ignores_its_checkpoint_is_unverified(tmp_path):
     shown = prove_script(tmp_path, "everything", 21)
     assert (

@@ -394,7 +394,7 @@ def test_a_whole_bucket_is_refused(monkeypatch):
             Run(parser.parse_args())
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_the_list_is_correct_at_any_moment(server, tmp_path, monkeypatch):
     """It is correct between any two requests, for every kind of file that is overwritten, even if an answer
     is lost, a job restarts at an earlier step, or a new run begins."""

@@ -38,7 +38,7 @@ FAKE = textwrap.dedent(f"""
 
 @pytest.mark.parametrize(
     ("job", "node", "processes"),
-    [("train_ddp.py", 0, 2 * GPUS), pytest.param("imagenet.py", 1, GPUS, marks=pytest.mark.faults)],
+    [("train_ddp.py", 0, 2 * GPUS), pytest.param("imagenet.py", 1, GPUS, marks=pytest.mark.thorough)],
 )
 def test_every_process_of_a_node_opens_its_gpu_before_it_connects(job, node, processes, tmp_path):
     found = tmp_path / "found"

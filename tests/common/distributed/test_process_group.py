@@ -233,7 +233,7 @@ def _state(pid):
         return ""
 
 
-@pytest.mark.parametrize("seen", [pytest.param("one by one", marks=pytest.mark.faults), "together"])
+@pytest.mark.parametrize("seen", [pytest.param("one by one", marks=pytest.mark.thorough), "together"])
 @pytest.mark.parametrize(
     ("ends", "code"),
     [

@@ -137,7 +137,7 @@ def test_a_job_of_one_process_refuses_to_be_several(tmp_path):
 LONG = ("--max_steps=100000", "--epochs=100000", "--report_every=1")
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_survivors_of_a_lost_process_exit(tmp_path):
     """If node 1 loses one of two processes, all others exit at once."""
     port = free_port()

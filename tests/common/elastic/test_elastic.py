@@ -72,7 +72,7 @@ def test_the_time_between_two_changes_without_a_step_is_lost_once(tmp_path):
 
 
 @new_torch
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_a_process_that_trains_something_else_is_refused_and_the_others_go_on(tmp_path):
     address = (f"--init_method=tcp://127.0.0.1:{free_port()}", "--world_size=2", "--elastic=true")
     options = (*JOB, "--epochs=2", f"--output_dir={tmp_path / 'nodes'}")

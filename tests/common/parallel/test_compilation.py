@@ -68,7 +68,7 @@ def test_settling_the_buckets_compiles_nothing(monkeypatch):
     assert compiled
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_what_cannot_be_compiled_stays_as_it_is():
     model, said = _Model(fails=True), []
     before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
@@ -107,7 +107,7 @@ assert names.count("bucket") > 1 and names.index("bucket") < max(
 """
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 @pytest.mark.skipif(torch.__version__ < "2.6", reason="torch.compiler.set_stance came with torch 2.6")
 def test_buckets_are_sent_during_the_compiled_backward_pass(tmp_path):
     """All sizes of images are compiled ahead. The gradient of max pooling is not a float32 scatter."""

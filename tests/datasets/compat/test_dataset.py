@@ -278,7 +278,7 @@ dataset.close()
 """
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 @pytest.mark.skipif(bool(MISSING), reason=str(MISSING))
 def test_memory_of_thirty_epochs(folder, cache):
     printed = run("-c", SOAK.format(root=str(ROOT)), folder, cache, fresh=True).stdout

@@ -130,7 +130,7 @@ runpy.run_path("jobs/imagenet.py", run_name="__main__")
 """
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_a_node_may_write_its_pack_for_longer_than_the_timeout(images, tmp_path):
     folders = (f"--data_url={images}", f"--pack={tmp_path}", f"--output_dir={tmp_path / 'out'}")
     for result in run_ranks("-c", LATE, *JOB[1:], *folders, "--max_steps=1", "--timeout=20"):

@@ -88,7 +88,7 @@ def test_the_batches_of_torch_in_the_same_order(folder, options):
         assert same(list(loader), plain(Squares(), **options))
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_random_numbers_follow_from_the_seed_and_not_from_the_workers(folder):
     """They differ in every epoch, with and without persistent_workers."""
     epochs = []
@@ -108,7 +108,7 @@ def test_random_numbers_follow_from_the_seed_and_not_from_the_workers(folder):
     assert len({seed for _, seed in seeds}) == len({worker for worker, _ in seeds}) == 2
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_worker_init_fn_and_a_data_set_that_changes_between_epochs(folder):
     data = Squares(8)
 
@@ -146,7 +146,7 @@ def test_batches_are_the_caller_s_own(folder):
         assert all(not array.any() for _, array in loader)
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_batches_are_made_as_they_are_wanted_until_an_error_of_the_data_set(folder, tmp_path):
     """The error has the data set's type and the worker's traceback."""
 
@@ -176,7 +176,7 @@ def test_a_slow_batch_is_waited_for_unless_there_is_a_limit(folder):
             list(loader)
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_killed_workers_change_nothing(folder):
     options = {"batch_size": 7, "shuffle": True, "drop_last": True}
     expected, batches = plain(Squares(180), **options), []
@@ -189,7 +189,7 @@ def test_killed_workers_change_nothing(folder):
     assert same(batches, expected)
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_a_batch_that_ends_every_worker_is_an_error(folder, monkeypatch):
     monkeypatch.setattr(pool, "_RETRIES", 1)  # starting a worker takes seconds
 
@@ -204,7 +204,7 @@ def test_a_batch_that_ends_every_worker_is_an_error(folder, monkeypatch):
         list(loader)
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_two_loaders_abandoned_epochs_and_no_worker_left(folder):
     one = RayDataLoader(Squares(), True, batch_size=4, num_workers=2)
     two = RayDataLoader(Draws(), True, batch_size=4, num_workers=1)

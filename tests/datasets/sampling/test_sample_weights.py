@@ -67,7 +67,7 @@ def test_a_file_of_weights_that_is_not_complete_is_refused(text, named, tmp_path
         weights.read(str(tmp_path / "file"), INDEX)
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_a_weighted_job_restarts_exactly_and_is_equal_on_two_processes(data, tmp_path):
     job = (*JOB, f"--data_url={data}", "--class_weights=balanced", "--best_metric=class_acc",
            "--trivial_augment", f"--cache_dir={tmp_path / 'cache'}")  # fmt: skip

@@ -46,7 +46,7 @@ def test_it_is_the_job(packed, tmp_path):
     assert receipt_of(result) == receipt_of(by_torchrun) == receipt_of(of_the_job)
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_it_restarts_on_the_nodes_of_a_platform(packed, tmp_path):
     words = ("--nodes=2", "--fault=restart:node=1,step=3", "--keep", str(tmp_path / "kept"), str(packed))
     shown = simulate(*words, "--", *QUICK, "--max_steps=6", "--save_every=1").stdout
@@ -63,7 +63,7 @@ def test_the_packages_are_named(packed, tmp_path):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_workers_of_ray_get_its_modules(tmp_path):
     pack(str(ROOT / "jobs" / "train_ray.py"), str(tmp_path / "one.py"))
     words = (*SHORT, "--distribute_mode=true", "--workers=1", "--train_url=out")
@@ -92,7 +92,7 @@ def test_new_processes_find_the_job(tmp_path):
     assert run(tmp_path / "one.py", cwd=tmp_path, fresh=True).stdout == "Own helper\n"
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 @pytest.mark.parametrize("variant", ["exact", "fsdp", "text"])
 def test_a_project_of_ones_own_is_one_file(variant, tmp_path):
     if variant == "fsdp":

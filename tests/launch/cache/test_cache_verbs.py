@@ -153,7 +153,7 @@ def test_a_pack_that_cannot_be_described_is_damaged(content, images, cache_dir, 
 
 
 @needed
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_a_preload_killed_ten_times(many, cache_dir, empty_redis, launch):
     """A preload killed at random moments sends no stored sample again. At load it may end before a kill."""
     words = ("cache", "preload", "--to", empty_redis.url(), "--data_url", many, "--cache_dir", cache_dir)

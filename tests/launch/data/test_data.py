@@ -132,7 +132,7 @@ def test_data_that_were_moved(photographs, tmp_path, capsys):
     assert [words[0] for words in lines_of(text)] == [*"000011110000111100000000"]
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_a_short_recipe_is_shown(tmp_path):
     """It mirrors images at the border, and every second epoch shows the other mirror image."""
     words = ("--custom_data=true", "--width=8", "--batch_size=4096", "--max_steps=2", "--report_every=1")

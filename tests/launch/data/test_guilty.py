@@ -53,7 +53,7 @@ def find(folder, *words) -> str:
     return printed.getvalue()
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_a_planted_sample_is_found_in_log2_replays(tmp_path):
     poison = ids_of(tmp_path)[77]
     folder = train(tmp_path, [poison])
@@ -65,7 +65,7 @@ def test_a_planted_sample_is_found_in_log2_replays(tmp_path):
     assert "launch replay" in shown
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_two_planted_samples_are_found(tmp_path):
     ids = ids_of(tmp_path)
     folder = train(tmp_path, [ids[3], ids[200]])

@@ -57,7 +57,7 @@ def test_classes_that_pandas_does_not_read_as_text_have_numbers(trained, tmp_pat
             assert names[int(row[f"number_{rank}"])] == row[f"class_{rank}"]
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_evaluations_of_another_size(trained, tmp_path):
     """--val_image_size 64 gives the figures of an evaluation with --image_size 64, and predict uses it."""
     output, data = trained

@@ -57,7 +57,7 @@ def test_a_flip_that_never_comes_is_said(tmp_path):
         assert "is not one of weights, gradients, optimizer, batch" in line
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_the_proof_on_a_few_runs():
     printed = run("-m", "tests.benchmarks.flips", "--runs=8", "--clean=3").stdout
     [row] = re.findall(r"^all +(\d+) +(\d+) +(\d+) +(\d+) +(\d+)", printed, re.M)
@@ -67,7 +67,7 @@ def test_the_proof_on_a_few_runs():
     assert flips.KINDS == ("weights", "gradients", "optimizer", "batch")
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_the_proof_on_exact_jobs_of_two_processes():
     printed = run("-m", "tests.benchmarks.flips", "--exact", "--runs=4", "--clean=2").stdout
     [row] = re.findall(r"^all +(\d+) +(\d+) +(\d+) +(\d+) +(\d+)", printed, re.M)

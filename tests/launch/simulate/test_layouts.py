@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import QUICK, environment, run
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.thorough
 
 ARGUMENTS = (*QUICK, "--max_steps=3", "--batch_size=32", "--report_every=1", "--lr=0.02")
 

@@ -109,7 +109,7 @@ def write_data(folder):
     return f"--data_url={data}"
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_a_throttled_core_is_slow_in_computing(tmp_path):
     fault = "throttle:rank=3,step=10,to=4%"
     with loop_with(tmp_path, fault, burn=0.02) as job:
@@ -117,7 +117,7 @@ def test_a_throttled_core_is_slow_in_computing(tmp_path):
     assert fired("".join(lines), fault)
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_a_slow_mount_makes_a_node_slow_in_its_data(tmp_path):
     fault = "slow_data:node=1,step=20,by=0.3s"
     with loop_with(tmp_path, fault, write_data(tmp_path), sleep=0.05) as job:
@@ -128,7 +128,7 @@ def test_a_slow_mount_makes_a_node_slow_in_its_data(tmp_path):
     assert fired("".join(lines), fault)
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_slow_data_of_one_rank_end(tmp_path):
     fault = "slow_data:rank=2,step=5,by=0.3s,for=20s"
     with loop_with(tmp_path, fault, write_data(tmp_path), sleep=0.05) as job:
@@ -137,7 +137,7 @@ def test_slow_data_of_one_rank_end(tmp_path):
         read_until(job, r"^\[node 0\] (rank 2 \(node 1\) is not slow any more after step|slowest (?!rank 2))")
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_a_rank_that_is_stopped_now_and_then(tmp_path):
     fault = "pause:rank=1,every=10step,for=3s"
     with loop_with(tmp_path, fault, sleep=0.1) as job:
@@ -148,7 +148,7 @@ def test_a_rank_that_is_stopped_now_and_then(tmp_path):
     assert len(re.findall(rf"fault {re.escape(fault)}: SIGSTOP to rank 1", printed)) >= 2
 
 
-@pytest.mark.faults
+@pytest.mark.thorough
 def test_a_job_names_its_throttled_rank(tmp_path):
     out = tmp_path / "out"
     # a busy machine slows the other rank down, too: at 4 % the difference was not clear at a load of 14
