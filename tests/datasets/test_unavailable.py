@@ -180,7 +180,7 @@ JOB += ("--lr=0.01", "--epochs=1", "--workers=2", "--training_only")
 def job(tmp_path, name, backend, **faults):
     words = [*JOB, f"--data_url={tmp_path / 'images'}", f"--cache_dir={tmp_path / 'index'}"]
     words += [f"--output_dir={tmp_path / name}", f"--data_backend={backend}"]
-    if not thorough:
+    if not faults:
         return words
     folder = tmp_path / f"faults of {name}"
     folder.mkdir()
