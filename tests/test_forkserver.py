@@ -3,6 +3,7 @@
 import signal
 import subprocess
 
+import psutil
 import pytest
 import sklearn.datasets  # noqa: F401  # as other tests do: it sets environment variables
 import torch  # noqa: F401
@@ -117,3 +118,68 @@ def test_what_needs_a_new_python(words, variables):
     assert not forkserver.can_fork(words, options, USUAL)
     assert forkserver.can_fork(words[-1:], options | {"env": environment()}, USUAL)
     assert not forkserver.can_fork(["a.py"], options | {"env": USUAL, "stdin": subprocess.PIPE}, USUAL)
+
+
+SHOW_CHILD = """
+import os, pathlib, signal, sys
+environment = pathlib.Path("/proc/self/environ").read_text().split("\\0")
+print(sorted(each for each in environment if each and not each.startswith("STARTER=")))
+print(pathlib.Path("/proc/self/cmdline").read_text().strip("\\0").split("\\0"), os.getcwd(), sys.argv)
+print(signal.pthread_sigmask(signal.SIG_BLOCK, ()), signal.getsignal(signal.SIGHUP), sys.stdin.read())
+parent, file = map(int, os.environ["STARTER"].split())
+print(os.getppid() == parent, os.getpid() == os.getsid(0), "torch" in sys.modules)
+os.write(file, b"from the child")
+print("error", file=sys.stderr)
+sys.exit(7)
+"""
+STARTER = """
+import os, signal, subprocess, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+reader, writer = os.pipe()
+child = subprocess.Popen(
+    [sys.executable, "child.py", "--one"], cwd="folder", pass_fds=[writer], start_new_session=SESSION,
+    env={**os.environ, "STARTER": f"{os.getpid()} {writer}"}, text=True,
+    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+)
+os.close(writer)
+print(*child.communicate("from its parent"), child.returncode, os.read(reader, 100), os.read(reader, 100))
+print(subprocess.Popen([sys.executable, "-c", "import os; os.abort()"]).wait())
+"""
+
+
+@pytest.mark.parametrize("session", [True, False])
+def test_a_child_of_a_program_sees_what_a_new_python_shows(session, tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "child.py").write_text(SHOW_CHILD)
+    (tmp_path / "starter.py").write_text(STARTER.replace("SESSION", str(session)))
+    words = ("starter.py", "--processes_per_node=1")
+    new = finish(start(*words, fresh=True, cwd=tmp_path, env=environment(OMP_NUM_THREADS="1")))
+    result = forked(*words, cwd=tmp_path)
+    lines = new.stdout.splitlines()
+    assert lines[3] == f"True {session} False"
+    lines[3] = f"True {session} True"  # a fork has torch
+    assert result.stdout.splitlines() == lines and lines[-1] == "-6"
+    assert result.stderr == new.stderr == ""
+
+
+ENDS = """
+import functools, os, subprocess, sys, time
+sys.path.insert(0, ROOT)
+from bootfile.processes import children
+child = children.start([sys.executable, "-c", "import time; print('ready', flush=True); time.sleep(600)"])
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_child_ends_with_the_program_that_has_started_it(tmp_path):
+    (tmp_path / "starter.py").write_text(f"ROOT = {str(ROOT)!r}{ENDS}")
+    process = start("starter.py", "--elastic", cwd=tmp_path)
+    assert isinstance(process, forkserver.Forked)
+    lines = {process.stdout.readline(), process.stdout.readline()}
+    lines.remove("ready\n")
+    child = psutil.Process(int(lines.pop()))
+    assert child.ppid() == process.pid
+    process.kill()
+    child.wait(60)

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from bootfile.processes.sessions import GENERATION
-from tests.conftest import LONGEST, ROOT, environment
+from tests.conftest import LONGEST, ROOT, environment, start
 from tests.support.exact import changed
 
 JOB = ("--dataset=digits", "--width=8", "--batch_size=256", "--report_every=1", "--lr=0.05")
@@ -27,10 +27,12 @@ class ElasticRun:
         self.steps: list[tuple[float, int]] = []
         self.pids: list[int] = []
         self.generation, self.lines = 0, list[str]()
-        self.process = subprocess.Popen(
-            [*prefix, sys.executable, *map(str, command)], cwd=cwd, env=environment(), text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+        options = {"cwd": cwd, "env": environment(), "stderr": subprocess.STDOUT, "start_new_session": True}
+        if prefix:
+            words = [*prefix, sys.executable, *map(str, command)]
+            self.process = subprocess.Popen(words, **options, stdout=subprocess.PIPE, text=True)
+        else:
+            self.process = start(*command, **options)
         self._news = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

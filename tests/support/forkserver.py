@@ -1,47 +1,33 @@
 """Run a program in a fork of a process that has imported torch, which saves seconds of each start.
 
 The fork server is that of multiprocessing. The program runs as `__main__`, with its own arguments,
-environment, folder, session and output. Processes that it starts, as a launcher its ranks, are new Pythons.
+environment, folder, session and output. What it starts itself, as a launcher its ranks, is a fork, too
+(nursery.py).
 """
 
 import atexit
-import contextlib
 import functools
-import gc
 import itertools
 import multiprocessing
 import multiprocessing.connection
 import os
-import runpy
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
-import types
-import weakref
 from multiprocessing import forkserver
 from pathlib import Path
 from unittest import mock
+
+from tests.support import forked_program, nursery
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _PIPES = (subprocess.PIPE, subprocess.STDOUT)
 _CONTEXT = multiprocessing.get_context("forkserver")
 _PACKAGES = [
     "torch", "torch._dynamo", "torchvision", "torch.utils.tensorboard",
-    "sklearn.datasets", "cv2", "simplejpeg", "boto3",
+    "sklearn.datasets", "cv2", "simplejpeg", "boto3", "pydantic", "psutil", "torch.distributed.run",
 ]  # fmt: skip
-# Beginnings of the names of variables that Python, torch or OpenMP read when they start.
-_READ_AT_START = (
-    "PYTHON", "LD_", "LANG", "LC_", "OMP", "GOMP", "MKL", "KMP", "TORCH", "CUDA", "ATEN_", "ONEDNN_", "DNNL_",
-    "OPENBLAS_",
-)  # fmt: skip
-_LEVELS = ("--cpu_level", "--cpu-level")
-# Of these, what scikit-learn, OpenCV and torch set in the process of the tests when they are imported.
-_SET_BY_IMPORTS = (
-    "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "LD_LIBRARY_PATH", "TORCHELASTIC_", "TORCH_NCCL_",
-    "TORCHINDUCTOR_CACHE_DIR",
-)  # fmt: skip
 
 
 def can_fork(words: list[str], options: dict, usual: dict[str, str]) -> bool:
@@ -51,21 +37,8 @@ def can_fork(words: list[str], options: dict, usual: dict[str, str]) -> bool:
     what is read at a start. PYTHONPATH may name this repository, which has nothing that Python imports when
     it starts.
     """
-    is_program = words[0] in ("-m", "-c") or words[0].endswith(".py")
-    # a level of instructions is set before torch is imported
-    is_program = is_program and not any(word.startswith(_LEVELS) for word in words)
     known = not options.keys() - {"cwd", "env", "stderr", "start_new_session"}
-    changed = {name for name, _ in options["env"].items() ^ usual.items()}
-    if options["env"].get("PYTHONPATH") == str(_ROOT):
-        changed.discard("PYTHONPATH")
-    return (
-        is_program
-        and known
-        and options["stderr"] in _PIPES
-        and not any(
-            name.startswith(_READ_AT_START) and not name.startswith(_SET_BY_IMPORTS) for name in changed
-        )
-    )
+    return known and options["stderr"] in _PIPES and forked_program.can_run(words, options["env"], usual)
 
 
 class Forked:
@@ -123,7 +96,7 @@ def start(words: list[str], options: dict, usual: dict[str, str]) -> Forked:
     _ensure_server(usual)
     pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(1 if options["stderr"] == subprocess.STDOUT else 2)]
     writers = [pipes[0][1], pipes[-1][1]]
-    process = _CONTEXT.Process(target=_run_program, args=(words, options, path, writers))
+    process = _CONTEXT.Process(target=_run_program, args=(words, options, usual, path, writers))
     process.start()
     streams = [os.fdopen(os.dup(reader.fileno())) for reader, _ in pipes]
     for end in itertools.chain(*pipes):
@@ -140,7 +113,8 @@ def _kill_what_a_test_left() -> None:
 
 def _ensure_server(usual: dict[str, str]) -> None:
     _CONTEXT.set_forkserver_preload(_PACKAGES)
-    with mock.patch.dict(os.environ, usual | {"GOMP_SPINCOUNT": "1000"}, clear=True):  # as jobs set it
+    variables = usual | forked_program.ROOM | forked_program.PRESET
+    with mock.patch.dict(os.environ, variables, clear=True):
         forkserver.ensure_running()
 
 
@@ -150,53 +124,16 @@ def _path_of_a_new_python() -> list[str]:
     return subprocess.check_output([sys.executable, "-c", code], text=True).splitlines()
 
 
-def _run_program(words: list[str], options: dict, path: list[str], outputs: list) -> None:
+def _run_program(
+    words: list[str], options: dict, usual: dict[str, str], path: list[str], outputs: list
+) -> None:
     """Run the program in this process, and end the process as Python ends."""
-    gc.freeze()  # a collection need not look at the packages, whose pages would be copied
     atexit.unregister(_kill_what_a_test_left)  # it belongs to the process of the tests
-    weakref.finalize._registry.clear()  # at the end torch would remove its operators, which takes 50 ms
     if options.get("start_new_session"):
         os.setsid()
     for number, output in enumerate(outputs, 1):
         os.dup2(output.fileno(), number)
     for output in outputs:
         output.close()
-    os.chdir(options["cwd"])
-    os.environ.clear()
-    os.environ.update(options["env"])
-    tempfile.tempdir = None
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    multiprocessing.set_start_method(None, force=True)
-    sys.orig_argv = [sys.executable, *words]
-    if "PYTHONPATH" in options["env"]:
-        path = [options["env"]["PYTHONPATH"], *path]
-    code = 1
-    try:
-        if words[0] == "-m":
-            sys.argv, sys.path[:] = words[1:], [str(options["cwd"]), *path]
-            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-        elif words[0] == "-c":
-            sys.argv, sys.path[:] = ["-c", *words[2:]], ["", *path]
-            sys.modules["__main__"] = types.ModuleType("__main__")
-            exec(words[1], vars(sys.modules["__main__"]))
-        else:
-            sys.argv, sys.path[:] = words, [os.path.dirname(os.path.abspath(words[0])), *path]
-            runpy.run_path(words[0], run_name="__main__")
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        if end.code is not None and not isinstance(end.code, int):
-            print(end.code, file=sys.stderr)
-    except BaseException as error:
-        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
-        sys.excepthook(type(error), error, error.__traceback__)
-        code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
-    threading._shutdown()
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # the program may have closed it
-            stream.flush()
-    if code == -signal.SIGINT:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
-    os._exit(code)
+    nursery.open_for(words, usual, path)
+    forked_program.run(words, options["env"], str(options["cwd"]), path)
