@@ -217,7 +217,7 @@ def test_two_loops_with_one_folder(tmp_path):
         first.kill()
         first.wait()
     shown = go_on(tmp_path)  # a killed one does not keep the folder
-    assert re.search(r"warning: .*without a save.* step 1$", shown, re.MULTILINE)
+    assert re.search(r"warning: .*without a save.* step 1\b", shown)
 
 
 def test_a_script_and_modules_that_have_changed_are_named(tmp_path):
