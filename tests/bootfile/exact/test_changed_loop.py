@@ -102,7 +102,7 @@ def test_groups_that_are_exchanged_are_refused_by_name(tmp_path):
     other = "AdamW([{'params': model.b.parameters()}, {'params': model.a.parameters()}]"
     begin(tmp_path, ("AdamW(model.parameters()", one))
     error = go_on(tmp_path, ("AdamW(model.parameters()", other), code=1)
-    assert re.search(r"its optimizer .*b\.weight .*group 1\b.*group 0\b", error)
+    assert re.search(r"its optimizer [^;\n]*b\.weight [^;\n]*group 1\b[^;\n]*group 0\b", error)
 
 
 AVERAGE = (
@@ -123,7 +123,7 @@ def test_tensors_in_a_list_are_refused_if_the_parameters_have_another_order(tmp_
     begin(tmp_path, AVERAGE, ADDED)
     assert "average" not in go_on(tmp_path, AVERAGE, ADDED)
     error = go_on(tmp_path, AVERAGE, ADDED, MOVED, code=1)
-    assert re.search(r"its average .*position.*a\.weight .*b\.weight", error)
+    assert re.search(r"its average [^;\n]*position[^;\n]*a\.weight [^;\n]*b\.weight", error)
 
 
 def test_generators_that_were_added_in_another_order_are_refused(tmp_path):
@@ -131,7 +131,7 @@ def test_generators_that_were_added_in_another_order_are_refused(tmp_path):
     begin(tmp_path, ("step = run.resume()", f"{generators}run.add(one=one, two=two)\nstep = run.resume()"))
     other = f"{generators}run.add(two=two, one=one)\nstep = run.resume()"
     error = go_on(tmp_path, ("step = run.resume()", other), code=1)
-    assert re.search(r"its generators .*\bone, two\b.*\btwo, one\b", error)
+    assert re.search(r"its generators [^;\n]*\bone, two\b[^;\n]*\btwo, one\b", error)
 
 
 def test_a_list_of_objects_is_refused_before_training(tmp_path):
@@ -198,7 +198,7 @@ def test_another_number_of_processes_is_said_first(tmp_path):
     variables = environment(**PATH, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), WORLD_SIZE="2")
     jobs = [start("loop.py", "99", cwd=tmp_path, env=variables | {"RANK": rank}) for rank in "01"]
     for job in jobs:
-        assert re.search(r"\b1 processes.* 2\b", finish(job, 1).stderr)
+        assert re.search(r"\b1 processes[^;\n]* 2\b", finish(job, 1).stderr)
 
 
 def test_two_loops_with_one_folder(tmp_path):
