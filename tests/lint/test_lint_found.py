@@ -71,7 +71,7 @@ def sum_sets(first):
 def test_the_sums_of_the_page_agree():
     assert len(SETS) == 13
     assert f"All first tries: {sum_sets('A')}" in PAGE
-    assert f"J, K and L, with the most repositories, have {sum_sets('J')}" in PAGE
+    assert re.search(rf"\bJ, K and L\b.* {re.escape(sum_sets('J'))}", PAGE)
     assert f"A to D do not have: {sum_sets('E')}" in PAGE
     true = sum(int(row[1]) for row in ROWS)
     findings = sum(int(row[2]) for row in ROWS)

@@ -1,5 +1,6 @@
 """A loop of one's own that was changed between two starts continues by name, or is refused, or says so."""
 
+import re
 import subprocess
 
 import pytest
@@ -101,7 +102,7 @@ def test_groups_that_are_exchanged_are_refused_by_name(tmp_path):
     other = "AdamW([{'params': model.b.parameters()}, {'params': model.a.parameters()}]"
     begin(tmp_path, ("AdamW(model.parameters()", one))
     error = go_on(tmp_path, ("AdamW(model.parameters()", other), code=1)
-    assert "its optimizer has b.weight in group 1, this run's has it in group 0" in error
+    assert re.search(r"its optimizer [^;\n]*b\.weight [^;\n]*group 1\b[^;\n]*group 0\b", error)
 
 
 AVERAGE = (
@@ -122,8 +123,7 @@ def test_tensors_in_a_list_are_refused_if_the_parameters_have_another_order(tmp_
     begin(tmp_path, AVERAGE, ADDED)
     assert "average" not in go_on(tmp_path, AVERAGE, ADDED)
     error = go_on(tmp_path, AVERAGE, ADDED, MOVED, code=1)
-    assert "its average keeps tensors by position" in error
-    assert "a.weight is where this run has b.weight" in error
+    assert re.search(r"its average [^;\n]*position[^;\n]*a\.weight [^;\n]*b\.weight", error)
 
 
 def test_generators_that_were_added_in_another_order_are_refused(tmp_path):
@@ -131,23 +131,21 @@ def test_generators_that_were_added_in_another_order_are_refused(tmp_path):
     begin(tmp_path, ("step = run.resume()", f"{generators}run.add(one=one, two=two)\nstep = run.resume()"))
     other = f"{generators}run.add(two=two, one=one)\nstep = run.resume()"
     error = go_on(tmp_path, ("step = run.resume()", other), code=1)
-    assert "its generators were added in the order one, two, this run's in the order two, one" in error
+    assert re.search(r"its generators [^;\n]*\bone, two\b[^;\n]*\btwo, one\b", error)
 
 
 def test_a_list_of_objects_is_refused_before_training(tmp_path):
     error = go_on(tmp_path, ("step = run.resume()", "run.add(parts=[model.a])\nstep = run.resume()"), code=1)
-    assert "add(parts=...) needs an object with state_dict() and load_state_dict(), and got list" in error
+    assert re.search(r"add\(parts=\.\.\.\) .*\bstate_dict\(\).*\bload_state_dict\(\).*\blist\b", error)
 
 
 def test_hyperparameters_that_were_edited_have_a_line(tmp_path):
     begin(tmp_path)
     edited = ("lr=1e-2)", "lr=1e-2, betas=(0.8, 0.99), weight_decay=0.1)")
     shown = go_on(tmp_path, edited)
-    assert "betas of the optimizer, group 0, was (0.9, 0.999) before this start and is (0.8, 0.99)" in shown
-    assert (
-        "weight_decay of the optimizer, group 0, was 0.01 before this start and is 0.1 from here on" in shown
-    )
-    assert "before this start" not in go_on(tmp_path, edited)
+    assert re.search(r"betas .*optimizer, group 0\b.*\(0\.9, 0\.999\).*\(0\.8, 0\.99\)", shown)
+    assert re.search(r"weight_decay .*optimizer, group 0\b.*\b0\.01\b.*\b0\.1\b", shown)
+    assert not re.search("betas|weight_decay", go_on(tmp_path, edited))
 
 
 @pytest.mark.parametrize(
@@ -183,12 +181,12 @@ def test_a_sample_that_changed_is_seen_when_a_batch_is_read_again(tmp_path):
     shown = go_on(tmp_path, OWN_SET, FEW)
     assert "resumed from" in shown
     error = go_on(tmp_path, OWN_SET, FEW, ("x[place] * 1", "x[place] * (1 + (id == 1003))"), code=1)
-    assert "step 9 was read again after the restart, and its samples are not those" in error
+    assert re.search(r"step 9 .*read again.* samples .*\bnot\b", error)
 
 
 def test_items_that_are_not_stable_have_a_warning_and_are_not_refused(tmp_path):
     unstable = ("x[place] * 1", "x[place] * int.from_bytes(os.urandom(1), 'big')")
-    line = "differs when it is read twice"
+    line = "of Own differs"
     assert line in begin(tmp_path, OWN_SET, FEW, unstable)
     assert line in go_on(tmp_path, OWN_SET, FEW, unstable)
 
@@ -200,7 +198,7 @@ def test_another_number_of_processes_is_said_first(tmp_path):
     variables = environment(**PATH, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), WORLD_SIZE="2")
     jobs = [start("loop.py", "99", cwd=tmp_path, env=variables | {"RANK": rank}) for rank in "01"]
     for job in jobs:
-        assert "it is of 1 processes, this run has 2" in finish(job, 1).stderr
+        assert re.search(r"\b1 processes[^;\n]* 2\b", finish(job, 1).stderr)
 
 
 def test_two_loops_with_one_folder(tmp_path):
@@ -214,12 +212,12 @@ def test_two_loops_with_one_folder(tmp_path):
         read_until(first, "training")
         (tmp_path / "loop.py").write_text(LOOP)
         error = run("loop.py", "99", cwd=tmp_path, env=environment(**PATH), code=1).stderr
-        assert "OUT belongs to another run that is running: give each run a folder of its own" in error
+        assert re.search(r"OUT belongs to another run\b.*running", error)
     finally:
         first.kill()
         first.wait()
     shown = go_on(tmp_path)  # a killed one does not keep the folder
-    assert "warning: the start before this one ended without a save: this one begins again at step 1" in shown
+    assert re.search(r"warning: .*without a save.* step 1\b", shown)
 
 
 def test_a_script_and_modules_that_have_changed_are_named(tmp_path):
@@ -229,7 +227,7 @@ def test_a_script_and_modules_that_have_changed_are_named(tmp_path):
     begin(tmp_path, rate)
     assert "changed" not in go_on(tmp_path, rate)
     (tmp_path / "rate.py").write_text("RATE = 2\n")
-    line = "has changed since the start before: the results may differ from here on"
+    line = "has changed"
     assert f"warning: rate {line}" in go_on(tmp_path, rate)
     after = go_on(tmp_path)  # without the modules, which are not compared
     assert f"warning: loop.py {line}" in after and "rate" not in after

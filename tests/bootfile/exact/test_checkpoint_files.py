@@ -66,7 +66,7 @@ def test_every_single_bit_flip_is_found(tmp_path):
     ("damage", "reason"),
     [
         (lambda content: content[:-100], r"it has \d+ bytes, expected \d+"),
-        (lambda content: content[:-5000] + bytes(5000), "it changed after it was written"),
+        (lambda content: content[:-5000] + bytes(5000), "it changed .*sum of its bytes"),
     ],
 )
 def test_damage_is_found(tmp_path, damage, reason):
@@ -87,7 +87,7 @@ def test_a_checkpoint_of_version_0_25_is_verified_by_its_sha256(tmp_path):
         file.seek(-1, os.SEEK_END)
         file.write(b"x")
     for function in (checkpoint.read, checkpoint.verify):
-        with pytest.raises(Refused, match="it changed after it was written: the sha256 differs"):
+        with pytest.raises(Refused, match=r"it changed .*sha256"):
             function(path)
 
 

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import io
+import re
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ from bootfile import Exact, SequentialBatchSampler, map_style_loader, torch_load
 from bootfile.exact import files
 from bootfile.ground.errors import BadInput
 from bootfile.processes import signals
+from tests.conftest import names
 
 
 class Loop:
@@ -54,7 +56,7 @@ def train(loop):
 def test_a_step_before_resume_is_named(tmp_path):
     loop = Loop(tmp_path)
     loop.step(*next(iter(loop.loader)))
-    with pytest.raises(BadInput, match=r"call resume\(\) before the first step"):
+    with pytest.raises(BadInput, match=r"resume\(\) before "):
         loop.run.end_step()
 
 
@@ -65,7 +67,7 @@ def test_a_save_that_the_loop_leaves_out_is_named_once(tmp_path):
             loop.step(*batch)
             loop.run.end_step()
     loop.run.close()
-    assert loop.count("a save is due after step 3, and save() was not called") == 1
+    assert sum(names(line, "step 3", "save()", "not called") for line in loop.lines) == 1
 
 
 def test_steps_without_end_step_are_not_saved(tmp_path):
@@ -74,7 +76,7 @@ def test_steps_without_end_step_are_not_saved(tmp_path):
         for batch in loop.loader:
             loop.step(*batch)
     loop.run.close()
-    assert loop.count("step 8 is not saved: the loop has called end_step() 0 times") == 1
+    assert sum(names(line, "step 8", "not saved", "end_step()", "0 times") for line in loop.lines) == 1
     assert files.list_newest_first(str(tmp_path / "checkpoints")) == []
 
 
@@ -84,14 +86,14 @@ def test_two_runs_at_a_time_in_a_process_are_refused(tmp_path):
     second = Loop(tmp_path / "second")
     second.run.resume()
     first.step(*next(iter(first.loader)))
-    with pytest.raises(BadInput, match="another Exact of this process has begun"):
+    with pytest.raises(BadInput, match=r"another Exact .*one run"):
         first.run.end_step()
 
 
 def test_a_schedule_that_no_checkpoint_holds_is_named(tmp_path):
     loop = Loop(tmp_path, has_schedule=True)
     loop.run.resume()
-    assert loop.count("a schedule of the learning rate has begun, and no checkpoint holds it") == 1
+    assert sum(names(line, "schedule", "learning rate", "no checkpoint") for line in loop.lines) == 1
     loop = Loop(tmp_path / "other")
     loop.run.resume()
     assert loop.count("schedule") == 0
@@ -114,13 +116,13 @@ def test_a_loop_in_another_thread_is_trained_and_told_what_a_signal_does(tmp_pat
     monkeypatch.setattr(signals, "_watching", threading.Event())  # no loop of these tests was there before
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         pool.submit(train, Loop(tmp_path)).result()
-    assert capsys.readouterr().out.count("the loop is not in the main thread") == 1
+    assert capsys.readouterr().out.count("not in the main thread") == 1
     assert Loop(tmp_path).run.resume() == 8
 
 
 def test_a_model_whose_shapes_are_not_known_yet_is_named(tmp_path):
     model = torch.nn.Sequential(torch.nn.LazyLinear(3), torch.nn.LazyBatchNorm1d(), torch.nn.Linear(3, 1))
-    with pytest.raises(BadInput, match=r"model\.0\.weight has no shape yet: call the model once"):
+    with pytest.raises(BadInput, match=r"model\.0\.weight has no shape"):
         Loop(tmp_path, model=model).run.resume()
 
 
@@ -184,7 +186,8 @@ def test_what_is_changed_after_a_save_is_named_once(changed, change, tmp_path):
         scheduler.step()  # the code after an epoch is not a part of its last step
     loop.run.close()
     assert loop.count("after run.save()") == bool(changed)
-    assert loop.count(f"has changed {changed} after run.save() of step 2") == bool(changed)
+    named = [line for line in loop.lines if names(line, "changed", changed, "run.save()", "step 2")]
+    assert len(named) == bool(changed)
 
 
 def test_what_follows_a_run_is_not_a_change_of_it(tmp_path):
@@ -251,13 +254,13 @@ def test_a_state_that_exists_only_around_a_save_does_not_end_the_training(tmp_pa
 
 def test_a_refusal_names_no_option_of_the_jobs(tmp_path):
     train(Loop(tmp_path, identity={"width": 1}))
-    with pytest.raises(BadInput, match=r"its width is 1, this run's is 2.*use another output folder\)$"):
+    with pytest.raises(BadInput, match=r"\bwidth [^;]*\b1\b[^;]*\b2\b.*another output folder\)$"):
         train(Loop(tmp_path, identity={"width": 2}))
 
 
 def test_an_output_folder_that_is_a_dangling_link_is_named(tmp_path):
     (tmp_path / "out").symlink_to("unmounted/runs")
-    with pytest.raises(BadInput, match="out is a link to unmounted/runs, which does not exist"):
+    with pytest.raises(BadInput, match=r"out .*link to unmounted/runs, .*not exist"):
         train(Loop(tmp_path / "out"))
 
 
@@ -267,7 +270,7 @@ def test_a_buffer_that_is_not_persistent_any_more_is_refused_before_a_load(begin
     model = Queue(begin)
     model.register_buffer("seen", begin, persistent=False)
     before = model.linear.weight.clone()
-    with pytest.raises(BadInput, match=r"seen is \[8\], this run's is missing"):
+    with pytest.raises(BadInput, match=r"\bseen [^;]*\[8\][^;]*missing"):
         Loop(tmp_path, model=model).run.resume()
     assert torch.equal(model.linear.weight, before)
 
@@ -293,7 +296,8 @@ def test_a_buffer_that_has_grown_is_continued(begin, shape, tmp_path):
     restarted = Loop(tmp_path, model=Queue(begin))
     assert restarted.run.resume() == 8
     assert torch.equal(restarted.model.seen, loop.model.seen)
-    assert restarted.count(f"seen of the model is [8] in the checkpoint, and was {shape} here") == 1
+    pattern = rf"\bseen .*\[8\] .*checkpoint.* {re.escape(shape)}"
+    assert sum(bool(re.search(pattern, line)) for line in restarted.lines) == 1
 
 
 def test_a_damaged_checkpoint_is_passed_over_if_the_output_cannot_show_its_path(tmp_path, monkeypatch):
@@ -318,7 +322,8 @@ class LossScaler(Metric):
 def test_an_object_without_a_state_is_named(tmp_path):
     loop = Loop(tmp_path, metric=Metric(), scaler=LossScaler())
     loop.run.resume()
-    assert loop.count("the state_dict() of metric is empty") == 1 and loop.count("scaler") == 0
+    assert sum(names(line, "state_dict()", "metric", "empty") for line in loop.lines) == 1
+    assert loop.count("scaler") == 0
 
 
 class Seen:

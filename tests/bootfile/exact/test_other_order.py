@@ -1,5 +1,7 @@
 """A checkpoint whose order of parameters is not that of the program is continued by name, or refused."""
 
+import re
+
 import pytest
 import torch
 
@@ -87,9 +89,7 @@ def test_lists_of_tensors_in_a_group_are_refused():
     saved = state_of(first, Buffers(first.parameters())).capture(0)
 
     second = net("ba")
-    with pytest.raises(
-        Refused, match=r"its optimizer keeps tensors by position.*a.weight is where .*b.weight"
-    ):
+    with pytest.raises(Refused, match=r"its optimizer .*position.*a\.weight .*b\.weight"):
         state_of(second, Buffers(second.parameters())).load(saved, 9)
 
 
@@ -116,7 +116,7 @@ def test_optimizers_in_the_list_of_an_object_are_not_exchanged(held):
     second = net("abc")
     main = torch.optim.SGD(second.c.parameters(), lr=0.1)
     state_of(second, main, held=held(optimizers_of(second, "ab"))).load(saved, 9)
-    with pytest.raises(Refused, match=r"its held.0 has b.weight in no group, this run's has it in group 0"):
+    with pytest.raises(Refused, match=r"its held\.0 .*b\.weight .*\bno group\b.*group 0\b"):
         state_of(second, main, held=held(optimizers_of(second, "ba"))).load(saved, 9)
 
 
@@ -132,7 +132,7 @@ def test_the_state_of_an_optimizer_that_an_object_holds_is_not_moved():
 
     saved = start("abc").capture(2)
     start("abc").load(saved, 9)
-    with pytest.raises(Refused, match=r"its held.0 keeps tensors by position"):
+    with pytest.raises(Refused, match=r"its held\.0 .*position"):
         start("bac").load(saved, 9)
 
 
@@ -173,7 +173,7 @@ def test_averages_by_position_are_refused(average, is_of_model):
 
     saved = start("ab").capture(0)
     start("ab").load(saved, 9)
-    with pytest.raises(Refused, match=r"its average keeps tensors by position.*a.weight is where .*b.weight"):
+    with pytest.raises(Refused, match=r"its average .*position.*a\.weight .*b\.weight"):
         start("ba").load(saved, 9)
 
 
@@ -217,11 +217,8 @@ def test_what_was_edited_of_a_further_optimizer_and_its_schedule_has_a_line():
     edited = start(0.25, 0.8)
     edited.load(saved, 9)
     notes = "\n".join(edited.take_notes())
-    assert "gamma of schedule began as 0.9, which is used; this program has 0.8" in notes
-    assert (
-        "initial_lr of further, group 0, is 0.5 in the checkpoint, which is used; this program has 0.25"
-        in notes
-    )
+    assert re.search(r"gamma of schedule .*\b0\.9\b.* used\b.*\b0\.8\b", notes)
+    assert re.search(r"initial_lr of further, group 0\b.*\b0\.5\b.* used\b.*\b0\.25\b", notes)
     again = start(0.25, 0.8)
     again.load(edited.capture(2), 9)
     assert again.take_notes()  # as long as the program says so
@@ -236,4 +233,4 @@ def test_the_rate_of_a_further_optimizer_without_a_schedule_has_a_line():
     state = start(0.25)
     state.load(start(0.5).capture(0), 9)
     [note] = state.take_notes()
-    assert "lr of further, group 0, is 0.5 in the checkpoint, which is used; this program has 0.25" in note
+    assert re.search(r"lr of further, group 0\b.*\b0\.5\b.* used\b.*\b0\.25\b", note)

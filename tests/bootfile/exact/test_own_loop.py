@@ -69,8 +69,8 @@ def test_a_loop_of_ones_own_loads_the_package_only(tmp_path):
 
 
 OTHERS = {  # change of the loop -> reason of the refusal
-    ("seed=0", "seed=1"): "its samples have the seed 0, this run's the seed 1",
-    ("len(train_set), 32", "len(train_set), 50"): "the global batch 32, this run's the global batch 50",
+    ("seed=0", "seed=1"): r"\bseed 0\b[^;\n]*\bseed 1\b",
+    ("len(train_set), 32", "len(train_set), 50"): r"\bglobal batch 32\b[^;\n]*\bglobal batch 50\b",
 }
 
 
@@ -82,13 +82,13 @@ def test_another_order_of_the_samples_is_refused(tmp_path):
     for change, reason in OTHERS.items():
         assert loop.count(change[0]) == 1
         (tmp_path / "loop.py").write_text(loop.replace(*change))
-        assert reason in run("loop.py", "OUT", cwd=tmp_path, env=start_alone(), code=1).stderr
+        assert re.search(reason, run("loop.py", "OUT", cwd=tmp_path, env=start_alone(), code=1).stderr)
 
 
 def test_a_url_is_refused(tmp_path):
     (tmp_path / "loop.py").write_text(LOOP)
     errors = run("loop.py", "s3://bucket/run", cwd=tmp_path, env=start_alone(), code=1).stderr
-    assert "s3://bucket/run is a URL: Exact writes to a folder" in errors
+    assert re.search(r"s3://bucket/run .*\bURL\b.*\bfolder\b", errors)
     assert not (tmp_path / "s3:").exists()
 
 

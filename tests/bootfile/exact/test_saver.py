@@ -9,7 +9,7 @@ import torch
 
 from bootfile.exact import digest, files
 from bootfile.exact.saver import HostCopies, Saver, find_infinite, size_of
-from tests.conftest import CAN_FORK, environment, finish, free_port, start
+from tests.conftest import CAN_FORK, environment, finish, free_port, names, start
 
 
 def test_training_goes_on_while_a_copy_is_written(tmp_path):
@@ -63,7 +63,8 @@ def test_weights_that_cannot_be_copied_do_not_touch_the_checkpoint_in_flight(tmp
     saver.save_checkpoint(5, "run", lambda: _state(5, torch.zeros(4)), True)
     saver.save_weights("epoch_1.pth", 5, None, fail, lambda tensors: None)
     go.set()
-    assert saver.finish() == ["epoch_1.pth was not saved: no memory"]
+    (reason,) = saver.finish()
+    assert names(reason, "epoch_1.pth", "not saved", "no memory")
     assert digest.read(str(tmp_path))[5]["saved"] is True
 
 
@@ -93,7 +94,7 @@ def test_an_error_is_reported_once_and_forgotten_after_a_success(tmp_path):
 
     saver._submit("best.pth", dict, fail)
     (reason,) = saver.finish()
-    assert reason.startswith("best.pth was not saved: No space left on device (") and len(lines) == 1
+    assert names(reason, "best.pth", "not saved", "No space left on device") and len(lines) == 1
     saver._submit("best.pth", dict, lambda copy: None)
     assert saver.finish() == [] and len(lines) == 1
 

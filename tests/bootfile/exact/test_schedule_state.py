@@ -191,9 +191,9 @@ def test_another_class_and_other_settings_of_it(job):
     assert job(SCHEDULES["CosineAnnealingLR"])[0] == expected[26:]
 
     job(lambda o: lrs.ReduceLROnPlateau(o, patience=2), to=26, folder="plateau")
-    with pytest.raises(BadInput, match=r"ReduceLROnPlateau.*patience began as 2, this run's as 3"):
+    with pytest.raises(BadInput, match=r"ReduceLROnPlateau.*patience [^;]*\b2\b[^;]*\b3\b"):
         job(lambda o: lrs.ReduceLROnPlateau(o, patience=3), folder="plateau")
-    with pytest.raises(BadInput, match=r"groups of \[2, 2\] parameters, this run's has \[4\]"):
+    with pytest.raises(BadInput, match=r"groups [^;]*\[2, 2\][^;]*\[4\]"):
         job(SCHEDULES["StepLR"], groups=1)
 
 
@@ -244,5 +244,5 @@ def test_fractions_of_an_epoch(job):
     state.load(saved)
     assert optimizer.param_groups[0]["lr"] == rate and scheduler.T_cur == 3.25
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.2)
-    with pytest.raises(Exception, match=r"depends on more than the step, .* 0\.1, this run's as 0\.2"):
+    with pytest.raises(Exception, match=r"WarmRestarts .*more than the step[^;]* 0\.1\b[^;]* 0\.2\b"):
         ScheduleState(optimizer, lrs.CosineAnnealingWarmRestarts(optimizer, 7), {}).load(saved)

@@ -142,9 +142,7 @@ def test_a_slow_rank_is_named_once_and_again_when_it_changes_or_ends():
     line, = said.note(make(0.99), *even[1:3], make(0.8, data=0.32))  # fmt: skip
     assert line.startswith("slowest rank 0 (node a): compute 0.97 s of each step"), "it costs more now"
     line, = said.note(*even)  # fmt: skip
-    assert re.fullmatch(
-        r"rank 0 \(node a\) is not slow any more after step 280: since step 200 it cost \d+% .*", line
-    )
+    assert re.fullmatch(r"rank 0 \(node a\) .*not slow .*step 280\b.*step 200 .*\b\d+% .*", line)
     assert said.note(*even) == []
     assert said.note(*even[:2], make(0.9), make(0.9)) == [
         "slowest node b (ranks 2 to 3): compute 0.88 s of each step, median of the others 0.48, since "
@@ -156,7 +154,7 @@ def test_a_rank_that_is_slow_now_and_then_says_so():
     said = Said()
     often = make(0.7, slow_steps=4, peaks=0.2)
     line, = said.note(*[make(0.5) for _ in range(3)], often)  # fmt: skip
-    assert "median of the others 0.48, most of it in 4 of 40 steps, since step 40" in line
+    assert re.search(r"others 0\.48, .*\b4 of 40 steps, since step 40\b", line)
 
 
 def test_one_long_step_is_not_a_slow_rank():

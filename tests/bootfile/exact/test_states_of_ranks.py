@@ -112,8 +112,5 @@ def test_a_state_that_differs_between_ranks_is_named_once(words, names, tmp_path
     warnings = re.findall(r"^warning: .*", printed, re.MULTILINE)
     assert len(warnings) == len(names)
     for name, warning in zip(names, warnings, strict=True):
-        line = (
-            f"warning: {name} of rank 1 is not that of rank 0 after step 4: a checkpoint holds that of rank 0"
-        )
-        assert warning.startswith(line)
+        assert re.match(rf"warning: {name} of rank 1 .*rank 0 .*step 4: .*checkpoint .*rank 0\b", warning)
     assert not any("Traceback" in result.stderr for result in results)

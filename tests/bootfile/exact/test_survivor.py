@@ -189,12 +189,12 @@ def test_a_rank_that_does_not_see_the_folder_is_named(tmp_path):
     for rank in range(2):
         (tmp_path / str(rank)).mkdir()
     first = run_ranks(script, "map", tmp_path / "hang", cwd=tmp_path)[0]
-    assert re.search("warning: rank 1 does not see .*/0/OUT of rank 0, and cannot save", first.stdout)
+    assert re.search("warning: rank 1 .*/0/OUT of rank 0.*cannot save", first.stdout)
 
 
 def test_gradients_that_wait_are_not_saved(tmp_path):
     printed = lose(tmp_path, "accumulate", 6)  # after the first of two batches
-    assert "warning: step 6 was not saved after another rank was lost: gradients wait" in printed
+    assert re.search("warning: step 6 .*not saved .*another rank .*gradients", printed)
     assert not os.path.exists(tmp_path / "OUT" / "checkpoints")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from bootfile.ground import errors, heartbeat
 from bootfile.ground.heartbeat import Heartbeat, watched
-from tests.conftest import wait_until
+from tests.conftest import names, wait_until
 
 
 def test_a_line_is_logged_when_it_is_due(monkeypatch):
@@ -58,7 +58,7 @@ def test_a_write_that_takes_long_is_named_once(monkeypatch):
         wait_until(lambda: lines)
         time.sleep(0.05)
     line, = lines  # fmt: skip
-    assert "/mount has not answered for 0 s" in line
+    assert names(line, "/mount", "not answered", "0 s")
 
 
 def test_a_machine_without_room_for_a_thread_does_not_end_what_is_watched(monkeypatch):

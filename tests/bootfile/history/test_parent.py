@@ -1,5 +1,7 @@
 """What the records of an old run tell about steps that were computed again: the shards that differ."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -18,24 +20,24 @@ OTHER = STATE | {"digest": "bb", "parts": {"model.fc": "2"}}
         (
             {5: [1, 2, 9, 4], 6: [0, 0, 0, 0]},
             OTHER,
-            "shard 2 (rank 2 of 3) of step 5 had other gradients, and the s",
+            r"shard 2 \(rank 2 of 3\) .*step 5 .*other gradients.* step 6\b",
         ),
-        ({6: [0, 6, 0, 0]}, OTHER, "shards 0 (rank 0 of 3) and 2, 3 (rank 2 of 3) of step 6"),
-        ({5: OLD[5], 6: [0, 0, 0, 0]}, OTHER, "all 4 shards of step 6 had other gradients, and the state"),
+        ({6: [0, 6, 0, 0]}, OTHER, r"shards 0 \(rank 0 of 3\) .*\b2, 3 \(rank 2 of 3\) .*step 6\b"),
+        ({5: OLD[5], 6: [0, 0, 0, 0]}, OTHER, r"all 4 shards .*step 6 .*other gradients.* state\b"),
         (
             {5: OLD[5], 6: [5, 6, 0, 8]},
             STATE,
-            "of step 6 had other gradients, and the state after step 6 is the same:",
+            r"step 6 .*other gradients.*step 6 is the same:",
         ),
         (
             OLD,
             OTHER,
-            "is another one (model.fc, digest bb for aa), and all shards of the steps 5-6 had the same",
+            r"\(model\.fc, digest bb for aa\).*all shards .*steps 5-6 .*\bsame\b",
         ),
         (OLD, STATE, ""),
         # nothing is known of the shards of step 5
-        ({6: OLD[6]}, OTHER, "is another one (model.fc, digest bb for aa): the code"),
-        ({5: [1], 6: [2]}, OTHER, "is another one (model.fc, digest bb for aa): the code"),
+        ({6: OLD[6]}, OTHER, r"\(model\.fc, digest bb for aa\): "),
+        ({5: [1], 6: [2]}, OTHER, r"\(model\.fc, digest bb for aa\): "),
         # steps that are not asked for
         ({4: [0, 0, 0, 0], 7: [0, 0, 0, 0]}, STATE, ""),
     ],
@@ -44,7 +46,7 @@ def test_the_first_shards_that_differ_are_named(new, line, expected, tmp_path, m
     run = make_parent(monkeypatch, world_size=3)
     shard_lines.write(str(tmp_path), new)
     shown = run.check(str(tmp_path), 6, line)
-    assert expected in shown and bool(shown) == bool(expected)
+    assert re.search(expected, shown) and bool(shown) == bool(expected)
 
 
 def test_a_rank_of_an_elastic_job_is_not_known(tmp_path, monkeypatch):

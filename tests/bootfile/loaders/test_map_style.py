@@ -196,7 +196,7 @@ def test_a_sample_that_ends_the_loading_is_an_error(workers, end):
         list(map_style_loader(Ends(), sampler(), CPU, collate_fn=pad, workers=workers))
     loader = map_style_loader(Short(), sampler(), CPU, collate_fn=pad)
     loader.engine.run = lambda plan: (each for each in ())
-    with pytest.raises(RuntimeError, match=r"the data of epoch 1 ended at step 0, \d+ steps too early"):
+    with pytest.raises(RuntimeError, match=r"epoch 1 .*step 0, \d+ steps .*early"):
         list(loader)
 
 

@@ -309,7 +309,7 @@ def test_an_error_of_the_model_names_the_one_sample_of_another_type():
     [[inputs, targets]] = batches
     with pytest.raises(RuntimeError) as error:
         _loss(inputs, targets)
-    assert re.search(r"sample 5 of Items is \(float64 .*, and sample \d is", batches.explain(error.value))
+    assert re.search(r"sample 5 of Items .*float64 .*\bsample \d\b", batches.explain(error.value))
 
 
 def test_tensors_without_plain_numbers_are_read_or_named():
@@ -324,6 +324,6 @@ def test_a_data_loader_without_a_batch_is_refused():
     """Its loop would end at once, without an error."""
     data = TensorDataset(torch.arange(8.0), torch.arange(8))
     loader = DataLoader(data, batch_size=9, drop_last=True)
-    with pytest.raises(BadInput, match=r"batch_size 9 exceeds the 8 samples: expected a "):
+    with pytest.raises(BadInput, match=r"batch_size 9 .*\b8 samples: "):
         torch_loader(loader, CPU)
     assert len(torch_loader(DataLoader(data, batch_size=9), CPU)) == 1

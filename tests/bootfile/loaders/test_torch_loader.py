@@ -17,10 +17,10 @@ class Stream(IterableDataset):
 @pytest.mark.parametrize(
     "loader, reason",
     [
-        (DataLoader(Stream(), 4), "has an IterableDataset: its batches are not the same after a restart"),
+        (DataLoader(Stream(), 4), "IterableDataset.*not .*restart"),
         (DataLoader(DATA, 4, num_workers=1, persistent_workers=True), "has persistent_workers=True"),
         (DataLoader(DATA, 24, drop_last=True), "batch_size 24 exceeds the 12 samples"),
-        (DataLoader(DATA, batch_sampler=BatchSampler(12, 4, seed=0)), "each epoch the order of the first"),
+        (DataLoader(DATA, batch_sampler=BatchSampler(12, 4, seed=0)), "BatchSampler .*epoch.* order"),
     ],
     ids=["stream", "persistent workers", "no batch", "batch sampler"],
 )
@@ -32,6 +32,6 @@ def test_a_loader_that_cannot_be_repeated_is_refused(loader, reason):
 def test_items_that_are_no_pair_are_refused_with_the_way_out_of_this_loader():
     data = TensorDataset(torch.arange(12.0), torch.arange(12), torch.arange(12))
     loader = torch_loader(DataLoader(data, 4), torch.device("cpu"))
-    with pytest.raises(BadInput, match=r"is list of 3: .* or give the loader a collate_fn that returns"):
+    with pytest.raises(BadInput, match=r"list of 3: .*the loader a collate_fn"):
         for _ in loader.epochs_from(0):
             next(iter(loader))

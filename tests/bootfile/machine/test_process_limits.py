@@ -10,7 +10,7 @@ import pytest
 from bootfile.machine import process_limits
 from bootfile.processes import forking
 from datasets.folders import random_folder
-from tests.conftest import ROOT, environment, run, wait_until
+from tests.conftest import ROOT, environment, names, run, wait_until
 from tests.support.control_groups import NAMESPACE, make_tree, real_group
 
 
@@ -24,7 +24,7 @@ def test_room_for_processes(most, used, needed, is_short, tmp_path):
     assert bool(line) == is_short
     if is_short:
         assert f"limit of {most} processes and threads (pids.max of " in line and "/job)" in line
-        assert f"{used} run: 8 workers need about {needed} more" in line
+        assert names(line, f"{used} run", "8 workers", f"{needed} more")
 
 
 def test_errors_of_another_kind_are_not_explained():
@@ -160,7 +160,7 @@ def test_a_job_that_may_not_start_its_processes_is_refused(command, tmp_path):
         wait_until_empty(folder)
     (line,) = job.stderr.splitlines()
     assert line.startswith("error: limit of 16 processes and threads (pids.max of ")
-    assert "4 processes of this job need about" in line
+    assert names(line, "4 processes", "need about")
 
 
 def test_threads_of_torch_that_may_not_be_started_are_refused(tmp_path):
@@ -169,4 +169,4 @@ def test_threads_of_torch_that_may_not_be_started_are_refused(tmp_path):
     with real_group("pids", {"pids.max": "32"}) as folder:
         job = run("-c", ENTER + RUN, folder, *words, "--enable_gpu=false", code=2)
         wait_until_empty(folder)
-    assert "64 threads of torch need about 63 more" in job.stderr.splitlines()[-1]
+    assert names(job.stderr.splitlines()[-1], "64 threads", "63 more")

@@ -36,7 +36,7 @@ def test_a_pickle_of_another_program_is_not_run(tmp_path):
             return os.mkdir, (str(tmp_path / "made"),)
 
     data = torch.frombuffer(bytearray(pickle.dumps(Attack(), 2)), dtype=torch.uint8)
-    with pytest.raises(BadInput, match="a process sent a value that cannot be read"):
+    with pytest.raises(BadInput, match=r"sent a value .*cannot be read"):
         ranks._decode(data)
     assert not (tmp_path / "made").exists()
 

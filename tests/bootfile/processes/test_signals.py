@@ -46,7 +46,7 @@ def test_a_process_that_hangs_exits_after_its_grace(number, code):
     process.send_signal(number)
     result = finish(process, code)
     assert 0.9 < time.monotonic() - begin < 3
-    assert f"{number.name}: stopping at the next step, within 1 s" in result.stdout
+    assert re.search(rf"^{number.name}: stopping .*\b1 s$", result.stdout, re.MULTILINE)
     assert "error: not stopped within 1 s" in result.stderr
 
 
@@ -54,11 +54,11 @@ def test_a_second_interrupt_ends_a_stuck_process_at_once():
     process = start("-c", STUCK.format(wait=LOCKED).replace("watch(1.0)", "watch(1000)"))
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
-    assert process.stdout.readline().startswith("SIGINT: stopping at the next step")
+    assert process.stdout.readline().startswith("SIGINT: stopping ")
     time.sleep(0.6)  # longer than one key press
     process.send_signal(signal.SIGINT)
     result = finish(process, 130, timeout=20)
-    assert result.stderr == "error: interrupted again: exiting without another checkpoint\n"
+    assert re.fullmatch("error: interrupted again\\b.*without .*checkpoint\n", result.stderr)
 
 
 @pytest.mark.parametrize(
@@ -89,11 +89,11 @@ def test_only_a_process_of_the_job_can_stop_it(monkeypatch, capsys):
     for forged in ("1", "1 15 ", "1 15 c0ffe", "bad \xff"):
         store.set(signals._KEY, forged)
         signals.look(store)
-    assert not signals.asked() and capsys.readouterr().out.count("not by a process of this job") == 1
+    assert not signals.asked() and capsys.readouterr().out.count("ignored a request") == 1
     store.set(signals._KEY, "1 10 c0ffee")
     signals.look(store)
     assert signals.asked() and signals.exit_code() == 138
-    assert capsys.readouterr().out.startswith("SIGUSR1 at rank 1: stopping at the next step")
+    assert capsys.readouterr().out.startswith("SIGUSR1 at rank 1: stopping ")
 
 
 def test_the_signal_is_named_before_a_run_ends():
@@ -115,7 +115,7 @@ class Slow:
     process = start("-c", slow + script)
     read_until(process, "ready")
     process.send_signal(signal.SIGTERM)
-    assert finish(process).stdout == "SIGTERM: stopping at the next step, within 30 s\nstopped\n"
+    assert re.fullmatch("SIGTERM: stopping .* 30 s\nstopped\n", finish(process).stdout)
 
 
 def test_a_rank_hears_of_a_signal_that_is_not_in_the_store_yet(monkeypatch, capsys):
@@ -147,8 +147,8 @@ def test_a_rank_tells_the_others_which_signal_it_got(launcher, tmp_path):
     os.kill(processes_of(job)[1], signal.SIGUSR1)
     result = finish(job, None)
     assert result.returncode == (1 if launcher else 138), "torchrun has one code for all errors"
-    assert "\nSIGUSR1 at rank 1: stopping at the next step" in result.stdout
-    assert "not by a process" not in result.stdout and list((tmp_path / "checkpoints").glob("*.pt"))
+    assert "\nSIGUSR1 at rank 1: stopping " in result.stdout
+    assert "ignored a request" not in result.stdout and list((tmp_path / "checkpoints").glob("*.pt"))
 
 
 @pytest.mark.parametrize("stuck", ["time.sleep(60)", "lock.acquire()"])
@@ -209,7 +209,7 @@ def test_ctrl_c_of_a_job(tmp_path, processes, moment):
         assert result.stderr.count("error: ") == 1 and "error: interrupted" in result.stderr
         assert not (tmp_path / "checkpoints").exists()
         return
-    step, = re.findall(r"stopped as asked after step (\d+); .* that of step \1\n", result.stdout)  # fmt: skip
+    step, = re.findall(r"stopped\D* step (\d+)\b.* step \1\n", result.stdout)  # fmt: skip
     assert (tmp_path / "checkpoints" / f"step_{step}.pt").exists()
 
 
@@ -261,9 +261,7 @@ def test_one_process_is_signalled_while_all_evaluate(tmp_path):
     os.kill(processes_of(job)[1], signal.SIGTERM)
     result = finish(job, 143)
     assert time.monotonic() - begin < 8  # all 45 batches take half a second each
-    assert re.search(
-        r"stopped as asked after step 2; the newest checkpoint is that of step 2\n", result.stdout
-    )
+    assert re.search(r"stopped\D* step 2\b.*checkpoint.* step 2\n", result.stdout)
 
 
 def test_a_closed_terminal_and_five_more_signals_lose_no_save(tmp_path):
@@ -276,7 +274,7 @@ def test_a_closed_terminal_and_five_more_signals_lose_no_save(tmp_path):
     read_until(job, "^SIGHUP(: | at rank 1: )")
     for number in others:
         os.killpg(job.pid, number)
-    said = r"stopped as asked after step (\d+); .* of step \1\n"
+    said = r"stopped\D* step (\d+)\b.* step \1\n"
     result = finish(job, None)
     assert result.returncode in {128 + number for number in (signal.SIGHUP, *others)}
     step, = re.findall(said, result.stdout)  # fmt: skip

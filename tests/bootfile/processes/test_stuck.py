@@ -301,4 +301,4 @@ def test_a_pause_in_debugpy_is_not_called_stuck(tmp_path, capfd):
         os.close(dump)
     place = "main (own.py:1), in C code that holds Python's lock"
     line, = capfd.readouterr().out.splitlines()  # fmt: skip
-    assert line.startswith(f"stuck for 5 s or more: the process is in {place}")
+    assert line.startswith("stuck for 5 s ") and f" the process is in {place}" in line

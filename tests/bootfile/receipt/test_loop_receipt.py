@@ -2,6 +2,7 @@
 
 import collections
 import os
+import re
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from bootfile.receipt.loop_records import read
 from bootfile.receipt.one_run import Options
 from bootfile.receipt.records import ReceiptError
 from bootfile.receipt.report import report
-from tests.conftest import run
+from tests.conftest import names, run
 
 DATA = torch.rand(48, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 STEPS = 12  # of an epoch: batches of 4
@@ -79,12 +80,12 @@ def _mix(epoch):
 
 RESTARTS = {  # the batches of a restart after step 13, and what the comparison with a whole run says
     "exact": ([_rest(2, 1), *batches([3])], "equal for 36 steps"),
-    "skipped": ([_rest(2, 3), *batches([3])], "the samples of steps 14-15 were skipped"),
+    "skipped": ([_rest(2, 3), *batches([3])], "steps 14-15 were skipped"),
     "the epoch again": (batches([2, 3]), "the samples of steps 13-36 were read again"),
     "order of the first epoch": ([_rest(1, 1), *batches([3])], "the samples of steps 2-12 were read again"),
-    "reordered": ([_rest(2, 1)[::-1], *batches([3])], "the samples of steps 14-24 were reordered"),
-    "another order": ([_rest(7, 1), *batches([3])], "4 samples of the epoch were read twice, 4 were skipped"),
-    "mixed": ([_mix(_rest(2, 1))], "from step 14 on: 2 samples of the epoch were skipped up to step 14"),
+    "reordered": ([_rest(2, 1)[::-1], *batches([3])], "steps 14-24 were reordered"),
+    "another order": ([_rest(7, 1), *batches([3])], r"\b4 samples .*twice, 4 .*skipped"),
+    "mixed": ([_mix(_rest(2, 1))], r"step 14 on: 2 samples .*skipped .*step 14$"),
     "other data": (
         [[{"id": each["id"], "image": each["image"] + 1} for each in _rest(2, 1)]], "other samples",
     ),
@@ -100,7 +101,7 @@ def test_what_a_restart_did_is_named(tmp_path, name, knows_its_step):
     _restart(tmp_path, epochs, 13 if knows_its_step else None)
     equal, text = compare(tmp_path, "whole", "run")
     if knows_its_step or name not in ("skipped", "the epoch again"):
-        assert equal == (name == "exact") and (expected in text or not knows_its_step)
+        assert equal == (name == "exact") and (re.search(expected, text) or not knows_its_step)
     else:  # what the restart says is all that is known
         assert "start 2 continues at step " in "".join(steps.follow(read(str(tmp_path / "run"))).lines)
 
@@ -185,14 +186,15 @@ def test_steps_without_a_record_are_not_compared(tmp_path):
     record(tmp_path / "late", [_rest(2, 1), *batches([3])], 13)
     equal, lines = report_both(tmp_path / "whole", tmp_path / "late")
     assert not equal and lines[1].endswith("late: 36 steps, 13 without a record")
-    assert lines[-1] == "data equal in the 23 steps of both; one run has no record of the others"
+    assert names(lines[-1], "equal", "23 steps", "no record")
     record(tmp_path / "other", [_rest(7, 1), *batches([3])], 13)
     assert "different from step 14 on: " in report_both(tmp_path / "whole", tmp_path / "other")[1][-1]
     record(tmp_path / "gap", batches([1, 2]), 0, 15)
     record(tmp_path / "gap", [_rest(2, 8), *batches([3])], 20)
     folder = str(tmp_path / "gap")
     equal, lines = report([folder], [read(folder)], Options())
-    assert not equal and lines[1:] == ["start 2 continues at step 21: steps 16-20 have no record"]
+    assert not equal and len(lines) == 2
+    assert names(lines[1], "start 2", "step 21", "steps 16-20", "no record")
 
 
 def test_files_that_end_in_a_record_are_continued(tmp_path):
@@ -202,14 +204,15 @@ def test_files_that_end_in_a_record_are_continued(tmp_path):
         os.truncate(tmp_path / "run" / name, os.path.getsize(tmp_path / "run" / name) - 5)
     record(tmp_path / "run", [_rest(1, 5), *batches([2])])
     equal, lines = report_both(tmp_path / "whole", tmp_path / "run")
-    assert equal and "start 2 continues at step 6: steps 6-8 were read twice, with the same samples" in lines
+    assert equal
+    assert any(names(line, "start 2", "step 6", "steps 6-8", "twice", "same samples") for line in lines)
 
 
 def test_other_augmentation_of_the_same_samples(tmp_path):
     record(tmp_path / "a", batches([1]), ids="id")
     noisy = [[{**batch, "image": batch["image"] * (1 + (k > 4))} for k, batch in enumerate(batches([1])[0])]]
     record(tmp_path / "b", noisy, ids="id")
-    assert compare(tmp_path, "a", "b")[1].startswith("different from step 6 on: the same samples with other")
+    assert names(compare(tmp_path, "a", "b")[1], "different", "step 6", "same samples", "contents")
 
 
 @pytest.mark.parametrize(

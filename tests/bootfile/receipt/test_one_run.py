@@ -8,7 +8,7 @@ from bootfile.receipt import loop_records
 from bootfile.receipt.loop_receipt import Receipt
 from bootfile.receipt.one_run import Options
 from bootfile.receipt.report import report
-from tests.conftest import run
+from tests.conftest import names, run
 
 SIZE, BATCH = 64, 8
 DATA = torch.rand(SIZE, 4, generator=torch.Generator().manual_seed(0))
@@ -106,7 +106,7 @@ def test_samples_that_come_twice(ids, tmp_path):
     assert judge(tmp_path / "half", repeats=True) == []
     read(tmp_path / "padded", [padded(epoch) for epoch in range(3)], ids, world_size=2)
     found = judge(tmp_path / "padded")
-    assert found[1] == "epoch 2: 1 sample came twice or more, first in step 16"
+    assert names(found[1], "epoch 2", "1 sample", "twice", "step 16")
     read(tmp_path / "drawn", [with_replacement(epoch) for epoch in range(6)], ids)
     *found, last = judge(tmp_path / "drawn")
     assert len(found) == 4 and last == "2 more epochs with such samples"
@@ -116,7 +116,7 @@ def test_several_epochs_in_one_call_of_watch_are_named_as_the_cause(tmp_path):
     all_epochs = [torch.cat([shuffled(epoch) for epoch in range(3)])]
     read(tmp_path / "once", all_epochs)
     [line] = judge(tmp_path / "once")
-    assert "epoch 1: " in line and line.endswith("call it once for each epoch")
+    assert "epoch 1: " in line and "watch()" in line
     read(tmp_path / "half", [half_twice(epoch) for epoch in range(3)])
     assert not any("watch()" in line for line in judge(tmp_path / "half"))
 
@@ -131,7 +131,8 @@ def test_the_same_samples_twice_in_each_epoch(tmp_path):
 def test_samples_that_never_come(tmp_path):
     order = shuffled(1)
     read(tmp_path, [shuffled(0), order[order < 40], shuffled(2)])
-    assert judge(tmp_path) == ["epoch 2: 24 samples never came, which other epochs have"]
+    [line] = judge(tmp_path)
+    assert names(line, "epoch 2", "24 samples", "never")
 
 
 @by_ids_or_contents
@@ -148,11 +149,7 @@ def test_augmentation_that_repeats(ids, tmp_path):
     read(tmp_path / "same", shuffled_epochs(), ids)
     assert judge(tmp_path / "new", augmented=True) == judge(tmp_path / "same") == []
     [line] = judge(tmp_path / "same", augmented=True)
-    assert line == (
-        "epochs 1, 2 and 3 have the same content for each sample"
-        if ids
-        else "128 samples came again with the same content in a later epoch"
-    )
+    assert names(line, "epochs 1, 2 and 3" if ids else "128 samples", "same content")
 
 
 @by_ids_or_contents
