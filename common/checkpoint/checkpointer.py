@@ -18,9 +18,9 @@ from bootfile.exact import digest
 from bootfile.exact.choose import newest
 from bootfile.exact.events import Events, stopped_line
 from bootfile.exact.files import write_weights
-from bootfile.exact.loop import Due, Exact, NotSaved
+from bootfile.exact.loop import Exact, NotSaved
 from bootfile.exact.nonfinite import Diverged
-from bootfile.exact.processes import Processes
+from bootfile.exact.processes import Due, Processes
 from bootfile.ground.errors import BadInput
 from bootfile.machine import instructions
 from bootfile.processes import ranks, signals, stuck

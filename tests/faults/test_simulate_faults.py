@@ -12,8 +12,6 @@ import torch
 from tests.conftest import LONGEST, QUICK, ROOT, environment
 from tests.support.simulated import fired, rows, simulate
 
-pytestmark = pytest.mark.thorough
-
 TIMEOUT = 15  # seconds, of the process group
 LONG = 200  # seconds that no busy machine needs to end a process
 ENDLESS = ("jobs/train_ddp.py", "--", *QUICK, "--batch_size=32", f"--timeout={TIMEOUT}", "--epochs=10000")
@@ -48,6 +46,7 @@ def two(tmp_path_factory):
     return kept
 
 
+@pytest.mark.thorough
 def test_survivors_of_a_killed_rank_leave():
     """If rank 0 is killed, the other ranks of all nodes end with an exit code other than 0.
 
@@ -61,6 +60,7 @@ def test_survivors_of_a_killed_rank_leave():
     assert max(row.seconds for row in table.values()) - moment < LONG / 2
 
 
+@pytest.mark.thorough
 def test_survivors_of_a_silent_rank_leave():
     fault = "stop:rank=1,step=2"
     result = simulate("--nodes=2", "--fault", fault, *ENDLESS, code=None)
@@ -70,13 +70,17 @@ def test_survivors_of_a_silent_rank_leave():
     assert table["1"].seconds - moment < LONG or table["1"].meaning.startswith("stopped by a fault")
 
 
+@pytest.mark.thorough
 def test_a_rank_that_is_asked_to_end():
     result = simulate("--nodes=2", "--processes=2", "--fault=term:rank=2,step=2", *ENDLESS, code=None)
     table = rows(result.stdout)
     assert table["0"].code and table["1"].code and result.returncode
 
 
-@pytest.mark.parametrize("fault", ["restart:node=1,step=2", "reschedule:node=0,step=3"])
+@pytest.mark.parametrize(
+    "fault",
+    ["restart:node=1,step=2", pytest.param("reschedule:node=0,step=3", marks=pytest.mark.thorough)],
+)
 def test_a_job_that_is_started_again(fault, two, tmp_path):
     """If all nodes are started again, the run ends like the uninterrupted one."""
     kept = tmp_path / "kept"
@@ -88,6 +92,7 @@ def test_a_job_that_is_started_again(fault, two, tmp_path):
     assert_same(kept, two, node)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("first", "second"), VOLUMES.values(), ids=VOLUMES)
 def test_results_in_a_mounted_volume(first, second, two, tmp_path):
     """Two nodes write to one volume. New containers continue the killed job, and it ends like an
@@ -113,6 +118,7 @@ def test_results_in_a_mounted_volume(first, second, two, tmp_path):
     assert not [name for name in theirs if not torch.equal(ours[name], theirs[name])]
 
 
+@pytest.mark.thorough
 def test_a_killed_rank_under_torchrun_ends_all():
     fault = "kill:rank=2,step=2"
     job = ("--nodes=2", "--processes=2", "--platform=torchrun", "--fault", fault, "--limit=90")

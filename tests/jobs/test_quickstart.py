@@ -6,7 +6,7 @@ import re
 import pytest
 
 from launch.bundle.code_folder import CodeFolder
-from tests.conftest import ROOT
+from tests.conftest import ROOT, environment, run
 
 NOTEBOOK = ROOT / "jobs" / "quickstart.ipynb"
 PROOF = ("exit code -9\n", "data equal for 44 steps: ", "122 of 122 tensors are equal bit for bit\n")
@@ -20,6 +20,16 @@ def test_it_is_stored_with_outputs_and_not_uploaded():
     assert all(line in "".join(printed) for line in PROOF)
     assert not re.search(r"/(home|tmp|root|work|usr|opt|var)/", "".join(printed))
     assert "jobs/quickstart.ipynb" not in CodeFolder("jobs/train.py").files
+
+
+def test_its_cells_train_kill_resume_and_compare(tmp_path):
+    """As one script: Jupyter starts a new Python for each program, which the next test does."""
+    pytest.importorskip("IPython", reason="IPython is not installed")
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+    code = "\n".join("".join(cell["source"]) for cell in cells)
+    printed = run("-c", code, cwd=NOTEBOOK.parent, env=environment(TMPDIR=str(tmp_path))).stdout
+    assert len(re.findall(r"step=24/44 .* loss=", printed)) == 3
+    assert all(line in printed for line in PROOF)
 
 
 @pytest.mark.thorough

@@ -135,5 +135,5 @@ def _run_program(
         os.dup2(output.fileno(), number)
     for output in outputs:
         output.close()
-    nursery.open_for(words, usual, path)
+    nursery.open_for(words, str(options["cwd"]), usual, path)
     forked_program.run(words, options["env"], str(options["cwd"]), path)

@@ -30,18 +30,25 @@ _LONGEST = 100_000  # bytes of a request
 _STARTERS = {"launch", "bootfile", "torch.distributed.run", "torch.distributed.launch"}
 
 
-def starts_programs(words: list[str]) -> bool:
-    """Return whether a program starts others, as far as its command shows it."""
+def starts_programs(words: list[str], folder: str) -> bool:
+    """Return whether a program starts others, as far as its command and its code show it."""
     options = ("--processes_per_node", "--elastic")
-    return (words[0] == "-m" and words[1] in _STARTERS) or any(word.startswith(options) for word in words)
+    if (words[0] == "-m" and words[1] in _STARTERS) or any(word.startswith(options) for word in words):
+        return True
+    code = words[1] if words[0] == "-c" else ""
+    if words[0].endswith(".py") and os.path.isfile(os.path.join(folder, words[0])):
+        with open(os.path.join(folder, words[0]), encoding="utf-8", errors="replace") as file:
+            code = file.read()
+    return "subprocess" in code
 
 
-def open_for(words: list[str], usual: dict[str, str], path: list[str]) -> None:
+def open_for(words: list[str], folder: str, usual: dict[str, str], path: list[str]) -> None:
     """Fork the nursery, if the program starts others. It is called right before the program runs.
 
-    usual, path: the environment in which torch was imported, and sys.path of a new Python.
+    folder: in which it runs. usual: the environment in which torch was imported. path: sys.path of a new
+    Python.
     """
-    if not starts_programs(words):
+    if not starts_programs(words, folder):
         return
     program = os.getpid()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -206,5 +213,5 @@ def _run(
     tracker._fd = tracker._pid = None
     server = multiprocessing.forkserver._forkserver
     server._forkserver_alive_fd = server._forkserver_pid = server._forkserver_address = None
-    open_for(request["words"], usual, path)
+    open_for(request["words"], request["folder"], usual, path)
     forked_program.run(request["words"], request["environment"], request["folder"], path)

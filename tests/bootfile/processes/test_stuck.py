@@ -169,8 +169,9 @@ def test_the_lock_of_python_is_held_from_the_first_step_on(tmp_path):
     end([process])
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("kind", ["data", "gil", "stop"])
+@pytest.mark.parametrize(
+    "kind", ["data", *(pytest.param(each, marks=pytest.mark.thorough) for each in ("gil", "stop"))]
+)
 def test_two_ranks_of_which_the_last_one_hangs(tmp_path, kind):
     jobs, hang = begin(tmp_path, kind, 2, text=HELD)
     if kind == "stop":
