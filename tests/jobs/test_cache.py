@@ -72,7 +72,7 @@ def test_an_active_job_fills_the_cache_and_takes_it_away(data, tmp_path):
             *job(data, tmp_path / "out", "--data_backend=kspeed", f"--cache={server.url()}")
         )
         with Opened(server.url(), data[1]) as opened:
-            until(lambda: len(each := opened.sets()) == 1 and len(each[0].references) == 2, 60)
+            until(lambda: len(each := opened.sets()) == 1 and len(each[0].references) == 2)
             printed = "".join(finish(each).stdout for each in running)
             assert opened.sets() == []
         assert delivered(tmp_path / "out") == data[2]

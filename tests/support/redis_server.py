@@ -15,7 +15,7 @@ from datasets.stores.files import FileStore
 from datasets.stores.shared import address, connection, references
 from datasets.stores.shared.redis_store import RedisStore
 from datasets.stores.tiers import Tiers
-from tests.conftest import free_port, wait_for_port, wait_until
+from tests.conftest import LONGEST, free_port, wait_for_port, wait_until
 
 PROGRAM = shutil.which("redis-server")
 needed = pytest.mark.skipif(
@@ -105,7 +105,7 @@ def cluster(folder, *options: str):
             first, last = number * 16384 // 3, (number + 1) * 16384 // 3 - 1
             node.client().execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
             nodes[0].client().execute_command("CLUSTER", "MEET", "127.0.0.1", node.port, node.bus)
-        wait_until(lambda: all(whole(node) for node in nodes), timeout=30)
+        wait_until(lambda: all(whole(node) for node in nodes))
         yield nodes
 
 
@@ -149,7 +149,7 @@ class Opened:
         return next(each for each in self.sets() if each.name == self.store.name)
 
 
-def until(condition, seconds: float = 30.0) -> None:
+def until(condition, seconds: float = LONGEST) -> None:
     """Wait until the condition is true."""
     wait_until(condition, timeout=seconds)
 

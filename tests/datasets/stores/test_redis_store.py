@@ -202,7 +202,7 @@ def test_a_forked_process_finds_a_server_that_comes_back(tmp_path, index, made):
         if not child:
             code = 1
             try:
-                until(lambda: same(opened.store.read(ALL), made["decoded"]), 15)
+                until(lambda: same(opened.store.read(ALL), made["decoded"]))
                 code = 0
             finally:
                 os._exit(code)
