@@ -27,7 +27,7 @@ LOCKED = "import threading; lock = threading.Lock(); lock.acquire(); lock.acquir
 # prints the seconds of each timer that the process starts
 TIMED = """
 start_timer = signals._call_after
-signals._call_after = lambda seconds, *rest: print("timer", seconds, flush=True) or start_timer(seconds, *rest)
+signals._call_after = lambda at, *rest: print("timer", at, flush=True) or start_timer(at, *rest)
 print("timed", flush=True)
 """
 # after those of the test comes SIGUSR2, and the first of them that asks the job to stop is printed
