@@ -165,12 +165,13 @@ def test_a_rank_tells_the_others_which_signal_it_got(launcher, tmp_path):
     assert "not by a process" not in result.stdout and list((tmp_path / "checkpoints").glob("*.pt"))
 
 
-@pytest.mark.parametrize("stuck", ["time.sleep(60)", "lock.acquire()"])
+@pytest.mark.parametrize("stuck", ["signals.unwind_within(400), time.sleep(1000)", "lock.acquire()"])
 def test_an_interrupt_during_set_up_is_one_line(stuck):
     """This holds in Python code and in C code that never returns to the interpreter."""
     job = textwrap.dedent(f"""
         import sys, threading, time
         sys.path.insert(0, {str(ROOT)!r})
+        from bootfile.processes import signals
         from common.distributed.entry import entry
         @entry
         def main():
