@@ -37,7 +37,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(CONTENT)))
             self.end_headers()
             if self.path == "/silent":
-                self.server.released.wait(30)
+                self.server.released.wait()
             else:
                 self.wfile.write(CONTENT[: 1_000_000 if self.path == "/cut" else None])
 

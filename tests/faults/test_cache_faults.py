@@ -29,7 +29,7 @@ def change(draw: random.Random, value: bytes, others: list[bytes]) -> bytes:
 
 
 def damage(node, draw: random.Random) -> None:
-    client = node.client(socket_timeout=5)
+    client = node.client(socket_timeout=60)
     keys = [key for key in client.scan_iter() if key.rsplit(b":", 1)[1].isdigit()]
     values = [value for value in client.mget(keys) if value]
     for key, value in zip(keys[::3], values, strict=False):
@@ -37,7 +37,7 @@ def damage(node, draw: random.Random) -> None:
 
 
 def allow(node, right: str) -> None:
-    node.client(socket_timeout=5).execute_command("ACL", "SETUSER", "default", right)
+    node.client(socket_timeout=60).execute_command("ACL", "SETUSER", "default", right)
 
 
 FAULTS_OF = {  # kind -> function(node, draw) at the begin, function(node) at the end

@@ -55,7 +55,7 @@ def soak(folder: str, cache: str, backend: str, form: str) -> None:
             own = psutil.Process()
             processes = [own, *own.children(recursive=True)]
             print(sum(measure(each.pid) for each in processes), flush=True)
-    psutil.wait_procs(psutil.Process().children(), timeout=10)
+    psutil.wait_procs(psutil.Process().children(), timeout=60)
     threads = [
         thread.name for thread in threading.enumerate() if thread.name.startswith(("loader", "reader"))
     ]

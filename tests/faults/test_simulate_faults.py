@@ -12,7 +12,7 @@ import torch
 from tests.conftest import LONGEST, QUICK, ROOT, environment
 from tests.support.simulated import fired, rows, simulate
 
-TIMEOUT = 15  # seconds, of the process group
+TIMEOUT = 60  # seconds, of the process group
 LONG = 200  # seconds that no busy machine needs to end a process
 ENDLESS = ("jobs/train_ddp.py", "--", *QUICK, "--batch_size=32", f"--timeout={TIMEOUT}", "--epochs=10000")
 JOB = (*ENDLESS, "--max_steps=40")  # fewer than the 44 of an epoch; a fault after step 2 is in time

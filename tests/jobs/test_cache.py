@@ -2,7 +2,6 @@
 
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -72,7 +71,7 @@ def test_an_active_job_fills_the_cache_and_takes_it_away(data, tmp_path):
             *job(data, tmp_path / "out", "--data_backend=kspeed", f"--cache={server.url()}")
         )
         with Opened(server.url(), data[1]) as opened:
-            until(lambda: len(each := opened.sets()) == 1 and len(each[0].references) == 2, 60)
+            until(lambda: len(each := opened.sets()) == 1 and len(each[0].references) == 2)
             printed = "".join(finish(each).stdout for each in running)
             assert opened.sets() == []
         assert delivered(tmp_path / "out") == data[2]
@@ -88,17 +87,19 @@ def test_an_offline_set_is_shared_by_two_jobs(data, tmp_path):
         with Opened(url, data[1]) as opened:
             opened.store.reference.register(offline=True)
             opened.put_all()
-            offline, running, seen = (f"--cache={url}", "--cache_mode=offline"), {}, set()
+            client = server.client()
+            client.config_set("slowlog-max-len", 10**6)
+            client.config_set("slowlog-log-slower-than", 0)
+            offline, running = (f"--cache={url}", "--cache_mode=offline"), {}
             for backend in ("pytorch", "kspeed" if DALI else "dali-kspeed"):
                 arguments = job(data, tmp_path / backend, f"--data_backend={backend}", *offline)
                 running[backend] = start(*arguments)
-            while any(process.poll() is None for process in running.values()):
-                seen |= {name for stored in opened.sets() for name, _ in stored.references}
-                time.sleep(0.05)
             for backend, process in running.items():
                 finish(process)
                 assert delivered(tmp_path / backend) == data[2]
             (stored,) = opened.sets()
+            commands = [entry["command"].split() for entry in client.slowlog_get(-1)]
+            seen = {each[-1] for each in commands if each[0] == b"ZADD"}
             assert stored.mode == "offline" and len(seen) == 2
             assert (opened.store.lengths(range(len(data[1]))) > 0).all()
 

@@ -186,7 +186,7 @@ class Gate(FaultProxy):
         if line.startswith("PUT") and re.search(self.pattern, line):
             self.seen += 1
             if self.seen >= self.times:
-                self.closed.wait(60)
+                self.closed.wait()
         return super().plan(line)
 
 
@@ -242,11 +242,12 @@ def test_two_nodes_two_scratch_disks(server, images, plain, tmp_path):
             env = node(server, tmp_path / str(rank), BOOTFILE_STORE_TIMEOUT="300")
             jobs.append(start(
                 *JOB, "--data_url=s3://data/images", "--train_url=s3://runs/nodes", "--processes_per_node=2",
-                f"--init_method=tcp://127.0.0.1:{port}", f"--rank={rank}", "--world_size=2", "--timeout=25",
+                f"--init_method=tcp://127.0.0.1:{port}", f"--rank={rank}", "--world_size=2", "--timeout=60",
                 env=env | (slow.environment if rank else {}),
             ))  # fmt: skip
-        # node 0 reports it after 30 s
-        first = read_until(jobs[0], "^waiting for 1 of 4 processes to stage s3://data/images")
+        # node 0 reports it after 30, 60 and 90 s
+        line = "^waiting for 1 of 4 processes to stage s3://data/images"
+        first = [each for _ in range(3) for each in read_until(jobs[0], line)]
         slow.released.set()
         outputs = [finish(job).stdout for job in jobs]
     outputs[0] = "".join(first) + outputs[0]

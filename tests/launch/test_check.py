@@ -32,12 +32,13 @@ def _read(output: str) -> dict[str, tuple[str, str]]:
 
 
 def test_a_plain_machine(tmp_path):
+    begin = time.monotonic()
     output = run("-m", "launch", "check", "--output_dir", tmp_path / "new", "--unheard_of=1").stdout
     found = _read(output)
     assert "error" not in {verdict for verdict, _ in found.values()}
     assert output.startswith("ignored arguments: --unheard_of\ntopology source=plain ")
     last = re.search(r"^check verdict=(ok|warning) exit_code=0 seconds=(\S+)\n\Z", output, re.MULTILINE)
-    assert float(last[2]) < 5
+    assert 0 < float(last[2]) <= time.monotonic() - begin
     assert f"torch {torch.__version__}" in found["versions"][1]
     assert not (tmp_path / "new").exists()
 
@@ -141,9 +142,9 @@ def test_first_lines_of_a_job(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
     args = _args(output_dir=str(tmp_path / "results"))
     topology = resolve(args, {})
-    began = time.monotonic()
+    began = time.thread_time()  # of the processor: others may keep it busy
     node.print_findings(args, topology, args.output_dir)
-    assert time.monotonic() - began < 0.3
+    assert time.thread_time() - began < 0.3
     first, *others = capsys.readouterr().out.splitlines()
     assert re.match(rf"preflight \w+: .*torch {re.escape(torch.__version__)}, .* 0 GPUs, .*shm ", first)
     assert "presets NCCL_DEBUG=WARN" in first

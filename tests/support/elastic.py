@@ -63,7 +63,7 @@ class ElasticRun:
             code = self.process.wait(timeout)
         finally:
             self.kill()
-        self._reader.join(10)
+        self._reader.join(LONGEST)
         return code
 
     def kill(self) -> None:

@@ -52,7 +52,7 @@ class _Job:
         if None in codes:
             return None
         for copy in self._copies:
-            copy.join(10)
+            copy.join(conftest.LONGEST)
         return getattr(self, "code", next(filter(None, codes), 0))
 
     returncode = property(poll)

@@ -15,7 +15,7 @@ from datasets.stores.files import FileStore
 from datasets.stores.shared import address, connection, references
 from datasets.stores.shared.redis_store import RedisStore
 from datasets.stores.tiers import Tiers
-from tests.conftest import free_port, wait_for_port, wait_until
+from tests.conftest import LONGEST, free_port, is_stopped, wait_for_port, wait_until
 
 PROGRAM = shutil.which("redis-server")
 needed = pytest.mark.skipif(
@@ -28,6 +28,13 @@ RIGHTS = (
     "+hgetall +sadd +srem +smembers +zadd +zrem +zremrangebyscore +zrange +zcard "
     "+select"
 )
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """A job gives a server a second. One on a busy machine may need more, and is not down."""
+    monkeypatch.setattr(connection, "CONNECT", LONGEST)
+    monkeypatch.setattr(connection, "READ", LONGEST)
 
 
 class RedisServer:
@@ -70,6 +77,7 @@ class RedisServer:
 
     def pause(self) -> None:
         self.process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: is_stopped(self.process))
 
     def resume(self) -> None:
         self.process.send_signal(signal.SIGCONT)
@@ -95,7 +103,7 @@ def with_user(folder, rights: str = RIGHTS, **options) -> RedisServer:
 def cluster(folder, *options: str):
     """Yield three nodes, each with a third of the slots."""
     with contextlib.ExitStack() as stack:
-        common = ("cluster-enabled yes", "cluster-node-timeout 1000", "cluster-require-full-coverage no")
+        common = ("cluster-enabled yes", "cluster-node-timeout 60000", "cluster-require-full-coverage no")
         nodes = []
         for _ in range(3):
             bus = free_port()
@@ -105,7 +113,7 @@ def cluster(folder, *options: str):
             first, last = number * 16384 // 3, (number + 1) * 16384 // 3 - 1
             node.client().execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
             nodes[0].client().execute_command("CLUSTER", "MEET", "127.0.0.1", node.port, node.bus)
-        wait_until(lambda: all(whole(node) for node in nodes), timeout=30)
+        wait_until(lambda: all(whole(node) for node in nodes))
         yield nodes
 
 
@@ -149,7 +157,7 @@ class Opened:
         return next(each for each in self.sets() if each.name == self.store.name)
 
 
-def until(condition, seconds: float = 30.0) -> None:
+def until(condition, seconds: float = LONGEST) -> None:
     """Wait until the condition is true."""
     wait_until(condition, timeout=seconds)
 

@@ -17,7 +17,7 @@ def test_training_goes_on_while_a_copy_is_written(tmp_path):
     weight = torch.zeros(4)
 
     def write(copy):
-        go.wait(10)
+        go.wait()
         seen.append(copy["weight"].tolist())
 
     saver._submit("best.pth", lambda: {"weight": weight}, write)
@@ -55,7 +55,7 @@ def test_reports_and_the_end_of_an_epoch_do_not_wait_for_the_writes_before(tmp_p
 
 def test_weights_that_cannot_be_copied_do_not_touch_the_checkpoint_in_flight(tmp_path):
     saver, go = Saver(str(tmp_path), 3, lambda line: None), threading.Event()
-    saver.saved = lambda step: go.wait(10)
+    saver.saved = lambda step: go.wait()
 
     def fail():
         raise MemoryError("no memory")

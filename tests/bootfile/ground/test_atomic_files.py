@@ -111,17 +111,19 @@ def test_a_lock_excludes_other_processes(tmp_path, held, asked, free, kind):
 
 
 @pytest.mark.parametrize("is_deleted", [False, True])
-def test_a_lock_excludes_threads_and_ends_with_the_block(tmp_path, is_deleted):
+def test_a_lock_excludes_threads_and_ends_with_the_block(tmp_path, is_deleted, monkeypatch):
     """A child may have inherited it. The next holder does not get a lock on a deleted file."""
-    path, order = str(tmp_path / "lock"), []
+    path, order, has_begun, lock = str(tmp_path / "lock"), [], threading.Event(), job_files.lock
 
     def take() -> None:
         with job_files.locked(path) as handle:
             order.append(job_files.is_at(handle, path))
 
     with job_files.locked(path) as handle:
+        monkeypatch.setattr(job_files, "lock", lambda *given: (has_begun.set(), lock(*given)))
         thread = threading.Thread(target=take)
         thread.start()
+        has_begun.wait()
         thread.join(0.2)
         order.append("first")
         inherited = os.dup(handle)

@@ -10,7 +10,7 @@ import pytest
 from bootfile.ground import folder_lease, lease, mounts
 from bootfile.ground.errors import BadInput
 from bootfile.ground.folder_lease import FolderLease
-from tests.conftest import QUICK, finish, is_stopped, read_until, start, wait_until
+from tests.conftest import LONGEST, QUICK, finish, is_stopped, read_until, start, wait_until
 
 # holds a folder on a mount that grants every lock
 HOLDER = """
@@ -18,7 +18,7 @@ import fcntl, sys, time
 from bootfile.ground import lease, mounts
 from common.run import output
 fcntl.lockf = lambda *_: None
-mounts._MOUNTS, lease.RENEW = sys.argv[2], 0.05
+mounts._MOUNTS, lease.RENEW, lease.WATCH = sys.argv[2], 0.05, 400
 output.Output(sys.argv[1]).hold()
 print("held", flush=True)
 time.sleep(600)
@@ -58,7 +58,7 @@ def test_a_second_job_is_refused(hold, tmp_path):
     first = hold()
     assert first.stdout.readline() == "held\n"
     second = hold()
-    assert "checking for 25 s" in second.stdout.readline()
+    assert "checking for 400 s" in second.stdout.readline()
     line, = second.stderr.read().strip().splitlines()[-1:]  # fmt: skip
     assert f"belongs to another job that is running (process {first.pid} on " in line
     assert len(names(tmp_path)) in (1, 2) and first.poll() is None
@@ -72,7 +72,7 @@ def test_a_job_that_was_paused_has_lost_the_folder(hold, tmp_path, monkeypatch):
     monkeypatch.setattr(lease, "WATCH", 0.2)
     own = FolderLease(str(tmp_path / "run"))
     paused.send_signal(signal.SIGCONT)
-    assert paused.wait(60) == 6 and "belongs to another job" in paused.stderr.read()
+    assert paused.wait(LONGEST) == 6 and "belongs to another job" in paused.stderr.read()
     own.release()
     assert os.listdir(tmp_path / "run") == [".lock"]
 

@@ -3,7 +3,6 @@
 import io
 import sys
 import threading
-import time
 import types
 
 import pytest
@@ -51,13 +50,15 @@ def test_an_output_of_another_kind_is_written_to(encoding, monkeypatch):
 def test_a_write_that_takes_long_is_named_once(monkeypatch):
     lines = []
     monkeypatch.setattr(heartbeat, "print_line", lines.append)
+    monkeypatch.setattr(heartbeat, "EVERY", 1000.0)
     with watched("/quick"):
         pass
     monkeypatch.setattr(heartbeat, "EVERY", 0.01)
     with watched("/mount"):
         wait_until(lambda: lines)
-        time.sleep(0.05)
-    line, = lines  # fmt: skip
+        with watched("/later"):  # a second line about the first would come before
+            wait_until(lambda: "/later" in lines[-1])
+    line, _ = lines
     assert names(line, "/mount", "not answered", "0 s")
 
 

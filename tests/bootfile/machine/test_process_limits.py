@@ -55,7 +55,8 @@ from common.distributed.entry import entry
 def thread(): threading.Thread(target=time.sleep, args=[60], daemon=True).start()
 def fork():
     if not os.fork(): time.sleep(2), os._exit(0)
-def program(): subprocess.Popen(["sleep", "2"])
+kept = []  # a process that has ended counts until its parent has waited for it
+def program(): kept.append(subprocess.Popen(["sleep", "2"]))
 def main():
     for _ in range(99): globals()[sys.argv[1]]()
 entry(main)()

@@ -17,7 +17,7 @@ from bootfile.prove.own_job import OwnJob
 from bootfile.receipt import receipt
 from bootfile.receipt.reading import LOOP, find_receipt
 from datasets.folders import random_folder
-from tests.conftest import QUICK, ROOT, environment, finish, run, start, wait_until
+from tests.conftest import LONGEST, QUICK, ROOT, environment, finish, run, start, wait_until
 from tests.support import proofs
 from tests.support.exact import changed
 from tests.support.proofs import forked_jobs, prove_cases
@@ -343,8 +343,8 @@ def test_a_kill_waits_for_the_generation_after_the_last_one(tmp_path):
     log.write_text("generation 9: pids 1 1\n")  # an earlier run wrote it
     losses = Losses(str(log), lambda: steps, [(1, (0,)), (2, (1, 2))])
     with open(log, "ab") as output:
-        members = [sessions.start(["sleep", "60"], str(log), output) for _ in range(4)]
-        stranger = sessions.start(["sleep", "60"], str(tmp_path), output)
+        members = [sessions.start(["sleep", "1000"], str(log), output) for _ in range(4)]
+        stranger = sessions.start(["sleep", "1000"], str(tmp_path), output)
     pids = [each.pid for each in members]
 
     def write(line, *dead):
@@ -352,7 +352,7 @@ def test_a_kill_waits_for_the_generation_after_the_last_one(tmp_path):
             output.write(line)
         losses.watch()
         for number in dead:
-            assert members[number].wait(10) == -signal.SIGKILL
+            assert members[number].wait(LONGEST) == -signal.SIGKILL
         return [each.poll() is None for each in members], losses.is_done
 
     try:
@@ -492,7 +492,7 @@ def test_a_signal_ends_the_processes_of_the_job(number, code, program, tmp_path)
     children = psutil.Process(proof.pid).children(recursive=True)
     proof.send_signal(number)
     finish(proof, code)
-    assert len(children) == 2 + forks.are_possible() and not psutil.wait_procs(children, timeout=10)[1]
+    assert len(children) == 2 + forks.are_possible() and not psutil.wait_procs(children, timeout=LONGEST)[1]
     assert not (tmp_path / "OUT").exists() and not list((tmp_path / "kept").glob("bootfile-*"))
 
 

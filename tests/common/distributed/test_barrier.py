@@ -5,6 +5,7 @@ import signal
 import textwrap
 import threading
 import time
+import types
 
 import pytest
 import torch
@@ -13,7 +14,13 @@ from bootfile.ground import heartbeat
 from bootfile.ground.errors import BadInput
 from common.distributed import barrier, launcher
 from common.ground.endings import NO_RENDEZVOUS, NoRendezvous
-from tests.conftest import ROOT, finish, start, wait_until
+from tests.conftest import LONGEST, ROOT, finish, start, wait_until
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """On a busy machine a wait may be longer than ten seconds: no tick comes by itself."""
+    monkeypatch.setattr(barrier, "_TICK", 1000.0)
 
 
 class Counted(torch.distributed.Store):
@@ -49,7 +56,7 @@ class Job:
         store = torch.distributed.TCPStore("127.0.0.1", self.port, is_master=False, wait_for_workers=False)
         return torch.distributed.PrefixStore("job", store)
 
-    def arrive(self, rank, error=None, limit=60.0, silence=None, world_size=None):
+    def arrive(self, rank, error=None, limit=LONGEST, silence=None, world_size=None):
         store = self.stores[rank] = Counted(self.connect())
 
         def meet():
@@ -68,7 +75,7 @@ class Job:
 
     def end(self):
         for thread in self._threads:
-            thread.join(60)
+            thread.join(LONGEST)
             assert not thread.is_alive()
         return self.errors
 
@@ -100,7 +107,7 @@ def test_all_ranks_have_the_first_error():
 
 
 def test_rank_0_waits_for_the_ranks_of_the_larger_layout(monkeypatch):
-    monkeypatch.setattr(barrier, "_LINGER", 60.0)
+    monkeypatch.setattr(barrier, "_LINGER", LONGEST)
     job = Job(2)
     job.arrive(0)
     job.arrive(2, BadInput("another layout"), world_size=3)
@@ -144,8 +151,10 @@ def test_waiting_ranks_are_woken_to_log_whom_they_wait_for(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_missing_ranks_are_named_without_rank_0(dies):
+def test_missing_ranks_are_named_without_rank_0(dies, monkeypatch):
     """Also if the first rank that came, which wakes the others, was killed."""
+    clock = type("Clock", (), {"seconds": 0.0, "beat": lambda clock, text: None})
+    monkeypatch.setattr(barrier, "Heartbeat", clock)
     job, store = Job(4), None
     if dies:
         store = job.connect()
@@ -155,6 +164,8 @@ def test_missing_ranks_are_named_without_rank_0(dies):
         job.arrive(2, limit=1.0)
     job.wait_for(1)
     job.arrive(1, limit=1.0)
+    job.wait_for(2)
+    clock.seconds = 2.0
     errors = job.end()
     assert len(errors) == 2 - dies
     for error in errors.values():
@@ -165,18 +176,25 @@ def test_missing_ranks_are_named_without_rank_0(dies):
 def test_a_rank_without_a_heartbeat_is_named(monkeypatch):
     """Rank 0 reads all heartbeats in one call."""
     monkeypatch.setattr(barrier, "_LOOK_EVERY", 0.1)
+    monkeypatch.setattr(barrier, "_LINGER", 0.0)  # this process holds the store
+    passed = []
+    clock = types.SimpleNamespace(monotonic=lambda: sum(passed), sleep=time.sleep)
+    monkeypatch.setattr(barrier, "time", clock)
     job = Job(16)
     for rank in (0, *range(2, 16)):
         job.arrive(rank, silence=1.0)
     job.wait_for(15)
-    store = job.connect()
+    store, calls = job.connect(), job.stores[0].calls
     for _ in range(8):
         store.add("b/beats/1", 1)  # as barrier.beat()
-        time.sleep(0.25)
+        begun = calls["multi_get"]
+        wait_until(lambda begun=begun: calls["multi_get"] > begun + 2)  # rank 0 has seen it
+        passed.append(0.9)
     assert not job.errors
+    passed.append(0.9)
     texts = {str(error) for error in job.end().values()}
     assert texts == {"rank 1 sent no heartbeat for 1 s while the others waited for it to prepare"}
-    calls, keys = job.stores[0].calls, job.stores[0].keys
+    keys = job.stores[0].keys
     assert calls["multi_get"] > 3 and all(keys[f"b/beats/{rank}"] <= 1 for rank in range(16))
 
 
@@ -195,9 +213,11 @@ WAIT = textwrap.dedent(f"""
     sys.path.insert(0, {str(ROOT)!r})
     from common.distributed.entry import entry
     from common.distributed import barrier
+    from bootfile.processes import signals
     import torch
     @entry
     def main():
+        signals.unwind_within(400)
         port = int(sys.argv[1])
         store = torch.distributed.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
         try:

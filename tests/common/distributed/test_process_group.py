@@ -16,7 +16,18 @@ from bootfile.ground.errors import BadInput
 from common.distributed import leaving, process_group
 from common.ground import endings
 from common.platform.topology import Topology
-from tests.conftest import QUICK, ROOT, environment, finish, processes_of, refused, run, start, wait_until
+from tests.conftest import (
+    LONGEST,
+    QUICK,
+    ROOT,
+    environment,
+    finish,
+    processes_of,
+    refused,
+    run,
+    start,
+    wait_until,
+)
 
 # A process sees one GPU: its own, or one for all. The UUID shows it, which torch has since 2.4.
 MEET = textwrap.dedent(f"""
@@ -84,7 +95,6 @@ def test_a_group_that_cannot_be_destroyed_ends_a_process_that_is_alone(monkeypat
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.distributed, "destroy_process_group", destroy)
     monkeypatch.setattr(errors, "leave", did.append)
-    monkeypatch.setattr(leaving, "_TEARDOWN", 0.1)
     for problem, error, code in (
         ("", None, None),
         ("", ValueError("x"), None),
@@ -92,6 +102,7 @@ def test_a_group_that_cannot_be_destroyed_ends_a_process_that_is_alone(monkeypat
         ("raises", ValueError("y"), 1),
         ("raises", BadInput("z"), None),
     ):
+        monkeypatch.setattr(leaving, "_TEARDOWN", 0.1 if problem == "hangs" else LONGEST)
         leaving.end_alone(error)
         assert did == ["destroyed", *([] if code is None else [code])], problem
         did.clear()
@@ -208,7 +219,7 @@ leaving.leave_group(None, None)
 
 
 def test_a_process_leaves_a_gloo_group_without_waiting():
-    run("-c", LEAVE, timeout=60)
+    run("-c", LEAVE)
 
 
 # Each process ends as the text that it reads from its FIFO says: an exit code, or minus a signal.
@@ -217,6 +228,7 @@ ENDS = textwrap.dedent(f"""
     sys.path.insert(0, {str(ROOT)!r})
     from common.distributed import launcher
     from common.platform.topology import Topology
+    launcher.GRACE = 400
     if "RANK" not in os.environ:
         sys.exit(launcher.start(Topology(0, 1, 2, None, None, None, "node", "plain"), 1.0))
     with open(sys.argv[1] + os.environ["RANK"]) as fifo:

@@ -35,7 +35,7 @@ def store(server, monkeypatch, request):
     """Yield an ObjectStore with a prefix for this test."""
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("BOOTFILE_STORE_TIMEOUT", "1")
+    monkeypatch.setenv("BOOTFILE_STORE_TIMEOUT", "60")
     with ObjectStore(f"s3://bucket/{request.node.name.replace('[', '-').rstrip(']')}") as opened:
         yield opened
 
@@ -510,6 +510,7 @@ def test_a_store_that_restarts_is_awaited_by_all_threads(server, store, monkeypa
 def test_a_server_that_does_not_answer_is_no_error_of_the_disk(store, monkeypatch, tmp_path):
     """boto3's time-outs are OSErrors too."""
     monkeypatch.setenv("BOOTFILE_STORE_ATTEMPTS", "1")
+    monkeypatch.setenv("BOOTFILE_STORE_TIMEOUT", "1")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(StoreError, match=r"/key: 127\.0\.0\.1:\d+ stopped answering"):

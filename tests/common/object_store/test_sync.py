@@ -114,7 +114,8 @@ def test_the_first_failure_ends_all_tasks(store):
         begun.append(number)
         if number == 2:
             raise BadInput("of the second")
-        time.sleep(0.05)
+        store.client._stopped.wait()
+        time.sleep(1)  # meanwhile those that wait are taken back
         return -number
 
     assert sync.run(store, []) == []

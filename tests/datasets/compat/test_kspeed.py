@@ -21,7 +21,16 @@ from datasets.loaders import backends
 from datasets.stores import pack
 from datasets.stores.shared import address
 from tests.support import pictures
-from tests.support.redis_server import PASSWORD, RIGHTS, RedisServer, files_with, needed, until, with_user
+from tests.support.redis_server import (
+    PASSWORD,
+    RIGHTS,
+    RedisServer,
+    files_with,
+    needed,
+    patient,  # noqa: F401
+    until,
+    with_user,
+)
 
 pytest.importorskip("redis", reason="redis-py is not installed")
 

@@ -33,7 +33,7 @@ from datasets.sampling.effects import Effects, draw_effects
 from datasets.stores import forms, pack
 from datasets.stores.files import FileStore
 from datasets.stores.store import scaled
-from tests.conftest import ROOT, finish, start, wait_until
+from tests.conftest import LONGEST, ROOT, finish, start, wait_until
 from tests.support import pictures, tars
 from tests.support.packs import damaged
 from tests.support.receipts import sums_of
@@ -319,8 +319,8 @@ def test_workers_end_with_a_killed_process(folder, tmp_path):
     assert any("step" in line for line in process.stdout)
     children = psutil.Process(process.pid).children(recursive=True)
     process.kill()
-    finish(process, None, timeout=30)
-    _, alive = psutil.wait_procs(children, timeout=15)
+    finish(process, None)
+    _, alive = psutil.wait_procs(children, timeout=LONGEST)
     assert not alive
 
 

@@ -101,9 +101,9 @@ torch.distributed.init_process_group("gloo")
 rank = torch.distributed.get_rank()
 def load():
     index = image_folder.load(sys.argv[1], "train", f"{sys.argv[2]}/{rank}")
-    node_index.ranks.store().set_timeout(datetime.timedelta(seconds=3))
+    node_index.ranks.store().set_timeout(datetime.timedelta(seconds=15))
     if rank:
-        time.sleep(8)
+        time.sleep(20)
     return [index]
 [index] = node_index.load(sys.argv[1], load)
 print("loaded", len(index))
@@ -123,7 +123,7 @@ from datasets.stores import pack
 build = pack.build
 def build_late(*given):
     if os.environ["RANK"] == "1":
-        time.sleep(50)
+        time.sleep(90)
     return build(*given)
 pack.build = build_late
 runpy.run_path("jobs/imagenet.py", run_name="__main__")
@@ -133,5 +133,5 @@ runpy.run_path("jobs/imagenet.py", run_name="__main__")
 @pytest.mark.thorough
 def test_a_node_may_write_its_pack_for_longer_than_the_timeout(images, tmp_path):
     folders = (f"--data_url={images}", f"--pack={tmp_path}", f"--output_dir={tmp_path / 'out'}")
-    for result in run_ranks("-c", LATE, *JOB[1:], *folders, "--max_steps=1", "--timeout=20"):
+    for result in run_ranks("-c", LATE, *JOB[1:], *folders, "--max_steps=1", "--timeout=60"):
         assert "error: " not in result.stderr

@@ -3,6 +3,7 @@ import pytest
 from datasets.folders import image_folder
 from datasets.stores.shared import connection
 from tests.support import pictures
+from tests.support.redis_server import patient  # noqa: F401
 
 
 @pytest.fixture(scope="module")

@@ -113,7 +113,8 @@ def test_processes_share_what_they_read(empty_redis, index):
     ("pause", "kspeed"), ("flip", "kspeed"),
 ])  # fmt: skip
 def test_whatever_fails_in_the_middle(fault, backend, tmp_path, index, uncached, monkeypatch):
-    monkeypatch.setattr(connection, "READ", 0.3)
+    if fault == "pause":
+        monkeypatch.setattr(connection, "READ", 0.3)
     monkeypatch.setattr("datasets.stores.shared.redis_store._BEAT", 0.1)
     with backends.build(backend, uncached["decoded"], plan_of(index), CPU, 2) as loader:
         expected = [epoch_of(loader, epoch)[0] for epoch in (1, 2)]
@@ -137,7 +138,9 @@ def test_whatever_fails_in_the_middle(fault, backend, tmp_path, index, uncached,
                 assert equal(batches, expected[epoch - 1]) and torch.equal(sums, planned(index, epoch))
             if fault != "flip":
                 until(lambda: said)  # logged by the thread that checks, while others fetch
-                assert len(said) == 1, said
+                # on a busy machine a server may be silent for 0.3 s before it is paused
+                again = [line.endswith(": it answers again") for line in said]
+                assert again == [False, True] * (len(said) // 2) + [False], said
 
 
 @needed

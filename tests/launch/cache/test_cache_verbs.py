@@ -26,6 +26,7 @@ from tests.support.redis_server import (
     RedisServer,
     files_with,
     needed,
+    patient,  # noqa: F401
     until,
     with_user,
 )

@@ -12,7 +12,7 @@ from bootfile.ground.exit_codes import explain_exit_code
 from launch.simulate import cli, faults
 from launch.simulate.nodes import Run
 from launch.simulate.simulation import Simulation
-from tests.conftest import QUICK, environment, start
+from tests.conftest import LONGEST, QUICK, environment, start
 from tests.support.simulated import fired, rows, simulate
 
 JOB = ("jobs/train_ddp.py", "--", *QUICK, "--max_steps=3", "--batch_size=32")
@@ -23,21 +23,28 @@ for step in range(1, 101):
     print(f"epoch=1 step={step} loss=1", flush=True)
     time.sleep(0.02)
 """
+# node 1 alone, or each node, prints steps until a fault ends it
+ENDLESS_1 = STEPS.replace("range(1, 101)", "range(1, 101 + 10**6 * (os.environ['VC_TASK_INDEX'] == '1'))")
+ENDLESS_1 = f"import os{ENDLESS_1}"
+ENDLESS = STEPS.replace("range(1, 101)", "range(1, 10**6)")
 LONGEST_STEP = """
 import time
 longest = 0.0
 last = time.monotonic()
-for step in range(1, 101):
+for step in range(1, 10**6):
     print(f"epoch=1 step={step} loss=1", flush=True)
     time.sleep(0.02)
     longest = max(longest, time.monotonic() - last)
     last = time.monotonic()
+    if step >= 100 and longest > 0.9: break  # after the fault
 print("longest", longest)
 """
 # Two nodes that wait for each other before the first step, as those of a job do: a fault that waits for a
 # step of any node does not hit a node that has not begun. Each prints its longest time without a step.
 STEPS_TOGETHER = """
-import os, time
+import os, signal, time
+continued = []  # after a pause, which node 1 waits for
+signal.signal(signal.SIGCONT, lambda *_: continued.append(True))
 last = time.monotonic()
 open(os.path.join(os.environ["MEETING"], os.environ["VC_TASK_INDEX"]), "w").close()
 while True:
@@ -47,12 +54,13 @@ while True:
     last = now  # no step, and so no fault, was before it
     time.sleep(0.01)
 longest = 0.0
-for step in range(1, 101):
+for step in range(1, 10**6):
     print(f"epoch=1 step={step} loss=1", flush=True)
     time.sleep(0.02)
     longest = max(longest, time.monotonic() - last)
     last = time.monotonic()
-print("longest", longest)
+    if step >= 100 and (continued or os.environ["VC_TASK_INDEX"] == "0"): break
+print("longest", longest, "after a pause" * bool(continued))
 """
 SAY_ALL = """
 import glob, os, sys
@@ -81,7 +89,9 @@ if counts == "11":
     for step in range(1, 31):
         print(f"epoch=1 step={step} loss=1", flush=True)
         time.sleep(0.05)
-    sys.exit(7)
+    if node in os.environ["FAILS"]:
+        sys.exit(7)
+    time.sleep(1000)  # until the fault ends it
 """
 STUBBORN = """
 import os, signal, subprocess, sys, time
@@ -146,7 +156,7 @@ def test_a_killed_rank():
     """The other processes end by themselves, and the table gives their exit codes."""
     fault = "kill:rank=1,step=1"
     endless = ("--epochs=1000000", "--max_steps=1000000")  # otherwise it may end before the signal comes
-    killed = simulate("--nodes=2", "--fault", fault, *JOB, "--timeout=20", *endless, code=None)
+    killed = simulate("--nodes=2", "--fault", fault, *JOB, f"--timeout={LONGEST}", *endless, code=None)
     assert f"fault {fault}: SIGKILL to rank 1 on node 1 time=" in killed.stdout
     table = rows(killed.stdout)
     assert fired(killed.stdout, fault) and table["1"].code == 137
@@ -241,7 +251,8 @@ def test_restarts(fault, again, script, tmp_path):
     meeting = tmp_path / "meeting"  # a fault waits for a step of any node, so both have left traces by then
     meeting.mkdir()
     command = ("--nodes=2", "--fault", fault, script(LEAVE_TRACES))
-    result = simulate(*command, env=environment(MEETING=str(meeting)))
+    fails = "" if fault == "reschedule:step=3" else "0"
+    result = simulate(*command, env=environment(MEETING=str(meeting), FAILS=fails))
     for node, expected in enumerate(again):
         runs = re.findall(
             rf"\[node {node}\] counts=(\S*) code=(\S*) cache=(\S*) outputs=(\S*)", result.stdout
@@ -256,7 +267,7 @@ def test_restarts(fault, again, script, tmp_path):
 
 
 def test_a_stopped_node_is_ended_when_nothing_else_is_left(script):
-    result = simulate("--nodes=2", "--fault=stop:rank=1,step=2", script(STEPS), code=137)
+    result = simulate("--nodes=2", "--fault=stop:rank=1,step=2", script(ENDLESS_1), code=137)
     table = rows(result.stdout)
     assert table["0"].code == 0 and table["0"].seconds >= 2, "it ended by itself"
     assert table["1"].meaning == "stopped by a fault, and killed after all others had ended"
@@ -272,7 +283,7 @@ def test_a_rank_hangs_for_a_time(kind, script):
 
 @pytest.mark.parametrize("kind", ["hang", "hold"])
 def test_a_rank_that_hangs_for_ever_is_ended_when_nothing_else_is_left(kind, script):
-    result = simulate(f"--fault={kind}:rank=0,step=2", script(STEPS), code=137)
+    result = simulate(f"--fault={kind}:rank=0,step=2", script(ENDLESS), code=137)
     assert rows(result.stdout)["0"].meaning == "stopped by a fault, and killed after all others had ended"
 
 
@@ -310,7 +321,7 @@ def test_a_wrong_slow_fault_is_refused(spec, part):
 def test_a_random_rank_is_killed_again_and_again(script):
     """The job does not print its processes: the first kill ends node 0 or 1, and the second the other."""
     fault = "kill:every=0.2s"
-    result = simulate("--nodes=2", "--fault", fault, script(STEPS), code=137)
+    result = simulate("--nodes=2", "--fault", fault, script(ENDLESS), code=137)
     assert fired(result.stdout, fault) >= 0.2 and [row.code for row in rows(result.stdout).values()] == [
         137,
         137,
@@ -322,7 +333,7 @@ def test_a_random_rank_is_killed_again_and_again(script):
 def test_a_random_rank_is_killed_every_20_steps(script):
     fault = "kill:every=20step"
     assert faults.parse(fault, 2, 1) == faults.Fault(fault, "kill", steps=20)
-    result = simulate("--nodes=2", "--fault", fault, script(STEPS), code=137)
+    result = simulate("--nodes=2", "--fault", fault, script(ENDLESS), code=137)
     kills = re.findall(rf"fault {fault}: SIGKILL to rank (\d) on node \d time=\S+ step=(\d+)", result.stdout)
     (first, first_step), (second, second_step) = kills
     assert {first, second} == {"0", "1"}
@@ -393,9 +404,9 @@ def test_a_paused_node_continues(script, tmp_path):
     command = ("--nodes=2", "--fault", fault, script(STEPS_TOGETHER))
     result = simulate(*command, env=environment(MEETING=str(meeting)))
     assert fired(result.stdout, fault) and f"fault {fault}: SIGCONT to node 1\n" in result.stdout
-    longest = dict(re.findall(r"\[node (\d)\] longest (\S+)\n", result.stdout))
-    assert float(longest["1"]) > 1.4
-    assert float(longest["1"]) > float(longest["0"])
+    longest = dict(re.findall(r"\[node (\d)\] longest (.+)\n", result.stdout))
+    assert float(longest["1"].removesuffix(" after a pause")) > 1.4
+    assert longest["1"].endswith(" after a pause") and not longest["0"].endswith(" after a pause")
 
 
 def test_a_fault_that_never_fires_is_an_error(script):
@@ -412,7 +423,7 @@ def test_nothing_survives_the_simulation(script):
         lines.append(line)
         pids += map(int, re.findall(r"\d+", line.partition("] pids ")[2]))
     process.send_signal(signal.SIGTERM)
-    output, errors = process.communicate(timeout=30)
+    output, errors = process.communicate(timeout=LONGEST)
     assert process.returncode == 143, output + errors
     assert "ending all nodes" in output and len(pids) == 4
     meaning = "ended by SIGTERM to the simulation"
@@ -423,5 +434,5 @@ def test_nothing_survives_the_simulation(script):
 
 
 def test_a_limit_ends_all_nodes(script):
-    result = simulate("--limit=0.5", "--nodes=2", script(STEPS), code=124)
+    result = simulate("--limit=0.5", "--nodes=2", script(ENDLESS), code=124)
     assert {row.meaning for row in rows(result.stdout).values()} == {"ended by --limit 0.5"}
