@@ -152,7 +152,7 @@ def test_evaluation_alone_gives_the_figures_of_the_training(generated, whole, tm
     after = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
     assert before == after, "evaluating in a training's folder leaves it as it is"
     missing = run(*job(generated, tmp_path / "evaluated", "--evaluate"), code=2)
-    assert "error: --evaluate needs one of --weights FILE and --resume PATH" in missing.stderr
+    assert names(missing.stderr, "error: --evaluate", "--weights FILE", "--resume PATH")
 
 
 def test_a_small_test_set_alone_is_evaluated(generated, whole, tmp_path):

@@ -233,4 +233,4 @@ def test_threads_of_a_loop_of_ones_own_are_those_of_its_checkpoint(tmp_path):
         env = environment(PYTHONPATH=str(ROOT), OMP_NUM_THREADS=threads)
         shown = run(script, tmp_path / "out", "no", *words, env=env)
     assert shown.stdout.splitlines()[-1] == "threads 3", shown
-    assert names(shown.stdout, "3 threads", "OMP_NUM_THREADS=1")
+    assert names(shown.stdout, "3 threads", "OMP_NUM_THREADS=1", "give 1")

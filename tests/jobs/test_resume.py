@@ -94,7 +94,7 @@ def test_sigterm_costs_no_step(whole, tmp_path):
     output = finish(stopped, 143).stdout
     said = r"stopped .*step (\d+); .*checkpoint .*step \1\n"
     last = int(re.search(said, output)[1])
-    assert re.search(r"SIGTERM: stopping .*\b25 s\n", output) and 6 <= last < 15
+    assert re.search(r"SIGTERM: stopping .*\b25 s\b", output) and 6 <= last < 15
     command = re.search(r"^to continue: python (.*)$", output, re.MULTILINE)[1].split()
     assert command[0].endswith("train_ddp.py") and command.count(f"--output_dir={tmp_path}") == 1
     assert "--output_dir" not in command, "it is not given twice"
@@ -199,7 +199,7 @@ def test_another_label_is_another_run(started, tmp_path):
     )
     error = run(job, *DATA, f"--output_dir={started}", code=2).stderr
     fingerprint = digits.load(None, False)[0].fingerprint
-    assert f"training data is {fingerprint}, " in error
+    assert re.search(rf"training data is {fingerprint}\b", error)
 
 
 def test_damaged_files_are_named_and_the_one_before_is_taken(started, whole):
@@ -209,7 +209,7 @@ def test_damaged_files_are_named_and_the_one_before_is_taken(started, whole):
         (folder / name).write_bytes(b"<html>")
     output = run(*ONE, f"--output_dir={started}").stdout
     for name in ("step_15.pt", "step_14.pt"):
-        assert re.search(f"checkpoint refused: {folder}/{name}: .* 6 bytes, ", output)
+        assert re.search(f"checkpoint refused: {folder}/{name}: .* 6 bytes", output)
     assert f"resumed from {folder}/step_12.pt: epoch 3, step 12 of 15\n" in output
     assert same_weights(weights(started), weights(whole[0]))
 
