@@ -49,7 +49,7 @@ def test_a_node_that_is_paused(whole, tmp_path):
         *command, job, "--", *ELASTIC, f"--train_url={tmp_path / 'run'}", timeout=2 * LONGEST
     ).stdout
     assert fired(output, fault) and [row.code for row in rows(output).values()] == [0] * NODES, output
-    assert re.search(r"rank \d on node 2 is gone: no heartbeat for 2 s; ", output)
+    assert re.search(r"rank \d on node 2 is gone: .*heartbeat .*\b2 s; ", output)
     assert "1 process joined on node 2; " in output.partition("SIGCONT to node 2\n")[2]
     assert facts(tmp_path / "run") == whole
 
@@ -72,7 +72,7 @@ def test_a_node_that_is_taken_back(whole, tmp_path):
     finally:
         for each in runs:
             each.kill()
-    assert re.search(r"process 1\.\d+ leaves, as asked; 1 process continues at step ", "\n".join(first.lines))
+    assert re.search(r"process 1\.\d+ leaves, .*1 process continues .*step ", "\n".join(first.lines))
     assert facts(tmp_path / "run") == whole
 
 

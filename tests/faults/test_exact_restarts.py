@@ -165,9 +165,7 @@ def test_random_sigterms(whole, tmp_path, capsys):
                 break
             done += 1
             text = "".join(lines)
-            said = re.search(
-                r"stopped as asked after step (\d+); the newest checkpoint is that of step (\d+)", text
-            )
+            said = re.search(r"stopped .*step (\d+); .*checkpoint .*step (\d+)", text)
             if said:
                 slowest = max(slowest, time.monotonic() - begin)
                 assert result.returncode == 143 and said[1] == said[2], text

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests.conftest import QUICK, environment, refused, run
+from tests.conftest import QUICK, environment, names, refused, run
 
 
 def _refused(output_dir, *command, **options):
@@ -16,20 +16,18 @@ def _refused(output_dir, *command, **options):
 @pytest.mark.parametrize(
     "command, message",
     [
-        (
-            "train.py --batch_size=5000",
-            "batch size 5000 is larger than the data set (1438 samples): expected at most 1438",
-        ),
-        ("train.py --seed=-1", "'-1' is not a whole number in 0..2^63-1"),
+        ("train.py --batch_size=5000", "batch size 5000 ... larger ... 1438 samples ... at most 1438"),
+        ("train.py --seed=-1", "--seed ... '-1' is not ... 0..2^63-1"),
         ("train.py --enable_gpu=true", "--enable_gpu=true, but torch"),
         ("train.py --data_url=/does/not/exist", "data_url /does/not/exist does not exist"),
-        ("train.py --data_url=s3://me:secret@bucket/data", "holds a user name or a password"),
+        ("train.py --data_url=s3://me:secret@bucket/data", "s3:// ... user name ... password"),
         ("train_ddp.py --batch_size=101 --processes_per_node=2", "101 is not divisible by 2 processes"),
     ],
 )
 def test_arguments(command, message, tmp_path):
     job, *words = command.split()
-    assert message in _refused(tmp_path / "out", f"jobs/{job}", "--dataset=digits", *words)
+    line = _refused(tmp_path / "out", f"jobs/{job}", "--dataset=digits", *words)
+    assert names(line, *message.split(" ... "))
 
 
 def test_a_batch_of_one_that_batchnorm_cannot_take(tmp_path):
@@ -66,16 +64,16 @@ def test_an_output_folder_that_is_a_dangling_link(tmp_path):
     link.symlink_to("unmounted/runs")
     for path in (link, link / "7"):
         line = refused("jobs/train.py", "--dataset=digits", f"--output_dir={path}")
-        assert f"{link} is a link to unmounted/runs, which does not exist" in line
+        assert names(line, f"{link} is a link", "unmounted/runs", "does not exist")
 
 
 def test_output_that_is_a_url():
-    for url, message in (
-        ("gs://bucket/out", "output_dir gs://bucket/out is a URL; expected a folder, s3:// or obs://"),
-        ("s3://me:secret@bucket/out", "holds a user name or a password"),
+    for url, parts in (
+        ("gs://bucket/out", ("output_dir gs://bucket/out", "URL", "expected", "folder", "s3://", "obs://")),
+        ("s3://me:secret@bucket/out", ("s3://", "user name", "password")),
     ):
         line = refused("jobs/train.py", "--dataset=digits", f"--train_url={url}")
-        assert message in line and "secret@" not in line
+        assert names(line, *parts) and "secret@" not in line
 
 
 @pytest.mark.parametrize("kind", ["fifo", "endless", "sparse"])
@@ -133,5 +131,5 @@ def test_a_file_system_without_rename_is_refused_before_the_first_step(tmp_path)
         "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
     )
     result = run("-c", code, "jobs/train.py", *QUICK, "--max_steps=3", f"--output_dir={tmp_path}", code=2)
-    assert "cannot be replaced by a rename there (Function not implemented)" in result.stderr
+    assert names(result.stderr, tmp_path, "cannot", "rename", "(Function not implemented)")
     assert "step=" not in result.stdout and not list(tmp_path.iterdir())

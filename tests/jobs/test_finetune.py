@@ -11,7 +11,7 @@ from bootfile.ground.errors import BadInput
 from common.checkpoint import pretrained
 from common.compute import classifiers, heads, networks, optimizers
 from datasets.folders import random_folder
-from tests.conftest import interrupt, records, run
+from tests.conftest import interrupt, names, records, run
 
 ARCH = "shufflenet_v2_x0_5"
 JOB = ("jobs/imagenet.py", f"--arch={ARCH}", "--image_size=32", "--data_backend=threads", "--warmup=0",
@@ -37,8 +37,8 @@ def test_a_frozen_backbone_on_other_classes_restarts_exactly_and_ends_early(data
         "--lr=1e-9", "--clip_grad=0.5", "--accumulate=2", "--early_stopping=3", "--epochs=9",
     )  # fmt: skip
     printed = run(*arguments, f"--output_dir={tmp_path / 'whole'}").stdout
-    assert "different shape: fc.weight [10, 1024] in the file, [3, 1024] in the model" in printed
-    assert "stopped early: 3 evaluations without a better score" in printed
+    assert names(printed, "shape: fc.weight [10, 1024]", "[3, 1024]")
+    assert names(printed, "stopped early: 3 evaluations")
     interrupt(*arguments, f"--output_dir={tmp_path / 'killed'}", at="^epoch=3 step=7/", by=signal.SIGTERM)
     run(*arguments, f"--output_dir={tmp_path / 'killed'}")
     assert [line["step"] for line in records(tmp_path / "killed") if "val_acc" in line] == [3, 6, 9, 12]
@@ -101,10 +101,12 @@ def test_published_weights_come_from_the_cache_or_are_refused(tmp_path, monkeypa
         pretrained.check("resnet18", "NONE")
     with open(cache / f"resnet18-{digest}.pth", "ab") as file:
         file.write(b"x")
-    with pytest.raises(BadInput, match="is damaged: its sha256 does not begin with"):
+    with pytest.raises(BadInput, match=rf"resnet18-{digest}\.pth .*damaged.* sha256 .*{digest}"):
         pretrained.read("resnet18", "DEFAULT")
     (cache / f"resnet18-{digest}.pth").unlink()
-    with pytest.raises(BadInput, match="is not in the cache and cannot be downloaded"):
+    with pytest.raises(
+        BadInput, match=r"--weights DEFAULT .*resnet18 .*not in the cache .*cannot .*download"
+    ):
         pretrained.read("resnet18", "DEFAULT")
 
 
@@ -117,5 +119,5 @@ def test_networks_of_timm():
         "fc.weight": 0,
         "fc.bias": 0,
     }
-    with pytest.raises(Exception, match="is not a model of timm"):
+    with pytest.raises(Exception, match="timm:resnet19 is not a model"):
         networks.arch("timm:resnet19")

@@ -14,7 +14,18 @@ import pytest
 from bootfile.exact import digest, files
 from bootfile.ground.exit_codes import DIFFERS
 from bootfile.receipt.reading import read_records
-from tests.conftest import QUICK, environment, finish, read_until, records, refused, run, run_ranks, start
+from tests.conftest import (
+    QUICK,
+    environment,
+    finish,
+    names,
+    read_until,
+    records,
+    refused,
+    run,
+    run_ranks,
+    start,
+)
 from tests.support.exact import changed
 from tests.support.proofs import audit
 
@@ -79,20 +90,16 @@ def test_a_run_begins_at_a_step_without_a_state(old, tmp_path):
     before = content(old)
     new = tmp_path / "new"
     shown = run(FROM, f"--from={old}", "--at_step=14", f"--output_dir={new}").stdout
-    assert re.search(
-        r"^begins at step 14 of .*/run: steps 9-14 are computed again, and compared$", shown, re.M
-    )
-    assert re.search(
-        r"^steps 9-14 are those of .*/run: the same samples, and the same state in 1 comparis", shown, re.M
-    )
+    assert re.search(r"^begins at step 14 of .*/run: steps 9-14 .*again.* compared$", shown, re.M)
+    assert re.search(r"^steps 9-14 are those of .*/run: .*same samples.* same state .*1 comp", shown, re.M)
     assert state(new, STEPS) == state(old, STEPS) and content(old) == before
     [facts] = starts(new)
     parent = {"folder": os.path.realpath(old), "step": 14, "state": 8, "run": facts["parent"]["run"]}
     assert facts["parent"] == parent and facts["settings"]["batch_size"] == 128
     compared = run("-m", "launch", "receipt", old, new).stdout
-    assert "begins at step 14 of" in compared and "data equal for 16 steps, from step 9 on" in compared
+    assert "begins at step 14 of" in compared and re.search(r"data equal .*16 steps.* step 9\b", compared)
     judged = run("-m", "launch", "receipt", new).stdout
-    assert f"begins at step 14 of {os.path.realpath(old)}: steps 9-14 were computed again" in judged
+    assert names(judged, f"begins at step 14 of {os.path.realpath(old)}", "steps 9-14", "again")
     assert "without a record" not in judged
     page = tmp_path / "report.html"
     run("-m", "launch", "report", new, "--to", page)
@@ -104,7 +111,7 @@ def test_other_options_count_from_the_step_on(old, tmp_path):
     new = tmp_path / "new"
     words = (FROM, f"--from={old}", "--at_step=14", "--lr=0.05", f"--output_dir={new}")
     shown = run(*words, "--max_steps=20").stdout
-    assert "steps 9-14 are computed first with its --lr 0.1" in shown
+    assert re.search(r"steps 9-14 .*first .*--lr 0\.1\b", shown)
     assert "settings lr=0.05" in shown
     first = read_records(str(new))
     assert first["step"].tolist() == list(range(9, 21))
@@ -155,14 +162,14 @@ def test_a_difference_ends_the_run_before_it_is_one_of_its_own(old, tmp_path):
     """Here the code has changed: once the data, once the training."""
     other = changed("train.py", tmp_path / "other.py", ("label_smoothing=0.1", "label_smoothing=0.2"))
     line = differs(other, f"--from={old}", "--at_step=14", f"--output_dir={tmp_path}/a")
-    assert "steps 9-14" in line and "the state after step 12 is another one" in line and "--at_step 8" in line
+    assert names(line, "steps 9-14", "state after step 12", "another", "--at_step 8")
     other = changed("train.py", tmp_path / "data.py", ("augment=True", "augment=False"))
     line = differs(other, f"--from={old}", "--at_step=14", f"--output_dir={tmp_path}/b")
     assert "step 9 had other samples (augmentation)" in line
     line = differs(other, f"--from={old}", "--at_step=14", "--lr=0.05", f"--output_dir={tmp_path}/c")
     assert "step 9 had other samples (augmentation)" in line
     judged = run("-m", "launch", "receipt", tmp_path / "a").stdout
-    assert "steps 9-14 were computed again, and it is not known that they are the same" in judged
+    assert names(judged, "steps 9-14", "again", "not known")
     for name in "abc":
         kept = files.list_newest_first(str(tmp_path / name / "checkpoints"))
         assert [files.step_of(path) for path in kept if files.step_of(path) >= 12] == []
@@ -199,7 +206,7 @@ def test_steps_are_left_out(old, tmp_path):
     shown = "".join(read_until(job, r"^epoch=\d+ step=19/"))
     job.kill()
     finish(job, -9)
-    assert "steps 18-20 are left out: the batches are passed over, and nothing is updated" in shown
+    assert "steps 18-20 are left out" in shown
     line = refused(*words, "--report_every=1", "--save_every=1")
     assert "list of skipped steps is 18-20,23" in line
     run(*words, skip, "--report_every=1", "--save_every=1")
@@ -232,7 +239,7 @@ def test_steps_are_left_out(old, tmp_path):
     judged = run("-m", "launch", "receipt", new).stdout
     assert "steps 18-20, 23 were left out (--skip_steps)" in judged and "unusual" not in judged
     compared = run("-m", "launch", "receipt", old, new, code=1).stdout
-    assert "data different: steps 18-20, 23 were left out in one run, the other steps are equal" in compared
+    assert names(compared, "data different: steps 18-20, 23", "left out", "other steps are equal")
     line = refused("-m", "launch", "data", new, "--step=19", "--ids")
     assert "step 19" in line and "left out" in line
     around = run("-m", "launch", "data", new, "--around=22").stdout
@@ -256,7 +263,7 @@ def test_two_processes(old, tmp_path):
     assert len(again) == 2 and state(tmp_path / "again", 18) == state(tmp_path / "two", 18)
     # one process computes the steps between with two, because sums round differently
     shown = run(job, *new, f"--output_dir={tmp_path}/one").stdout
-    assert "steps 7-10 are computed first with its 2 processes" in shown
+    assert re.search(r"steps 7-10 .*first .*\b2 processes", shown)
     assert state(tmp_path / "one", 18) != state(tmp_path / "two", 18)
 
 
@@ -288,7 +295,7 @@ def test_a_loop_that_does_not_ask_is_refused(old, tmp_path):
         ),
     )
     line = refused(other, f"--from={old}", "--at_step=16", "--skip_steps=18", f"--output_dir={tmp_path}/new")
-    assert "step 18 is left out, and the loop changes" in line and "accepts()" in line
+    assert names(line, "--skip_steps: step 18", "left out", "loop changes", "accepts()")
 
 
 @pytest.mark.parametrize(
@@ -303,7 +310,7 @@ def test_a_loop_that_does_not_ask_is_refused(old, tmp_path):
         (("--from=OLD", "--at_step=14", "--seed=7"), "--seed 7: that of"),
         (("--from=OLD", "--resume=never"), "leave out --resume"),
         (("--from=s3://runs/old",), "launch fetch"),
-        (("--from=NONE",), "no run of a job there"),
+        (("--from=NONE",), "(starts.jsonl is missing)"),
     ],
     ids=lambda words: " ".join(words) if isinstance(words, tuple) else "",
 )
@@ -339,7 +346,7 @@ def test_an_audit_computes_steps_again(old, tmp_path):
     shown = audit(altered, "--share=all", code=DIFFERS)
     assert "steps 9-16: equal" in shown and "steps 21-24: equal" in shown
     [_, line] = re.findall("^steps 17-20: (.*)$", shown, re.M)
-    assert "the state of step 16 is not the one that the run recorded when it saved it (model." in line
-    assert "the file was altered since" in line and "the state after step 18 is another one" in shown
-    assert "differs: 1 of 4 intervals, first steps 17-20: the state of step 16" in shown
+    assert re.search(r"state of step 16 is not .*recorded .*\(model\.", line)
+    assert names(line, "altered") and re.search("state after step 18 .*another", shown)
+    assert re.search("differs: 1 of 4 .*steps 17-20: .*step 16 ", shown)
     assert "no run of a job" in refused("-m", "launch", "audit", tmp_path)

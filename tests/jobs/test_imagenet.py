@@ -23,6 +23,7 @@ from tests.conftest import (
     finish,
     interrupt,
     losses,
+    names,
     records,
     refused,
     run,
@@ -151,7 +152,7 @@ def test_evaluation_alone_gives_the_figures_of_the_training(generated, whole, tm
     after = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
     assert before == after, "evaluating in a training's folder leaves it as it is"
     missing = run(*job(generated, tmp_path / "evaluated", "--evaluate"), code=2)
-    assert "error: --evaluate needs one of --weights FILE and --resume PATH" in missing.stderr
+    assert names(missing.stderr, "error: --evaluate", "--weights FILE", "--resume PATH")
 
 
 def test_a_small_test_set_alone_is_evaluated(generated, whole, tmp_path):
@@ -186,7 +187,7 @@ def test_a_restart_takes_the_backend_of_the_last_start_which_else_is_the_fastest
     """A new measurement may choose another one, whose pixels differ by rounding."""
     options = job(generated, tmp_path, "--max_steps=1", "--training_only", "--save_every=1")
     run(*options, "--data_backend=threads")
-    assert "data_backend auto: threads, as in the last start" in run(*options).stdout
+    assert re.search("data_backend auto: threads, .*last start", run(*options).stdout)
     history = tmp_path / "starts.jsonl"
     history.write_text(history.read_text().replace('"threads"', '"dali-gpu"'))
     shown = run(*options).stdout
@@ -201,27 +202,27 @@ def test_a_restart_takes_the_backend_of_the_last_start_which_else_is_the_fastest
     (["--data_backend=dali-gpu"], "data_backend dali-gpu: it needs a GPU; available here:"),
     (["--arch=resnet19"], "resnet19 is not a torchvision classifier"),
     (["--ema=1"], "argument --ema: 1: expected less than 1"),
-    (["--cutmix=1", "--batch_size=63"], "samples of a step for each process, got 63"),
+    (["--cutmix=1", "--batch_size=63"], "--mixup ... --cutmix ... expected an even number ... got 63"),
     (["--max_bad_images=2"], "'2' is not a share like 0.1%"),
     (["--val_share=0"], "'0' is not a share like 10%"),
     (["--cache=http://host"], "is not redis://"),
     (["--cache=redis://a:1,b"], "--cache names several hosts: name one"),
     (["--cache_mode=always"], "argument --cache_mode: invalid choice: 'always'"),
-    (["--cache=redis://me:word@host"], "remove the password from the URL"),
-    (["--pack={file}/packs"], "--pack {file}/packs cannot be written in {file}: Not a directory"),
-    (["--pack=s3://bucket/packs"], "--pack s3://bucket/packs: expected a path of this machine, got a URL"),
-    (["--pack_form=jpeg"], "--pack_form jpeg: there is no pack; name its folder with --pack"),
+    (["--cache=redis://me:word@host"], "--cache: remove the password ... URL ... BOOTFILE_CACHE_PASSWORD"),
+    (["--pack={file}/packs"], "--pack {file}/packs cannot ... {file}: Not a directory"),
+    (["--pack=s3://bucket/packs"], "--pack s3://bucket/packs: expected a path ... URL"),
+    (["--pack_form=jpeg"], "--pack_form jpeg: ... no pack; ... with --pack"),
     (["--pack=output_dir/packs", "--cache=redis://host"], "--pack and --cache contradict each other"),
     (["--data_backend=kspeed"], "kspeed needs --cache URL or --pack FOLDER, such as --pack /dev/shm/packs"),
     (["--cache=redis://host?form=jpeg"], "form=decoded|encoded are valid after the ?"),
-    (["--cache_dir={file}"], "--cache_dir {file} cannot be written in {file}: Not a directory"),
-    (["--accumulate=5"], "is not divisible by 5 (1 processes x 5 of --accumulate)"),
+    (["--cache_dir={file}"], "--cache_dir {file} cannot ... {file}: Not a directory"),
+    (["--accumulate=5"], "not divisible by 5 ... 1 processes x 5 of --accumulate"),
     (["--first_image_size=64"], "--first_image_size 64 exceeds --image_size 32"),
     (["--first_image_size=16", "--arch=vit_b_16"], "--image_size 32 cannot take images of 16 pixels"),
-    (["--accumulate=64"], "cannot be trained on 1 image of --image_size 32 at a time"),
+    (["--accumulate=64"], "cannot be trained on 1 image ... --image_size 32 ... --batch_size"),
     (["--freeze"], "--freeze needs --weights FILE or DEFAULT"),
     (["--weights=NONE"], "--weights NONE: no such file; shufflenet_v2_x0_5 has DEFAULT, IMAGENET1K_V1"),
-    (["--weights=DEFAULT"], "--weights DEFAULT of shufflenet_v2_x0_5 is not in the cache"),
+    (["--weights=DEFAULT"], "--weights DEFAULT ... shufflenet_v2_x0_5 ... not in the cache"),
     (["--pack=/proc/packs"], "--pack /proc/packs cannot be written"),
     (["--cache_dir=/proc/index"], "--cache_dir /proc/index cannot be written"),
     (["--image_size=200000"], "200000 is more than 8192 pixels"),
@@ -249,7 +250,8 @@ def test_what_the_arguments_decide_is_refused_before_the_scan(arguments, message
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "nothing"))
     monkeypatch.setattr(torch.hub, "download_url_to_file", _no_network)
     monkeypatch.setattr(torch.hub, "_hub_dir", None)
-    with pytest.raises(BadInput, match=re.escape(message.format(**names))):
+    parts = message.format(**names).split(" ... ")
+    with pytest.raises(BadInput, match=".*".join(map(re.escape, parts))):
         imagenet.main.__wrapped__()
     assert {path.name for path in tmp_path.iterdir()} <= {"file", "nothing"}
 
@@ -260,8 +262,7 @@ def _no_network(*_, **__):
 
 def test_a_batch_larger_than_the_data_set_is_refused_before_the_scan(generated, tmp_path):
     result = run(*JOB, generated[0], "--batch_size=641", f"--output_dir={tmp_path / 'out'}", code=2)
-    assert "batch size 641 is larger than the data set (640 samples): expected at most 640" in result.stderr
-    assert "--batch_size" in result.stderr
+    assert names(result.stderr, "batch size 641", "larger", "640 samples", "at most 640", "--batch_size")
     assert not [*tmp_path.rglob("index.json")]
 
 
@@ -284,7 +285,7 @@ def test_a_cut_tar_of_images_is_one_line(tmp_path):
     path = tars.write(tmp_path / "train.tar", [("a/1.jpg", bytes(700)), ("a/2.jpg", bytes(700))])
     path.write_bytes(path.read_bytes()[:2000])
     line = refused(*JOB, f"--data_url={tmp_path}/*.tar", f"--output_dir={tmp_path / 'output'}")
-    assert f"{path} is damaged, cut or not a tar at byte 1536" in line
+    assert names(line, f"{path} is damaged", "tar", "byte 1536")
 
 
 def test_class_folders_alone_are_split_by_path(generated, tmp_path):
@@ -323,9 +324,7 @@ def test_a_run_of_an_earlier_version_keeps_its_split(generated, tmp_path):
     (output / "starts.jsonl").write_text("".join(f"{json.dumps(start)}\n" for start in records_of_starts))
     printed = run(*JOB, *options, "--max_steps=2", f"--output_dir={output}").stdout
     assert "resumed from" in printed
-    [test] = re.findall(
-        rf"test=(\d+) split of {root} by path, without regard to classes, as earlier", printed
-    )
+    [test] = re.findall(rf"test=(\d+) split of {root} by path, .*earlier", printed)
     assert cli.main([str(output), "--step", "2"]) == 0
     weights = ("--evaluate", f"--weights={output / 'best.pth'}")
     assert f"val_count={test}" in run(*JOB, *options, *weights).stdout
@@ -342,7 +341,7 @@ def test_splits_of_other_names_are_an_option_and_part_of_the_run(generated, tmp_
         (root / name).symlink_to(source / split)
     arguments = (*JOB, f"--data_url={root}", "--batch_size=16", "--max_steps=1", "--data_backend=threads",
                  f"--output_dir={tmp_path / 'out'}")  # fmt: skip
-    assert "if they are splits, --splits Holdout,Learning" in run(*arguments, code=2).stderr
+    assert names(run(*arguments, code=2).stderr, root, "splits, --splits Holdout,Learning")
     printed = run(*arguments, "--splits=Learning,Holdout").stdout
     for split, name in (("train", "Learning"), ("val", "Holdout")):
         assert re.search(rf"^{split}: 160 images of \d+ classes \(.*\) in {root}/{name}$", printed, re.M), (

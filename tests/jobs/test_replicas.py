@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.conftest import run_ranks
+from tests.conftest import names, run_ranks
 from tests.jobs.test_train_own import write_job
 
 OPTIONS = (
@@ -88,21 +88,21 @@ def job_of(folder, *changes):
     [
         (
             [(LAYERS, FREEZE), (EPOCH, UNFREEZE)],
-            "model.0.weight of rank 1 is not that of rank 0 after step 4",
+            "model.0.weight of rank 1 is not ... rank 0 after step 4",
         ),
         (
             [(STEP, "outputs = model(inputs)\n")],
-            "model.0.weight of rank 1 is not that of rank 0 after step 1",
+            "model.0.weight of rank 1 is not ... rank 0 after step 1",
         ),
         (
             [(WRAPPED, f"{WRAPPED}\n    model[2] = torch.nn.Linear(64, 1)")],
-            "rank 0: a layer that was replaced got no gradient in this step",
+            "rank 0: a layer ... replaced ... no gradient",
         ),
         (
             [("                optimizer.step()\n", ALONE)],
-            "not all ranks took the optimizer step of step 1 (rank 0: True): decide by a value",
+            "not all ranks ... optimizer step of step 1 (rank 0: True)",
         ),
-        ([(LAYERS, ON_RANK_1)], "rank 0: extra.weight, extra.bias got no gradient in this step"),
+        ([(LAYERS, ON_RANK_1)], "rank 0: extra.weight, extra.bias ... no gradient"),
     ],
     ids=["unfrozen later", "model called", "layer replaced", "step of one rank", "used by one rank"],
 )
@@ -110,7 +110,8 @@ def test_ranks_that_train_apart_end_with_the_name_of_the_first_tensor(changes, m
     job = job_of(tmp_path / "job", *changes)
     results = run_ranks(job, *OPTIONS, f"--output_dir={tmp_path / 'output'}", code=None)
     assert 2 in {result.returncode for result in results}
-    assert any(f"error: {message}" in result.stderr for result in results), results
+    parts = f"error: {message}".split(" ... ")
+    assert any(names(result.stderr, *parts) for result in results), results
     assert not any("Traceback" in result.stderr for result in results)
 
 
@@ -119,19 +120,19 @@ def test_ranks_that_train_apart_end_with_the_name_of_the_first_tensor(changes, m
     [
         ([], None),
         ([(LAYERS, FREEZE), (EPOCH, EPOCH + WRAP_AGAIN)], None),
-        ([(LAYERS, QUEUE)], "warning: model.queue of rank 1 is not that of rank 0"),
+        ([(LAYERS, QUEUE)], "warning: model.queue of rank 1 is not ... rank 0"),
         ([(LAYERS, NORMED)], None),
         (
             [(LAYERS, NORMED), ("                optimizer.step()\n", RECALIBRATED)],
-            "warning: model.0.running_mean of rank 1 is not that of rank 0 after step 1",
+            "warning: model.0.running_mean of rank 1 is not ... rank 0 after step 1",
         ),
         (
             [(LAYERS, CLASSES), (LOSS, OF_CLASSES), (METRICS, "    log.use(metrics.Metrics())\n")],
-            "warning: the loss is not a mean over samples (it divides by the weights of the labels",
+            "warning: the loss ... not a mean ... labels",
         ),
         (
             [(LAYERS, CLASSES), (LOSS, IGNORED), (METRICS, "    log.use(metrics.Metrics())\n")],
-            "warning: the loss is not a mean over samples (it divides by the weights of the labels",
+            "warning: the loss ... not a mean ... labels",
         ),
         (
             [
@@ -141,7 +142,7 @@ def test_ranks_that_train_apart_end_with_the_name_of_the_first_tensor(changes, m
                 (CALLED, ""),
                 (METRICS, "    log.use(metrics.Metrics())\n"),
             ],
-            "warning: the loss is not a mean over samples (it divides by the weights of the labels",
+            "warning: the loss ... not a mean ... labels",
         ),
     ],
     ids=[
@@ -158,4 +159,4 @@ def test_ranks_that_train_apart_end_with_the_name_of_the_first_tensor(changes, m
 def test_what_is_right_has_no_warning_and_what_may_be_wrong_has_one(changes, warning, tmp_path):
     job = job_of(tmp_path / "job", *changes)
     printed = run_ranks(job, *OPTIONS, f"--output_dir={tmp_path / 'output'}")[0].stdout
-    assert printed.count("warning") == bool(warning) and (warning or "") in printed
+    assert printed.count("warning") == bool(warning) and names(printed, *(warning or "").split(" ... "))

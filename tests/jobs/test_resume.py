@@ -92,9 +92,9 @@ def test_sigterm_costs_no_step(whole, tmp_path):
     for _ in range(2):  # a second one changes nothing
         os.kill(processes_of(stopped)[-1], signal.SIGTERM)
     output = finish(stopped, 143).stdout
-    said = r"stopped as asked after step (\d+); the newest checkpoint is that of step \1\n"
+    said = r"stopped .*step (\d+); .*checkpoint .*step \1\n"
     last = int(re.search(said, output)[1])
-    assert "SIGTERM: stopping at the next step, within 25 s" in output and 6 <= last < 15
+    assert re.search(r"SIGTERM: stopping .*\b25 s\b", output) and 6 <= last < 15
     command = re.search(r"^to continue: python (.*)$", output, re.MULTILINE)[1].split()
     assert command[0].endswith("train_ddp.py") and command.count(f"--output_dir={tmp_path}") == 1
     assert "--output_dir" not in command, "it is not given twice"
@@ -199,7 +199,7 @@ def test_another_label_is_another_run(started, tmp_path):
     )
     error = run(job, *DATA, f"--output_dir={started}", code=2).stderr
     fingerprint = digits.load(None, False)[0].fingerprint
-    assert f"its training data is {fingerprint}, this run's is " in error
+    assert re.search(rf"training data is {fingerprint}\b", error)
 
 
 def test_damaged_files_are_named_and_the_one_before_is_taken(started, whole):
@@ -209,7 +209,7 @@ def test_damaged_files_are_named_and_the_one_before_is_taken(started, whole):
         (folder / name).write_bytes(b"<html>")
     output = run(*ONE, f"--output_dir={started}").stdout
     for name in ("step_15.pt", "step_14.pt"):
-        assert f"checkpoint refused: {folder}/{name}: it has 6 bytes, expected " in output
+        assert re.search(f"checkpoint refused: {folder}/{name}: .* 6 bytes", output)
     assert f"resumed from {folder}/step_12.pt: epoch 3, step 12 of 15\n" in output
     assert same_weights(weights(started), weights(whole[0]))
 
@@ -226,7 +226,7 @@ def test_only_damaged_files_are_an_error_not_a_new_start(started):
 def test_a_run_that_diverges_ends(tmp_path):
     result = run(*ONE, f"--output_dir={tmp_path}", "--lr=1e9", "--max_bad_steps=3", code=7)
     assert result.stdout.count("skipped a step: loss ") == 3
-    assert "error: 3 steps in a row without a finite loss and gradient (max_bad_steps)" in result.stderr
+    assert re.search(r"error: 3 steps .*finite .*\(max_bad_steps\)", result.stderr)
 
 
 def test_one_bad_step_is_skipped_on_every_process(tmp_path):
@@ -257,7 +257,7 @@ def test_an_output_that_fills_up_is_named_and_training_goes_on(tmp_path):
     with small_disk(tmp_path, "50m"):
         result = run(*ONE, "--width=64", f"--output_dir={tmp_path}", "--max_steps=5", code=6)
     assert re.search(
-        r"warning: step_2.pt was not saved: No space left on device, 89.\d MB are needed \(\d+.\d MB free",
+        r"warning: step_2.pt was not saved: No space left on device, 89.\d MB .*\(\d+.\d MB free",
         result.stdout,
     )
     assert "epoch=1 step=5/" in result.stdout and "error: step_5.pt was not saved: " in result.stderr
@@ -274,8 +274,8 @@ def test_a_checkpoint_of_a_version_with_more_options_continues(tmp_path, whole):
         checkpoint.write(str(old), {**state, "arguments": state["arguments"] | more})
         out = tmp_path / f"{name}_out"
         printed = run(*ONE, f"--output_dir={out}", f"--resume={old}").stdout
-        warning = "warning: the run had --optimizer_kwargs {eps = 1e-6}, an option that was removed"
-        assert (warning in printed) == said
+        warning = r"warning: .*--optimizer_kwargs \{eps = 1e-6\}.* removed"
+        assert bool(re.search(warning, printed)) == said
         assert same_weights(weights(out), weights(whole[0]))
 
 
@@ -296,8 +296,7 @@ def test_a_start_after_a_kill_before_the_first_save_says_so(tmp_path):
     interrupt(*job, "--epochs=900", at="step=3/")
     shown = run(*job, "--max_steps=5").stdout
     assert re.search(
-        r"warning: the start before this one ended after step \d+ without a save: this one begins again at "
-        r"step 1\. A save every 5 minutes: --save_every 300s",
+        r"warning: .* step \d+ without a save: .* step 1\. .* 5 minutes: --save_every 300s",
         shown,
     )
     assert "without a save" not in run(*job, "--max_steps=6").stdout

@@ -39,4 +39,4 @@ def test_values_of_secret_options_are_nowhere(tmp_path):
 
     words = [word.replace("hunter2", "other") for word in words]
     again = run(*usual, "--max_steps=200", "--lr=0.1", *words).stdout
-    assert "resumed from" in again and "the schedule of the checkpoint is another one" in again
+    assert "resumed from" in again and re.search("schedule .*checkpoint .*another", again)

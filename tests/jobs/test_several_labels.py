@@ -65,7 +65,7 @@ def test_a_list_gives_an_image_any_number_of_labels(data, tmp_path):
         numbered = load(data, tmp_path)
         assert numbered.classes == ("0", "1", "2") and np.array_equal(numbered.labels, index.labels)
         write_lists(data, lambda names: [*names, "new"] if "dark" in names else names)
-        with pytest.raises(BadInput, match="belong to class 'new', but the train split has 3 classes"):
+        with pytest.raises(BadInput, match=r"class 'new', .*train .*3 classes"):
             load(data, tmp_path, "val", classes=NAMES)
         write_lists(data, lambda names: [])
         with pytest.raises(BadInput, match="no image has a label"):

@@ -38,7 +38,7 @@ def test_same_data_and_losses_as_in_float32(tmp_path):
 def test_a_restart_is_exact(whole, tmp_path):
     """With a fused optimizer a job stops one step later, and no step is lost."""
     output = interrupt(*FAST, f"--output_dir={tmp_path}", at="^epoch=2 step=6/", by=signal.SIGTERM)
-    last = int(re.search(r"stopped as asked after step (\d+); the newest checkpoint is that", output)[1])
+    last = int(re.search(r"stopped .*step (\d+); .*checkpoint", output)[1])
     assert 6 <= last < 15
     assert f"step_{last}.pt: epoch " in run(*FAST, f"--output_dir={tmp_path}").stdout
     assert figures(tmp_path) == figures(whole)

@@ -91,11 +91,11 @@ FILES = {  # content of train.bin and val.bin: the tokens that are read, or word
     "int64": (LLAMA.astype("<i8").tobytes(), LLAMA),
     "llm.c": (_header(20240520, GPT2.astype("<u2")), GPT2),
     "llm.c of Llama": (_header(20240801, LLAMA.astype("<u4")), LLAMA),
-    "llm.c cut": (_header(20240520, GPT2.astype("<u2"))[:-2], "has 599 tokens, and its header says 600"),
+    "llm.c cut": (_header(20240520, GPT2.astype("<u2"))[:-2], "train.bin has 599 tokens, .*header .*600"),
     "uint32 cut": (GPT2.astype("<u4").tobytes()[:-2], "\\(<i4\\), or cut; expected uint16"),
     "npy": (
         b"\x93NUMPY\1\0" + GPT2.astype("<u2").tobytes(),
-        "the header of another kind of file; expected uint16",
+        "header of another kind.* uint16",
     ),
     "text": ("Ein schöner Text. ".encode() * 50, "a text"),
     "uint8": (CHARACTERS.astype("u1").tobytes(), r"type .*\(u1\)"),
@@ -169,7 +169,7 @@ def test_a_compressed_text_is_refused(module, tmp_path):
     """Its bytes would be the tokens."""
     path = tmp_path / "texts.jsonl.packed"
     path.write_bytes(importlib.import_module(module).compress(b"words " * 500))
-    with pytest.raises(BadInput, match=f"{path} is not a text, but a compressed file"):
+    with pytest.raises(BadInput, match=f"{path} is not a text, .*compressed"):
         tokens.load(str(path), 8)
 
 

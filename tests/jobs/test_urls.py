@@ -98,16 +98,12 @@ def test_a_job_that_is_stopped_resumes_on_another_node(server, images, plain, tm
     urls = ("--data_url=s3://data/images", f"--train_url={url}")
     env = node(server, tmp_path / "one")
     stopped = interrupt(*JOB, *urls, at="^epoch=2 step=4/", by=signal.SIGTERM, env=env)
-    last = int(
-        re.search(r"stopped as asked after step (\d+); the newest checkpoint is that of step \1\n", stopped)[
-            1
-        ]
-    )
+    last = int(re.search(r"stopped .*step (\d+); .*checkpoint .*step \1\n", stopped)[1])
     assert 4 <= last < STEPS and f"all results are at {url}\n" in stopped
     assert steps(server, url)[-1] == last and ".bootfile-lease.json" not in keys(server, url)
 
     resumed = run(*JOB, *urls, env=node(server, tmp_path / "two")).stdout
-    assert f"restored step_{last}.pt and the history up to it from {url}\n" in resumed
+    assert re.search(rf"restored step_{last}\.pt .*history .*{url}\n", resumed)
     assert f"step {last} of {STEPS}\n" in resumed and "has no best.pth" not in resumed
     output = brought(server, url, tmp_path / "brought")
     assert same(output, plain)
@@ -246,7 +242,7 @@ def test_two_nodes_two_scratch_disks(server, images, plain, tmp_path):
                 env=env | (slow.environment if rank else {}),
             ))  # fmt: skip
         # node 0 reports it after 30, 60 and 90 s
-        line = "^waiting for 1 of 4 processes to stage s3://data/images"
+        line = "^waiting .*1 of 4 processes .*stage s3://data/images"
         first = [each for _ in range(3) for each in read_until(jobs[0], line)]
         slow.released.set()
         outputs = [finish(job).stdout for job in jobs]

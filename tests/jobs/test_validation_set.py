@@ -12,7 +12,7 @@ from tests.jobs.test_train_own import write_job
 
 IMAGES = ("jobs/imagenet.py", "--arch=shufflenet_v2_x0_5", "--image_size=32", "--warmup=0", "--batch_size=8",
           "--data_backend=threads")  # fmt: skip
-CHANGED = "the validation set is another one than in the evaluations before"
+CHANGED = "warning: the validation set "
 
 
 def draw(folder, count: int, seed: int) -> None:

@@ -48,10 +48,8 @@ def test_training_from_weights_of_another_head(trained, tmp_path):
         "jobs/train.py", *JOB, "--max_steps=1", "--report_every=1", f"--weights={tmp_path / 'seven.pth'}",
         f"--output_dir={tmp_path / 'out'}",
     ).stdout  # fmt: skip
-    assert (
-        ": 120 of 122 tensors; different shape: dense_layer.weight [7, 64] in the file, [10, 64]" in printed
-    )
-    assert "the weights have 7 classes, the data set has 10\n" in printed
+    assert re.search(r": 120 of 122 tensors; .*shape: dense_layer\.weight \[7, 64\] .*\[10, 64\]", printed)
+    assert re.search(r"weights have 7 classes, .*data set has 10\n", printed)
     assert records(tmp_path / "out")[0]["step"] == 1
 
 

@@ -16,36 +16,36 @@ from bootfile.prove.cases import KILLED, Case
 from bootfile.prove.other_job import OtherJob
 from bootfile.receipt import weights
 from bootfile.receipt.compare import Line, find_files
-from tests.conftest import ROOT, environment, run
+from tests.conftest import ROOT, environment, names, run
 from tests.support import proofs
 
 SCRIPT = Path(__file__).parent / "usual_bugs.py"
 TRACED = ROOT / "bootfile" / "prove" / "traced.py"
 CAUSES = {  # bug of the script -> the cause
-    "scheduler": r"the learning rate differs after the restart \(step \d+: 0.005, in the reference 0.0025\): "
-    r"is the scheduler in the checkpoint, .*\? last.pt has model, ema, optimizer, scaler, progress,",
-    "cosine": r"the learning rate differs after the restart .*: is the scheduler in the checkpoint",
-    "warmup": r"the learning rate differs after the restart \(step \d+: 0.0005, .*the step of a warm-up in",
-    "optimizer": r"the optimizer has no state at step \d+ .*: is the optimizer in the checkpoint\? last.pt",
-    "sgd_optimizer": r"the optimizer has no state at step \d+ .*: is the optimizer in the checkpoint",
-    "all": r"the optimizer has no state at step \d+ .*: is the optimizer in the checkpoint",
-    "epoch": r"the order of the data begins again, step 43 .* has the batch of step 1: are the epoch, .*"
-    r"trained 72 steps, the reference 30: is the epoch, or the step, in the checkpoint",
-    "order": r"the order of the data begins again, .*: are the epoch, the place in the epoch",
-    "loader_generator": r"the order of the data begins again, .* the sampler or of its generator in the",
-    "shuffle": r"the order of the data begins again, .*, or torch.get_rng_state\(\), if shuffle=True",
-    "repeated_step": r"step \d+ .* has the batch of the step before: is the step in the checkpoint one too",
-    "accumulation": r"the gradient of step \d+ .* is that of 1 batch in place of 2: .* accumulated",
-    "dropout": r"the random numbers of torch differ .* \(dropout\): is torch.get_rng_state\(\) in the",
-    "augmentation": r"the random numbers of torch differ .* and the batch with them .* torch.get_rng_state",
-    "numpy": r"the random numbers of NumPy differ .*: is np.random.get_state\(\) in the checkpoint",
-    "python": r"the random numbers of Python differ .*: is random.getstate\(\) in the checkpoint",
-    "mask_generator": r"step 43 .* a batch that the reference never had, .* the state of the generator",
-    "scaler": r"the scale of GradScaler differs .*: 1024, in the reference 4096: is the scaler in the",
-    "buffers": r"the buffers of the model \(statistics of BatchNorm\) differ",
-    "ema": r"all steps are equal, and ema differs: is it in the checkpoint\? last.pt has model, optimizer,",
-    "best": r"all steps are equal, and best.pt differs: is the best result so far in the checkpoint",
-    "patience": r"all steps are equal up to the end of one run; .* the counter of early stopping in the",
+    "scheduler": r".*learning rate .*\(step \d+: 0.005, .* 0.0025\): is the scheduler .*"
+    r"\? last.pt has model, ema, optimizer, scaler, progress,",
+    "cosine": r".*learning rate .*: is the scheduler ",
+    "warmup": r".*learning rate .*\(step \d+: 0.0005, .*the step of a warm-up",
+    "optimizer": r"the optimizer has no state at step \d+ .*: .*checkpoint\? last.pt",
+    "sgd_optimizer": r"the optimizer has no state at step \d+ .*: .*checkpoint",
+    "all": r"the optimizer has no state at step \d+ .*: .*checkpoint",
+    "epoch": r"the order .* begins again, step 43 .*batch of step 1: .*epoch, .*"
+    r"trained 72 steps, .* 30: .*epoch, .*step, .*checkpoint",
+    "order": r"the order .* begins again, .*: .*epoch, the place in",
+    "loader_generator": r"the order .* begins again, .*sampler .*generator ",
+    "shuffle": r"the order .* begins again, .*, or torch.get_rng_state\(\), if shuffle=True",
+    "repeated_step": r"step \d+ .*batch of the step before: .*checkpoint .*too low",
+    "accumulation": r"the gradient of step \d+ .* 1 batch .*\b2: .*accumulated",
+    "dropout": r"the random numbers of torch differ .*\(dropout\): .*torch.get_rng_state\(\)",
+    "augmentation": r"the random numbers of torch differ .*batch .*torch.get_rng_state",
+    "numpy": r"the random numbers of NumPy differ .*: .*np.random.get_state\(\)",
+    "python": r"the random numbers of Python differ .*: .*random.getstate\(\)",
+    "mask_generator": r"step 43 .*batch .*reference never had, .*generator",
+    "scaler": r".*GradScaler differs .*: 1024, .* 4096: .*the scaler ",
+    "buffers": r".*buffers .*\(statistics of BatchNorm\) differ",
+    "ema": r"all steps are equal, and ema differs: .*\? last.pt has model, optimizer,",
+    "best": r"all steps are equal, and best.pt differs: .*best result",
+    "patience": r"all steps are equal up to .*early stopping",
     "none": "",
 }
 
@@ -81,7 +81,7 @@ def test_the_verdict_begins_with_the_cause(tmp_path):
     [line] = re.findall("^differs: .*", shown, re.MULTILINE)
     # the cosine changes the rate in each epoch, so a restart differs wherever the kill was
     assert re.match(
-        r"differs: killed and restarted: .*(rate|param_groups.0.lr) .*: is the scheduler in the", line
+        r"differs: killed and restarted: .*(rate|param_groups.0.lr) .*: is the scheduler ", line
     ), line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
 
@@ -130,9 +130,7 @@ def test_a_kill_where_the_bug_has_no_effect_does_not_hide_the_cause(tmp_path, mo
         shutil.move(tmp_path / "out", root / name)
     job = OtherJob("train.py", [], str(root), 2, compare="out/*.pt", resume_with="--resume")
     cause = job.find_cause(Case("killed", kills=2))
-    assert cause.startswith(
-        "the learning rate differs after the restart (step 5: 0.005, in the reference 0.0025)"
-    )
+    assert re.match(r".*learning rate differs .*\(step 5: 0\.005, .*reference 0\.0025\)", cause), cause
 
 
 @pytest.mark.parametrize(("part", "count"), [("weights", 1), ("state", 1), ("data", 0), ("", 0)])
@@ -165,12 +163,12 @@ def test_a_lucky_restart_with_the_same_threads_is_no_excuse(depends):
         (
             "defaults",
             "91900",
-            "H200: some operators add in any order: torch.use_deterministic_algorithms(True)",
+            "H200: ... torch.use_deterministic_algorithms(True)",
         ),
         (
             "deterministic",
             "91900 benchmark",
-            "H200: cuDNN takes the algorithm that is fastest by time: torch.backends.cudnn.benchmark = False",
+            "H200: cuDNN ... torch.backends.cudnn.benchmark = False",
         ),
         ("deterministic", "91900", ""),
     ],
@@ -179,7 +177,8 @@ def test_two_equal_runs_with_other_bits_on_a_gpu_have_a_cause(settings, cudnn, c
     """An H200 gave other bits in two runs of train.py."""
     start = {"settings": {}, "environment": {"GPU": "H200", "settings": settings, "cuDNN": cudnn}}
     (tmp_path / "starts.jsonl").write_text(json.dumps(start) + "\n")
-    assert runs._explain_bits(str(tmp_path)) == cause
+    said = runs._explain_bits(str(tmp_path))
+    assert bool(said) == bool(cause) and names(said, *cause.split(" ... "))
 
 
 def test_the_same_order_in_each_epoch_is_noted(tmp_path):
@@ -225,13 +224,14 @@ def test_without_steps_the_files_name_the_cause(tmp_path):
         "last.pt differs: optimizer.param_groups.0.lr (0.1, 0.2), and 2 more"
     )
     saved = causes.describe_saved({"last.pt": state})
-    assert causes.explain([], [], saved, differences) == (
-        "optimizer.param_groups.0.lr differs: is the scheduler in the checkpoint, and loaded? last.pt has "
-        "model, optimizer, loss and step"
+    assert re.fullmatch(
+        r"optimizer\.param_groups\.0\.lr differs: is the scheduler .*loaded\? "
+        r"last\.pt has model, optimizer, loss and step",
+        causes.explain([], [], saved, differences),
     )
     del state["optimizer"]
     saved = causes.describe_saved({"last.pt": state})
-    assert causes.explain([], [], saved, differences[1:]).startswith("is the optimizer in the checkpoint?")
+    assert re.match(r"is the optimizer .*checkpoint\?", causes.explain([], [], saved, differences[1:]))
     assert causes.explain([], [], causes.describe_saved({}), differences[1:]) == ""
 
 
@@ -270,7 +270,7 @@ def test_a_restart_that_only_writes_what_it_has_read_proves_nothing(tmp_path):
     (tmp_path / "own.py").write_text(ONCE)
     words = ("own.py", "--compare", "out/*.pt", "--resume_with=--resume", "--kills=1")
     shown = proofs.prove(*words, cwd=tmp_path, code=21)
-    assert re.search("^unverified: no restart had to train on from a file: ", shown, re.MULTILINE)
+    assert re.search("^unverified: no restart .*train .*: ", shown, re.MULTILINE)
 
 
 def test_a_kill_waits_until_the_first_file_has_its_name(tmp_path):
@@ -279,7 +279,7 @@ def test_a_kill_waits_until_the_first_file_has_its_name(tmp_path):
     (tmp_path / "own.py").write_text(slow)
     words = ("own.py", "--compare", "out/*.pt", "--resume_with=--resume", "--kills=1")
     shown = proofs.prove(*words, cwd=tmp_path, code=21)
-    assert re.search("^unverified: no restart had to train on from a file: ", shown, re.MULTILINE)
+    assert re.search("^unverified: no restart .*train .*: ", shown, re.MULTILINE)
 
 
 def test_the_linter_names_the_line_of_a_bug_that_was_found(tmp_path, capsys, monkeypatch):
@@ -288,7 +288,7 @@ def test_the_linter_names_the_line_of_a_bug_that_was_found(tmp_path, capsys, mon
     (tmp_path / "train.py").write_text(STEPS_OF_TWO)
     runs._print_findings("train.py")
     shown = capsys.readouterr().out
-    assert shown.startswith("lint: train.py:20: R103 scheduler is stepped, but not in the checkpoint")
+    assert shown.startswith("lint: train.py:20: R103 scheduler ")
     (tmp_path / "train.py").write_text("not Python")
     runs._print_findings("train.py")
     assert not capsys.readouterr().out
@@ -323,4 +323,4 @@ def test_a_kill_that_comes_too_late_is_followed_by_an_earlier_one(tmp_path, monk
     monkeypatch.setattr(trial, "_POLL", 0.05)  # no kill comes between the files that are written at once
     words = ("own.py", "--compare", "out/*.pt", "--resume_with=", "--kills=1")
     shown = proofs.prove(*words, cwd=tmp_path)
-    assert re.search(r"a SIGKILL and a restart: after 2 of about \d+ writes of files", shown)
+    assert re.search(r"a SIGKILL .*restart: after 2 of .*\b\d+ writes", shown)

@@ -10,7 +10,7 @@ import launch.prove
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import sha256_file
 from bootfile.prove import modules, proof
-from tests.conftest import ROOT, run
+from tests.conftest import ROOT, names, run
 from tests.support import proofs
 
 SCRIPT = """
@@ -220,7 +220,7 @@ def test_a_file_that_is_not_a_proof_is_not_replaced(folder):
     (folder / "proof.json").write_text('{"precious": 1}')
     words = (ROOT / "launch" / "__main__.py", "prove", "own.py", *OPTIONS, "--to")
     assert "proof.json exists" in run(*words, "proof.html", cwd=folder, code=2).stderr
-    assert "expected the name of the page" in run(*words, "other.json", cwd=folder, code=2).stderr
+    assert names(run(*words, "other.json", cwd=folder, code=2).stderr, "--to other.json", "expected", "page")
     assert (folder / "proof.json").read_text() == '{"precious": 1}' and not (folder / "proof.html").exists()
 
 
