@@ -103,9 +103,9 @@ def test_figures_are_compared_with_those_of_another_part(tmp_path):
     written.parts = [{"part": "one", "receipt": "a", "first_loss": 2.0}]
     written.compare({"receipt": "a"}, "one", "receipt")
     written.compare_loss({"first_loss": 2.0005}, "one")
-    with pytest.raises(report.Failed, match="the receipt is not that of one"):
+    with pytest.raises(report.Failed, match=r"receipt .*not .* one"):
         written.compare({"receipt": "b"}, "one", "receipt")
-    with pytest.raises(report.Failed, match="the first loss is not that of one"):
+    with pytest.raises(report.Failed, match=r"first loss .*not .* one"):
         written.compare_loss({"first_loss": 2.0016}, "one")
     with pytest.raises(report.Failed, match="two did not run"):
         written.compare({"receipt": "a"}, "two", "receipt")
@@ -161,7 +161,7 @@ def test_a_part_that_fails_is_in_the_report(tmp_path):
     assert [finish(job, None).returncode for job in jobs] == [1, 1]
     text = (tmp_path / "report-0.json").read_text()
     first, *others = json.loads(text)["parts"]
-    assert first["failed"] == "no end within the time limit" and len(others) == 6
+    assert "time limit" in first["failed"] and len(others) == 6
     assert {part["failed"] for part in others} == {"no time is left"}
     assert sum(part["seconds"] for part in (first, *others)) < seconds
     check_privacy(text, tmp_path)

@@ -88,7 +88,7 @@ def test_several_processes_fetch_once(server, tmp_path):
 @pytest.mark.parametrize(
     "path, md5, message",
     [
-        ("/to-http", MD5, "redirects to http://.*, which is not https"),
+        ("/to-http", MD5, "redirects to http://.* not https"),
         ("/missing", MD5, "cannot download .*404|Not Found"),
         ("/cut", MD5, "sent 1000000 of 5120000 bytes"),
         ("/silent", MD5, "timed out"),
@@ -116,7 +116,7 @@ def test_untrusted_certificate_is_refused(server, tmp_path, monkeypatch):
 
 def test_data_url_that_is_no_folder(tmp_path):
     for url in ("gs://bucket/data", "https://host/data"):
-        with pytest.raises(BadInput, match=rf"{url} is a .* URL; expected a folder, s3:// or obs://"):
+        with pytest.raises(BadInput, match=rf"{url} .*URL; expected .*s3:// .*obs://"):
             local_folder(url)
     with pytest.raises(BadInput, match=r"nowhere does not exist"):
         local_folder(str(tmp_path / "nowhere"))

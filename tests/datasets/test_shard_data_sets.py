@@ -115,12 +115,12 @@ def test_other_data_have_another_fingerprint(tmp_path):
 
 def test_a_file_that_is_not_parquet_is_one_line(tmp_path):
     (tmp_path / "0.parquet").write_bytes(b"PAR1" + bytes(100))
-    with pytest.raises(BadInput, match=r"0\.parquet is damaged, cut or not a Parquet file"):
+    with pytest.raises(BadInput, match=r"0\.parquet .*damaged"):
         ParquetRows(f"{tmp_path}/*.parquet")
 
 
 def test_a_column_that_does_not_exist_is_one_line(folder):
-    with pytest.raises(BadInput, match=r"0\.parquet has no column y; it has x, label, unused"):
+    with pytest.raises(BadInput, match=r"0\.parquet .*no column y; .*x, label, unused"):
         ParquetRows(f"{folder}/*.parquet", columns=["x", "y"])
 
 
@@ -133,13 +133,13 @@ def test_each_parquet_file_needs_the_columns_but_no_rows(tmp_path):
     assert ParquetRows(f"{tmp_path}/*.parquet", columns=[])[0] == {}
     assert len(ParquetRows(f"{tmp_path}/1.parquet")) == 0
     pyarrow.parquet.write_table(pyarrow.table({"y": [1]}), tmp_path / "2.parquet")
-    with pytest.raises(BadInput, match=r"2\.parquet has no column x; it has y"):
+    with pytest.raises(BadInput, match=r"2\.parquet .*no column x; .*\by\b"):
         ParquetRows(f"{tmp_path}/*.parquet", columns=["x"])
 
 
 def test_files_of_a_sample_are_next_to_each_other(tmp_path):
     path = tars.write(tmp_path / "0.tar", [("1.txt", b"a"), ("2.txt", b"b"), ("1.cls", b"0")])
-    with pytest.raises(BadInput, match=r"0\.tar: sample 1: its cls is not next to its other files"):
+    with pytest.raises(BadInput, match=r"0\.tar: sample 1: .*\bcls .*not next"):
         TarShards(str(path))
 
 

@@ -47,7 +47,7 @@ def test_a_row_of_each_loader_and_the_choice(folder, tmp_path):
 
 @pytest.mark.parametrize("arguments, message", [
     (["loaders"], "the following arguments are required: --data_url"),
-    (["loaders", "--data_url=/does/not/exist"], "/does/not/exist does not exist or is not a folder"),
+    (["loaders", "--data_url=/does/not/exist"], "/does/not/exist does not exist"),
     (["loaders", "--data_url=.", "--arch=nothing"], "--arch: nothing is not a torchvision classifier"),
     (["speed"], "argument benchmark: invalid choice: 'speed' (choose from "),
     ([], "the following arguments are required: benchmark"),

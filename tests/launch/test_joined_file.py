@@ -40,9 +40,9 @@ def test_modules_follow_those_that_they_import_and_stand_once():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("from bootfile.a import low\n", "line 1: expected an import of names"),
-        ("from bootfile.a.low import LIMIT as most\n", "line 1: expected an import of names"),
-        ("def f():\n    from bootfile.a.low import LIMIT\n", "line 2: expected an import of names"),
+        ("from bootfile.a import low\n", "line 1: .*import of names"),
+        ("from bootfile.a.low import LIMIT as most\n", "line 1: .*import of names"),
+        ("def f():\n    from bootfile.a.low import LIMIT\n", "line 2: .*import of names"),
         ("import bootfile.a.low\n", "line 1: expected `from bootfile"),
         ("X = 1\nimport os\n", "all imports at the beginning"),
         ("from bootfile.a.low import LIMIT\n\nLIMIT, X = 1, 2\n", "and bootfile.a.low define LIMIT"),

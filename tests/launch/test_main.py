@@ -23,15 +23,15 @@ PATH = os.environ | {"PYTHONPATH": str(ROOT)}
     ("verb", "said"),
     [
         ([], "usage: "),
-        (["chekc"], "error: unknown command 'chekc': did you mean check?"),
-        (["train"], "error: unknown command 'train': expected new, check, "),
+        (["chekc"], "error: .*'chekc': .*mean check"),
+        (["train"], "error: .*'train': expected new, check, "),
     ],
 )
 def test_no_verb_or_an_unknown_one(verb, said):
     script = "import atexit, runpy, sys; atexit.register(lambda: print('torch' in sys.modules))\n"
     script += "runpy.run_module('launch', run_name='__main__', alter_sys=True)"
     result = run("-c", script, *verb, code=2, fresh=True)
-    assert result.stderr.startswith(said)
+    assert re.match(said, result.stderr)
     if verb:
         assert len(result.stderr.splitlines()) == 1
     else:
@@ -62,9 +62,7 @@ def test_a_python_without_torch(tmp_path):
     """Verbs that need it end in one line, with the file that imports it; the others work."""
     for words in (["check"], ["receipt", "x", "y"], ["report", "x"], ["prove", "x"]):
         (line,) = run("-c", BARE, *words, code=2, fresh=True).stderr.splitlines()
-        assert re.match(
-            r"error: .*\b(torch|numpy)\b.* which .*\.py:\d+ imports: pip install -r requirements", line
-        )
+        assert re.match(r"error: .*\b(torch|numpy)\b.*\.py:\d+ .*: pip install -r requirements", line)
     run("-c", BARE, "pack", "jobs/train_ddp.py", "--to", tmp_path, fresh=True)
     request = ("jobs/train_ddp.py", "--config", "launch/job.example.toml", "--platform", "slurm", "--dry_run")
     assert "srun" in run("-c", BARE, "submit", *request, fresh=True).stdout
@@ -97,7 +95,7 @@ def test_help_and_the_records_of_runs_need_neither_torch_nor_hugging_face(tmp_pa
         (OSError(28, "No space left on device"), "stub: No space left on device"),
         (
             UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
-            "stub: a file or a name is not UTF-8",
+            "stub: .*not UTF-8",
         ),
     ],
 )

@@ -1,5 +1,6 @@
 """`launch receipt RUN` compares a run of Bootfile with what its seed, epochs and steps name."""
 
+import re
 import shutil
 
 import numpy as np
@@ -41,8 +42,8 @@ def changed(finished, folder, places, values):
 
 def test_a_step_with_other_samples(finished, tmp_path):
     folder = changed(finished, tmp_path / "run", [16], [3])
-    line = "unusual: step 17 had other samples than those of its seed, epoch and number"
-    assert judge(folder, code=1) == [line]
+    (line,) = judge(folder, code=1)
+    assert re.match("unusual: step 17 .*other samples", line)
     assert judge(folder, "--repeats") == []
 
 
@@ -50,7 +51,7 @@ def test_two_epochs_in_one_order(finished, tmp_path):
     folder = changed(finished, tmp_path / "run", slice(11, 22), slice(11))
     first, second = judge(folder, "--augmented", code=1)[:2]
     assert first == "unusual: epochs 1 and 2 have the same order, from step 12 on"
-    assert second == "unusual: epochs 1 and 2 have the same content for each sample"
+    assert re.match("unusual: epochs 1 and 2 .*same content", second)
 
 
 def test_records_that_do_not_name_the_samples(finished, tmp_path):

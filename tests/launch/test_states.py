@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import numpy as np
 import pytest
@@ -56,9 +57,7 @@ def test_states_are_compared_where_both_runs_have_them(tmp_path):
     deleted = _make(tmp_path / "deleted", change=2e-3, kept=())
     assert _receipt(whole, deleted, code=1)[1].startswith(f"{text} (")
     shared = _make(tmp_path / "shared", processes=2, change=2e-3)
-    assert _receipt(whole, shared, code=0)[1].endswith(
-        "expected: 1 and 2 processes round sums, and draw numbers, differently"
-    )
+    assert "expected: 1 and 2 processes " in _receipt(whole, shared, code=0)[1]
     exact = [_make(tmp_path / f"exact{each}", each, (each - 1) * 2e-3, exact_shards=8) for each in (1, 2)]
     assert _receipt(*exact, code=1)[1] == f"{text} (largest relative difference 0.001)"
     assert "; expected: " in _receipt(_make(tmp_path / "of 4", exact_shards=4), exact[1], code=0)[1]
@@ -69,7 +68,7 @@ def test_states_are_compared_where_both_runs_have_them(tmp_path):
     assert _receipt(*equal, code=1)[1] == text and _receipt(equal[0], equal[0], code=0)
     seeded = _make(tmp_path / "seeded", seed=1)
     refused = run("-m", "launch", "receipt", whole, seeded, code=2).stderr
-    assert refused == "error: the runs have the seeds 0 and 1: their samples differ by design\n"
+    assert re.fullmatch("error: .*seeds 0 and 1: .*\n", refused)
     older = _make(tmp_path / "older", steps=())
     assert _receipt(whole, older, code=0)[1].startswith("state not compared: ")
 
@@ -108,10 +107,10 @@ def test_a_digest_of_version_0_25_is_read_and_not_compared_with_a_later_one(tmp_
         (tmp_path / folder / digest.FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
     digest.cut(continued, 33)
     assert ["format" in line for line in digest.read(continued).values()] == [False, False, True]
-    end = "digests of an earlier version, and of a later one"
-    assert compare.compare_states(whole, old) == (True, f"not comparable at steps 11, 22, 33: {end}")
-    text = f"equal at step 33; not comparable at steps 11, 22: {end}"
-    assert compare.compare_states(continued, whole) == (True, text)
+    equal, text = compare.compare_states(whole, old)
+    assert equal and re.match("not comparable at steps 11, 22, 33: .*version", text)
+    equal, text = compare.compare_states(continued, whole)
+    assert equal and re.match("equal at step 33; not comparable at steps 11, 22: .*version", text)
     assert compare.compare_states(old, old) == (True, "equal at steps 11, 22, 33")
     assert compare.compare_states(old, continued)[1].startswith(
         "equal at steps 11, 22; not comparable at step 33"

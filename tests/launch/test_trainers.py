@@ -83,7 +83,7 @@ def test_the_fixture_of_pytest(project):
     (project / "test_resume.py").write_text(test.replace('"{out}"', '"{out}", "--seeded"'))
     run(*options, cwd=project)
     (project / "test_resume.py").write_text(test.replace("kills=2", "kills=9"))
-    assert "the script ended before a new file" in run(*options, cwd=project, code=1).stdout
+    assert "ended before a new file" in run(*options, cwd=project, code=1).stdout
 
 
 def test_the_workflow():
@@ -104,4 +104,4 @@ def test_a_loader_of_accelerate(tmp_path):
             assert len(list(receipt.watch(loader))) == 6
     folders = [str(tmp_path / "plain"), str(tmp_path / "run")]
     equal, lines = report(folders, [read(folder) for folder in folders], Options())
-    assert not equal and "equal in the 6 steps of both" in lines[-1]  # then accelerate seeds each epoch
+    assert not equal and re.search(r"equal .*\b6 steps", lines[-1])  # then accelerate seeds each epoch

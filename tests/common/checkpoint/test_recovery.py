@@ -3,6 +3,7 @@
 import argparse
 import math
 import os
+import re
 import shutil
 from functools import partial
 
@@ -146,7 +147,7 @@ def test_a_step_that_is_not_finite_changes_nothing(recovery, capsys, first_is_ba
     assert "skipped a step: loss nan" in capsys.readouterr().out
     _step(keeper, model)
     assert (keeper.exact.state.bad_steps, keeper.exact.state.bad_in_a_row) == (1, 0)
-    with pytest.raises(BadInput, match=r"3 steps in a row .*there is no checkpoint") as error:
+    with pytest.raises(BadInput, match=r"\b3 steps .*no checkpoint") as error:
         for _ in range(4):
             _step(keeper, model, poison=True)
     assert error.value.code == 7
@@ -310,9 +311,9 @@ def test_another_run_is_refused_with_both_values(recovery):
         with pytest.raises(BadInput, match=rf"its --{name} is {here}, this run's is {value}"):
             recovery(**{name: value})
     state, load = keeper.exact.state.capture(4), keeper.exact.state.load
-    with pytest.raises(BadInput, match=r"of step 4, and this run ends at step 3:"):
+    with pytest.raises(BadInput, match=r"\bstep 4\b.* ends .*step 3\b"):
         load(state, 3)
-    with pytest.raises(checkpoint.Refused, match="its format is 1, this program reads 2"):
+    with pytest.raises(checkpoint.Refused, match=r"format .*\b1\b.* reads 2\b"):
         load(state | {"format": 1}, 20)
     state["objects"]["model"] |= {"0.weight": torch.zeros(2, 4)}
     with pytest.raises(checkpoint.Refused, match=r"0.weight is \[2, 4\], this run's is \[2, 3\]"):
@@ -328,7 +329,7 @@ def test_weights_that_are_not_finite_are_not_written(recovery, tmp_path, capsys)
     with torch.no_grad():
         model[0].bias[0] = float("inf")
     keeper.save_weights(2, torch.tensor([1.0, 9.0, 10.0]))
-    with pytest.raises(BadInput, match=r"epoch_2.pth was not saved: the weights are not finite") as error:
+    with pytest.raises(BadInput, match=r"epoch_2\.pth .*not saved.* not finite") as error:
         keeper.finish()
     assert error.value.code == 6 and (tmp_path / "best.pth").read_bytes() == kept
     assert not (tmp_path / "epoch_2.pth").exists()
@@ -395,7 +396,7 @@ def test_a_folder_without_best_gets_one_from_the_next_evaluation(recovery, tmp_p
     keeper, model = recovery(**options)
     is_lost = kind != "whole"
     printed = capsys.readouterr().out
-    assert (f"{new} has no best.pth (the best evaluation so far: val_acc 0.9 " in printed) == is_lost
+    assert bool(re.search(rf"{new} .*no best\.pth .*val_acc 0\.9 ", printed)) == is_lost
     for epoch, correct in ((2, 3.0), (3, 2.0)):
         with torch.no_grad():
             model[0].bias.fill_(epoch)
@@ -477,9 +478,9 @@ def test_weights_are_initial_values_and_a_checkpoint_wins(recovery, tmp_path, ca
     for option in (given, "other.pth"):
         _, model = recovery(weights=option)
         assert torch.equal(model[0].weight, trained)
-        line = f"--weights {option} is not used: the resumed run began with {given}\n"
-        assert line in capsys.readouterr().out
-    with pytest.raises(BadInput, match=rf"weights {given}: it cannot be read: No such file"):
+        line = rf"--weights {option} .*not used: .* {given}$"
+        assert re.search(line, capsys.readouterr().out, re.MULTILINE)
+    with pytest.raises(BadInput, match=rf"weights {given}: .*No such file"):
         recovery(weights=given, resume="never", output_dir=str(tmp_path / "another"))
 
 
@@ -536,5 +537,5 @@ def test_an_option_that_the_sampler_did_not_get_is_refused(given, refused, recov
     if not refused:
         recovery(**given)
         return
-    with pytest.raises(BadInput, match=f"--{refused}: the job does not give it to its sampler"):
+    with pytest.raises(BadInput, match=f"--{refused}: .*not .*sampler"):
         recovery(**given)

@@ -6,6 +6,7 @@ was not saved is lost. A new start resumes. All digests of the state must be tho
 
 import argparse
 import random
+import re
 
 import numpy as np
 import pytest
@@ -505,8 +506,8 @@ class Lost:
 @pytest.mark.parametrize(
     "case, text",
     [
-        (Lost.NewOptimizer, "warning: AdamW takes steps, and no checkpoint holds it"),
-        (Lost.NewSchedule, "warning: the schedule StepLR is not the one"),
+        (Lost.NewOptimizer, "warning: AdamW .*no checkpoint"),
+        (Lost.NewSchedule, "warning: .*schedule StepLR .*not "),
         (Lost.GeneratorOfTheModel, "warning: model.2.noise: random number generators"),
         (Lost.GeneratorOfTheCriterion, "warning: criterion.own: random number generators"),
         (Lost.GeneratorOfTheCollateFunction, "warning: collate_fn.own: random number generators"),
@@ -515,7 +516,7 @@ class Lost:
 def test_what_cannot_be_exact_is_named_once(case, text, tmp_path, capsys, optimizer_hooks):
     case().train(tmp_path)
     printed = capsys.readouterr().out
-    assert printed.count(text) == 1 and printed.count("warning") == 1, printed
+    assert len(re.findall(text, printed)) == 1 and printed.count("warning") == 1, printed
 
 
 def test_what_only_happens_in_one_epoch_is_noticed_after_a_restart(tmp_path, capsys):
@@ -534,7 +535,7 @@ def test_what_only_happens_in_one_epoch_is_noticed_after_a_restart(tmp_path, cap
             super().begin(1)
 
     Added().train(tmp_path / "added", kill_at=26)
-    with pytest.raises(BadInput, match=r"groups of \[2, 2\] parameters, this run's has \[2\].*epoch >= N"):
+    with pytest.raises(BadInput, match=r"\[2, 2\] .*this run.* \[2\].*epoch >= N"):
         Added().train(tmp_path / "added")
     Thawed().train(tmp_path / "thawed", kill_at=26)
     Thawed().train(tmp_path / "thawed")
@@ -555,9 +556,9 @@ def test_another_schedule_or_optimizer_is_a_line_in_the_log(tmp_path, capsys):
 
     Loop().train(tmp_path, kill_at=18)
     Stepwise().train(tmp_path, kill_at=22)
-    text = "the schedule of the checkpoint is another one: it was ExponentialLR"
-    assert capsys.readouterr().out.count(text) == 1
-    with pytest.raises(BadInput, match=r"its optimizer is SGD, this run's is AdamW"):
+    text = "schedule .*checkpoint .*another.* ExponentialLR"
+    assert len(re.findall(text, capsys.readouterr().out)) == 1
+    with pytest.raises(BadInput, match=r"optimizer .*SGD, this run.* AdamW"):
         Adam().train(tmp_path)
 
 
@@ -592,11 +593,11 @@ class Refused:
 @pytest.mark.parametrize(
     "case, message",
     [
-        (Refused.CountsTwo, "the loop has ended 2 steps after 1 batches"),
-        (Refused.ReadsTwice, "the training loader is at step 0 after 1 batches"),
-        (Refused.TrainsMore, "the optimizer trains 1 tensors that no checkpoint holds"),
+        (Refused.CountsTwo, r"\b2 steps after 1 batches"),
+        (Refused.ReadsTwice, "loader .*step 0 after 1 batches"),
+        (Refused.TrainsMore, "optimizer .* 1 tensors .*no checkpoint"),
         (Refused.AddsLate, r"add\(ema\) comes after resume\(\)"),
-        (Refused.Bundles, "the optimizer Namespace is not a torch.optim.Optimizer"),
+        (Refused.Bundles, "optimizer Namespace .*not .*torch.optim.Optimizer"),
     ],
 )
 def test_loops_that_could_not_be_resumed_are_refused(case, message, tmp_path):
@@ -642,7 +643,7 @@ def test_a_state_that_could_not_be_read_back_is_refused_before_the_first_step(va
             own = argparse.Namespace(state_dict=lambda: {"value": value}, load_state_dict=lambda state: None)
             checkpoint.add(own=own)
 
-    with pytest.raises(BadInput, match=f"a checkpoint cannot be saved: it cannot hold {named}"):
+    with pytest.raises(BadInput, match=f"cannot be saved: .*{named}"):
         Own().train(tmp_path)
 
 
@@ -653,7 +654,7 @@ def test_a_state_that_becomes_unreadable_is_noticed_at_the_first_save(tmp_path):
             self.optimizer.state[self.model[0].weight]["seen"] = [np.zeros(3)]
 
     with pytest.raises(
-        BadInput, match=r"step_\d+.pt was not saved: it cannot hold optimizer.state.0.seen.0, a ndarray"
+        BadInput, match=r"step_\d+\.pt .*not saved: .*optimizer\.state\.0\.seen\.0\b.*ndarray"
     ) as error:
         Grows().train(tmp_path)
     assert error.value.code == 6 and not list((tmp_path / "checkpoints").glob("*.pt"))

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pickle
+import re
 import zipfile
 
 import pytest
@@ -184,7 +185,7 @@ def test_names_that_are_not_clear_are_refused(tmp_path):
     files = {
         "several networks in it .*student., teacher.": both,
         "it holds 'student', 'teacher'; keep one": {"student": state, "teacher": state},
-        "not in the file: 0.weight; not in the model: 0._orig_mod.weight, 0.module.weight": twice | rest,
+        "not .*file: 0.weight; not .*model: 0._orig_mod.weight, 0.module.weight": twice | rest,
         "_flat_param is of FSDP": {"_fsdp_wrapped_module._flat_param": torch.zeros(99)},
     }
     for message, content in files.items():
@@ -223,11 +224,11 @@ def test_a_part_that_fits_needs_an_option(tmp_path):
         model = _model()
         weights.load(path, model, partial=True)
         assert torch.equal(model[2].weight, source[2].weight)
-        with pytest.raises(BadInput, match=f"{names}.* expected all of them, and no others"):
+        with pytest.raises(BadInput, match=f"{names}.* expected all "):
             weights.load(path, _model(), complete=True, partial=True)
     deep, flat = (nn.Sequential(*[nn.Linear(4, 4) for _ in range(count)]) for count in (3, 2))
     torch.save(deep.state_dict(), path)
-    with pytest.raises(BadInput, match=r"4 of 4 tensors; not in the model: 2.weight, 2.bias: expected all"):
+    with pytest.raises(BadInput, match=r"\b4 of 4 .*not .*model: 2.weight, 2.bias: "):
         weights.load(path, flat)
     words = [nn.Sequential(nn.Embedding(count, 4), nn.Linear(4, 4), nn.Linear(4, 4)) for count in (9, 8)]
     torch.save(words[0].state_dict(), path)
@@ -239,11 +240,11 @@ def test_another_head_is_reported_and_left_as_it_is(tmp_path):
     path, source, model = str(tmp_path / "best.pth"), _model(classes=9), _model()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     torch.save(source.state_dict(), path)
-    with pytest.raises(BadInput, match=r"9 of 11 tensors; .* shape: 3.weight \[9, 8\] in the file, \[4"):
+    with pytest.raises(BadInput, match=r"\b9 of 11 .* shape: 3.weight \[9, 8\] .*file, \[4"):
         weights.load(path, model, complete=True)
     assert _same(model.state_dict(), before)
     line = weights.load(path, model)
-    assert "; different shape: 3.weight [9, 8] in the file, [4, 8] in the model, 3.bias [9]" in line
+    assert re.search(r" shape: 3.weight \[9, 8\] .*file, \[4, 8\] .*model, 3.bias \[9\]", line)
     head = {"3.weight", "3.bias"}
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name] if name in head else source.state_dict()[name]), name
@@ -259,7 +260,7 @@ def test_weights_of_another_network_are_refused(tmp_path):
     ):
         torch.save(source.state_dict(), path)
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        with pytest.raises(BadInput, match=r" of \d+ tensors; .*: they belong to another network"):
+        with pytest.raises(BadInput, match=r" of \d+ tensors; .* another network"):
             weights.load(path, model)
         assert _same(model.state_dict(), before)
 
@@ -284,19 +285,19 @@ def test_other_files_are_one_line_and_nothing_is_executed(tmp_path):
         "page": (b"\n<html>404</html>", r"begins with b'.n<html>404"),
         "empty": (b"", "expected b'PK"),
         "cut": (whole[:-500], "torch cannot load it|it is damaged"),
-        "flipped": (bytes(flipped), "it is damaged: the CRC-32 of .* differs"),
+        "flipped": (bytes(flipped), "damaged: .*CRC-32 .*differs"),
         "pickle": (pickle.dumps(Hostile(open, executed, "w")), "expected b'PK"),
         "old": (
             _saved(_model().state_dict(), _use_new_zipfile_serialization=False),
-            r"it is of torch before 1.6: python -c .*torch.save\(torch.load\(.*old', weights_only=True\)",
+            r"torch .*1.6: python -c .*torch.save\(torch.load\(.*old', weights_only=True\)",
         ),
         "LFS": (
             b"version https://git-lfs.github.com/spec/v1\noid",
-            "it is a pointer of Git LFS: git lfs pull",
+            "Git LFS: git lfs pull",
         ),
         "torchscript": (
             _torchscript(_model()),
-            r"it is a TorchScript archive.*torch.jit.load\(.*\).state_dict",
+            r"TorchScript .*torch.jit.load\(.*\).state_dict",
         ),
         "hostile": (_saved({"a": Hostile(open, executed, "w")}), r"save model.state_dict\(\)"),
         "module": (_saved(_model()), r"save model.state_dict\(\).*weights_only=False\).state_dict\(\)"),
@@ -313,7 +314,7 @@ def test_other_files_are_one_line_and_nothing_is_executed(tmp_path):
     with pytest.raises(BadInput, match="No such file"):
         weights.load(str(tmp_path / "none"), _model())
     (tmp_path / "best.pth").write_bytes(whole)
-    with pytest.raises(BadInput, match=r"Is a directory; name one of its files: best.pth"):
+    with pytest.raises(BadInput, match=r"Is a directory; .*: best.pth"):
         weights.load(str(tmp_path), _model())
     (tmp_path / ".metadata").touch()
     with pytest.raises(BadInput, match=r"a distributed checkpoint: python -m torch.distributed.checkpoint"):
@@ -323,7 +324,7 @@ def test_other_files_are_one_line_and_nothing_is_executed(tmp_path):
     with open(tmp_path / "step_1.pt", "r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"x")
-    with pytest.raises(BadInput, match="it changed after it was written"):
+    with pytest.raises(BadInput, match="changed after"):
         weights.load(str(tmp_path / "step_1.pt"), _model())
 
 
@@ -343,7 +344,7 @@ TENSORS = {  # the head's weight in the file, and the message
     "repeated": (_repeated, "not a dense tensor"),
     "huge": (lambda t: torch.zeros(1).expand(10**9, 8), "not a dense tensor"),
     "many dimensions": (lambda t: torch.zeros(1).expand(*[2] * 60), "not a dense tensor"),
-    "scalar": (lambda t: torch.tensor(1.0), r"3.weight \[\] in the file, \[4, 8\] in the model"),
+    "scalar": (lambda t: torch.tensor(1.0), r"3.weight \[\] .*file, \[4, 8\] .*model"),
     "no features": (lambda t: torch.zeros(10**9, 0), r"3.weight \[1000000000, 0\] in the file"),
     "complex": (lambda t: t.to(torch.complex64), "torch.complex64 in the file"),
     "integers": (torch.Tensor.int, "torch.int32 in the file"),
@@ -438,7 +439,7 @@ def test_names_of_classes_are_compared(tmp_path):
     assert json.loads((tmp_path / "classes.json").read_text()) == ["cat", "犬"]
     assert said("cat", "犬") == said() == ""
     assert "label 0 is 'cat' in " in said("犬", "cat") and "and '犬' in the data set" in said("犬", "cat")
-    assert said("cat", "犬", "cow") == "the weights have 2 classes, the data set has 3"
+    assert re.search(r"weights .*\b2 classes\b.* data set .*\b3\b", said("cat", "犬", "cow"))
     for text in ('{"a": 1}', "3", "[", ""):
         (tmp_path / "classes.json").write_text(text)
         assert said("cat", "dog") == ""

@@ -54,7 +54,7 @@ def test_a_size_that_a_classifier_cannot_take(name, size):
     ("name", "size", "batch", "message"),
     [
         ("resnet18", 32, None, None), ("resnet18", 32, 2, None), ("resnet18", 64, 1, None),
-        ("resnet18", 32, 1, "--arch resnet18 cannot be trained on 1 image of --image_size 32 at a time"),
+        ("resnet18", 32, 1, "--arch resnet18 cannot be trained on 1 image .*--image_size 32 "),
         ("vgg11", 32, 1, None), ("regnet_x_400mf", 64, 2, None), ("alexnet", 32, 2, "cannot take images"),
         ("regnet_x_400mf", 32, 1, "cannot be trained on 1 image"),
     ],

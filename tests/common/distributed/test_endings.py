@@ -83,7 +83,7 @@ else:
 '''
 WAYS = {  # way -> exit code, pattern of the line that must arrive once
     "bad input": (2, "error: a value is wrong$"),
-    "missing package": (2, "error: No module named 'no_such_package', which .* imports: pip install"),
+    "missing package": (2, "error: No module named 'no_such_package', .*: pip install"),
     "missing module of ours": (1, r"(\[rank0\]: )?ModuleNotFoundError: No module named 'common.no_such_mod"),
     "missing name": (1, r"(\[rank0\]: )?ImportError: cannot import name 'no_such_name'"),
     "syntax": (1, r"(\[rank0\]: )?SyntaxError: invalid syntax"),

@@ -20,6 +20,7 @@ from tests.conftest import (
     environment,
     finish,
     free_port,
+    names,
     processes_of,
     read_until,
     run,
@@ -76,14 +77,14 @@ def _one_error(process, code):
 @pytest.mark.parametrize(
     ("rank", "world_size", "host", "message"),
     [
-        (0, 3, "127.0.0.1", "4 of 6 processes did not arrive within N s: ranks [2, 3, 4, 5]"),
+        (0, 3, "127.0.0.1", r"\b4 of 6 .*not arrive .*N s: .*\[2, 3, 4, 5\]"),
         (
             1,
             2,
             "127.0.0.1",
-            "rank 1 cannot reach rank 0 at 127.0.0.1:PORT (Connection refused; tried for 3 s)",
+            r"rank 1 cannot reach rank 0 .*127.0.0.1:PORT \(Connection refused; .*3 s\)",
         ),
-        (1, 2, "nowhere.invalid", "the master's host name nowhere.invalid does not resolve on"),
+        (1, 2, "nowhere.invalid", "master.* nowhere.invalid .*not resolve"),
     ],
 )
 def test_a_node_that_is_missing(rank, world_size, host, message, tmp_path):
@@ -94,7 +95,7 @@ def test_a_node_that_is_missing(rank, world_size, host, message, tmp_path):
     more += (f"--output_dir={tmp_path / 'out'}",)
     error = _one_error(_node(port, rank, world_size, *more, host=host, before=before), 4)
     error = re.sub(r"within \d+ s", "within N s", error)  # what the connection has left
-    assert message.replace("PORT", str(port)) in error
+    assert re.search(message.replace("PORT", str(port)), error)
 
 
 def test_duplicate_rank(tmp_path):
@@ -107,8 +108,8 @@ def test_duplicate_rank(tmp_path):
 @pytest.mark.parametrize(
     ("nodes", "processes", "said"),
     [
-        ((2, 3), (1, 1), r"got [23] nodes \(world size\), but node .* got [23]"),
-        ((2, 2), (1, 2), r"got [12] processes per node, but node .* got [12]"),
+        ((2, 3), (1, 1), r"got [23] nodes .*node .* got [23]"),
+        ((2, 2), (1, 2), r"got [12] processes per node.*node .* got [12]"),
     ],
 )
 def test_layouts_that_differ(nodes, processes, said, tmp_path):
@@ -133,9 +134,9 @@ class Silent(socketserver.BaseRequestHandler):
 @pytest.mark.parametrize(
     ("handler", "rank", "message"),
     [
-        (Silent, 1, "the server at 127.0.0.1:PORT does not answer as the store"),
-        (http.server.BaseHTTPRequestHandler, 1, "the server at 127.0.0.1:PORT does not answer as the store"),
-        (Silent, 0, "rank 0 cannot listen on port PORT .*Address already in use"),
+        (Silent, 1, "server .*127.0.0.1:PORT .*not answer"),
+        (http.server.BaseHTTPRequestHandler, 1, "server .*127.0.0.1:PORT .*not answer"),
+        (Silent, 0, "rank 0 .*listen .*PORT .*Address already in use"),
     ],
 )
 def test_another_server_on_the_port(handler, rank, message):
@@ -162,7 +163,7 @@ def test_a_job_of_one_process_refuses_to_be_several(tmp_path):
         RANK="1", LOCAL_RANK="1", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="h", MASTER_PORT="1"
     )
     result = run("jobs/train.py", *QUICK, "--output_dir", tmp_path, env=environment(**launched), code=2)
-    assert "this job is one process, but launcher started 2: use jobs/train_ddp.py" in result.stderr
+    assert names(result.stderr, "one process", "launcher started 2", "jobs/train_ddp.py")
 
 
 LONG = ("--max_steps=100000", "--epochs=100000", "--report_every=1")

@@ -22,7 +22,7 @@ from common.distributed import launcher
 from common.elastic import agent, crash, members, memory, roll
 from common.elastic.members import Plan
 from common.platform.topology import Topology
-from tests.conftest import CAN_FORK, LONGEST, free_port, run, wait_until
+from tests.conftest import CAN_FORK, LONGEST, free_port, names, run, wait_until
 from tests.support import checkpointers
 from tests.support.elastic import JOB, ElasticRun, slow_job, wait_for_file
 from tests.support.exact import changed, facts
@@ -83,7 +83,7 @@ def test_a_process_that_trains_something_else_is_refused_and_the_others_go_on(tm
     try:
         assert second.finish() == 2
         refused.touch()
-        assert "its --lr is 0.1, that of the members is 0.05" in "\n".join(first.lines + second.lines)
+        assert re.search(r"its --lr is 0\.1, .*members .*0\.05\b", "\n".join(first.lines + second.lines))
         assert first.finish() == 0, first.lines
     finally:
         first.kill()
@@ -106,7 +106,7 @@ def test_a_launcher_of_processes_is_refused(monkeypatch):
     args = argparse.Namespace(output_dir=None, timeout=1, grace=1)
     topology = Topology(0, 1, 2, 0, "127.0.0.1", 1, "process", "torchrun")
     monkeypatch.setattr(agent, "why_not", lambda: "")
-    with pytest.raises(BadInput, match="torchrun has started a process for each rank: start one process"):
+    with pytest.raises(BadInput, match=r"torchrun .*each rank: .*one process"):
         agent.start(topology, args, lambda: None)
 
 
@@ -114,7 +114,7 @@ def test_without_support_it_says_so_and_starts_nothing(monkeypatch, capsys):
     args = argparse.Namespace(output_dir=None, timeout=1, grace=1)
     monkeypatch.setattr(torch, "__version__", "2.4.1")
     agent.start(Topology(0, 1, 2, None, None, None, "node", "plain"), args, lambda: None)
-    assert "--elastic: it needs torch 2.6 on Linux, this is 2.4.1 on linux" in capsys.readouterr().out
+    assert names(capsys.readouterr().out, "--elastic", "torch 2.6", "2.4.1")
 
 
 def test_a_node_that_cannot_reach_the_first_one(tmp_path):
@@ -224,8 +224,9 @@ def test_the_processes_of_a_node_without_a_heartbeat_are_gone(monkeypatch):
         assert job.look().generation == 0
     job.look(1.0)
     plan = job.look()
-    reasons = [f"rank {rank} on node 1 is gone: no heartbeat for 2 s" for rank in (2, 3)]
-    assert plan.ids == ["0.1", "0.2"] and _reasons(plan) == reasons
+    assert plan.ids == ["0.1", "0.2"]
+    for rank, reason in zip((2, 3), _reasons(plan), strict=True):
+        assert names(reason, f"rank {rank} on node 1", "no heartbeat", "2 s")
     assert job.store.get("gone/1.3") == b"no heartbeat for 2 s"  # its agent kills it
 
 
@@ -318,8 +319,7 @@ def test_a_job_whose_processes_die_faster_than_it_makes_steps_ends(monkeypatch, 
     assert members.read(job.store, "failed") == "137"
     line = members.read(job.store, "failure")
     place, need = ("in step 13", "6.4 s") if processes > 1 else ("after step 12", "more than 5.0 s")
-    assert f"lost 20 times in a row {place}, every 5.0 s (median), " in line
-    assert f"a step and its new generation need {need}: the job ends; " in line
+    assert re.search(rf"\b20 times .*{place}, .*\b5\.0 s .* step .*generation .* {need}: .* ends", line)
 
 
 @new_torch
@@ -330,7 +330,7 @@ def test_generations_that_are_lost_before_they_begin_end_the_job(monkeypatch):
     for _ in range(20):
         assert not job.store.check(["failed"])
         name = _lose(job, name, "SIGKILL", after=1.0)
-    assert "before its first step, every 2.0 s (median)" in members.read(job.store, "failure")
+    assert names(members.read(job.store, "failure"), "20 times", "before its first step", "2.0 s")
 
 
 @new_torch
@@ -344,9 +344,7 @@ def test_a_crash_in_the_same_step_three_times_in_a_row_ends_the_job(monkeypatch)
         _begin(job, step)
     assert members.read(job.store, "failed") == "136"
     line = members.read(job.store, "failure")
-    assert line.startswith(
-        "rank 1 on node 0 ended by SIGFPE in step 14, 3 times in a row, at job.py:7 (model("
-    )
+    assert re.match(r"rank 1 on node 0 .*SIGFPE in step 14, 3 times\b.* job\.py:7 \(model\(", line)
 
 
 class _Interrupted:
@@ -385,7 +383,7 @@ def test_a_member_that_begins_and_crashes_between_two_requests_is_a_rank_in_its_
     job.look(2.7)
     _begin(job, 6)
     line = members.read(job.store, "failure")
-    assert line.startswith("rank 1 on node 0 ended by SIGSEGV in step 7, 3 times in a row: ")
+    assert re.match(r"rank 1 on node 0 .*SIGSEGV in step 7, 3 times[^,]*: ", line)
 
 
 @new_torch
@@ -400,7 +398,7 @@ def test_a_crash_of_all_processes_ends_the_job_although_each_restart_makes_steps
         job.store.set(f"broken/{job.look().generation}", "connection reset")
         job.look(0.5)
         _begin(job, 11)
-    assert "SIGSEGV after step 11, 3 times in a row: " in members.read(job.store, "failure")
+    assert re.search("SIGSEGV after step 11, 3 times[^,]*: ", members.read(job.store, "failure"))
 
 
 @new_torch
@@ -451,9 +449,7 @@ def test_a_crash_in_a_step_ends_the_job_with_its_signal_step_and_line(tmp_path):
     options = ("--epochs=3", "--save_every=2step", "--processes_per_node=3", "--elastic=true")
     shown = run(job, *JOB, *options, f"--output_dir={tmp_path / 'run'}", code=139)
     line = shown.stderr.splitlines()[-1]
-    assert re.match(
-        r"error: rank \d on node 0 ended by SIGSEGV (in step 7|after step \d), 3 times in a row, ", line
-    )
+    assert re.match(r"error: rank \d on node 0 .*SIGSEGV (in step 7|after step \d), 3 times\b", line)
     assert f"at {job}:" in line and "os.kill(os.getpid(), 11)" in line
     assert "Traceback" not in shown.stderr
 
@@ -466,7 +462,7 @@ def test_a_process_that_crashes_once_is_replaced(tmp_path):
     job = _job_that(tmp_path / "job.py", f"{code} and {crashes}")
     options = ("--epochs=3", "--processes_per_node=2", "--elastic=true", f"--output_dir={tmp_path / 'run'}")
     shown = run(job, *JOB, *options)
-    assert f"rank 1 on node 0 is gone: SIGSEGV at {job}:" in shown.stdout
+    assert re.search(f"rank 1 on node 0 .*SIGSEGV at {job}:", shown.stdout)
     run(*EXACT, "--epochs=3", f"--output_dir={tmp_path / 'one'}")
     assert facts(tmp_path / "run") == facts(tmp_path / "one")
 
@@ -476,10 +472,8 @@ def test_a_crash_while_a_process_loads_ends_the_job(tmp_path):
     line = "    torch.manual_seed(args.seed)\n"
     job = changed("train_exact.py", tmp_path / "job.py", (line, f"{line}    os.kill(os.getpid(), 7)\n"))
     shown = run(job, *JOB, "--elastic=true", f"--output_dir={tmp_path / 'run'}", code=135)
-    line = (
-        "error: a new process on node 0 ended by SIGBUS before it was a member of the job, 3 times in a row"
-    )
-    assert shown.stderr.startswith(f"{line}, at {job}:") and shown.stderr.count("\n") == 1
+    line = f"error: .*new process on node 0 .*SIGBUS before .*member .*3 times.* at {job}:"
+    assert re.match(line, shown.stderr) and shown.stderr.count("\n") == 1
 
 
 @pytest.fixture(scope="module")
@@ -520,7 +514,7 @@ def test_the_fork_server_is_killed_and_another_one_is_started(start, saved, tmp_
     assert not {*old} & {*filter(psutil.pid_exists, job.pids)}
     assert job.finish() == 0, job.lines
     said = "\n".join(job.lines)
-    assert "node 0: the fork server, which starts the processes of the node, has ended (SIGKILL)" in said
+    assert re.search(r"node 0: .*fork server\b.* ended .*SIGKILL", said)
     assert "Traceback" not in said and "error: " not in said
     assert facts(tmp_path / "run") == saved
 
@@ -566,7 +560,7 @@ def test_a_signal_to_all_processes_of_the_session_saves(start, saved, tmp_path, 
     said = "\n".join(job.lines)
     assert "lost contact" not in said
     if step:
-        assert f"the newest checkpoint is that of step {job.step}" in said
+        assert re.search(rf"newest checkpoint .*step {job.step}\b", said)
     assert start(tmp_path / "job.py").finish() == 0
     state = facts(tmp_path / "run")["state"]
     assert {number: state[number] for number in saved["state"]} == saved["state"]

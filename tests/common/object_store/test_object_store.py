@@ -19,7 +19,7 @@ from common.object_store import paths as object_store_paths
 from common.object_store.errors import explain
 from common.object_store.location import Location, check_encrypted, find_endpoint, parse
 from common.object_store.store import ObjectStore, StoreError
-from tests.conftest import environment, free_port, run, wait_until
+from tests.conftest import environment, free_port, names, run, wait_until
 from tests.support.fault_proxy import FaultProxy
 from tests.support.hostile_store import HostileStore, listing, reply
 from tests.support.object_store_server import CREDENTIALS, ObjectStoreServer
@@ -57,7 +57,7 @@ def test_a_store_with_a_certificate_of_ones_own(tmp_path, monkeypatch):
         with ObjectStore("s3://bucket/run") as store:
             with pytest.raises(StoreError, match="AWS_CA_BUNDLE=FILE") as error:
                 store.read("a")
-            assert f"127.0.0.1:{server.port} has no certificate that this machine trusts" in str(error.value)
+            assert names(str(error.value), f"127.0.0.1:{server.port}", "certificate")
         monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "ca.pem"))
         with ObjectStore("s3://bucket/run") as store:
             store.write("a", b"1")
@@ -345,7 +345,7 @@ def test_a_web_page_is_not_the_answer_of_a_store(store, monkeypatch, call):
         asked = through(monkeypatch, server, store)
         asked.client.attempts = 1
         arguments = {"write": ("key", b"1"), "delete": (["key"],)}.get(call, ())
-        with pytest.raises(StoreError, match="not an object store that answered, but '<!DOCTYPE html>"):
+        with pytest.raises(StoreError, match=r"not an object store .*'<!DOCTYPE html>"):
             list(getattr(asked, call)(*arguments) or ())
 
 
@@ -404,7 +404,7 @@ def test_a_weak_etag_is_not_a_condition_and_is_compared_here(store, server, tmp_
             wait_until(lambda: proxy.holding)
             server.client().put_object(Bucket="bucket", Key=f"{prefix}/key", Body=os.urandom(BIG))
             proxy.released.set()
-            with pytest.raises(StoreError, match="the object was replaced while it was read"):
+            with pytest.raises(StoreError, match="replaced while"):
                 fetched.result()
     assert (tmp_path / "back").read_bytes() == content
 
@@ -434,7 +434,7 @@ def test_a_file_that_is_not_what_it_should_be_is_refused(store, tmp_path):
     (tmp_path / "file").write_bytes(b"hello")
     with pytest.raises(BadInput, match="has changed"):
         store.send(str(tmp_path / "file"), "key", sha256="0" * 64)
-    with pytest.raises(BadInput, match="has changed while it was uploaded"):
+    with pytest.raises(BadInput, match="changed while"):
         store.send(str(tmp_path / "file"), "key", lambda count: (tmp_path / "file").write_bytes(b"other"))
     assert store.head("key") is None
     store.write("key", b"hello")
@@ -552,9 +552,9 @@ def test_keys_through_links_and_files(tmp_path):
     with pytest.raises(BadInput, match="a link leads out"):
         object_store_paths.make_path(str(tmp_path / "in"), "out/x")
     (tmp_path / "in" / "a").write_text("")
-    with pytest.raises(BadInput, match=r"key a/b: its folder is a file"):
+    with pytest.raises(BadInput, match=r"key a/b: .*folder .*file"):
         object_store_paths.make_path(str(tmp_path / "in"), "a/b")
-    with pytest.raises(BadInput, match=r"key a is both a file and a folder"):
+    with pytest.raises(BadInput, match=r"key a .*file and .*folder"):
         object_store_paths.check_keys(["a/b", "a"], "s3://bucket")
     assert object_store_paths.make_path(str(tmp_path / "in"), "b/c d") == str(tmp_path / "in/b/c d")
 
@@ -568,7 +568,7 @@ def test_boto3_is_imported_when_it_is_needed_and_named_when_it_is_missing(server
         "entry(lambda: ObjectStore('s3://bucket').read('x'))()"
     )
     result = run("-c", script, code=2, env=environment(**server.environment), fresh=True)
-    assert re.fullmatch(r"error: object stores need boto3 \(.*boto3.*\): pip install boto3\n", result.stderr)
+    assert re.fullmatch(r"error: .*boto3 \(.*boto3.*\): pip install boto3\n", result.stderr)
     assert len(result.stderr.splitlines()) == 1
 
 

@@ -277,7 +277,7 @@ CHANGES = {
     count: "the model: output 0 changes",
     peak: "the model: output 0 changes",
     follow: "the model: parameter unused.weight changes",
-    reduce_all: "the model or the criterion communicates",
+    reduce_all: "model or .*criterion communicates",
 }
 
 
@@ -292,7 +292,7 @@ def test_a_criterion_that_no_checkpoint_holds_is_refused_if_it_keeps_state(group
             return outputs.square().mean() / self.level
 
     shards, forward = begin(Small())
-    with pytest.raises(BadInput, match="Mean: output 0 changes if a shard is computed again"):
+    with pytest.raises(BadInput, match="Mean: output 0 changes"):
         for _ in range(2):
             train(shards, forward, Mean())
     shards, forward = begin(Small())
@@ -311,7 +311,7 @@ def test_a_criterion_that_is_a_function_is_refused_if_it_changes_its_variables(g
         return outputs.square().mean() + model.layer.weight.square().sum() * levels["a"][0]
 
     train(*begin(model, criterion=plain), plain)
-    with pytest.raises(BadInput, match="the criterion changes its variable levels"):
+    with pytest.raises(BadInput, match=r"criterion changes .*levels"):
         train(*begin(model, criterion=running), running)
 
 
@@ -326,9 +326,9 @@ def test_a_loop_that_depends_on_the_number_of_processes_is_refused(group, optimi
     model = Small()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     shards, forward = begin(model, optimizer=optimizer)
-    line = r"SGD.step\(\) between two shards: expected it after shards.add"
+    line = r"SGD.step\(\) .*after shards.add"
     if torch.__version__ < "2.3":  # calls no hooks of optimizers once a function was compiled
-        line += "|changes if a shard is computed again"
+        line += "|changes .*computed again"
     with pytest.raises(BadInput, match=line):
         train(shards, forward, after=optimizer.step)
     shards, forward = begin(model, optimizer=optimizer)
@@ -347,5 +347,5 @@ def test_a_loop_that_depends_on_the_number_of_processes_is_refused(group, optimi
 
 def test_a_sparse_gradient_is_refused(group):
     shards, forward = begin(torch.nn.Sequential(torch.nn.Embedding(3, 2, sparse=True)))
-    with pytest.raises(BadInput, match=r"the gradient of 0\.weight is sparse"):
+    with pytest.raises(BadInput, match=r"gradient .*0\.weight is sparse"):
         train(shards, lambda part: forward(part.long()))

@@ -9,7 +9,7 @@ from bootfile.ground.exit_codes import DIFFERS
 from bootfile.receipt import shard_lines
 from bootfile.receipt.compare import compare_states
 from common.parallel import recheck
-from tests.conftest import QUICK, refused, run_ranks
+from tests.conftest import QUICK, names, refused, run_ranks
 from tests.support.exact import changed
 from tests.support.proofs import audit
 
@@ -42,8 +42,8 @@ def test_a_process_that_computes_wrongly_is_named_before_the_step_is_used(proces
     job = make_job(tmp_path, 1, 5)  # the first shard of the second process of three
     output = f"--output_dir={tmp_path / 'run'}"
     results = run_ranks(job, *words, output, ranks=processes, code=20)
-    line = re.search("error: step 5: the gradients of shard 1 .*", results[0].stderr)[0]
-    assert f"differ: rank {owner} was wrong in 1 of " in line
+    line = re.search("error: step 5: .*shard 1 .*", results[0].stderr)[0]
+    assert re.search(f" differ.* rank {owner} .*wrong in 1 of ", line)
     assert "The step was not used" in line
     again = run_ranks(job, *words, output, ranks=processes)[0].stdout
     assert "step 4 of 9" in re.search("resumed from .*", again)[0]
@@ -69,8 +69,8 @@ def test_the_bits_are_those_of_a_run_without_it(tmp_path):
 @pytest.mark.parametrize(
     "place, fault, processes, expected",
     [
-        (BACKWARD, FAULT, 2, r"shard 3 \(rank 1 of 2\) of step 5 had other gradients"),
-        (UPDATE, FAULT.replace(".grad.", ".data."), 1, "all shards of the steps 1-5 had the same gradients"),
+        (BACKWARD, FAULT, 2, r"shard 3 \(rank 1 of 2\) .*step 5 .*other gradients"),
+        (UPDATE, FAULT.replace(".grad.", ".data."), 1, "all shards .* 1-5 .*same gradients"),
     ],
     ids=["gradients of a shard", "weights after the step"],
 )
@@ -87,7 +87,7 @@ def test_an_audit_names_the_shard(place, fault, processes, expected, tmp_path):
     shown = audit(tmp_path / "run", "--share=all", "--processes=1", code=DIFFERS)
     [line] = re.findall("^steps 1-9: the steps .*", shown, re.M)
     assert re.search(expected, line), line
-    assert "the state after step 5 is another one (model." in line
+    assert re.search(r"state after step 5 .*another .*\(model\.", line)
 
 
 def test_a_start_without_it_computes_the_steps_of_an_earlier_one_again(tmp_path):
@@ -121,9 +121,7 @@ def test_a_first_difference_is_a_doubt(tmp_path):
     shown = run_ranks(job, *WORDS, "--recheck=1", output, ranks=2)[0].stdout
     warnings = re.findall("warning: .*", shown)
     assert len(warnings) == 1
-    assert warnings[0].startswith(
-        "warning: step 1: rank 0 has computed shard 1 twice, and the gradients differ"
-    )
+    assert names(warnings[0], "step 1", "rank 0", "shard 1", "twice", "differ")
     assert "is off" not in warnings[0]
 
 
@@ -147,16 +145,16 @@ def test_a_job_without_shards_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "votes, expected",
     [
-        ([(0, 7), (1, 7), (1, 8), (2, 7)], "rank 1 was wrong in 1 of 2 (fc)"),
-        ([(0, 8), (0, 8), (1, 7), (1, 7), (2, 7)], "rank 0 was wrong in 2 of 2 (fc)"),
+        ([(0, 7), (1, 7), (1, 8), (2, 7)], r"rank 1 [a-z ]*1 of 2 \(fc\)"),
+        ([(0, 8), (0, 8), (1, 7), (1, 7), (2, 7)], r"rank 0 [a-z ]*2 of 2 \(fc\)"),
         ([(0, 8), (0, 8), (1, 7), (1, 7)], "there is no majority"),
         (
             [(0, 8), (0, 7), (1, 7), (1, 6)],
-            "rank 0 was wrong in 1 of 2 (fc), rank 1 was wrong in 1 of 2 (fc)",
+            r"rank 0 [a-z ]*1 of 2 \(fc\), rank 1 [a-z ]*1 of 2 \(fc\)",
         ),
     ],
 )
 def test_the_majority_is_right(votes, expected):
     text = recheck.describe(3, 1, [(rank, {"fc": digest}) for rank, digest in votes])
-    assert text.startswith(f"step 3: the gradients of shard 1 were computed {len(votes)} times, and differ")
-    assert expected in text
+    assert re.match(rf"step 3: .*shard 1 .*\b{len(votes)} times\b.* differ", text)
+    assert re.search(expected, text)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 
 import pytest
@@ -71,8 +72,8 @@ def test_a_checkpoint_under_the_name_of_another_step_is_passed_over(tmp_path, ca
         shutil.copy(tmp_path / "step_1.pt.json", tmp_path / f"{name}.json")
     path, _ = choose.choose("auto", str(tmp_path), lambda state: None)
     assert os.path.basename(path) == "step_2.pt"
-    assert "step_20.pt: it is the checkpoint of step 1, not of step 20" in capsys.readouterr().out
-    with pytest.raises(BadInput, match="it is the checkpoint of step 1, not of step 20"):
+    assert re.search(r"step_20\.pt: .*step 1, not .*step 20\b", capsys.readouterr().out)
+    with pytest.raises(BadInput, match=r"step 1, not .*step 20\b"):
         choose.choose(str(tmp_path / "step_20.pt"), "", lambda state: None)
     path, _ = choose.choose(str(tmp_path / "7.pt"), "", lambda state: None)
     assert os.path.basename(path) == "7.pt", "a name without a step"

@@ -20,6 +20,7 @@ from datasets.compat.kspeed import KSpeedCallable, KSpeedFolder, KSpeedImageFold
 from datasets.loaders import backends
 from datasets.stores import pack
 from datasets.stores.shared import address
+from tests.conftest import names
 from tests.support import pictures
 from tests.support.redis_server import (
     PASSWORD,
@@ -96,7 +97,7 @@ def test_it_is_torchvisions_image_folder(place, images, cache_dir, empty_redis, 
     expected, said = ImageFolder(root, TO_TENSOR), []
     options = {"cache_dir": cache_dir, "log": said.append}
     found = KSpeedImageFolder(root, None, 2, iplist, None, None, TO_TENSOR, **options)
-    assert ["without iplist: the files are read" in line for line in said] == [True] * (place == "files")
+    assert ["without iplist: " in line for line in said] == [True] * (place == "files")
     for name in ("classes", "class_to_idx", "samples", "targets", "imgs"):
         assert getattr(found, name) == getattr(expected, name), name
     assert len(found) == len(expected) == 30 and isinstance(found, ImageFolder)
@@ -182,7 +183,7 @@ def test_the_calls_of_a_folder(images, cache_dir, monkeypatch, tmp_path):
 def test_wrong_arguments(images, cache_dir):
     for iplist, reason in (
         (["a:b"], "iplist is not redis://"),
-        (["a", "b"], "iplist names several hosts: name one"),
+        (["a", "b"], "iplist names several hosts"),
         ("redis://u:SECRET@h", "password"),
         ("http://h", "is not"),
     ):
@@ -203,8 +204,8 @@ def test_the_documented_call_with_every_kind_of_server(images, cache_dir, tmp_pa
     """KSpeedImageFolder(traindir, None, workers, iplist, "admin", "admin", transforms) works."""
     admin = "user admin on >{} " + RIGHTS
     for number, (options, line) in enumerate((
-        ((), "it refuses the user, so the user default is used"),
-        (("requirepass admin",), "it refuses the user, so the user default is used"),
+        ((), "user default"),
+        (("requirepass admin",), "user default"),
         (("user default off", admin.format("admin")), ""),
         (("requirepass other", admin.format("admin")), ""),
         (("requirepass other",), None),
@@ -218,7 +219,7 @@ def test_the_documented_call_with_every_kind_of_server(images, cache_dir, tmp_pa
 
             call = functools.partial(KSpeedImageFolder, images / "val", None, 2, iplist, "admin", "admin")
             if line is None:
-                with pytest.raises(BadInput, match="refuses the user or the password"):
+                with pytest.raises(BadInput, match="refuses the user"):
                     call(TO_TENSOR, cache_dir=cache_dir)
                 continue
             found = call(TO_TENSOR, cache_dir=cache_dir)
@@ -226,9 +227,8 @@ def test_the_documented_call_with_every_kind_of_server(images, cache_dir, tmp_pa
             for each in (found, found, copy):
                 assert right(each.folder, whole(images / "val"))
                 until(lambda folder=found.folder: is_cached(folder))
-            assert [text for text in capsys.readouterr().out.splitlines() if "cache" in text] == [
-                f"cache {iplist[0]}: {line}"
-            ] * bool(line)
+            said = [text for text in capsys.readouterr().out.splitlines() if "cache" in text]
+            assert len(said) == bool(line) and all(names(text, iplist[0], "refuses", line) for text in said)
             found.folder.close()
     dead = call(TO_TENSOR, cache_dir=cache_dir)
     assert right(dead.folder, whole(images / "val")) and "Connection refused" in capsys.readouterr().out
@@ -244,7 +244,7 @@ def test_a_password_is_nowhere(images, cache_dir, tmp_path, capsys, monkeypatch)
         seen = [repr(found), repr(vars(found)), repr(vars(found.folder)), repr(source), repr(vars(source))]
         seen += [str(pickle.dumps(found)), str(pickle.dumps(source))]
         monkeypatch.delenv(address.PASSWORD)
-        with pytest.raises(BadInput, match="refuses the user or the password") as caught:
+        with pytest.raises(BadInput, match="refuses the user") as caught:
             KSpeedFolder(images / "val", 1, hosts, "bootfile", f"not {PASSWORD}", cache_dir=cache_dir)
         seen.append(str(caught.value))
         # the environment overrides the script, which can keep its "admin"

@@ -7,7 +7,7 @@ import pytest
 
 from bootfile.ground.errors import BadInput
 from datasets.folders import image_folder, paired_images, tar_files
-from tests.conftest import run
+from tests.conftest import names, run
 from tests.support import pictures, tars
 
 
@@ -56,9 +56,7 @@ def test_a_link_to_nothing_is_refused(data, load, name):
         (data / name).mkdir()
     unmount(data / name)
     for _ in range(2):
-        with pytest.raises(
-            BadInput, match=rf"{data}/{name} is a link to /mnt/disk/\S+, which does not exist"
-        ):
+        with pytest.raises(BadInput, match=rf"{data}/{name} .*link to /mnt/disk/\S+, .*not exist"):
             load(data)
 
 
@@ -66,7 +64,7 @@ def test_another_folder_does_not_take_the_place_of_a_split(data, load):
     shutil.copytree(data / "val", data / "test")
     unmount(data / "val")
     assert len(load(data)) == 9
-    with pytest.raises(BadInput, match=rf"{data}/val is a link to .*, which does not exist: mount its disk"):
+    with pytest.raises(BadInput, match=rf"{data}/val .*link to .*not exist"):
         load(data, "val")
 
 
@@ -75,7 +73,7 @@ def test_folders_of_splits_that_are_named(data, load):
     (data / "photos" / "a").symlink_to(data / "train")
     assert len(load(data, splits="photos/a,val")) == 9
     unmount(data / "photos")
-    with pytest.raises(BadInput, match=rf"{data}/photos is a link to .*, which does not exist"):
+    with pytest.raises(BadInput, match=rf"{data}/photos .*link to .*not exist"):
         load(data, splits="photos/a,val")
 
 
@@ -85,16 +83,16 @@ def test_lists_and_their_files(data, load):
     (data / "train.txt").write_text("photos/0.jpg 0\ntrain/apple/1.jpg 1\n")
     assert len(load(data)) == 2
     unmount(data / "photos")
-    with pytest.raises(BadInput, match=rf"missing .*photos/0\.jpg; {data}/photos is a link to .*not exist"):
+    with pytest.raises(BadInput, match=rf"missing .*photos/0\.jpg; {data}/photos .*link to .*not exist"):
         load(data)
     unmount(data / "train.txt")
-    with pytest.raises(BadInput, match=rf"{data}/train\.txt is a link to .*, which does not exist"):
+    with pytest.raises(BadInput, match=rf"{data}/train\.txt .*link to .*not exist"):
         load(data)
 
 
 def test_a_link_to_itself_has_another_reason(data, load):
     (data / "train" / "date").symlink_to("date")
-    with pytest.raises(BadInput, match=r"date is a link to date, which cannot be opened \(Too many levels"):
+    with pytest.raises(BadInput, match=r"date .*link to date, .*\(Too many levels"):
         load(data)
 
 
@@ -114,7 +112,7 @@ def test_the_folder_itself_and_a_part_of_its_path(data, load):
     assert len(load(data)) == 9
     unmount(data)
     for path in (data, data / "deep" / "er"):
-        with pytest.raises(BadInput, match=rf"data_url {data} is a link to .*, which does not exist"):
+        with pytest.raises(BadInput, match=rf"data_url {data} .*link to .*not exist"):
             load(path)
 
 
@@ -126,7 +124,7 @@ def test_pairs(tmp_path, name):
         pictures.write(root / "train" / side / "a", 2, (40, 32), "jpg")
     paired_images.load(str(root), "train", str(tmp_path / "cache"))
     unmount(root / name)
-    with pytest.raises(BadInput, match=rf"{root}/{name} is a link to .*, which does not exist"):
+    with pytest.raises(BadInput, match=rf"{root}/{name} .*link to .*not exist"):
         paired_images.load(str(root), "train", str(tmp_path / "cache"))
 
 
@@ -137,14 +135,14 @@ def test_tar_files(tmp_path):
     assert len(tar_files.find(f"{root}/**/*.tar")) == 4
     unmount(root / "part2" / "deep")
     for pattern in ("**/*.tar", "*/deep/*.tar"):
-        with pytest.raises(BadInput, match=rf"{root}/part2/deep is a link to .*, which does not exist"):
+        with pytest.raises(BadInput, match=rf"{root}/part2/deep .*link to .*not exist"):
             tar_files.find(f"{root}/{pattern}")
     assert len(tar_files.find(f"{root}/part2/*.tar")) == 1
     unmount(root / "part2")
-    with pytest.raises(BadInput, match=rf"{root}/part2 is a link to .*, which does not exist"):
+    with pytest.raises(BadInput, match=rf"{root}/part2 .*link to .*not exist"):
         tar_files.is_folder(str(root))
     unmount(root / "1.tar")
-    with pytest.raises(BadInput, match=rf"cannot read {root}/1\.tar: .*1\.tar is a link to .*not exist"):
+    with pytest.raises(BadInput, match=rf"cannot read {root}/1\.tar: .*1\.tar .*link to .*not exist"):
         tar_files.load_index(tar_files.find(f"{root}/*.tar"), tar_files.scan_tar, None)
 
 
@@ -152,5 +150,5 @@ def test_a_job_names_the_class_of_a_disk_that_is_not_mounted(data):
     unmount(data / "train" / "banana")
     result = run("jobs/imagenet.py", f"--data_url={data}", "--max_steps=1", "--batch_size=2", code=2)
     assert result.stderr.count("\n") == 1
-    assert f"{data}/train/banana is a link to /mnt/disk/that/is/gone, which does not exist" in result.stderr
+    assert names(result.stderr, f"{data}/train/banana", "link to /mnt/disk/that/is/gone", "not exist")
     assert not os.path.exists("/mnt/disk")

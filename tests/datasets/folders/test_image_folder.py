@@ -151,9 +151,7 @@ def test_other_names_of_splits_are_refused_and_named_by_an_option(tmp_path, star
         for deeper in ("", "images") if name == "Learning" else ("",):
             write(root / name / deeper, cat=count, dog=count, bird=count)
     (root / names[0] / "cover.jpg").write_bytes(photo(0))
-    with pytest.raises(
-        BadInput, match=f"hold the same folders .* splits, --splits {splits}; .*--splits none"
-    ):
+    with pytest.raises(BadInput, match=f"the same folders .*--splits {splits}; .*--splits none"):
         start(root)
     train = start(root, splits=splits)
     val = start(root, "val", classes=train.classes, splits=splits)
@@ -161,7 +159,7 @@ def test_other_names_of_splits_are_refused_and_named_by_an_option(tmp_path, star
     assert start(root, splits=",".join(names[::-1])).base == val.base
     assert start(root, splits=splits).base == train.base and start.read == [], "each choice has an index"
     assert set(start(root, splits="none").classes) == {*names}
-    with pytest.raises(BadInput, match=r"data has no folder Holdin and no list Holdin\.txt"):
+    with pytest.raises(BadInput, match=r"data .*no .*Holdin .*no .*Holdin\.txt"):
         start(root, "val", splits=f"{names[0]},Holdin")
 
 
@@ -172,7 +170,7 @@ def test_other_names_of_splits_are_refused_and_named_by_an_option(tmp_path, star
           "seg_train/seg_train/dog", "seg_pred/seg_pred"],
          "if they are splits, --splits seg_train/seg_train,seg_test/seg_test;"),
         (["a_train/cats", "a_train/dogs", "a_test/cat", "a_test/dog"], "splits, --splits a_train,a_test;"),
-        (["cat/train", "cat/test", "dog/train", "dog/test"], r"if test; train are splits, list .* val\.txt"),
+        (["cat/train", "cat/test", "dog/train", "dog/test"], r"test; train are splits, .* val\.txt"),
         (["amazon/images/cat", "amazon/images/dog", "dslr/images/cat", "dslr/images/dog"],
          "--splits amazon/images,dslr/images; .*--splits none"),
         (["train/train/cat", "train/train/dog", "val/val/cat", "val/val/dog"],
@@ -200,9 +198,7 @@ def test_classes_with_subfolders_are_no_splits(tmp_path, start):
         write(root / "more" / name, **{str(number): 1})
     assert start(root).classes == ("cat", "dog", "more")
     (root / "dog").rename(root / "train")
-    with pytest.raises(
-        BadInput, match=r"data has train, but no val or .* --splits TRAIN,VAL .* --splits none"
-    ):
+    with pytest.raises(BadInput, match=r"data has train, .*no val .* --splits TRAIN,VAL .* --splits none"):
         start(root, "val")
     assert start(root, splits="none").classes == ("cat", "more", "train")
 
@@ -225,7 +221,7 @@ def test_val_uses_the_numbers_of_train(data, start):
     assert start(data, "val", classes=train.classes).labels.tolist() == [1]
     assert start(data, "val", classes=train.classes).classes == ("cat", "dog")
     write(data / "val", zebra=2)
-    with pytest.raises(BadInput, match=r"val: 2 images belong to class 'zebra', but the train split has 2 "):
+    with pytest.raises(BadInput, match=r"val: 2 images .*class 'zebra', .*train .* 2 "):
         start(data, "val", classes=train.classes)
 
 
@@ -236,8 +232,9 @@ def test_a_folder_without_splits_is_divided_by_path(tmp_path, start, lines, by_c
     options = {"val_share": 0.2, "by_class": by_class}
     train = start(root, **options)
     many = 50 - len(train)
-    way = "by path" if by_class else "by path, without regard to classes, as earlier versions did it"
-    assert lines == [f"train={len(train)} test={many} split of {root} {way}, --val_share 20%"]
+    (line,) = lines
+    assert re.match(rf"train={len(train)} test={many} .*{root} by path\b.* --val_share 20%$", line)
+    assert ("without regard to classes" in line) != by_class
     val = start(root, "val", classes=train.classes, **options)
     assert lines == [] and len(val) == many and train.classes == val.classes == ("cat", "dog")
     assert sorted(names(train) + names(val)) == sorted(
@@ -265,15 +262,13 @@ def test_each_class_has_its_share_for_validation(tmp_path, start, lines):
     counts = {"a": 13, "b": 13, "c": 14, "d": 25, "e": 2, "only": 1, "two": 2, "z": 1}
     root = write(tmp_path / "data", **counts)
     train = start(root, val_share=0.1)
-    assert lines == [
-        f"train=63 test=8 split of {root} by path, --val_share 10%; no image for validation in classes with "
-        "only one image: only; z"
-    ]
+    (line,) = lines
+    assert re.match(f"train=63 test=8 .*{root} by path, --val_share 10%; no .*validation .*: only; z$", line)
     val = start(root, "val", classes=train.classes, val_share=0.1)
     assert np.bincount(val.labels, minlength=8).tolist() == [1, 1, 1, 3, 1, 0, 1, 0]
     assert np.bincount(train.labels, minlength=8).tolist() == [12, 12, 13, 22, 1, 1, 1, 1]
     assert start(root, by_class=False, val_share=0.1).fingerprint != train.fingerprint
-    assert "by path, without regard to classes, as earlier versions" in lines[0]
+    assert "by path, without regard to classes" in lines[0]
     assert "; no image for validation in " in lines[0]
 
 
@@ -323,11 +318,9 @@ def test_a_split_by_path_of_few_images(tmp_path, start, lines):
             assert set(train.labels) == {0, 1} and len(val) == (1 if share < 0.5 else 2)
     root = write(tmp_path / "single", cat=1, dog=1)
     assert len(start(root)) == 2
-    assert lines == [
-        f"train=2 test=0 split of {root} by path, --val_share 10%: no image for validation, "
-        "because each class has only one"
-    ]
-    with pytest.raises(BadInput, match="2 images, one in each class: none remains for validation"):
+    (line,) = lines
+    assert re.match(f"train=2 test=0 .*{root} by path, --val_share 10%: no .*validation, .*only one", line)
+    with pytest.raises(BadInput, match=r"2 images, one .*each class: .*validation"):
         start(root, "val")
 
 
@@ -336,17 +329,15 @@ def test_images_without_class_folders(tmp_path, start, lines):
     (root / "train" / "notes").mkdir()
     (root / "train" / "notes" / "a.txt").touch()
     for folder, options in ((root / "train", {"val_share": 0}), (root, {}), (root, {"split": "val"})):
-        with pytest.raises(BadInput, match=r"images without a class folder: expected two or more: .*/CLASS/"):
+        with pytest.raises(BadInput, match=r"without a class folder: .*/CLASS/"):
             start(folder, **options)
-    with pytest.raises(BadInput, match=r"one class, train: expected two or more: .* a CSV$"):
+    with pytest.raises(BadInput, match=r"one class, train: .* CSV$"):
         (root / "val").rename(root / ".val")
         start(root, splits="none")
     (root / ".val").rename(root / "val")
     index = start(root / "train", val_share=0, labelled=False)
     assert index.classes == ("",) and names(index) == ["0.jpg", "1.jpg", "2.jpg"]
-    with pytest.raises(
-        BadInput, match=r"val: 2 images belong to no class folder, but .* 2 classes: cat; dog"
-    ):
+    with pytest.raises(BadInput, match=r"val: 2 images .*no class folder, .* 2 classes: cat; dog"):
         start(root, "val", classes=("cat", "dog"))
 
 
@@ -377,7 +368,7 @@ def test_links(data, tmp_path, start):
         "cat/9.jpg", "dog/0.jpg", "dog/1.jpg", "zebra/0.jpg", "zebra/1.jpg",
     ]  # fmt: skip
     (data / "train" / "cat" / "broken.jpg").symlink_to("nowhere")
-    with pytest.raises(BadInput, match=r"1 of 9 files are missing in .*train: cat/broken\.jpg"):
+    with pytest.raises(BadInput, match=r"1 of 9 files .*missing .*train: cat/broken\.jpg"):
         start(data)
 
 
@@ -468,7 +459,7 @@ def test_forms_of_lists(tmp_path, start, form):
         (("1", "10", "2"), "10", 1),
         (("1", "10", "2"), "0", "label 0 is not in 1..10"),
         (("ape", "cat", "dog"), "1", 1),
-        (None, "0\nval/dog/0.jpg 5", r"label 5 is not in 0..1 .*: expected 0..N-1 or 1..N, all of them"),
+        (None, "0\nval/dog/0.jpg 5", r"label 5 is not in 0..1 .*: .*0..N-1 .*1..N"),
         (None, "-1\nval/dog/0.jpg 1", "label -1 is not in 0..1"),
         (None, "cat|pet\nval/dog/0.jpg dog", "several labels as 3,17"),
     ],
@@ -485,7 +476,7 @@ def test_numbers_in_a_list_are_those_of_the_train_split(data, start, classes, la
 def test_a_list_without_the_first_class_is_named(data, start, lines):
     (data / "val.txt").write_text("val/dog/0.jpg 1\n")
     assert start(data, "val", classes=("cat", "dog")).labels.tolist() == [1]
-    assert lines[0] == f"{data}/val.txt: no image has the label 0, which is the class cat"
+    assert re.match(rf"{data}/val\.txt: no image .*label 0\b.* cat$", lines[0])
 
 
 @pytest.mark.parametrize(
@@ -494,7 +485,7 @@ def test_a_list_without_the_first_class_is_named(data, start, lines):
         ("", r"val\.txt lists no image"),
         (
             "a.jpg 0\nb.jpg tabby dog\n",
-            r"line 2: expected `path label`, .* label with spaces in quotes.*; found 'b\.jpg tabby dog'",
+            r"line 2: expected `path label`, .*quotes.*; found 'b\.jpg tabby dog'",
         ),
         ("a.jpg 0 10 20\nb.jpg 1 10 20\n", r"line 1: expected `path label`.* found 'a\.jpg 0 10 20'"),
         ("0 a.jpg\n1 b.jpg\n", r"line 1: expected `path label`, .*; found '0 a\.jpg'"),
@@ -502,8 +493,8 @@ def test_a_list_without_the_first_class_is_named(data, start, lines):
         ("a.jpg,0\nb.jpg,0,1\nc.jpg,1", r"line 2: expected `path,label`, .*; found 'b\.jpg,0,1'"),
         ("what,kind\na.jpg,0\nb.jpg,1\n", r"line 1: expected `path,label`, .*; found 'what,kind'"),
         ("label,file\na.jpg,0\nb.jpg,1\n", r"line 1: expected `path,label`, .*; found 'label,file'"),
-        ("a.jpg,0,3\nb.jpg,1,3\n", r"line 1: expected `path,label`.*, or of columns, a header that names"),
-        ("file,class,label\na.jpg,0,3\n", r"line 1: .* of columns, a header that names the path and one"),
+        ("a.jpg,0,3\nb.jpg,1,3\n", r"line 1: expected `path,label`.* columns, .*header"),
+        ("file,class,label\na.jpg,0,3\n", r"line 1: .* columns, .*header .*path"),
         (
             'a.jpg,"3, 17"\nb.jpg,3\n',
             r"line 1: expected `path,label`.* several labels as 3,17",
@@ -520,7 +511,7 @@ def test_a_list_without_the_first_class_is_named(data, start, lines):
         ("val/cat/0.jpg cat\nval/cat/0.jpg dog\n", r"lists val/cat/0\.jpg twice, with labels cat and dog"),
         (
             "".join(f"val/cat/{number}.jpg cat\n" for number in range(20)),
-            r"19 of 20 files are missing in .*: val/cat/1\.jpg; val/cat/10\.jpg; .*18\.jpg; and 9 more$",
+            r"19 of 20 files .*missing .*: val/cat/1\.jpg; val/cat/10\.jpg; .*18\.jpg; and 9 more$",
         ),
         (
             "val/cat/0.jpg 0\n\0\1\2 3\n",
@@ -530,9 +521,9 @@ def test_a_list_without_the_first_class_is_named(data, start, lines):
             f"val/cat/0.jpg {'1' * 5000}\n",
             r"val\.txt, line 1: expected `path label`, .*; found 'val/cat/0\.jpg 1+'$",
         ),
-        ("/etc/0.jpg 0\n", r"val\.txt, line 1: /etc/0\.jpg is not below the folder of .*val\.txt"),
+        ("/etc/0.jpg 0\n", r"val\.txt, line 1: /etc/0\.jpg is not below .*val\.txt"),
         ("val/cat/0.jpg 0\nval/../../0.jpg 0\n", r"val\.txt, line 2: val/\.\./\.\./0\.jpg is not below"),
-        ("val/cat cat\nval/dog/0.jpg dog\n", r"1 of 2 files are missing in .*: val/cat$"),
+        ("val/cat cat\nval/dog/0.jpg dog\n", r"1 of 2 files .*missing .*: val/cat$"),
     ],
 )
 def test_lists_that_are_wrong(data, start, text, message):
@@ -553,19 +544,17 @@ def test_nothing_to_learn_from(tmp_path, data, start):
         start(tmp_path / "texts")
     (data / "train" / "zebra").mkdir()
     (data / "train" / "ape").mkdir()
-    with pytest.raises(BadInput, match=r"train: 2 class folders hold no image: ape; zebra"):
+    with pytest.raises(BadInput, match=r"train: 2 .*folders .*no image: ape; zebra"):
         start(data)
     (data / "val" / "zebra").mkdir()
     assert len(start(data, "val", classes=("cat", "dog", "zebra"))) == 2, "a class may be missing in val"
     shutil.rmtree(data / "val")
-    with pytest.raises(
-        BadInput, match=r"data has train, but no val or validation or .*test or .*--splits TRAIN,VAL"
-    ):
+    with pytest.raises(BadInput, match=r"data has train, .*no val .*validation .*test .*--splits TRAIN,VAL"):
         start(data, "val")
     (data / "train" / "zebra").rmdir()
     (data / "train" / "ape").rmdir()
     (tmp_path / "file").touch()
-    with pytest.raises(BadInput, match=r"cannot write the index of .* to .*file/cache: Not a directory"):
+    with pytest.raises(BadInput, match=r"cannot write .*index .*file/cache: Not a directory"):
         load(str(data), "train", str(tmp_path / "file" / "cache"))
     assert not (tmp_path / "cache" / "train").exists()
 
@@ -586,7 +575,7 @@ def test_added_removed_changed(data, start, lines):
     flipped[len(flipped) // 2] ^= 1  # the size does not change
     (data / "train" / "dog" / "0.jpg").write_bytes(flipped)
     second = start(data)
-    assert lines == [f"{data}/train: 3 of 6 files are new or changed"]
+    assert re.fullmatch(f"{data}/train: 3 of 6 files .*changed", "\n".join(lines))
     assert sorted(start.read) == ["train/cat/00.jpg", "train/dog/0.jpg", "train/dog/5.jpg"]
     assert second.widths.tolist() == [40, 48, 42, 50, 51, 49] and second.labels.tolist() == [0] * 3 + [1] * 3
     assert kept(os.path.dirname(first.folder)) == [os.path.basename(first.folder)]
@@ -606,7 +595,7 @@ def test_another_class(data, start, lines):
     start(data, "val", classes=("cat", "dog"))
     val = start(data, "val", classes=index.classes)
     assert start.read == [] and val.labels.tolist() == [1, 2]
-    assert lines == [f"{data}/val: 0 of 2 files are new or changed"]
+    assert re.fullmatch(f"{data}/val: 0 of 2 files .*changed", "\n".join(lines))
 
 
 def test_fingerprint_is_that_of_the_data(data, tmp_path, start):
@@ -656,11 +645,12 @@ def test_bad_images_are_refused_or_left_out(data, start, lines):
     (data / "train" / "dog" / "1.jpg").write_bytes(photo(11)[:-50])
     with pytest.raises(BadInput) as error:
         start(data)
-    assert str(error.value) == (
-        f"2 of 5 images of {data}/train are bad: "
-        f"{data}/train/cat/1.jpg: is not a known image format (9 bytes): it starts with b'<html>404'; "
-        f"{data}/train/dog/1.jpg: is cut or damaged ({len(photo(11)) - 50} bytes): Premature end of JPEG file"
-        ". --max_bad_images 40% skips them"
+    assert re.match(
+        rf"2 of 5 images .*{data}/train .*bad: "
+        rf"{data}/train/cat/1\.jpg: .*not .*format \(9 bytes\): .*b'<html>404'; "
+        rf"{data}/train/dog/1\.jpg: .*cut .*\({len(photo(11)) - 50} bytes\): .*Premature end"
+        r".* --max_bad_images 40%",
+        str(error.value),
     )
     with pytest.raises(BadInput, match=r"2 of 5"):
         start(data, max_bad=0.39)
@@ -671,19 +661,17 @@ def test_bad_images_are_refused_or_left_out(data, start, lines):
         f"{data}/train/{name}" for name in ("cat/1.jpg", "dog/1.jpg")
     ]
     assert start.read == [] and len(lines) == 1
-    assert lines[0].startswith(
-        f"skipped 2 bad of 5 images of {data}/train: {data}/train/cat/1.jpg: is not a known"
-    )
+    assert re.match(rf"skipped 2 bad of 5 images .*{data}/train: {data}/train/cat/1\.jpg: .*not ", lines[0])
     (data / "train" / "cat" / "1.jpg").write_bytes(photo(1))  # repair one file, damage another
     (data / "train" / "cat" / "2.jpg").write_bytes(b"")
     index = start(data, max_bad=0.4)
-    assert lines[0] == f"{data}/train: 2 of 5 files are new or changed" and len(start.read) == 2
+    assert re.match(f"{data}/train: 2 of 5 files .*changed$", lines[0]) and len(start.read) == 2
     assert names(index) == ["cat/0.jpg", "cat/1.jpg", "dog/0.jpg"]
     assert [reason.split()[1] for _, reason in index.excluded] == ["empty", "cut"]
     for name in ("cat/2.jpg", "dog/1.jpg"):  # without these files the data are the same
         (data / "train" / name).unlink()
     assert start(data).fingerprint == index.fingerprint
-    assert lines == [f"{data}/train: 0 of 3 files are new or changed"]
+    assert re.fullmatch(f"{data}/train: 0 of 3 files .*changed", "\n".join(lines))
 
 
 def test_a_file_that_does_not_fit_into_memory_is_bad(data, start):
@@ -702,7 +690,7 @@ def test_many_bad_images(tmp_path, start):
     text = str(error.value)
     assert text.startswith("30 of 31 images") and text.count("is empty") == 10 and "; and 20 more. " in text
     (root / "cat" / "0.jpg").write_bytes(b"")
-    with pytest.raises(BadInput, match=r"all 31 images of .*data are bad"):
+    with pytest.raises(BadInput, match=r"all 31 images .*data .*bad"):
         start(root, max_bad=1.0, val_share=0, labelled=False)
     root = write(tmp_path / "many", cat=200)
     (root / "cat" / "7.jpg").write_bytes(b"")
@@ -723,9 +711,7 @@ def test_a_file_that_cannot_be_read_is_not_a_bad_image(data, start, monkeypatch)
 
     monkeypatch.setattr(os, "open", failing)
     for _ in range(2):
-        with pytest.raises(
-            BadInput, match=r"1 of 5 files in .* cannot be read: cat/1\.jpg: Input/output error"
-        ):
+        with pytest.raises(BadInput, match=r"1 of 5 files .*cannot be read: cat/1\.jpg: Input/output error"):
             start(data, max_bad=1.0)
     monkeypatch.undo()
     index = start(data)
@@ -744,7 +730,7 @@ def test_a_file_that_grows_is_not_believed(data, start, monkeypatch):
 
     monkeypatch.setattr(os, "fstat", grow)
     size = len(photo(1))
-    with pytest.raises(BadInput, match=rf"1\.jpg: {size} bytes when it was listed, more when read$"):
+    with pytest.raises(BadInput, match=rf"1\.jpg: {size} bytes .*listed, more .*read$"):
         start(data)
     monkeypatch.undo()
     assert start(data).bytes[1] == len(photo(1)) + 4
@@ -753,9 +739,7 @@ def test_a_file_that_grows_is_not_believed(data, start, monkeypatch):
 def test_a_first_scan_refuses_what_is_not_a_file(data, start):
     (data / "train" / "cat" / "broken.jpg").symlink_to("nowhere")
     os.mkfifo(data / "train" / "dog" / "pipe.jpg")
-    message = (
-        r"2 of 7 files in .* cannot be read: cat/broken\.jpg: No such file.*; dog/pipe\.jpg: it is not a"
-    )
+    message = r"2 of 7 files .*cannot be read: cat/broken\.jpg: No such file.*; dog/pipe\.jpg: .*not a"
     with pytest.raises(BadInput, match=message):
         start(data, max_bad=1.0)
 
@@ -783,7 +767,7 @@ def test_an_index_with_other_columns_is_made_anew(data, start, lines, name):
     write_column(first, **{name: changed[name]})
     second = start(data)
     assert second.labels.tolist() == [0, 0, 0, 1, 1] and names(second)[0] == "cat/0.jpg"
-    assert len(start.read) == 5 and "its columns do not have its fingerprint: scanning again" in lines[0]
+    assert len(start.read) == 5 and "fingerprint: scanning again" in lines[0]
 
 
 def test_an_index_of_other_files_in_the_place_of_these_is_made_anew(data, tmp_path, start, lines):
@@ -792,7 +776,7 @@ def test_an_index_of_other_files_in_the_place_of_these_is_made_anew(data, tmp_pa
     shutil.rmtree(first.folder)
     shutil.copytree(other.folder, first.folder)
     assert start(data).fingerprint == first.fingerprint and len(start.read) == 5
-    assert lines == [f"{data}/train: 5 of 5 files are new or changed"]
+    assert re.fullmatch(f"{data}/train: 5 of 5 files .*changed", "\n".join(lines))
 
 
 def test_an_index_of_version_0_25_is_current(data, start):
@@ -834,12 +818,10 @@ def test_an_index_of_another_user_is_not_used(data, start, lines, monkeypatch):
     monkeypatch.setattr(os, "lstat", owned)
     second = start(data)
     assert second.folder == f"{first.folder}-{os.geteuid()}" and second.fingerprint == first.fingerprint
-    assert lines == [f"{first.folder} belongs to user {os.geteuid() + 7}: it is not used"]
+    assert re.fullmatch(f"{first.folder} .*user {os.geteuid() + 7}: .*not used", "\n".join(lines))
     assert len(start.read) == 5 and start(data).folder == second.folder and start.read == []
     strange.add(second.folder)
-    with pytest.raises(
-        BadInput, match=rf"-{os.geteuid()} belongs to user .*, expected .*: use another folder"
-    ):
+    with pytest.raises(BadInput, match=rf"-{os.geteuid()} belongs to user .*, expected .*: .*another"):
         start(data)
 
 
@@ -862,7 +844,7 @@ def test_a_damaged_index_is_made_anew(data, start, lines, damage):
     path = Path(folder) / name
     path.write_bytes(change(path.read_bytes()))
     if damage != "flipped bit":
-        with pytest.raises(BadInput, match=r"the index .* is damaged or of another version"):
+        with pytest.raises(BadInput, match=r"index .*damaged"):
             open_index(folder)
     second = start(data)
     assert second.fingerprint == fingerprint and len(start.read) == 5
@@ -878,7 +860,7 @@ def test_pickle_is_its_folder(data, start):
     assert names(pickle.loads(pickled)) == names(index)
     (data / "train" / "cat" / "0.jpg").unlink()
     start(data)
-    with pytest.raises(BadInput, match=rf"was {index.fingerprint} and is now .*: data changed"):
+    with pytest.raises(BadInput, match=rf"{index.fingerprint} .*now .*changed"):
         pickle.loads(pickled)
 
 
@@ -976,10 +958,11 @@ def test_a_read_finds_a_rewritten_file_and_the_next_start_compares_all(data, sta
     assert start(data).folder == large.folder and start.read == []
     rewrite(path)
     assert start(data).fingerprint == large.fingerprint and start.read == []
-    with pytest.raises(BadInput, match=rf"^{path} was changed since it was scanned$"):
+    with pytest.raises(BadInput, match=rf"^{path} .*changed since"):
         FileStore(pickle.loads(pickle.dumps(large))).content(1)
     second = start(data)
-    assert start.read == ["train/cat/1.jpg"] and lines == [f"{data}/train: 1 of 5 files are new or changed"]
+    assert start.read == ["train/cat/1.jpg"]
+    assert re.fullmatch(f"{data}/train: 1 of 5 files .*changed", "\n".join(lines))
     assert second.fingerprint != large.fingerprint and FileStore(second).content(1) == path.read_bytes()
     assert start(data).folder == second.folder and start.read == lines == [], "it trusts the new index"
 
@@ -1039,7 +1022,7 @@ def test_a_read_finds_a_file_of_a_large_data_set_that_was_replaced(data, start, 
     path = data / "train" / "cat" / "1.jpg"
     replace(path)
     assert start(data).fingerprint == large.fingerprint and start.read == []
-    with pytest.raises(BadInput, match=rf"^{path} was changed since it was scanned$"):
+    with pytest.raises(BadInput, match=rf"^{path} .*changed since"):
         FileStore(large).content(1)
     start(data)
     assert start.read == ["train/cat/1.jpg"]

@@ -177,7 +177,7 @@ def colours_of_16_bits(top: int, ending: str) -> bytes:
 DARK = {  # content, words of the message
     "12 bits in 16": (deep(4095, "u2", "PNG"), "no value above 4095 of 65535: .*255 / 4095"),
     "8 bits in 16": (deep(255, "u2"), "no value above 255 of 65535: .*255 / 255"),
-    "8 bits in 32": (deep(255, "i4"), "more than 8 bits have no value above 255"),
+    "8 bits in 32": (deep(255, "i4"), "8 bits .*no value above 255"),
     "masks": (deep(1, "u2", "PNG"), "no value above 255 of 65535"),
     "12 bits in a PGM": (encode(Image.fromarray((RAMP * 4095).astype("u2")), "PPM"), "above 4095 of 65535"),
     "colours of 12 bits in a PNG": (colours_of_16_bits(4095, ".png"), "above 4095 of 65535"),
@@ -187,7 +187,7 @@ DARK = {  # content, words of the message
         b"P6 # by a tool\n# P6 1 1 255\n32 32 65535\n" + (np.repeat(RAMP, 3) * 255).astype(">u2").tobytes(),
         "no value above 255 of 65535",
     ),
-    "floats in 0..1": (deep(1, "f4"), "floats have no value above 1 of 255: .*255 / 1"),
+    "floats in 0..1": (deep(1, "f4"), "floats .*no value above 1 of 255: .*255 / 1"),
 }
 
 
@@ -201,7 +201,7 @@ def test_a_data_set_that_would_become_dark_is_refused(name):
     kind = "f4" if "floats" in name else "u2"
     bright = inspect(deep(255 if kind == "f4" else 60000, kind)).traits
     line = images.judge(np.array([header.traits, bright, bright]))
-    assert re.search(r"3 with .*, 1 of these dark \(no value above a quarter of the range\)", line)
+    assert re.search(r"3 with .*, 1 of these dark ", line)
     assert decode(content, header.plain).max() < 64, "one scale for all images"
 
 
@@ -224,28 +224,26 @@ def test_a_picture_that_is_only_in_alpha_is_refused():
         content = encode(
             glyph.convert(mode), kind, **({"lossless": True, "exact": True} if kind == "WEBP" else {})
         )
-        with pytest.raises(
-            BadImage, match=r"1 images would be of one colour: .* in alpha or in the lower bits"
-        ):
+        with pytest.raises(BadImage, match=r"1 images .*one colour: .*alpha"):
             decode(content)
         lost, whole = inspect(content).traits, inspect(encode(ALPHA, "PNG")).traits
-        assert "2 with alpha (dropped), 1 of one colour after that" in images.judge(np.array([lost, whole]))
+        assert re.search(r"2 with alpha [^,]*, 1 .*one colour", images.judge(np.array([lost, whole])))
 
 
 def test_what_is_changed_is_said_once():
     names = "photograph", "grey JPEG", "grey PNG", "palette", "CMYK", "1 bit", "RGBA", "PGM"
     traits = [inspect(GOOD[name][0]).traits for name in names] + [inspect(EXIF).traits]
-    assert images.judge(np.array(traits)) == (
-        "3 grey (made three equal channels), 3 with a palette, CMYK, 1 bit or other colours (made RGB), "
-        "1 with alpha (dropped), 1 turned upright by Exif (torchvision's ImageFolder does not turn them)"
+    assert re.fullmatch(
+        r"3 grey [^,]*, 3 with a palette,.* other colours [^,]*, 1 with alpha [^,]*, 1 [^,]*Exif [^,]*",
+        images.judge(np.array(traits)),
     )
     assert images.judge(np.array(traits[:1])) == images.judge(np.zeros(0, int)) == ""
 
 
 def test_other_colours_and_colours_of_16_bits_are_said():
     lab, deep_colours = encode(SMALL.convert("LAB"), "TIFF"), colours_of_16_bits(60000, ".ppm")
-    assert "1 with a palette, CMYK, 1 bit or other colours" in images.judge(np.array([inspect(lab).traits]))
-    assert images.judge(np.array([inspect(deep_colours).traits])) == "1 with 16 bits (the upper 8 are used)"
+    assert re.search("1 with a palette,.* other colours", images.judge(np.array([inspect(lab).traits])))
+    assert re.fullmatch("1 with 16 bits [^,]*", images.judge(np.array([inspect(deep_colours).traits])))
     assert images.judge(np.array([inspect(b"P6 1 1 255\nabc").traits])) == ""
 
 
@@ -315,15 +313,15 @@ BROKEN = {
         r"not a known image format \(22 bytes\): .* b'<!DOCTYPE html>\\n<html>'",
     ),
     "Git LFS": (b"version https://git-lfs.github.com/spec/v1\noid", r"starts with b'version https://git-lfs"),
-    "zeros": (bytes(1000), r"format \(1000 bytes, the last 1000 of them zeros\)"),
-    "unknown": (b"\x01\x02\x03\xff" * 9, r"format \(36 bytes\): it starts with b'\\x01\\x02\\x03\\xff"),
+    "zeros": (bytes(1000), r"format \(1000 bytes, .*1000 .*zeros\)"),
+    "unknown": (b"\x01\x02\x03\xff" * 9, r"format \(36 bytes\): .* b'\\x01\\x02\\x03\\xff"),
     "cut to its mark": (JPEG[:3], r"is not a complete JPEG \(3 bytes\)"),
     "cut in the header": (JPEG[:300], r"is not a complete JPEG \(300 bytes\)"),
-    "cut in half": (JPEG[:HALF], rf"is cut or damaged \({HALF} bytes\): Premature end"),
-    "cut by one byte": (JPEG[:-1], rf"is cut or damaged \({len(JPEG) - 1} bytes\): Premature end"),
+    "cut in half": (JPEG[:HALF], rf"is cut .*\({HALF} bytes\): Premature end"),
+    "cut by one byte": (JPEG[:-1], rf"is cut .*\({len(JPEG) - 1} bytes\): Premature end"),
     "zero-tailed": (
         JPEG[:HALF] + bytes(5000),
-        rf"is cut or damaged \({HALF + 5000} bytes, the last 500\d of them zeros\)",
+        rf"is cut .*\({HALF + 5000} bytes, .*500\d .*zeros\)",
     ),
     "zero-tailed progressive": (
         PROGRESSIVE[: len(PROGRESSIVE) * 3 // 4] + bytes(9000),
@@ -332,7 +330,7 @@ BROKEN = {
     "cut CMYK": (encode(SMALL.convert("CMYK"))[:-200], r"is not a complete JPEG .* truncated"),
     "12 bits": (twelve_bits(), r"is not a complete JPEG"),
     "PNG cut in its header": (PNG[:30] + PNG[-12:], "is not a complete PNG"),
-    "PNG cut in half": (PNG[: len(PNG) // 2], rf"cut or damaged \({len(PNG) // 2} bytes\): a PNG without"),
+    "PNG cut in half": (PNG[: len(PNG) // 2], rf"cut .*\({len(PNG) // 2} bytes\): .*PNG without"),
     "PNG cut by one byte": (PNG[:-1], "a PNG without its end chunk"),
     "zero-tailed PNG": (PNG[:-500] + bytes(500), r"the last 50\d of them zeros"),
     "cut WebP": (encode(SMALL, "WEBP")[:500], r"is not a complete WEBP"),
@@ -348,15 +346,15 @@ BROKEN = {
     ),
     "Exif behind fill bytes": (
         EXIF[:2] + b"\xff" * 2**24 + EXIF[2:],
-        "more than 512 segments and fill bytes",
+        "more than 512 segments",
     ),
     "Exif in 1000 segments": (
         JPEG[:2] + (b"\xff\xe1\xff\xffExif\0\0" + bytes(65527)) * 1000 + JPEG[2:],
-        "more than 512 segments and fill bytes",
+        "more than 512 segments",
     ),
     "PNG with a flipped bit": (
         PNG[:900] + bytes([PNG[900] ^ 1]) + PNG[901:],
-        r"the PNG chunk at byte \d+ has a wrong CRC",
+        r"PNG chunk at byte \d+ .*CRC",
     ),
     "PNG of no pixels": (bare_png(0, 5), "is not a complete PNG"),
 }

@@ -31,23 +31,23 @@ def make(root, *names, count=3):
 
 
 NOT_CLASSES = {
-    "train_images test_images": "train_images and test_images have the names of splits",
-    "Test_set Train_set": "Train_set and Test_set have the names of splits",
-    "DIV2K_train_HR DIV2K_valid_HR": "DIV2K_train_HR and DIV2K_valid_HR have the names of splits",
-    "train2017 val2017": "train2017 and val2017 have the names of splits",
-    "trainA trainB testA testB": "trainA and testA have the names of splits",
-    "tr va": "tr and va have the names of splits",
-    "trainset testset": "trainset and testset have the names of splits",
-    "training_data test_images": "training_data and test_images have the names of splits",
-    "cats_train cats_test dogs_train dogs_test": "cats_train and cats_test have the names of splits",
+    "train_images test_images": "train_images and test_images .*names of splits",
+    "Test_set Train_set": "Train_set and Test_set .*names of splits",
+    "DIV2K_train_HR DIV2K_valid_HR": "DIV2K_train_HR and DIV2K_valid_HR .*names of splits",
+    "train2017 val2017": "train2017 and val2017 .*names of splits",
+    "trainA trainB testA testB": "trainA and testA .*names of splits",
+    "tr va": "tr and va .*names of splits",
+    "trainset testset": "trainset and testset .*names of splits",
+    "training_data test_images": "training_data and test_images .*names of splits",
+    "cats_train cats_test dogs_train dogs_test": "cats_train and cats_test .*names of splits",
     "Training PublicTest PrivateTest": "",
-    "imagesTr labelsTr imagesTs": "imagesTr and imagesTs have the names of splits",
-    "images masks": "images and masks have the names of images and their masks",
+    "imagesTr labelsTr imagesTs": "imagesTr and imagesTs .*names of splits",
+    "images masks": "images and masks .*images and their masks",
     "JPEGImages SegmentationClass SegmentationObject": "JPEGImages and SegmentationClass; SegmentationObj",
-    "ISIC_Training_Input ISIC_Training_GroundTruth": "have the names of images and their masks",
-    "HAM10000_images_part_1 HAM10000_images_part_2": "have the names of parts of one folder of images",
-    "images_001 images_002 images_003": "have the names of parts of one folder of images",
-    "fold1 fold2 fold3": "have the names of parts of one folder of images",
+    "ISIC_Training_Input ISIC_Training_GroundTruth": "images and their masks",
+    "HAM10000_images_part_1 HAM10000_images_part_2": "parts of one folder",
+    "images_001 images_002 images_003": "parts of one folder",
+    "fold1 fold2 fold3": "parts of one folder",
 }
 
 
@@ -61,10 +61,8 @@ def test_names_of_folders_that_are_not_classes(tmp_path, load, names):
     with pytest.raises(BadInput) as error:
         load(root)
     line = str(error.value)
-    assert NOT_CLASSES[names] in line and "\n" not in line
-    assert re.search(
-        r"into train\.txt and val\.txt, lines such as `\S+\.jpg LABEL`; if they are classes, ", line
-    )
+    assert re.search(NOT_CLASSES[names], line) and "\n" not in line
+    assert re.search(r"train\.txt and val\.txt, .*`\S+\.jpg LABEL`; .*classes, ", line)
     assert load(root, splits="none").classes == tuple(sorted(names.split()))
 
 
@@ -122,8 +120,8 @@ def test_a_table_is_named_with_a_line_that_works(tmp_path, load, name):
     with pytest.raises(BadInput) as error:
         load(root)
     line = str(error.value)
-    assert f"names of splits: {name} lists 3 images in its column " in line
-    assert "lines such as `train_images/a0.jpg,3` (guides/own_data.md" in line and "--splits none" in line
+    assert re.search(f"splits: {name} .*3 images .*column ", line)
+    assert "`train_images/a0.jpg,3` (guides/own_data.md" in line and "--splits none" in line
     (root / "train.txt").write_text("train_images/a0.jpg,3\ntrain_images/a1.jpg,4\n")
     with pytest.raises(BadInput, match=r"label 3 is not in 0\.\.1"):
         load(root)
@@ -134,7 +132,7 @@ def test_a_table_with_other_labels_than_the_folders(tmp_path, load):
     assert load(root).classes == ("London", "Paris")
     table = root / "labels.csv"
     table.write_text("image,label\na0.jpg,cat\na1.jpg,dog\nb0.jpg,cat\nb1.jpg,dog\n")
-    with pytest.raises(BadInput, match=r"London and Paris have images of the same label in labels\.csv: "):
+    with pytest.raises(BadInput, match=r"London and Paris .*same label .*labels\.csv: "):
         load(root)
     assert len(load(root, splits="none")) > 0
     for content in (  # these agree with the folders, or do not say what the classes are
@@ -157,7 +155,7 @@ def test_parts_of_one_folder_with_a_table(tmp_path, load):
     root = make(tmp_path / "data", "part_1", "part_2")
     assert len(load(root)) > 0
     (root / "meta.csv").write_text("image_id,dx,age\na0,nv,50\na1,mel,60\na2,nv,1\nb0,nv,50\nb1,mel,60\n")
-    with pytest.raises(BadInput, match=r"part_1 and part_2 hold the images of meta\.csv: .*/a0\.jpg,LABEL`"):
+    with pytest.raises(BadInput, match=r"part_1 and part_2 .*images of meta\.csv: .*/a0\.jpg,LABEL`"):
         load(root)
 
 
@@ -166,7 +164,7 @@ def test_one_folder_with_a_table(tmp_path, load, folder):
     root = make(tmp_path / "data", folder)
     (root / "train.csv").write_text("image_id,label\na0.jpg,x y\na1.jpg,z\na2.jpg,z\n")
     place = "photos/a0.jpg" if folder == "photos" else "a0.jpg"
-    with pytest.raises(BadInput, match=rf'train\.csv lists 3 images .* such as `{place},"x y"` \(guides'):
+    with pytest.raises(BadInput, match=rf'train\.csv .*3 images .*`{place},"x y"` \(guides'):
         load(root, val_share=0)
 
 
@@ -175,7 +173,7 @@ def test_images_in_tar_files(tmp_path):
         (f"{folder}/{number}.jpg", b"x") for folder in ("train_images", "test_images") for number in "01"
     ]
     tars.write(tmp_path / "0.tar", files)
-    with pytest.raises(BadInput, match="train_images and test_images have the names of splits"):
+    with pytest.raises(BadInput, match=r"train_images and test_images .*names of splits"):
         image_folder.look(f"{tmp_path}/*.tar", "train", str(tmp_path / "cache"), None, print)
 
 
@@ -196,6 +194,6 @@ def test_a_job_refuses_two_splits_next_to_a_csv(tmp_path):
     root = make(tmp_path / "data", "train_images", "test_images")
     (root / "train.csv").write_text("image_id,label\na0,0\na1,1\na2,0\n")
     result = run("jobs/imagenet.py", f"--data_url={root}", "--max_steps=1", "--batch_size=2", code=2)
-    assert (
-        result.stderr.count("\n") == 1 and "train.csv lists 3 images in its column image_id" in result.stderr
+    assert result.stderr.count("\n") == 1 and re.search(
+        r"train\.csv .*3 images .*column image_id", result.stderr
     )

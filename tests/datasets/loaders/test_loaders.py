@@ -331,7 +331,7 @@ def test_other_spellings_and_what_is_not_there():
     assert backends.resolve("syntetic", CPU) == "synthetic"
     with pytest.raises(BadInput, match=r"data_backend nonsense: .* available here: pytorch, "):
         backends.resolve("nonsense", CPU)
-    with pytest.raises(BadInput, match=r"dali-gpu: it needs a GPU; available here: .*threads"):
+    with pytest.raises(BadInput, match=r"dali-gpu: .*GPU; available here: .*threads"):
         backends.resolve("dali-gpu", CPU)
 
 
@@ -443,5 +443,5 @@ def read_only(path):
 
 def test_a_pack_without_room_is_refused_with_sizes(index, tmp_path, monkeypatch):
     monkeypatch.setattr(pack.shutil, "disk_usage", lambda path: argparse.Namespace(free=10))
-    with pytest.raises(BadInput, match=r"a pack of 40 images needs 0\.\d\d GB at .*, 0\.00 GB are free"):
+    with pytest.raises(BadInput, match=r"\b40 images .*0\.\d\d GB at .*, 0\.00 GB .*free"):
         pack.build(index, str(tmp_path / "pack"))

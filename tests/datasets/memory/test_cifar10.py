@@ -132,7 +132,7 @@ def test_class_folders(tmp_path, monkeypatch):
     assert len(cifar10.load(str(tmp_path), custom_data=False)[1]) == 10
     (tmp_path / "Testing").rename(tmp_path / "holdout")
     monkeypatch.setattr(cifar10, "download", lambda *_: pytest.fail("it must not be downloaded"))
-    with pytest.raises(BadInput, match="has Training, but no val or "):
+    with pytest.raises(BadInput, match=r"has Training, .*no val "):
         cifar10.load(str(tmp_path), custom_data=False)
     (tmp_path / "Training").rename(tmp_path / "train")
     (tmp_path / "holdout").rename(tmp_path / "test")
@@ -158,9 +158,7 @@ def test_other_forms_are_refused_and_not_replaced_by_a_download(tmp_path, monkey
     monkeypatch.setattr(cifar10, "download", lambda *_: fetched.append(1))
     (tmp_path / name).touch()
     (tmp_path / f".{cifar10.ARCHIVE}.part").touch()
-    with pytest.raises(
-        BadInput, match=rf"no CIFAR-10 in {tmp_path}, and {name} is another form .*--data_url"
-    ):
+    with pytest.raises(BadInput, match=rf"no CIFAR-10 in {tmp_path}, .*{name} .*another form .*--data_url"):
         cifar10.load(str(tmp_path), custom_data=False)
     (tmp_path / name).unlink()
     with pytest.raises(AssertionError):
@@ -169,7 +167,7 @@ def test_other_forms_are_refused_and_not_replaced_by_a_download(tmp_path, monkey
 
 
 @pytest.mark.parametrize("name, cut, message", [
-    *[("data_batch_3", cut, "data_batch_3 is not the official file .* with md5 .*, expected md5")
+    *[("data_batch_3", cut, "data_batch_3 .*not the official .*md5 .*, expected md5")
       for cut in (0, 1, 1000, -1)],
     ("data_batch_2", None, "cannot read .*data_batch_2: No such file"),
 ])  # fmt: skip

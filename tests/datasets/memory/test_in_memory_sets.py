@@ -46,7 +46,7 @@ def test_fashion_mnist_truncated_or_absent(tmp_path, monkeypatch):
     file = tmp_path / "t10k-images-idx3-ubyte.gz"
     content = file.read_bytes()
     file.write_bytes(content[:-5])
-    with pytest.raises(BadInput, match=r"t10k-images-idx3-ubyte.gz is not the official file"):
+    with pytest.raises(BadInput, match=r"t10k-images-idx3-ubyte.gz .*not the official"):
         fashion_mnist.load(str(tmp_path), custom_data=False)
     file.unlink()
     with pytest.raises(BadInput, match=r"cannot read .*t10k-images.*: No such file"):
@@ -110,7 +110,7 @@ def test_a_normalisation_of_other_data_is_refused():
         ((123.675, 116.28, 103.53), (58.4, 57.1, 57.4), r"mean \[123.675, 116.28, 103.53\], std"),
         ((0.5,) * 3, (0.2, 0, 0.2), "a standard deviation above 0"),
         ((0.5,) * 3, (0.2,), "for each channel"),
-        ((0.1307,), (0.3081,), "here: 1 means for images of 3 channels"),
+        ((0.1307,), (0.3081,), "here: 1 means .*3 channels"),
         ((float("nan"),) * 3, (0.2,) * 3, "a mean in 0..1"),
     ):
         with pytest.raises(BadInput, match=message):

@@ -347,7 +347,7 @@ def test_wrong_credentials_are_an_error_at_once(tmp_path, index, monkeypatch):
     with with_user(tmp_path) as server:
         for user, password in (("bootfile", "wrong"), ("unknown", PASSWORD), ("", PASSWORD), ("", "")):
             monkeypatch.setenv(address.PASSWORD, password)
-            with pytest.raises(BadInput, match=f":{server.port}: it refuses the user or the pass") as caught:
+            with pytest.raises(BadInput, match=f":{server.port}: .*refuses the user") as caught:
                 Opened(server.url(user), index)
             assert PASSWORD not in str(caught.value) and "wrong" not in str(caught.value)
         secret = tmp_path / "secret"

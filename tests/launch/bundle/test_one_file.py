@@ -11,7 +11,7 @@ import pytest
 
 from bootfile.ground.errors import BadInput
 from launch.bundle.cli import pack
-from tests.conftest import QUICK, ROOT, environment, finish, run, start
+from tests.conftest import QUICK, ROOT, environment, finish, names, run, start
 from tests.support.packed import refused, tree
 from tests.support.simulated import simulate
 
@@ -55,11 +55,11 @@ def test_it_restarts_on_the_nodes_of_a_platform(packed, tmp_path):
 
 def test_the_packages_are_named(packed, tmp_path):
     """By --help, and in one line if one is missing."""
-    needs = "its packages, besides torch: pip install numpy opencv-python-headless psutil tensorboard tqdm"
-    assert run(packed, "--help", cwd=tmp_path, fresh=True).stdout.endswith(f"This file needs {needs}\n")
+    needs = "pip install numpy opencv-python-headless psutil tensorboard tqdm"
+    assert run(packed, "--help", cwd=tmp_path, fresh=True).stdout.endswith(f": {needs}\n")
     bare = subprocess.run([sys.executable, "-S", packed], capture_output=True, text=True, cwd=tmp_path)
     assert bare.returncode == 2 and not bare.stdout
-    assert bare.stderr == f"error: No module named 'torch' for {sys.executable}; {needs}\n"
+    assert re.fullmatch(f"error: No module named 'torch' .*{sys.executable}; .*: {needs}\n", bare.stderr)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
@@ -124,9 +124,9 @@ def test_the_same_content_is_the_same_file(tmp_path, capsys):
 
 def test_bad_input(tmp_path):
     tree(tmp_path, {"job.py": "print(1)\n", "mine.py": "my work\n", "v1.2.py": "print(1)\n"})
-    with pytest.raises(BadInput, match=r"mine\.py exists, and was not written by pack"):
+    with pytest.raises(BadInput, match=r"mine\.py .*not written by pack"):
         pack(str(tmp_path / "job.py"), str(tmp_path / "mine.py"))
     assert (tmp_path / "mine.py").read_text() == "my work\n"
-    assert "v1.2.py has a dot in its path" in refused(str(tmp_path / "v1.2.py"), tmp_path / "one.py")
+    assert names(refused(str(tmp_path / "v1.2.py"), tmp_path / "one.py"), "dot", "path")
     pack(str(tmp_path / "job.py"), str(tmp_path / "one.py"))
     assert "one.py was written by pack" in refused(str(tmp_path / "one.py"), tmp_path / "to")

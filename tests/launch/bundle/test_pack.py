@@ -16,7 +16,7 @@ from launch import manifests
 from launch.bundle import requirements
 from launch.bundle.cli import pack
 from launch.bundle.code_folder import CodeFolder
-from tests.conftest import ROOT, run, start
+from tests.conftest import ROOT, names, run, start
 from tests.support.packed import listed, paths, refused, tree
 from tests.support.simulated import simulate
 
@@ -94,7 +94,7 @@ def test_a_snapshot_that_was_changed_is_not_called_unchanged(mine, tmp_path):
     tree(packed, {"__pycache__/base.pyc": "x", "results.txt": "the user's"})
     assert pack(str(mine / "job.py"), str(tmp_path / "to")) == str(packed)
     tree(packed, {"base.py": "ZERO = 1\n"})
-    with pytest.raises(BadInput, match=r"base\.py in it is not what was packed"):
+    with pytest.raises(BadInput, match=r"base\.py .*not what was packed"):
         pack(str(mine / "job.py"), str(tmp_path / "to"))
     assert (packed / "results.txt").exists()
 
@@ -158,11 +158,13 @@ def test_a_module_that_is_imported_and_skipped_is_refused_by_name(repository, tm
     job, to = str(repository / "jobs/job.py"), str(tmp_path / "to")
     tree(repository, {"jobs/job.py": "import json\nfrom tests.support import x\n", "tests/support/x.py": ""})
     message = refused(job, to)
-    assert message.startswith(
-        "jobs/job.py:2 imports tests.support.x, and tests/support/x.py is not uploaded (rule: tests/)"
+    assert re.match(
+        r"jobs/job\.py:2 .*tests\.support\.x, .*tests/support/x\.py .*not uploaded \(rule: tests/\)", message
     )
     tree(repository, {".jobignore": "model.py\n", "model.py": "", "jobs/job.py": "import model\n"})
-    assert "imports model, and model.py is not uploaded (rule: .jobignore:1  model.py)" in refused(job, to)
+    assert re.search(
+        r"model, .*model\.py .*not uploaded \(rule: \.jobignore:1  model\.py\)", refused(job, to)
+    )
     for allowed in (
         "try:\n    import model\nexcept ImportError:\n    pass\n",
         "def f():\n    import model\n",
@@ -183,9 +185,7 @@ def test_a_module_above_the_folder_of_a_script_is_refused_by_name(module, tmp_pa
     )
     name = module.removeprefix("../")
     message = refused(job, to)
-    assert (
-        f"job.py:6 imports model.Net, and {name} is above the folder of the script: add --code_dir" in message
-    )
+    assert re.search(rf"job\.py:6 .*model\.Net, .*{re.escape(name)} .*above .*--code_dir", message)
     if module == name:
         packed = pack(job, to, code_dir=str(root))
         assert {name, "scripts/job.py"} <= {*paths(packed)}
@@ -306,26 +306,26 @@ def test_no_list_outside_of_the_code_is_written_out(mine, tmp_path):
     assert "includes another list, -r ../private.txt" in message
     (mine / "requirements.txt").unlink()
     (mine / "requirements.txt").symlink_to(tmp_path / "private.txt")
-    assert "is not in the code folder" in refused(str(mine / "job.py"), tmp_path / "to")
+    assert names(refused(str(mine / "job.py"), tmp_path / "to"), "requirements.txt", "not in the code folder")
 
 
 def test_limits(mine, tmp_path):
     job, to = str(mine / "job.py"), str(tmp_path / "to")
     for number in range(1000):
         (mine / "words" / f"{number}.txt").touch()
-    limit = "and a code folder may have 1000 of 5.00GB;"
+    limit = r"\b1000 .*\b5\.00GB;"
     message = refused(job, to)
-    assert message.startswith("1006 files and folders of ") and f"{limit} 1001 are in words/: " in message
+    assert re.match(f"1006 files and folders .*{limit} 1001 .*words/: ", message)
     shutil.rmtree(mine / "words")
     with open(mine / "large.bin", "wb") as file:
         file.truncate(6 * 10**9)
-    assert f" of 6.00GB, {limit} " in refused(job, to)
+    assert re.search(rf" 6\.00GB, .*{limit} ", refused(job, to))
 
 
 @pytest.mark.parametrize("name", [b"bad\xff.txt", b"a\nb.txt", b"a\\b.txt"])
 def test_names_that_an_object_store_breaks(name, mine, tmp_path):
     open(os.path.join(os.fsencode(mine), name), "w").close()
-    assert "is not a valid path of a file" in refused(str(mine / "job.py"), str(tmp_path / "to"))
+    assert "not a valid path" in refused(str(mine / "job.py"), str(tmp_path / "to"))
 
 
 def test_links_and_special_files(mine, tmp_path):
@@ -343,10 +343,10 @@ def test_links_and_special_files(mine, tmp_path):
     (mine / "data").symlink_to(tmp_path / "outside")  # skipped by its name, so its target does not matter
     for target in ("../outside", "/etc/passwd", "nothing", "."):
         (mine / "link").symlink_to(target)
-        assert f"link is a symbolic link to {target}: expected another file" in refused(job, to)
+        assert f"link is a symbolic link to {target}: " in refused(job, to)
         (mine / "link").unlink()
     os.mkfifo(mine / "pipe")
-    assert "pipe is not a regular file and cannot be uploaded" in refused(job, to)
+    assert "pipe is not a regular file" in refused(job, to)
 
 
 def test_a_folder_in_the_code_does_not_pack_itself(mine, capsys):
@@ -356,7 +356,7 @@ def test_a_folder_in_the_code_does_not_pack_itself(mine, capsys):
     second = pack(str(mine / "job.py"), to)
     assert second != first and len(paths(second)) == 3 and "the output of pack" in capsys.readouterr().out
     assert pack(os.path.join(first, "job.py"), to) == first, "that of a snapshot is equal"
-    with pytest.raises(BadInput, match="is the folder that is packed"):
+    with pytest.raises(BadInput, match="folder that is packed"):
         pack(str(mine / "job.py"), str(mine))
 
 

@@ -1,6 +1,7 @@
 """`pack` finds secrets in many forms, and does not report placeholders."""
 
 import base64
+import re
 import time
 
 import pytest
@@ -23,7 +24,7 @@ SECRETS = [  # concatenated, so that a secret scanner does not report this file
     ("key.py", 'KEY = """-----BEGIN ' + 'PRIVATE KEY-----"""', "a private key"),
     ("a.py", "ACCESS = 'AKIA" + "B2C3D4E5F6G7H8J9'", "an AWS access key"),
     ("a.py", "# HPUA" + "B2C3D4E5F6G7H8J9", "a Huawei Cloud access key"),
-    ("keys.csv", "demo,B2C3D4E5F6G7H8J9KLMN," + 4 * DIGITS, "an access key and its secret key"),
+    ("keys.csv", "demo,B2C3D4E5F6G7H8J9KLMN," + 4 * DIGITS, "an access key .*secret key.*"),
     ("a.yaml", f"secret_access_key: {NAMES}{DIGITS}{NAMES}{DIGITS}", "a key or token"),
     ("a.py", f'sk = "{NAMES}{DIGITS}{NAMES}{DIGITS}"', "a key or token"),
     ("a.sh", f"export OBS_SECRET_ACCESS_KEY={NAMES}{DIGITS}{NAMES}", "a key or token"),
@@ -34,8 +35,8 @@ SECRETS = [  # concatenated, so that a secret scanner does not report this file
     ("a.py", "connect(user='me', password='correct" + "-horse')", "a password"),
     ("a.py", "open_url('redis://me:correct" + "-horse@host:6379')", "a URL with a password"),
     ("pip.conf", "index-url = https://me:correct" + "-horse@host/simple", "a URL with a password"),
-    ("prod.env", "A=1", "a file that holds credentials, by its name"),
-    ("id_rsa", "x", "a file that holds credentials, by its name"),
+    ("prod.env", "A=1", "a file .*credentials.*"),
+    ("id_rsa", "x", "a file .*credentials.*"),
 ]  # fmt: skip
 
 
@@ -44,7 +45,7 @@ def test_what_looks_like_a_secret_is_refused(name, line, kind, mine, tmp_path):
     tree(mine, {name: "\n" + line})
     by_name = kind.startswith("a file")
     message = refused(str(mine / "job.py"), str(tmp_path / "to"))
-    assert f"secrets would be uploaded: {name}{'' if by_name else ':2'} ({kind}); " in message
+    assert re.search(rf"secrets .*: {re.escape(name)}{'' if by_name else ':2'} \({kind}\); ", message)
     for word in ("correct-horse", "B2C3", "abcdef", "0123"):
         assert word not in message
     packed = pack(str(mine / "job.py"), str(tmp_path / "to"), allow_secret=[name])
@@ -60,10 +61,10 @@ KINDS = [
     ("x.yml", f"a:\n  api_key: |\n    {MIXED}", 3, "a key or token"),
     ("x.json", f'{{"args": ["--wandb_api_key", "{HEX}"]}}', 1, "a key or token"),
     ("x.py", f"run(['job', '--token', '{MIXED}'])", 1, "a key or token"),
-    ("x.txt", f"https://me.net/c?sv=2020&sig={MIXED}{MIXED}%3D", 1, "a key in a connection string"),
+    ("x.txt", f"https://me.net/c?sv=2020&sig={MIXED}{MIXED}%3D", 1, "a key .*connection string.*"),
     ("x.py", f"BOT = '123456789:AA{NAMES}{DIGITS}{NAMES}abc'", 1, "a token of a service"),
     ("x.yml", f"- https://conda.org/t/me-{UUID}/x", 1, "a token of a service"),
-    ("x.yaml", f"auth: {PADDED}", 1, "a user and a password in base64"),
+    ("x.yaml", f"auth: {PADDED}", 1, "a user .*password .*base64.*"),
     ("x.json", f'{{"username": "me", "key": "{HEX[:32]}"}}', 1, "a user and a key"),
     ("x.json", f'{{\n "key": "{HEX[:32]}",\n "username": "me"\n}}', 2, "a user and a key"),
     ("x.yaml", f"username: me\nkey: {HEX[:32]}", 2, "a user and a key"),
@@ -73,10 +74,10 @@ KINDS = [
     ("x.json", f'{{"user": "me", "token": "{NAMES[:6]}12"}}', 1, "a key or token"),
     ("x.py", f'os.environ["API_TOKEN"] = "{MIXED}"', 1, "a key or token"),
     ("x.py", f'os.environ.setdefault("API_TOKEN", "{MIXED}")', 1, "a key or token"),
-    ("netrc.txt", f"machine api.wandb.ai\n  login user\n  password {HEX}", 3, "a password of a netrc file"),
-    ("mine", f"machine a.b login user password correct{'-horse'}", 1, "a password of a netrc file"),
-    ("mine", f"machine a.b\n\tpassword {WORD}", 2, "a password of a netrc file"),
-    ("a.sh", f"cat > x <<E\nmachine h login me password {WORD}\nE", 2, "a password of a netrc file"),
+    ("netrc.txt", f"machine api.wandb.ai\n  login user\n  password {HEX}", 3, "a password .*netrc.*"),
+    ("mine", f"machine a.b login user password correct{'-horse'}", 1, "a password .*netrc.*"),
+    ("mine", f"machine a.b\n\tpassword {WORD}", 2, "a password .*netrc.*"),
+    ("a.sh", f"cat > x <<E\nmachine h login me password {WORD}\nE", 2, "a password .*netrc.*"),
     ("mine.cfg", f"user me\npassword correct{'-horse'}", 2, "a password"),
     ("mine.txt", f"password {WORD}", 1, "a password"),
     ("h.txt", f"Authorization: Bearer {WORD}", 1, "an HTTP header with a key"),
@@ -97,13 +98,13 @@ KINDS = [
     ("a.py", f"connect('host=db user=me password={WORD} dbname=x')", 1, "a password"),
     ("a.cs", f'"Server=db;User Id=me;Password={WORD};"', 1, "a password"),
     ("a.xml", f"<server>\n<password>{WORD}</password></server>", 2, "a password"),
-    ("d.json", f'{{"auths": {{"r.io": {{"auth": "{BASIC}"}}}}}}', 1, "a user and a password in base64"),
+    ("d.json", f'{{"auths": {{"r.io": {{"auth": "{BASIC}"}}}}}}', 1, "a user .*password .*base64.*"),
     ("d.json", f'{{"auths": {{"r": {{"identitytoken": "{MIXED}"}}}}}}', 1, "a key or token"),
     ("npm.txt", f"//registry.npmjs.org/:_authToken={MIXED}", 1, "a key or token"),
-    ("npm.txt", f"_auth={BASIC}", 1, "a user and a password in base64"),
+    ("npm.txt", f"_auth={BASIC}", 1, "a user .*password .*base64.*"),
     ("pypi.txt", f"[pypi]\nusername = __token__\npassword = pypi-{HEX}", 3, "a password"),
-    ("pg.txt", f"# mine\ndb.host:5432:prod:me:{WORD}", 2, "a password of a pgpass file"),
-    ("pg.txt", f"*:*:*:me:{WORD}", 1, "a password of a pgpass file"),
+    ("pg.txt", f"# mine\ndb.host:5432:prod:me:{WORD}", 2, "a password .*pgpass.*"),
+    ("pg.txt", f"*:*:*:me:{WORD}", 1, "a password .*pgpass.*"),
     ("store", f"https://me:{WORD}@github.com", 1, "a URL with a password"),
     ("store", f"https://{MIXED}@github.com", 1, "an address with a token"),
     ("users", "me:$apr1" + "$abcdefgh$1234567890123456789012", 1, "a hashed password"),
@@ -114,22 +115,22 @@ KINDS = [
     ("adc.json", f'{{"client_id": "a", "refresh_token": "1//0{MIXED}"}}', 1, "a key or token"),
     ("k.txt", "PuTTY-User-Key-" + "File-2: ssh-rsa", 1, "a private key"),
     ("k.txt", "-----BEGIN " + "OPENSSH PRIVATE KEY-----", 1, "a private key"),
-    ("az.py", f'C = "AccountName=x;AccountKey={2 * MIXED}=="', 1, "a key in a connection string"),
-    ("az.txt", f"Endpoint=sb://x/;SharedAccessKey={2 * MIXED}=", 1, "a key in a connection string"),
+    ("az.py", f'C = "AccountName=x;AccountKey={2 * MIXED}=="', 1, "a key .*connection string.*"),
+    ("az.txt", f"Endpoint=sb://x/;SharedAccessKey={2 * MIXED}=", 1, "a key .*connection string.*"),
     ("a.py", "x = 'xox" + f"b-{DIGITS}-{NAMES}'", 1, "a token of a service"),
     ("a.py", f"'https://hooks.slack.com/services/T{DIGITS}/B{DIGITS}/{MIXED}'", 1, "an address of a webhook"),
     ("token.txt", f"{HEX}\n", 1, "a key or token"),
     ("db_password", f"{WORD}\n", 1, "a password"),
     ("settings.bak", f"password: {WORD}", 1, "a password"),
-    ("kaggle.json", "{}", 0, "a file that holds credentials, by its name"),
-    ("netrc", "", 0, "a file that holds credentials, by its name"),
-    (".pgpass", "", 0, "a file that holds credentials, by its name"),
+    ("kaggle.json", "{}", 0, "a file .*credentials.*"),
+    ("netrc", "", 0, "a file .*credentials.*"),
+    (".pgpass", "", 0, "a file .*credentials.*"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name, text, line, kind", KINDS, ids=range(len(KINDS)))
 def test_a_secret_is_found_by_its_form(name, text, line, kind):
-    assert (line, kind) in secret_scan.scan(name, text.encode())
+    assert any(at == line and re.fullmatch(kind, is_) for at, is_ in secret_scan.scan(name, text.encode()))
 
 
 def test_text_of_windows_is_read():
@@ -142,11 +143,12 @@ def test_each_refused_file_has_a_line(mine, tmp_path, capsys):
     }
     tree(mine, files)
     message = refused(str(mine / "job.py"), str(tmp_path / "to"))
-    assert message.startswith("suspected secrets would be uploaded: 7 files, one in each line above; ")
+    assert re.match("suspected secrets .*: 7 files, ", message)
     printed = capsys.readouterr()
-    assert printed.err.splitlines() == [
-        f"refused  {name}:2 (a password, and in 1 more line), line 4 (a key or token)" for name in files
-    ]
+    for name, line in zip(files, printed.err.splitlines(), strict=True):
+        assert re.fullmatch(
+            rf"refused  {name}:2 \(a password, .*\b1 more .*\), line 4 \(a key or token\)", line
+        )
     assert (
         WORD not in printed.out + printed.err + message and MIXED not in printed.out + printed.err + message
     )
@@ -218,7 +220,7 @@ def test_a_secret_stays_out_of_what_is_printed(mine, tmp_path, capsys):
     assert "pip-requirements.txt:2 (a URL with a password)" in message
     assert secret not in message + capsys.readouterr().out
     message = refused(str(mine / "job.py"), str(tmp_path / "to"), allow_secret=["base.txt"])
-    assert "--allow_secret base.txt: no file of this path is packed" in message
+    assert re.search(r"--allow_secret base\.txt: no file .*packed", message)
 
 
 @pytest.mark.parametrize(

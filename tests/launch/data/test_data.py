@@ -148,8 +148,8 @@ def test_of_a_dataset_of_your_own_only_ids_are_known(tmp_path, capsys):
     assert cli.main([str(tmp_path / "run"), "--step=2"]) == 0
     text = capsys.readouterr().out
     assert [int(id) for _, id in lines_of(text)] == BatchSampler(354, 128, 0).batch(1).tolist()
-    assert "ids equal to the receipt; no labels" in text and "Dataset" in text
-    with pytest.raises(BadInput, match="a Dataset of your own has no images"):
+    assert re.search("ids equal .*; no labels", text) and "Dataset" in text
+    with pytest.raises(BadInput, match=r"Dataset .*no images"):
         cli.main([str(tmp_path / "run"), "--step=2", f"--to={tmp_path / 'own.png'}"])
 
 
@@ -227,28 +227,28 @@ def other_options(content: bytes) -> bytes:
 
 
 CHANGES = {  # what happens to the folder of a run: (change, words, message)
-    "no folder": (shutil.rmtree, ["--step=1"], "no receipt of a run at RUN"),
-    "no receipt": (lambda run: (run / "receipt.bin").unlink(), ["--step=1"], "no receipt of a run at"),
+    "no folder": (shutil.rmtree, ["--step=1"], "no receipt .* RUN"),
+    "no receipt": (lambda run: (run / "receipt.bin").unlink(), ["--step=1"], "no receipt .* RUN"),
     "short receipt": (lambda run: edit(run, "receipt.bin", lambda it: it[:64]), ["--step=3"],
-                      "RUN has no step 3: its receipt has 1-2"),
-    "no starts": (lambda run: (run / "starts.jsonl").unlink(), ["--step=1"], "has no start that can be read"),
+                      r"RUN .*no step 3: .*\b1-2"),
+    "no starts": (lambda run: (run / "starts.jsonl").unlink(), ["--step=1"], "no start .*read"),
     "second start cut": (lambda run: edit(run, "starts.jsonl", lambda it: it[:-20]), ["--sample=1"],
-                         "starts.jsonl: 1 of 2 lines are cut or damaged"),
+                         "starts.jsonl: 1 of 2 lines .*damaged"),
     "other seed": (lambda run: edit(run, "starts.jsonl", other_seed), ["--sample=1"],
-                   r"another digest for step \d: ids \w{16}, and now \w{16}"),
+                   r"another digest .*step \d: ids \w{16}, .*now \w{16}"),
     "old run": (lambda run: edit(run, "starts.jsonl", lambda it: it.replace(b'"sampling"', b'"old"')),
-                ["--sample=1"], "does not describe the order of the samples: {}"),
+                ["--sample=1"], "not describe .*order .*: {}"),
     "labels": (lambda run: edit(run, "receipt.bin", lambda it: it[:16] + b"\0" * 8 + it[24:]), ["--step=1"],
-               "another digest for step 1: labels 0{16}, and now"),
+               "another digest .*step 1: labels 0{16}, .*now"),
     "other data": (lambda run: edit(run, "starts.jsonl", generated), ["--step=1"],
                    r"had the fingerprint \w{32}, now \w{32}: they changed"),
     "no options": (lambda run: edit(run, "starts.jsonl", other_options), ["--step=1"],
-                   "does not describe the data of the run"),
-    "step": (bool, ["--step=7"], "RUN has no step 7: its receipt has 1-6"),
+                   "not describe the data"),
+    "step": (bool, ["--step=7"], r"RUN .*no step 7: .*\b1-6"),
     "sample": (bool, ["--sample=1438"], r"sample 1438 is not in 0\.\.1437"),
-    "file": (bool, ["--sample=a/b.jpg"], r"a/b.jpg is neither an id in 0\.\.1437 nor an image"),
+    "file": (bool, ["--sample=a/b.jpg"], r"a/b.jpg .*neither .*0\.\.1437 nor .*image"),
     "two questions": (bool, ["--sample=1", "--step=1"], "expected one of --step N"),
-    "folder of the picture": (bool, ["--step=1", "--to=none/step.png"], "none is not a folder in which"),
+    "folder of the picture": (bool, ["--step=1", "--to=none/step.png"], "none .*not a folder"),
     "name": (bool, ["--step=1", "--to=step.jpg"], r"ends in .png"),
 }  # fmt: skip
 
@@ -267,14 +267,14 @@ def test_bad_input_is_one_line(name, digits, tmp_path, capsys):
 
 def test_a_file_that_is_not_a_sheet_is_kept(digits, tmp_path):
     (tmp_path / "mine.png").write_text("mine")
-    with pytest.raises(BadInput, match="was not made by this command"):
+    with pytest.raises(BadInput, match=r"mine\.png .*not made by"):
         cli.main([str(digits), "--step=1", f"--to={tmp_path / 'mine.png'}"])
     assert (tmp_path / "mine.png").read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", ["class_9/none.jpg", "lass_1/001.jpg", "class_1/001.jp", "1/001.jpgclass"])
 def test_a_sample_that_is_not_in_the_index(name, photographs):
-    with pytest.raises(BadInput, match=rf"--sample {name} is neither an id in 0\.\.19 nor an image"):
+    with pytest.raises(BadInput, match=rf"--sample {name} .*neither .*0\.\.19 nor .*image"):
         cli.main([str(photographs[1]), f"--sample={name}"])
 
 

