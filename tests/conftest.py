@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import forkserver
+from tests.support import forked_program, forkserver
 
 # A signal that is ignored in the background of a shell, or by nohup, would be ignored by every job too.
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -131,11 +131,33 @@ def names(text: str, *parts: object) -> bool:
     return all(re.search(rf"(?<![\w.-]){re.escape(str(part))}(?![\w-]|\.\w)", text) for part in parts)
 
 
+def start_until(*command, at: str, **options) -> tuple[subprocess.Popen, str, Callable[[], None]]:
+    """Start a job that stops itself after its first line that matches: it is not further when a signal comes.
+
+    Return the job, its output up to this line, and a function that lets it continue. A job in a new Python
+    (torch before 2.6, fresh) does not stop, and may be further.
+    """
+    options["env"] = options.get("env", environment()) | {forked_program.STOP_AT: at}
+    job = start(*command, **options)
+    output = "".join(read_until(job, at))
+    if not isinstance(job, forkserver.Forked):
+        return job, output, lambda: None
+    wait_until(lambda: any(map(is_stopped, (job.pid, *processes_of(job)))), job)
+    stopped = next(filter(is_stopped, (job.pid, *processes_of(job))))
+
+    def continue_it() -> None:
+        with contextlib.suppress(ProcessLookupError):  # SIGKILL needs no continuation
+            os.kill(stopped, signal.SIGCONT)
+
+    return job, output, continue_it
+
+
 def interrupt(*command, at: str, by: int = signal.SIGKILL, **options) -> str:
     """Start a job, and send it a signal at the first line that matches. Return what it printed after it."""
-    job = start(*command, **options)
-    read_until(job, at)
+    job, _, continue_it = start_until(*command, at=at, **options)
     job.send_signal(by)
+    if by != signal.SIGKILL:
+        continue_it()
     return finish(job, 143 if by == signal.SIGTERM else -by).stdout
 
 
@@ -161,9 +183,11 @@ def wait_for_port(port: int, server: subprocess.Popen) -> None:
     wait_until(is_open, server, 60)
 
 
-def is_stopped(process: subprocess.Popen) -> bool:
+def is_stopped(pid: int) -> bool:
     """Return whether SIGSTOP has reached the process."""
-    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    with contextlib.suppress(OSError):  # it has ended
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return False
 
 
 def records(output_dir) -> list[dict]:

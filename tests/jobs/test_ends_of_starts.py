@@ -9,7 +9,17 @@ import pytest
 
 from common.run import ends
 from launch.report import runs, tables
-from tests.conftest import QUICK, ROOT, finish, names, processes_of, read_until, run, run_ranks, start
+from tests.conftest import (
+    QUICK,
+    ROOT,
+    finish,
+    interrupt,
+    names,
+    processes_of,
+    run,
+    run_ranks,
+    start_until,
+)
 
 # 5 steps an epoch, 3 epochs
 ONE = ("jobs/train.py", *QUICK, "--batch_size=240", "--epochs=3", "--report_every=1", "--save_every=2")
@@ -29,16 +39,14 @@ def said(output: str) -> str:
 
 
 def test_a_restart_says_how_the_start_before_ended(tmp_path):
-    stopped = start(*ONE, f"--output_dir={tmp_path}")
-    read_until(stopped, r"^epoch=1 step=3/")
-    stopped.send_signal(signal.SIGTERM)
-    assert not said(finish(stopped, 143).stdout)
+    assert not said(interrupt(*ONE, f"--output_dir={tmp_path}", at=r"^epoch=1 step=3/", by=signal.SIGTERM))
     [end] = ends_of(tmp_path)
     assert (end["code"], end["reason"]) == (143, "SIGTERM") and 3 <= end["step"] < 15
 
-    killed = start(*ONE, f"--output_dir={tmp_path}")
+    at = r"^epoch=\d step=\d+/15 .*loss="
+    killed, output, _ = start_until(*ONE, f"--output_dir={tmp_path}", at=at)
     stopped_at = f"SIGTERM at step {end['step']} (exit code 143)"
-    assert said("".join(read_until(killed, r"^epoch=\d step=\d+/15 .*loss="))) == stopped_at
+    assert said(output) == stopped_at
     killed.kill()
     finish(killed, -signal.SIGKILL)
 
@@ -87,9 +95,10 @@ def test_an_error_with_a_password_is_masked(tmp_path):
 
 @pytest.mark.thorough
 def test_a_lost_rank_is_told_to_the_next_start(tmp_path):
-    job = start(*TWO, "--processes_per_node=2", f"--output_dir={tmp_path}")
-    read_until(job, r"^epoch=2 step=6/")
+    words = (*TWO, "--processes_per_node=2", f"--output_dir={tmp_path}")
+    job, _, continue_it = start_until(*words, at=r"^epoch=2 step=6/")
     os.kill(processes_of(job)[-1], signal.SIGKILL)
+    continue_it()
     finish(job, 128 + signal.SIGKILL)
     line = said(run_ranks(*TWO, f"--output_dir={tmp_path}")[0].stdout)
     # the launcher may end rank 0 before it has written

@@ -14,18 +14,7 @@ import pytest
 from bootfile.exact import digest, files
 from bootfile.ground.exit_codes import DIFFERS
 from bootfile.receipt.reading import read_records
-from tests.conftest import (
-    QUICK,
-    environment,
-    finish,
-    names,
-    read_until,
-    records,
-    refused,
-    run,
-    run_ranks,
-    start,
-)
+from tests.conftest import QUICK, environment, finish, names, records, refused, run, run_ranks, start_until
 from tests.support.exact import changed
 from tests.support.proofs import audit
 
@@ -185,8 +174,7 @@ def test_a_kill_between_the_state_and_the_step(old, tmp_path):
         "--report_every=1",
         f"--output_dir={new}",
     )
-    job = start(*words)
-    read_until(job, r"^epoch=\d+ step=10/")
+    job, _, _ = start_until(*words, at=r"^epoch=\d+ step=10/")
     job.kill()
     finish(job, -9)
     shown = run(*words).stdout
@@ -202,8 +190,8 @@ def test_steps_are_left_out(old, tmp_path):
     new = tmp_path / "new"
     words = (FROM, f"--from={old}", "--at_step=16", f"--output_dir={new}")
     skip = "--skip_steps=18-20,23"
-    job = start(*words, skip, "--report_every=1", "--save_every=1")
-    shown = "".join(read_until(job, r"^epoch=\d+ step=19/"))
+    options = (skip, "--report_every=1", "--save_every=1")
+    job, shown, _ = start_until(*words, *options, at=r"^epoch=\d+ step=19/")
     job.kill()
     finish(job, -9)
     assert "steps 18-20 are left out" in shown

@@ -24,6 +24,7 @@ from tests.conftest import (
     run,
     run_ranks,
     start,
+    start_until,
 )
 from tests.support.small_disk import small_disk
 
@@ -87,10 +88,10 @@ def test_a_lost_process_does_not_cost_the_save_in_flight(tmp_path):
 
 def test_sigterm_costs_no_step(whole, tmp_path):
     """If one rank receives the signal, all ranks stop at the same step."""
-    stopped = start(*TWO, f"--output_dir={tmp_path}")
-    read_until(stopped, r"^epoch=2 step=6/")
+    stopped, _, continue_it = start_until(*TWO, f"--output_dir={tmp_path}", at=r"^epoch=2 step=6/")
     for _ in range(2):  # a second one changes nothing
         os.kill(processes_of(stopped)[-1], signal.SIGTERM)
+    continue_it()
     output = finish(stopped, 143).stdout
     said = r"stopped .*step (\d+); .*checkpoint .*step \1\n"
     last = int(re.search(said, output)[1])

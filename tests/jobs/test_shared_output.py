@@ -73,7 +73,7 @@ def test_a_second_job_is_refused_while_the_first_one_lives(tmp_path):
         read_until(first, "val_loss")
         wait_until(lambda: list(output.glob("checkpoints/step_*.pt")), first)
         first.send_signal(signal.SIGSTOP)
-        wait_until(lambda: is_stopped(first), first)
+        wait_until(lambda: is_stopped(first.pid), first)
         before = snapshot(output)
         # two processes, of which only rank 0 may open the folder
         for result in run_ranks("jobs/train_ddp.py", *DIGITS, "--seed=2", option, code=2):

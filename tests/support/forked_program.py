@@ -3,8 +3,11 @@
 import atexit
 import contextlib
 import gc
+import io
 import multiprocessing
+import multiprocessing.process
 import os
+import re
 import runpy
 import signal
 import sys
@@ -30,6 +33,21 @@ _ROOT = str(Path(__file__).resolve().parents[2])
 PRESET = {"GOMP_SPINCOUNT": "1000", "PYTHONHASHSEED": "3"}
 # /proc shows the environment of a fork where that of its server stands: the server has room for a longer one
 ROOM = {"ROOM_FOR_FORKS": "x" * 100_000}
+STOP_AT = "TESTS_STOP_AT"  # a variable: the pattern of a line of its output at which a program stops itself
+
+
+class _StoppingOutput(io.TextIOWrapper):
+    """The standard output of a program that sends SIGSTOP to itself after the first text that matches."""
+
+    pattern = ""
+
+    def write(self, text: str) -> int:
+        count = super().write(text)
+        if self.pattern and re.search(self.pattern, text, re.MULTILINE):
+            self.pattern = ""
+            self.flush()
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return count
 
 
 def can_run(words: list[str], environment: dict[str, str], usual: dict[str, str]) -> bool:
@@ -72,6 +90,7 @@ def run(words: list[str], environment: dict[str, str], folder: str, path: list[s
     gc.freeze()  # a collection need not look at the packages, whose pages would be copied
     weakref.finalize._registry.clear()  # at the end torch would remove its operators, which takes 50 ms
     os.chdir(folder)
+    multiprocessing.process.ORIGINAL_DIR = folder  # the folder of a program with a relative path
     os.environ.clear()
     show_in_proc(words, environment)
     os.environ.update(environment)
@@ -80,6 +99,9 @@ def run(words: list[str], environment: dict[str, str], folder: str, path: list[s
         signal.signal(signal.SIGINT, signal.default_int_handler)
     multiprocessing.set_start_method(None, force=True)
     sys.orig_argv = [sys.executable, *words]
+    if STOP_AT in environment:
+        sys.stdout = _StoppingOutput(open(1, "wb", 0, closefd=False), write_through=True)  # noqa: SIM115
+        sys.stdout.pattern = environment[STOP_AT]
     if "PYTHONPATH" in environment:
         path = [environment["PYTHONPATH"], *path]
     code = 1

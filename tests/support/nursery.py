@@ -158,6 +158,8 @@ def _serve(connection: socket.socket, program: int, usual: dict[str, str], path:
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != program:
         os._exit(0)
+    os.environ.clear()
+    forked_program.show_in_proc(["-c", "the nursery of the tests"], {})
     number = connection.fileno()
     os.closerange(3, number)
     os.closerange(number + 1, 1000)

@@ -77,7 +77,7 @@ class RedisServer:
 
     def pause(self) -> None:
         self.process.send_signal(signal.SIGSTOP)
-        wait_until(lambda: is_stopped(self.process))
+        wait_until(lambda: is_stopped(self.process.pid))
 
     def resume(self) -> None:
         self.process.send_signal(signal.SIGCONT)

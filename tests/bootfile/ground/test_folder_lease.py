@@ -68,7 +68,7 @@ def test_a_job_that_was_paused_has_lost_the_folder(hold, tmp_path, monkeypatch):
     paused = hold()
     assert paused.stdout.readline() == "held\n"
     paused.send_signal(signal.SIGSTOP)
-    wait_until(lambda: is_stopped(paused), paused)
+    wait_until(lambda: is_stopped(paused.pid), paused)
     monkeypatch.setattr(lease, "WATCH", 0.2)
     own = FolderLease(str(tmp_path / "run"))
     paused.send_signal(signal.SIGCONT)

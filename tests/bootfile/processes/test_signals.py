@@ -11,7 +11,7 @@ import time
 import pytest
 
 from bootfile.processes import signals
-from tests.conftest import QUICK, ROOT, finish, processes_of, read_until, start
+from tests.conftest import QUICK, ROOT, finish, processes_of, read_until, start, start_until
 
 STUCK = textwrap.dedent(f"""
     import sys, time
@@ -207,17 +207,16 @@ def test_ctrl_c_of_a_job(tmp_path, processes, moment):
         "original = evaluation.evaluate\n"
         "def evaluate(*given, **more):\n"
         "    print('evaluating', flush=True)\n"
-        "    time.sleep(1)\n"
         "    return original(*given, **more)\n"
         "evaluation.evaluate = evaluate\n"
         "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
     )
-    job = start(
+    job, _, continue_it = start_until(
         "-c", slow, "jobs/train_ddp.py", *DIGITS, f"--processes_per_node={processes}",
-        f"--output_dir={tmp_path}", start_new_session=True,
+        f"--output_dir={tmp_path}", start_new_session=True, at=moment,
     )  # fmt: skip
-    read_until(job, moment)
     os.killpg(job.pid, signal.SIGINT)
+    continue_it()
     result = finish(job, 130)
     assert "Traceback" not in result.stderr + result.stdout, result.stderr
     if moment == "^topology ":
@@ -281,10 +280,11 @@ def test_one_process_is_signalled_while_all_evaluate(tmp_path):
 
 def test_a_closed_terminal_and_five_more_signals_lose_no_save(tmp_path):
     command = ("jobs/train_ddp.py", *DIGITS, "--processes_per_node=2", f"--output_dir={tmp_path}")
-    job = start(*command, "--save_every=1000000", start_new_session=True)
-    read_until(job, "^epoch=1 step=2/")
+    options = {"start_new_session": True, "at": "^epoch=1 step=2/"}
+    job, _, continue_it = start_until(*command, "--save_every=1000000", **options)
     others = (signal.SIGTERM, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP, signal.SIGHUP)
     os.killpg(job.pid, signal.SIGHUP)
+    continue_it()
     # any of several signals that arrive together may be the first one, also for slower ranks: wait for it
     read_until(job, "^SIGHUP(: | at rank 1: )")
     for number in others:
