@@ -62,6 +62,13 @@ NOT_QUICK = {"subprocess.Popen", "os.fork", "os.posix_spawn", "socket.bind", "so
 USUAL = environment()  # without what tests change later
 
 
+def cases(values, *thorough) -> list:
+    """Return the cases of parametrize(): those in `thorough` run in `make thorough` only. `values` has names
+    or other values whose text names them."""
+    marks = {True: [pytest.mark.thorough], False: []}
+    return [pytest.param(value, marks=marks[str(value) in thorough], id=str(value)) for value in values]
+
+
 def start(*command, fresh: bool = False, **options) -> subprocess.Popen | forkserver.Forked:
     """Start `python *command` in the repository's root. options: those of Popen.
 

@@ -59,6 +59,7 @@ def test_growth():
     assert printed.count(" ms a step, ") == 2
 
 
+@pytest.mark.thorough
 def test_the_step_of_an_own_loop(tmp_path):
     stored = tmp_path / "figures.json"
     options = ("--steps=20", "--rounds=1", f"--json={stored}")

@@ -46,6 +46,7 @@ def count_lines(text):
     return count
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", BUDGETS, ids=lambda command: command.partition(" ")[0])
 def test_what_a_script_loads_is_within_its_budget(command, tmp_path):
     (tmp_path / "exact.py").write_text(ALONE)

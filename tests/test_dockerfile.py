@@ -47,6 +47,7 @@ def test_hadolint():
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.thorough
 def test_what_is_copied_trains(image, tmp_path):
     packages, code = re.split(r"^RUN python .*$", STEPS, flags=re.MULTILINE)
     for words in re.findall(r"^COPY \S+ (.*)$", packages, re.MULTILINE):

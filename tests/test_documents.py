@@ -15,7 +15,7 @@ import pytest
 
 from bootfile import __version__
 from datasets.folders import random_folder, random_pairs
-from tests.conftest import ROOT, free_port, run
+from tests.conftest import ROOT, cases, free_port, run
 from tests.support import pictures
 from tests.support.marks import diff
 
@@ -60,6 +60,11 @@ _TESTED = {  # by other tests, which need seconds for it
     "-- --dataset digits --max_steps 40",  # tests/launch/simulate/test_simulate.py
 }
 COMMANDS = sorted({command for name in TEXT for command in find_commands(name)} - _TESTED)
+LONG = [
+    each
+    for each in COMMANDS
+    if re.search(r"imagenet\.py|train_(text|fsdp|exact)|launch (audit|pack|predict)", each)
+]
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +128,7 @@ def shorten(words: list[str], tmp_path: Path) -> list[str]:
     return words
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", cases(COMMANDS, *LONG))
 def test_command_runs(command, places, tmp_path):
     if command.startswith("make "):
         target = re.search(r"make (?:\w+=\S+ )*([\w-]+)", command)[1]

@@ -114,6 +114,7 @@ def rehearse(name, stages, output):
     return rows
 
 
+@pytest.mark.thorough
 def test_a_quick_rehearsal(tmp_path):
     rows = rehearse("right", ["facts"], tmp_path)["facts"]
     assert rows["memory"]["value"] > 0 and rows["import torch, torchvision"]["unit"] == "s"
@@ -251,6 +252,7 @@ def test_waits_and_kernels_of_a_gpu_are_counted(monkeypatch):
         seen.summary(caught)
 
 
+@pytest.mark.thorough
 def test_a_job_is_watched_on_the_cpu(tmp_path):
     trace = tmp_path / "trace.json.gz"
     job = (

@@ -5,6 +5,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from tests.conftest import QUICK, ROOT, environment, run
 
 _STOP = """        if loader.step == 5 and torch.distributed.get_rank() == 1:
@@ -63,6 +65,7 @@ def test_the_batch_script_is_the_one_that_submit_prints(tmp_path):
     assert re.sub(name, "NAME", printed.strip()) == re.sub(name, "NAME", whole.strip())
 
 
+@pytest.mark.thorough
 def test_an_own_loop_saves_in_the_batch_script_and_is_requeued(tmp_path):
     """A rank gets SIGTERM in step 5: both save, and the script asks for a new allocation."""
     whole, start = read_scripts_of_slurm()

@@ -178,6 +178,7 @@ def test_every_job_and_verb_has_its_options_in_a_table(parsers):
     assert len(rows) > 15 and all(re.fullmatch(r"[a-z ]+  +\S.*", row) for row in rows)
 
 
+@pytest.mark.thorough
 def test_a_path_may_begin_with_the_home_folder():
     """Each argument of text is one of the parser that expands ~, so none makes a folder of this name."""
     paths = read_parsers("--paths")

@@ -284,6 +284,7 @@ def _defines(tree: ast.AST) -> set[str]:
     return {name for name in names if is_private(name)} - _OF_OTHERS
 
 
+@pytest.mark.thorough
 def test_no_class_knows_private_names_of_another_room():
     assert find_private(read_sources()) == set()
 

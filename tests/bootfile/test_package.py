@@ -152,6 +152,7 @@ def loops(tmp_path):
     return tmp_path
 
 
+@pytest.mark.thorough
 def test_the_wheel_has_the_package_only(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0] for name in names} == {"bootfile", f"bootfile-{__version__}.dist-info"}
@@ -173,6 +174,7 @@ def test_the_source_distribution_has_the_package_only(source, tmp_path):
     assert folders == {"bootfile", "bootfile.egg-info"}
 
 
+@pytest.mark.thorough
 def test_help_and_the_names_import_no_torch(installed, tmp_path):
     shown = call(installed / "bootfile", "--help", cwd=tmp_path).stdout
     assert re.findall(r"^  (\w+) ", shown, re.MULTILINE) == ["lint", "prove", "receipt"]
@@ -203,6 +205,7 @@ def test_an_error_is_one_line(words, message, installed, tmp_path):
     assert line.startswith("error: ") and message in line
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("script", ["after.py", "any_number.py"])
 def test_the_loops_of_the_guide_run(script, installed, loops):
     words = (
@@ -219,6 +222,7 @@ def test_the_loops_of_the_guide_run(script, installed, loops):
     assert {path.name for path in (loops / "OUT").iterdir()} >= {"checkpoints", "last.pt", "receipt.bin"}
 
 
+@pytest.mark.thorough
 def test_the_loop_of_the_guide_is_proven(installed, loops):
     words = ("two.py", "--kills=1", "--compare=OUT/*.pt", "--resume_with=", "--keep=runs", "--to=proof.html")
     shown = call(installed / "bootfile", "prove", *words, "--", "any_number.py", "OUT", cwd=loops).stdout
@@ -232,6 +236,7 @@ def test_the_loop_of_the_guide_is_proven(installed, loops):
     assert "data equal for 93 steps" in shown and "state equal at steps 10, 20" in shown
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_plain_script_is_proven(processes, installed, loops):
     (loops / "plain.py").write_text(PLAIN)
@@ -249,6 +254,7 @@ NEEDS_REPOSITORY = re.compile(
 )
 
 
+@pytest.mark.thorough
 def test_the_tests_of_the_package_pass_alone(installed, tmp_path):
     """pytest and what some tests use come on top. Those that start no process show what cannot be imported;
     the tests above start the package's own programs, and all of them run in this repository, too."""

@@ -125,6 +125,7 @@ def test_data_url_that_is_no_folder(tmp_path):
         local_folder(str(tmp_path / "file"))
 
 
+@pytest.mark.thorough
 def test_folders_do_not_load_the_object_stores_code():
     """A job with folders imports neither boto3 nor code that stages a URL; the loaders no torchvision."""
     script = (

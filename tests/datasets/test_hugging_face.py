@@ -36,6 +36,7 @@ def test_the_two_packages_have_no_name_in_common():
     assert "load_dataset" in names and OURS & names <= {"run_installed"}
 
 
+@pytest.mark.thorough
 @installed
 @pytest.mark.parametrize(
     "first",
@@ -60,6 +61,7 @@ def test_any_first_use_imports_each_module_once(first):
     assert version == metadata.version("datasets") and has_nonsense == "False"
 
 
+@pytest.mark.thorough
 @installed
 def test_a_failed_import_gives_its_reason_each_time():
     code = """
@@ -76,6 +78,7 @@ from datasets import load_dataset
     assert run("-c", code, env=ENVIRONMENT, fresh=True).stdout.split() == ["True"] * 4
 
 
+@pytest.mark.thorough
 @installed
 def test_threads_can_import_at_the_same_time():
     code = """
@@ -96,6 +99,7 @@ print(len(done))
     assert run("-c", code, env=ENVIRONMENT, fresh=True).stdout == "3\n"
 
 
+@pytest.mark.thorough
 @installed
 def test_its_data_sets_work_in_a_job(tmp_path):
     """Also in worker processes, in a process that does not fork, and from files."""

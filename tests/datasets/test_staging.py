@@ -149,6 +149,7 @@ def test_a_full_disk_is_found_before_the_download(here, monkeypatch):
             here("s3://data")
 
 
+@pytest.mark.thorough
 def test_one_process_of_a_node_fetches_and_the_others_wait(server, tmp_path):
     files = many(server, "once", 32)
     port = free_port()

@@ -42,6 +42,7 @@ def _waits(recorder):
     return [text for step, text in recorder.waits if step]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", JOBS)
 def test_the_host_waits_for_nothing(name, monkeypatch, tmp_path):
     command, capability = JOBS[name]
@@ -56,6 +57,7 @@ def test_the_host_waits_for_nothing(name, monkeypatch, tmp_path):
     assert isinstance(recorder.loader.engine, Resident) == ("train_fast" in name)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [name for name in JOBS if "float16" in name])
 def test_gradients_are_unscaled_before_the_step_and_the_scale_changes_after_it(name, monkeypatch, tmp_path):
     called = []
@@ -68,6 +70,7 @@ def test_gradients_are_unscaled_before_the_step_and_the_scale_changes_after_it(n
     assert called == [*("scale", "unscale_", "step", "update") * 2, "scale"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["train_ddp", "imagenet"])
 def test_a_step_of_several_ranks_has_one_collective_besides_the_gradients(name, monkeypatch, tmp_path):
     command = _imagenet() if name == "imagenet" else ("train_ddp.py", "--dataset=digits")
@@ -112,6 +115,7 @@ def test_evaluations_of_train_fast_have_few_batches(monkeypatch, tmp_path):
     assert [mirrored for _, mirrored in seen] == [False, True]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["train_fast", "imagenet"])
 def test_only_train_fast_records_cuda_graphs(name, monkeypatch, tmp_path):
     asked = []
@@ -122,6 +126,7 @@ def test_only_train_fast_records_cuda_graphs(name, monkeypatch, tmp_path):
     assert asked == [{"mode": "reduce-overhead" if name == "train_fast" else None, "dynamic": False}]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("options", "compiles"), [([], True), (["--compile=false"], False)])
 def test_imagenet_compiles_on_a_gpu(options, compiles, monkeypatch, tmp_path):
     asked = []
@@ -136,12 +141,14 @@ def test_imagenet_compiles_on_a_gpu(options, compiles, monkeypatch, tmp_path):
     assert asked == ([("cuda", 16, 3, side, side, False) for side in (32, 64)] if compiles else [])
 
 
+@pytest.mark.thorough
 def test_prof_waits_only_when_its_clock_begins_and_ends(monkeypatch, tmp_path):
     recorder = fake_gpu.run_steps(monkeypatch, tmp_path, *_imagenet("--prof=2"), steps=20)
     assert recorder.steps == 12 and len(_waits(recorder)) == 2
     assert [step for step, _ in recorder.waits if step] == [10, 12]
 
 
+@pytest.mark.thorough
 def test_a_gpu_without_bfloat16_is_named(monkeypatch, tmp_path, capsys):
     command, _ = JOBS["train_fast"]
     recorder = fake_gpu.run_steps(monkeypatch, tmp_path, *command, capability=TURING)
@@ -151,12 +158,14 @@ def test_a_gpu_without_bfloat16_is_named(monkeypatch, tmp_path, capsys):
     assert "bfloat16 (" not in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_a_wait_in_the_loader_is_found(monkeypatch, tmp_path):
     monkeypatch.setattr(pixels, "_send", lambda tensor, device: tensor.to(device))
     recorder = fake_gpu.run_steps(monkeypatch, tmp_path, *JOBS["imagenet, effects"][0])
     assert len(_waits(recorder)) > 2 and all("not non_blocking" in each for each in _waits(recorder))
 
 
+@pytest.mark.thorough
 def test_a_verdict_that_is_read_before_its_event_is_found(monkeypatch, tmp_path):
     monkeypatch.setattr(fake_gpu.Event, "synchronize", lambda self: None)
     races = fake_gpu.run_steps(monkeypatch, tmp_path, *JOBS["train"][0]).races

@@ -157,6 +157,7 @@ def marked(number: int):
     return number if number < QUICK else pytest.param(number, marks=pytest.mark.thorough)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [marked(number) for number in range(RUNS)])
 def test_a_fault_leaves_nothing_wrong(server, tmp_path, number):
     case = Case(server, tmp_path, number)
@@ -193,6 +194,7 @@ def test_a_fault_leaves_nothing_wrong(server, tmp_path, number):
     assert case.unfinished() == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["fetch", "stage"])
 def test_a_disk_that_becomes_full_meanwhile(server, tmp_path, name):
     """If another process fills the disk during a fetch, the fetch fails with one line."""

@@ -64,6 +64,7 @@ def delivered(output) -> bytes:
     return (Path(output) / receipt.FILE).read_bytes()
 
 
+@pytest.mark.thorough
 @needed
 def test_an_active_job_fills_the_cache_and_takes_it_away(data, tmp_path):
     with RedisServer(tmp_path) as server:
@@ -80,6 +81,7 @@ def test_an_active_job_fills_the_cache_and_takes_it_away(data, tmp_path):
         assert server.client().info("commandstats")["cmdstat_mget"]["calls"] > 4
 
 
+@pytest.mark.thorough
 @needed
 def test_an_offline_set_is_shared_by_two_jobs(data, tmp_path):
     with RedisServer(tmp_path) as server:

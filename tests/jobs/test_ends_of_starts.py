@@ -59,6 +59,7 @@ def test_a_restart_says_how_the_start_before_ended(tmp_path):
     assert not ends.describe_last(str(tmp_path)), "the run is done"
 
 
+@pytest.mark.thorough
 def test_an_error_is_told_to_the_next_start(tmp_path):
     options = (*ONE, f"--output_dir={tmp_path}", "--max_bad_steps=3")
     run(*options, "--lr=1e9", code=7)
@@ -105,6 +106,7 @@ def test_a_lost_rank_is_told_to_the_next_start(tmp_path):
     assert line == ends.KILLED or re.search(r"lost contact with another process: .* \(exit code 5\)$", line)
 
 
+@pytest.mark.thorough
 def test_a_run_without_a_record_of_its_ends(tmp_path):
     """Versions before 0.48 wrote none, and a file may be damaged."""
     run(*ONE, f"--output_dir={tmp_path}", "--epochs=1")

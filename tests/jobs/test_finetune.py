@@ -51,6 +51,7 @@ def test_a_frozen_backbone_on_other_classes_restarts_exactly_and_ends_early(data
     assert changed == {"fc.weight", "fc.bias"}
 
 
+@pytest.mark.thorough
 def test_a_run_that_ends_within_an_epoch_keeps_its_weights(data, tmp_path):
     """No second evaluation is better than the first: the run ends after step 2 of 3."""
     job = (*JOB, f"--data_url={data}", "--lr=1e-12", "--epochs=2", "--evaluate_every=1", "--early_stopping=1",

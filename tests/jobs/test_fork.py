@@ -111,6 +111,7 @@ def test_other_options_count_from_the_step_on(old, tmp_path):
     assert rate(new, 16) < 0.7 * rate(old, 16)
 
 
+@pytest.mark.thorough
 def test_a_step_without_any_state_before_it(old, tmp_path):
     new = tmp_path / "new"
     words = (FROM, f"--from={old}", "--at_step=6", "--epochs=4", f"--output_dir={new}")
@@ -164,6 +165,7 @@ def test_a_difference_ends_the_run_before_it_is_one_of_its_own(old, tmp_path):
         assert [files.step_of(path) for path in kept if files.step_of(path) >= 12] == []
 
 
+@pytest.mark.thorough
 def test_a_kill_between_the_state_and_the_step(old, tmp_path):
     new = tmp_path / "new"
     words = (
@@ -185,6 +187,7 @@ def test_a_kill_between_the_state_and_the_step(old, tmp_path):
     assert "began at step 14" in line and "another --output_dir" in line
 
 
+@pytest.mark.thorough
 def test_steps_are_left_out(old, tmp_path):
     """A copy of the job that leaves out the same steps by hand has the same state."""
     new = tmp_path / "new"
@@ -240,6 +243,7 @@ def test_steps_are_left_out(old, tmp_path):
     assert state(again, 30)
 
 
+@pytest.mark.thorough
 def test_two_processes(old, tmp_path):
     job = "jobs/train_ddp.py"
     words = (*JOB[1:], "--epochs=3", "--save_every=6", "--keep=1", "--keep_every=6")
@@ -255,6 +259,7 @@ def test_two_processes(old, tmp_path):
     assert state(tmp_path / "one", 18) != state(tmp_path / "two", 18)
 
 
+@pytest.mark.thorough
 def test_an_exact_run_continues_on_any_number(tmp_path):
     job = "jobs/train_exact.py"
     words = (

@@ -82,6 +82,7 @@ def test_train_ddp_sends_no_buffers(tmp_path):
     assert len(losses) == 2
 
 
+@pytest.mark.thorough
 def test_parts_of_a_batch_are_sent_once(tmp_path):
     """The sum of the micro-batches is sent with the last one, as bfloat16."""
     job = (*IMAGENET, "--accumulate=2", "--lr=0.001", "--max_steps=3")

@@ -66,6 +66,7 @@ def weights(output, epoch) -> dict:
     return torch.load(Path(output) / f"epoch_{epoch}.pth", weights_only=True)
 
 
+@pytest.mark.thorough
 def test_a_restart_with_another_backend_and_number_of_processes(generated, tmp_path):
     """A job that resumes in the second epoch, from a pack, in two processes, has the same data."""
     arguments = ("--epochs=2", "--lr=0.01", "--trivial_augment", "--color_jitter=0.4", "--random_erasing=0.5",
@@ -106,6 +107,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_compiled_trains_as_it_is(generated, whole, tmp_path):
     options = (*EPOCH, "--training_only", "--compile=true")
     printed = run("-c", NO_COMPILER, *job(generated, tmp_path, *options)).stdout
@@ -155,6 +157,7 @@ def test_evaluation_alone_gives_the_figures_of_the_training(generated, whole, tm
     assert names(missing.stderr, "error: --evaluate", "--weights FILE", "--resume PATH")
 
 
+@pytest.mark.thorough
 def test_a_small_test_set_alone_is_evaluated(generated, whole, tmp_path):
     """The batch size does not matter. The labels are those of the training, also if the set lacks a class."""
     data, (val,) = tmp_path / "data", Path(generated[0].partition("=")[2]).glob("val")
@@ -176,6 +179,7 @@ def test_a_small_test_set_alone_is_evaluated(generated, whole, tmp_path):
     assert [path.name.partition("-")[0] for path in (tmp_path / "index").glob("*-*[0-9a-f]")] == ["val"]
 
 
+@pytest.mark.thorough
 def test_the_profile_is_the_figure_and_nothing_else(generated, tmp_path):
     printed = run(*job(generated, tmp_path, "--prof=3", "--data_backend=threads", "--epochs=1")).stdout
     assert re.search(r"prof: \d+\.\d images/s with threads, 3 batches\n", printed)
@@ -266,6 +270,7 @@ def test_a_batch_larger_than_the_data_set_is_refused_before_the_scan(generated, 
     assert not [*tmp_path.rglob("index.json")]
 
 
+@pytest.mark.thorough
 def test_bad_images_end_the_job_or_are_left_out_on_request(generated, tmp_path):
     root = tmp_path / "data"
     shutil.copytree(generated[0].removeprefix("--data_url="), root)
@@ -288,6 +293,7 @@ def test_a_cut_tar_of_images_is_one_line(tmp_path):
     assert names(line, f"{path} is damaged", "tar", "byte 1536")
 
 
+@pytest.mark.thorough
 def test_class_folders_alone_are_split_by_path(generated, tmp_path):
     """A resume with another share is refused."""
     root = tmp_path / "flat"
@@ -311,6 +317,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.thorough
 def test_a_run_of_an_earlier_version_keeps_its_split(generated, tmp_path):
     """Its starts do not say how the images were divided. So do the evaluation of its weights."""
     root = tmp_path / "flat"
@@ -334,6 +341,7 @@ def test_a_run_of_an_earlier_version_keeps_its_split(generated, tmp_path):
     assert start["division"] == splits.BY_CLASS
 
 
+@pytest.mark.thorough
 def test_splits_of_other_names_are_an_option_and_part_of_the_run(generated, tmp_path):
     root, source = tmp_path / "data", Path(generated[0].removeprefix("--data_url="))
     for name, split in (("Learning", "val"), ("Holdout", "val"), ("Other", "val")):
@@ -350,6 +358,7 @@ def test_splits_of_other_names_are_an_option_and_part_of_the_run(generated, tmp_
     assert "its --splits is Learning,Holdout" in run(*arguments, "--splits=Learning,Other", code=2).stderr
 
 
+@pytest.mark.thorough
 def test_without_data_at_all(tmp_path):
     """The job uses generated images. A trial of two steps does not evaluate 50,000 images."""
     printed = run(

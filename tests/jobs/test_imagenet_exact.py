@@ -30,6 +30,7 @@ def trained(output, processes, *options) -> dict:
     return facts(output / str(processes))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "engine",
     [pytest.param(each, marks=[pytest.mark.thorough] * (each != "threads")) for each in ENGINES],
@@ -66,6 +67,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "processes, options",
     [

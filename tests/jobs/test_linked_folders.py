@@ -15,6 +15,7 @@ def contents(folder) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.thorough
 def test_a_job_refuses_a_link_to_the_checkpoints_of_another_run(tmp_path):
     other = tmp_path / "other"
     run(*JOB, "--max_steps=2", f"--output_dir={other}")

@@ -44,6 +44,7 @@ def reported(text: str) -> list[tuple[int, int]]:
     return [(int(step), int(pairs)) for step, pairs in steps]
 
 
+@pytest.mark.thorough
 def test_times_receipt_and_contact_sheet(alone):
     printed, output = alone
     assert reported(printed) == [(1, 12), (2, 12), (3, 2), (4, 12), (5, 12), (6, 2)]
@@ -84,6 +85,7 @@ def test_bad_input_is_one_line(arguments, message, data, tmp_path):
     assert message in refused("jobs/loader.py", *data, f"--result_dir={tmp_path}", *arguments)
 
 
+@pytest.mark.thorough
 def test_dali_that_is_not_installed(data, tmp_path):
     """Another package called nvidia, without DALI, hides the installed one."""
     (tmp_path / "site" / "nvidia").mkdir(parents=True)

@@ -34,6 +34,7 @@ def _read(folder, name, key):
     return [(line["step"], line[key]) for line in lines if key in line]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("job", ["train", "train_amp", "train_ddp"])
 def test_a_job_trains_and_resumes_bit_by_bit_on_another_device(job, tmp_path):
     whole, rest = tmp_path / "whole", tmp_path / "rest"
@@ -71,6 +72,7 @@ def test_a_tensor_of_the_device_keeps_its_memory():
     assert run("-c", KEEPS).stdout == "kept\n"
 
 
+@pytest.mark.thorough
 def test_the_figures_are_those_of_the_cpu(tmp_path):
     _train("train", tmp_path / "device")
     run("jobs/train.py", *SMALL, "--report_every=2", f"--output_dir={tmp_path / 'cpu'}")

@@ -62,6 +62,7 @@ def exact(tmp_path_factory) -> Path:
     return output
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("threads", [1, 4])
 def test_a_restart_keeps_the_threads_of_the_run(threads, whole, tmp_path):
     part = cut(whole, tmp_path / "part")
@@ -71,12 +72,14 @@ def test_a_restart_keeps_the_threads_of_the_run(threads, whole, tmp_path):
     assert [start["environment"]["threads"] for start in read_starts(part)] == [2, 2]
 
 
+@pytest.mark.thorough
 def test_a_restart_with_the_same_threads_prints_nothing_about_them(whole, tmp_path):
     part = cut(whole, tmp_path / "part")
     assert "OMP_NUM_THREADS" not in train(part, threads=2).stdout
     assert facts(part) == facts(whole)
 
 
+@pytest.mark.thorough
 def test_an_option_changes_the_threads_of_a_run_and_receipts_name_them(whole, tmp_path):
     part = cut(whole, tmp_path / "part")
     assert "OMP_NUM_THREADS" not in train(part, "--threads=1", threads=2).stdout
@@ -88,6 +91,7 @@ def test_an_option_changes_the_threads_of_a_run_and_receipts_name_them(whole, tm
     assert not equal and f"; {whole} computed with 2 threads, {other} with 1 thread: " in text
 
 
+@pytest.mark.thorough
 def test_each_launcher_gives_the_same_threads(tmp_path):
     """torchrun sets OMP_NUM_THREADS to 1, and this job divides the cores of the node by its processes."""
     job = ("jobs/train_ddp.py", *JOB)
@@ -138,6 +142,7 @@ def test_another_instruction_set_is_named_before_the_first_step(whole, tmp_path)
     assert "equal" in text or names(text, f"ATen {used} first", "ATen DEFAULT from step 3")
 
 
+@pytest.mark.thorough
 @needs_instructions
 def test_an_exact_job_refuses_another_instruction_set_until_an_option_accepts_it(exact, tmp_path):
     part = cut(exact, tmp_path / "part")
@@ -153,6 +158,7 @@ def test_an_exact_job_refuses_another_instruction_set_until_an_option_accepts_it
     assert [start["environment"]["ATen"] for start in starts] == [used, "DEFAULT", "DEFAULT"]
 
 
+@pytest.mark.thorough
 def test_a_level_is_recorded_and_kept(exact, tmp_path):
     output = tmp_path / "any"
     train(output, "--cpu_level=any", job=EXACT)
@@ -166,6 +172,7 @@ def test_a_level_is_recorded_and_kept(exact, tmp_path):
         assert names(errors, "ATen DEFAULT until step 2", "would differ")
 
 
+@pytest.mark.thorough
 @needs_instructions
 def test_a_run_may_get_a_level_later(exact, tmp_path):
     part = cut(exact, tmp_path / "part")
@@ -174,6 +181,7 @@ def test_a_run_may_get_a_level_later(exact, tmp_path):
     assert "bits may differ" not in train(part, "--cpu_level=any", job=EXACT).stdout
 
 
+@pytest.mark.thorough
 def test_a_level_in_a_file_comes_too_late(tmp_path):
     path = tmp_path / "job.toml"
     path.write_text('cpu_level = "any"\n')
@@ -208,6 +216,7 @@ run.close()
 """
 
 
+@pytest.mark.thorough
 @needs_instructions
 def test_a_loop_of_ones_own_names_or_refuses_another_instruction_set(tmp_path):
     script = tmp_path / "loop.py"
@@ -226,6 +235,7 @@ def test_a_loop_of_ones_own_names_or_refuses_another_instruction_set(tmp_path):
     assert accepted.returncode == 0 and "bits may differ" in accepted.stdout, accepted
 
 
+@pytest.mark.thorough
 def test_threads_of_a_loop_of_ones_own_are_those_of_its_checkpoint(tmp_path):
     script = tmp_path / "loop.py"
     script.write_text(textwrap.dedent(LOOP) + "print('threads', torch.get_num_threads())\n")

@@ -8,7 +8,7 @@ import torch
 
 from bootfile.receipt.reading import read
 from bootfile.receipt.steps import find_difference
-from tests.conftest import ROOT, run, run_ranks
+from tests.conftest import ROOT, cases, run, run_ranks
 from tests.jobs.test_resume import same_weights
 from tests.jobs.test_train_own import write_job
 
@@ -54,7 +54,9 @@ def test_every_example_of_the_guide_is_tested():
     assert len(EXAMPLES) == PAGE.count("```python\n") == 8
 
 
-@pytest.mark.parametrize("title", sorted(EXAMPLES))
+@pytest.mark.parametrize(
+    "title", cases(sorted(EXAMPLES), "A closure (LBFGS)", "Weights of classes, or labels that are ignored")
+)
 def test_an_example_continues_exactly(title, tmp_path):
     job = write_example(tmp_path / "job", title, distributed=title in DISTRIBUTED)
     run_ranks(job, *OPTIONS, "--save_every=3", f"--output_dir={tmp_path / 'whole'}", ranks=1)
@@ -67,6 +69,7 @@ def test_an_example_continues_exactly(title, tmp_path):
     assert find_difference(*runs).step == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("title", DISTRIBUTED)
 def test_a_step_of_two_processes_is_that_of_one(title, tmp_path):
     job = write_example(tmp_path / "job", title, distributed=True)

@@ -65,7 +65,7 @@ JOBS = {
 }
 
 
-FAULTS = ("table on 2", "words on 2", "words on 4", "images", "FSDP")
+FAULTS = ("table on 2", "words on 2", "words on 4", "images", "FSDP", "FSDP with AdamW")
 IDS = [pytest.param(name, marks=[pytest.mark.thorough] * (name in FAULTS)) for name in JOBS]
 
 

@@ -83,6 +83,7 @@ def job_of(folder, *changes):
     return job
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -115,6 +116,7 @@ def test_ranks_that_train_apart_end_with_the_name_of_the_first_tensor(changes, m
     assert not any("Traceback" in result.stderr for result in results)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("changes", "warning"),
     [

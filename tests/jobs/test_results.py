@@ -43,6 +43,7 @@ def test_accuracy_is_that_of_scikit_learn(tmp_path):
     )
 
 
+@pytest.mark.thorough
 def test_the_end_names_the_best_epoch(tmp_path):
     """Also the end of a restart that only had to print it."""
     words = ("jobs/train.py", *QUICK, "--epochs=3", "--epoch_steps=2", "--save_every=1epoch")
@@ -54,6 +55,7 @@ def test_the_end_names_the_best_epoch(tmp_path):
         assert line in printed.splitlines()
 
 
+@pytest.mark.thorough
 def test_generated_images_are_learned_without_the_weights_of_epochs(tmp_path):
     """The accuracy on ten classes is far above chance after a few steps."""
     run(
@@ -65,6 +67,7 @@ def test_generated_images_are_learned_without_the_weights_of_epochs(tmp_path):
     assert [path.name for path in (tmp_path / "checkpoints").glob("*.pt")] == ["step_39.pt"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
     [
@@ -133,6 +136,7 @@ def _read_to_the_end(terminal: int) -> str:
     return shown.decode()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shows_lines", [False, True], ids=["stderr", "stdout and stderr"])
 def test_a_terminal_gets_a_progress_bar(shows_lines, tmp_path):
     """A line on a terminal has no times, which the bar shows, and only the figures that fit."""

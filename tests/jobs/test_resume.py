@@ -144,6 +144,7 @@ def test_a_checkpoint_of_any_job_resumes_in_any_job(whole, tmp_path):
     ]
 
 
+@pytest.mark.thorough
 def test_a_batch_may_be_counted_by_process(tmp_path):
     """--batch_size 16/gpu with 2 processes is --batch_size 32, and one process can resume it."""
     common = (*QUICK, "--lr=0.01", f"--output_dir={tmp_path}", "--save_every=2")
@@ -292,6 +293,7 @@ def test_former_options_with_another_value_than_their_default_are_named():
     assert former.find_changed(changed) == ["--antialias False", "--optimizer_kwargs {eps = 1e-6}"]
 
 
+@pytest.mark.thorough
 def test_a_start_after_a_kill_before_the_first_save_says_so(tmp_path):
     job = ("jobs/train.py", *QUICK, "--report_every=1", "--save_every=900epoch", f"--output_dir={tmp_path}")
     interrupt(*job, "--epochs=900", at="step=3/")

@@ -83,6 +83,7 @@ def test_the_losses_of_shards_and_micro_batches_are_those_of_the_step(job, tmp_p
     assert first_row(capsys, tmp_path, 6)["rank"] == "0"
 
 
+@pytest.mark.thorough
 def test_two_processes_write_their_own_parts(tmp_path, capsys):
     run_ranks("jobs/train_ddp.py", *KEPT, f"--output_dir={tmp_path}")
     own = [read_all(tmp_path, rank) for rank in range(2)]
@@ -125,6 +126,7 @@ def test_a_restart_gives_the_same_file(tmp_path, by):
     assert whole == killed and len(whole) == 6 * (16 + 100 * 12)
 
 
+@pytest.mark.thorough
 def test_losses_that_are_kept_from_a_restart_on_are_found(tmp_path, capsys):
     words = (*KEPT[:-1], f"--output_dir={tmp_path}")
     run("jobs/train.py", *words, "--max_steps=3")
@@ -141,6 +143,7 @@ def test_a_loss_that_is_not_a_number_is_kept_and_named(tmp_path, capsys):
     assert (row["step"], row["loss"], row["id"], row["rank"]) == (str(spike), "nan", str(PLANTED), "0")
 
 
+@pytest.mark.thorough
 def test_a_wrong_label_is_named(tmp_path, capsys):
     """The network is sure of the right label of the sample, so that its loss is the largest on any CPU."""
     is_sure = "logits = logits + 50 * own[:, None] * torch.nn.functional.one_hot(targets, 10)"

@@ -12,7 +12,7 @@ def train(output, seed):
     """Return the sums of each step (ids, labels, crops), and the weights, which so small a rate leaves."""
     run("jobs/train.py", *JOB, f"--seed={seed}", f"--output_dir={output}")
     weights = torch.load(output / "epoch_2.pth", weights_only=True)
-    return read_records(str(output))["sums"], weights["conv1.weight"]
+    return read_records(str(output))["sums"], weights["conv1.0.weight"]
 
 
 def test_each_seed_has_weights_order_and_crops_of_its_own(tmp_path):

@@ -51,6 +51,7 @@ def load(data, cache, split="train", **options):
     return image_folder.load(str(data), split, str(cache), log=lambda line: None, **options)
 
 
+@pytest.mark.thorough
 def test_a_list_gives_an_image_any_number_of_labels(data, tmp_path):
     index = load(data, tmp_path)
     assert index.classes == NAMES and index.labels.shape == (len(index), 3)

@@ -131,6 +131,7 @@ def test_the_same_command_is_idempotent(finished, used, tmp_path):
     assert (used / "receipt.bin").read_bytes() == (finished / "receipt.bin").read_bytes()
 
 
+@pytest.mark.thorough
 def test_a_run_that_was_killed_before_its_first_save_begins_anew(tmp_path):
     command = ("jobs/train.py", *DIGITS, "--save_every=3epochs", f"--output_dir={tmp_path}")
     job = start(*command, "--epochs=100")
@@ -154,6 +155,7 @@ def project(tmp_path_factory):
     return folder
 
 
+@pytest.mark.thorough
 def test_runs_without_an_output_folder_get_their_own(project):
     """Two runs start in the same second, one of them with two processes."""
     kept = project / "output_dir"
@@ -182,6 +184,7 @@ def test_runs_without_an_output_folder_get_their_own(project):
     assert f"resumed from {kept / latest}/checkpoints/step_1.pt" in again
 
 
+@pytest.mark.thorough
 def test_starts_that_are_refused_or_only_measure_leave_no_folder(project):
     before = snapshot(project)
     for arguments in (

@@ -88,6 +88,7 @@ def test_one_process_per_node_starts_the_others_from_any_folder(alone, tmp_path)
     assert "the wrong package" in wrong.stderr, "the fake package would have been found"
 
 
+@pytest.mark.thorough
 def test_a_link_to_a_job_and_a_folder_of_links(tmp_path):
     """The second is how Kubernetes mounts files: a link to a hidden folder, above which there is no code."""
     (tmp_path / "job.py").symlink_to(ROOT / "jobs" / "train.py")
@@ -120,6 +121,7 @@ def test_a_failing_process_ends_the_others():
     run("-c", code, "jobs/train_ddp.py", *SMALL, "--processes_per_node=2", code=137, timeout=60)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("job", "streams"),
     [

@@ -48,6 +48,7 @@ def test_sgd_is_equal_on_1_to_8_processes(tmp_path):
     assert max(reported) - min(reported) > 0.02, "the loss does not change"
 
 
+@pytest.mark.thorough
 def test_without_the_tree_the_bits_differ(tmp_path):
     """all_reduce in place of the tree: so the test above can fail."""
     job = changed(
@@ -65,6 +66,7 @@ def test_without_the_tree_the_bits_differ(tmp_path):
     assert trained(tmp_path, job, 8) != trained(tmp_path, job, 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shards", [8, 2])
 def test_adamw_dropout_and_a_step_that_is_not_finite(shards, tmp_path):
     """One shard of step 3 has no finite loss: all processes skip the step."""

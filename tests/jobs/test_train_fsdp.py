@@ -30,6 +30,7 @@ SGD = "optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, **recipe)"
 ADAMW = (SGD, "optimizer = torch.optim.AdamW(model.parameters(), lr=0.002, fused=True)")
 
 
+@pytest.mark.thorough
 def test_losses_are_those_of_train_on_1_2_and_4_processes(tmp_path):
     """In double precision, so that only errors in the computation remain (see tests/support/float64.py)."""
     for name, ranks in (("train", 1), ("train_fsdp", 1), ("train_fsdp", 2), ("train_fsdp", 4)):
@@ -43,6 +44,7 @@ def test_losses_are_those_of_train_on_1_2_and_4_processes(tmp_path):
         assert (output / receipt.FILE).read_bytes() == (tmp_path / "train1" / receipt.FILE).read_bytes()
 
 
+@pytest.mark.thorough
 def test_a_state_moves_between_jobs_and_1_2_and_4_processes_without_a_changed_bit(tmp_path):
     """A run that is resumed at its last step only evaluates, and writes the digest of what it has loaded."""
     run("jobs/train.py", *SMALL, f"--output_dir={tmp_path / '0'}")
@@ -85,6 +87,7 @@ def test_checkpointed_activations_have_the_same_bits_and_bfloat16_is_near(tmp_pa
     }  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_ranks_with_different_numbers_of_batches_evaluate_every_sample_once(tmp_path):
     """359 samples on 4 ranks: one batch of 89 on the first, two on the others. And 2 samples on 4 ranks."""
     for samples, batch in ((359, 89), (2, 250)):
@@ -100,6 +103,7 @@ def test_ranks_with_different_numbers_of_batches_evaluate_every_sample_once(tmp_
             assert f"val_acc={evaluated['val_acc']:.6g}" in shown
 
 
+@pytest.mark.thorough
 def test_a_gradient_that_is_not_finite_in_one_shard_skips_the_step_on_all_ranks(tmp_path):
     line = "            loss.backward()\n"
     spoil = "            if (train_loader.step, rank) == (3, 1):\n"
@@ -130,6 +134,7 @@ def same(run_facts: dict, whole: dict) -> bool:
     return run_facts == whole
 
 
+@pytest.mark.thorough
 def test_a_sharded_checkpoint_has_the_state_of_a_full_one_and_a_damaged_shard_is_refused(
     whole, tmp_path, monkeypatch
 ):
@@ -167,6 +172,7 @@ FAILING = """
 """
 
 
+@pytest.mark.thorough
 def test_a_shard_that_was_not_written_is_forgotten_after_a_checkpoint_that_was(tmp_path):
     line = "    device = run.device\n"
     job, output = changed("train_fsdp.py", tmp_path / "job.py", (line, line + FAILING)), tmp_path / "output"
@@ -175,6 +181,7 @@ def test_a_shard_that_was_not_written_is_forgotten_after_a_checkpoint_that_was(t
     assert {path.stem for path in output.glob("checkpoints/*.pt")} == {"step_2", "step_6"}
 
 
+@pytest.mark.thorough
 def test_nodes_with_folders_of_their_own_save_nothing(tmp_path):
     nodes = ("--nodes=2", "--platform=modelarts", f"--keep={tmp_path / 'nodes'}")
     job = (JOB, "--", *SMALL, SHARDED, "--max_steps=2")

@@ -115,6 +115,7 @@ def test_a_job_that_is_stopped_resumes_on_another_node(server, images, plain, tm
         assert not files_with(server.environment["AWS_SECRET_ACCESS_KEY"], folder)
 
 
+@pytest.mark.thorough
 def test_tar_files_at_a_url_train_as_the_folder_and_resume(server, images, plain, tmp_path):
     tars.from_folder(images, tmp_path / "shards", 2)
     put(server, tmp_path / "shards", "shards")
@@ -266,6 +267,7 @@ def test_in_memory_sets_are_staged_too(server, tmp_path, monkeypatch):
         assert torch.equal(far.images, near.images) and torch.equal(far.labels, near.labels)
 
 
+@pytest.mark.thorough
 def test_pairs_are_staged_and_a_job_without_checkpoints_brings_its_results(server, tmp_path):
     pairs = tmp_path / "pairs"
     for side in ("blurry", "sharp"):

@@ -100,6 +100,7 @@ LISTED = """
     """
 
 
+@pytest.mark.thorough
 def test_a_label_in_a_dictionary_is_seen(tmp_path):
     labels = {name: {f"{id}.jpg": "0" for id in range(200)} for name in ("train", "val")}
     path = tmp_path / "labels.json"

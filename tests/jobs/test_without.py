@@ -91,6 +91,7 @@ def test_a_replay_has_the_bits_of_a_run_without_the_samples(old, whole, listed, 
     assert sums(old)["epoch_4.pth"] != known["epoch_4.pth"]
 
 
+@pytest.mark.thorough
 def test_it_is_the_loop_that_drops_the_rows(whole, listed, tmp_path):
     """The other samples keep their batch and their crops."""
     ids = read(listed)
@@ -130,6 +131,7 @@ def test_the_receipt_shows_the_samples_as_removed(old, whole, listed):
     assert run("-m", "launch", "data", whole, "--around=12").stdout
 
 
+@pytest.mark.thorough
 def test_a_restart_an_audit_and_a_fork_lack_them_too(whole, listed, tmp_path):
     new = tmp_path / "new"
     words = (*JOB, "--save_every=1", f"--output_dir={new}")
@@ -177,6 +179,7 @@ def test_a_step_without_any_sample_is_left_out(old, tmp_path):
     assert "left out" in refused("-m", "launch", "data", new, "--step=3", "--ids")
 
 
+@pytest.mark.thorough
 def test_an_exact_run_has_the_same_bits_on_any_number(tmp_path):
     """Also if a shard, or a whole step, has no sample left."""
     job = "jobs/train_exact.py"
@@ -195,6 +198,7 @@ def test_an_exact_run_has_the_same_bits_on_any_number(tmp_path):
     assert sums(tmp_path / "again")["epoch_2.pth"] == known["epoch_2.pth"]
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_is_refused_in_one_line(old, listed, tmp_path):
     new = f"--output_dir={tmp_path}/new"
     assert "is not in 0.." in refused(*JOB, f"--without={write(tmp_path / 'far', [10**9])}", new)

@@ -77,12 +77,14 @@ def test_errors_have_exit_codes_and_name_the_value(
     assert file.read_text() == "kept" and list(tmp_path.iterdir()) == [file]
 
 
+@pytest.mark.thorough
 def test_few_open_files(tmp_path):
     limit = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))}
     found = _read(run("-m", "launch", "check", "--output_dir", tmp_path, code=13, **limit).stdout)
     assert found["limits"][0] == "error" and re.match("open_files=100 .*ulimit -n 1024", found["limits"][1])
 
 
+@pytest.mark.thorough
 def test_little_shared_memory_and_a_small_disk():
     script = f"""mount -t tmpfs -o size=64m none /dev/shm
     {sys.executable} -m launch check --output_dir /dev/shm/results"""

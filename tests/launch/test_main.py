@@ -58,6 +58,7 @@ BARE = WITHOUT.format(names=("torch", "numpy", "boto3", "torchvision"))
 NO_TORCH = WITHOUT.format(names=("torch", "pandas", "pyarrow", "datasets.run_installed"))
 
 
+@pytest.mark.thorough
 def test_a_python_without_torch(tmp_path):
     """Verbs that need it end in one line, with the file that imports it; the others work."""
     for words in (["check"], ["receipt", "x", "y"], ["report", "x"], ["prove", "x"]):
@@ -68,6 +69,7 @@ def test_a_python_without_torch(tmp_path):
     assert "srun" in run("-c", BARE, "submit", *request, fresh=True).stdout
 
 
+@pytest.mark.thorough
 def test_help_and_the_records_of_runs_need_neither_torch_nor_hugging_face(tmp_path):
     """The import of torch takes two seconds, that of Hugging Face's package one."""
     for name in ("a", "b"):
@@ -110,6 +112,7 @@ def test_files_that_cannot_be_used_are_one_line(error, said, monkeypatch):
         main.__wrapped__()
 
 
+@pytest.mark.thorough
 def test_python_that_does_not_look_in_the_current_folder():
     """With PYTHONSAFEPATH or -P, Python finds a folder by its path only: `python launch`."""
     safe = environment(PYTHONSAFEPATH="1")

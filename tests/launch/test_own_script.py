@@ -50,6 +50,7 @@ def project(tmp_path):
     )
 
 
+@pytest.mark.thorough
 def test_errors_are_those_of_the_page(project):
     """The table of the simulation shows the errors that the page explains."""
     result = simulate(project / "strict" / "main.py", "--", "--lr=1", code=2)

@@ -26,6 +26,7 @@ def judge(folder, *words, code=0):
     return lines
 
 
+@pytest.mark.thorough
 def test_a_right_run_gives_no_line(finished):
     assert judge(finished) == judge(finished, "--augmented") == []
 

@@ -51,11 +51,13 @@ def test_planted_faults_are_found():
     assert missed == []
 
 
+@pytest.mark.thorough
 def test_cases_of_the_zoo_are_named():
     named = [case.name for case in zoo.list_cases() if {case.rule, f"{case.rule}h"} & set(zoo.find(case))]
     assert len(named) >= 60
 
 
+@pytest.mark.thorough
 def test_loops_of_bootfile_have_no_finding():
     for folder in ("guides/own_loop", "jobs"):
         for path in sorted((ROOT / folder).glob("*.py")):

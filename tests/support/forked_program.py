@@ -28,7 +28,8 @@ _SET_BY_IMPORTS = (
     "TORCHINDUCTOR_CACHE_DIR",
 )  # fmt: skip
 _LEVELS = ("--cpu_level", "--cpu-level")
-_ROOT = str(Path(__file__).resolve().parents[2])
+# Packages of the fork server that tests put doubles of into a folder, or that have other names there.
+_IMPORTED = ("torch", "torchvision", "numpy", "sklearn", "cv2", "boto3", "pydantic", "psutil", "torch_npu")
 # What jobs set before they import torch, and the hash seed of the fork server of `bootfile prove`.
 PRESET = {"GOMP_SPINCOUNT": "1000", "PYTHONHASHSEED": "3"}
 # /proc shows the environment of a fork where that of its server stands: the server has room for a longer one
@@ -37,13 +38,16 @@ STOP_AT = "TESTS_STOP_AT"  # a variable: the pattern of a line of its output at 
 
 
 class _StoppingOutput(io.TextIOWrapper):
-    """The standard output of a program that sends SIGSTOP to itself after the first text that matches."""
+    """The standard output of a program that sends SIGSTOP to itself after the first line that matches."""
 
     pattern = ""
+    _line = ""  # the present one
 
     def write(self, text: str) -> int:
         count = super().write(text)
-        if self.pattern and re.search(self.pattern, text, re.MULTILINE):
+        lines, end, rest = (self._line + text).rpartition("\n")
+        self._line = rest
+        if self.pattern and end and re.search(self.pattern, lines, re.MULTILINE):
             self.pattern = ""
             self.flush()
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -54,16 +58,25 @@ def can_run(words: list[str], environment: dict[str, str], usual: dict[str, str]
     """Return whether run() does what `python *words` does in an environment.
 
     usual: the environment in which torch was imported. What is read at a start must have the same values.
-    PYTHONPATH may name this repository, which has nothing that Python imports when it starts.
+    PYTHONPATH may name folders that have nothing that was imported before.
     """
     is_program = bool(words) and (words[0] in ("-m", "-c") or words[0].endswith(".py"))
     # a level of instructions is set before torch is imported
     is_program = is_program and not any(word.startswith(_LEVELS) for word in words)
     changed = {name for name, _ in (PRESET | environment).items() ^ (usual | PRESET).items()}
-    if environment.get("PYTHONPATH") == _ROOT:
+    if not any(map(_has_what_a_start_imports, environment.get("PYTHONPATH", "").split(os.pathsep))):
         changed.discard("PYTHONPATH")
     return is_program and not any(
         name.startswith(_READ_AT_START) and not name.startswith(_SET_BY_IMPORTS) for name in changed
+    )
+
+
+def _has_what_a_start_imports(folder: str) -> bool:
+    """Return whether a folder of PYTHONPATH has a module that Python imports when it starts, or that this
+    process and its forks have imported: a new Python would take it from there."""
+    names = {"sitecustomize", "usercustomize", *_IMPORTED}
+    return bool(folder) and any(
+        os.path.exists(os.path.join(folder, each)) for name in names for each in (name, f"{name}.py")
     )
 
 
@@ -102,8 +115,8 @@ def run(words: list[str], environment: dict[str, str], folder: str, path: list[s
     if STOP_AT in environment:
         sys.stdout = _StoppingOutput(open(1, "wb", 0, closefd=False), write_through=True)  # noqa: SIM115
         sys.stdout.pattern = environment[STOP_AT]
-    if "PYTHONPATH" in environment:
-        path = [environment["PYTHONPATH"], *path]
+    if environment.get("PYTHONPATH"):
+        path = [*environment["PYTHONPATH"].split(os.pathsep), *path]
     code = 1
     try:
         if words[0] == "-m":

@@ -86,6 +86,7 @@ def test_a_save_after_the_batches_is_refused(tmp_path):
     assert re.search(r"save\(\) after the batches .*step 4\b", errors)
 
 
+@pytest.mark.thorough
 def test_a_step_that_waits_for_another_loader_is_not_saved_before_its_end(tmp_path):
     """The signal comes while the step reads a batch of a second loader."""
     whole = train(tmp_path / "whole", "whole").stdout

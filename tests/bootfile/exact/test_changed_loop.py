@@ -81,6 +81,7 @@ LINE_B = "        self.b = torch.nn.Linear(8, 8)\n"
 MOVED = (LINE_A + LINE_B, LINE_B + LINE_A)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "changes",
     [
@@ -119,6 +120,7 @@ AVERAGE = (
 ADDED = ("step = run.resume()", "run.add(average=Average())\nstep = run.resume()")
 
 
+@pytest.mark.thorough
 def test_tensors_in_a_list_are_refused_if_the_parameters_have_another_order(tmp_path):
     begin(tmp_path, AVERAGE, ADDED)
     assert "average" not in go_on(tmp_path, AVERAGE, ADDED)
@@ -139,6 +141,7 @@ def test_a_list_of_objects_is_refused_before_training(tmp_path):
     assert re.search(r"add\(parts=\.\.\.\) .*\bstate_dict\(\).*\bload_state_dict\(\).*\blist\b", error)
 
 
+@pytest.mark.thorough
 def test_hyperparameters_that_were_edited_have_a_line(tmp_path):
     begin(tmp_path)
     edited = ("lr=1e-2)", "lr=1e-2, betas=(0.8, 0.99), weight_decay=0.1)")
@@ -175,6 +178,7 @@ OWN_SET = (
 FEW = ("DataLoader(train_set, 8, shuffle=True)", "DataLoader(train_set, 8, sampler=range(1001, 1065))")
 
 
+@pytest.mark.thorough
 def test_a_sample_that_changed_is_seen_when_a_batch_is_read_again(tmp_path):
     """No fingerprint covers it: 64 of a million items are read."""
     begin(tmp_path, OWN_SET, FEW)
@@ -184,6 +188,7 @@ def test_a_sample_that_changed_is_seen_when_a_batch_is_read_again(tmp_path):
     assert re.search(r"step 9 .*read again.* samples .*\bnot\b", error)
 
 
+@pytest.mark.thorough
 def test_items_that_are_not_stable_have_a_warning_and_are_not_refused(tmp_path):
     unstable = ("x[place] * 1", "x[place] * int.from_bytes(os.urandom(1), 'big')")
     line = "of Own differs"
@@ -201,6 +206,7 @@ def test_another_number_of_processes_is_said_first(tmp_path):
         assert re.search(r"\b1 processes[^;\n]* 2\b", finish(job, 1).stderr)
 
 
+@pytest.mark.thorough
 def test_two_loops_with_one_folder(tmp_path):
     waits = (
         "    for inputs, targets in loader:",
@@ -220,6 +226,7 @@ def test_two_loops_with_one_folder(tmp_path):
     assert re.search(r"warning: .*without a save.* step 1\b", shown)
 
 
+@pytest.mark.thorough
 def test_a_script_and_modules_that_have_changed_are_named(tmp_path):
     rate = ("import os,", "import rate, other\nimport os,")
     (tmp_path / "rate.py").write_text("RATE = 1\n")

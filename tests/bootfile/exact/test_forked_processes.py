@@ -79,6 +79,7 @@ def test_a_loop_that_a_signal_stops_leaves_no_daemonic_process(tmp_path):
 TERMINATE = "            child.terminate(); child.join(); print(child.exitcode)"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("then", ["", TERMINATE], ids=["end", "terminate"])
 def test_a_process_of_the_loop_obeys_sigterm_of_its_parent(tmp_path, then):
     """Python sends it to daemonic processes at its end, and waits for them."""

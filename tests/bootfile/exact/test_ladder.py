@@ -107,6 +107,7 @@ def test_a_job_keeps_a_row_and_says_what_it_takes(tmp_path):
     assert steps(tmp_path / "checkpoints") == [28, 30]
 
 
+@pytest.mark.thorough
 def test_a_row_by_epochs_on_two_processes(tmp_path):
     words = (*SHORT, "--save_every=4", "--keep=1", "--keep_every=2epochs", f"--output_dir={tmp_path}")
     run_ranks("jobs/train_ddp.py", *words)

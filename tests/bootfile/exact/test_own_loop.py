@@ -57,6 +57,7 @@ def test_the_page_shows_the_changes(before, after):
         assert whole[1:] == old
 
 
+@pytest.mark.thorough
 def test_a_loop_of_ones_own_loads_the_package_only(tmp_path):
     (tmp_path / "loop.py").write_text(LOOP)
     code = (
@@ -74,6 +75,7 @@ OTHERS = {  # change of the loop -> reason of the refusal
 }
 
 
+@pytest.mark.thorough
 def test_another_order_of_the_samples_is_refused(tmp_path):
     """The core has no options that would tell."""
     loop = LOOP.replace("epochs=3", "epochs=3, max_steps=10")

@@ -168,6 +168,7 @@ def test_figures_name_the_rank_of_the_maximum():
     assert table["waiting"]["rank"] == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("where", ["forward", "after backward"])
 def test_a_loop_of_ones_own_names_its_slow_rank(where, tmp_path):
     script = tmp_path / "loop.py"

@@ -39,6 +39,7 @@ def test_without_an_accelerator_torch_2_6_raises(monkeypatch):
     assert accelerator.kind.__wrapped__() == "cuda"
 
 
+@pytest.mark.thorough
 @needs_device
 def test_an_npu_is_chosen_as_a_gpu_is(tmp_path):
     found = run(
@@ -53,6 +54,7 @@ def test_an_npu_is_chosen_as_a_gpu_is(tmp_path):
     assert found.stdout == "npu:0 1 hccl\nTrue False\n"
 
 
+@pytest.mark.thorough
 @needs_device
 def test_a_job_on_npus_that_the_platform_starts_with_a_rank_table(tmp_path):
     """The platform starts one process per NPU. The stand-in for hccl sends with gloo."""
@@ -72,6 +74,7 @@ def test_a_job_on_npus_that_the_platform_starts_with_a_rank_table(tmp_path):
     assert begin["environment"]["backend"] == "hccl"
 
 
+@pytest.mark.thorough
 @needs_device
 def test_processes_that_share_an_npu_are_one_line(tmp_path):
     command = ("jobs/train_ddp.py", *QUICK, f"--output_dir={tmp_path / 'out'}", "--processes_per_node=2")
@@ -79,6 +82,7 @@ def test_processes_that_share_an_npu_are_one_line(tmp_path):
     assert names(line, "2 processes", "npu, 1")
 
 
+@pytest.mark.thorough
 def test_a_torch_npu_that_cannot_be_imported_is_one_line(tmp_path):
     """Without CANN its import ends with such an error."""
     env = _packages(tmp_path, 'raise ImportError("libhccl.so: cannot open shared object file")')

@@ -249,6 +249,7 @@ NO_BATCH = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", NO_BATCH)
 def test_items_that_are_no_batch_are_named_with_the_way_out(kind, workers):
@@ -281,6 +282,7 @@ def _loss(inputs, targets):
     return torch.nn.functional.cross_entropy(outputs, targets)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "item, expected",
     [
@@ -320,6 +322,7 @@ def test_tensors_without_plain_numbers_are_read_or_named():
         loader(Items(lambda data, id: (torch.zeros(2, device="meta"), 0), 8))
 
 
+@pytest.mark.thorough
 def test_a_data_loader_without_a_batch_is_refused():
     """Its loop would end at once, without an error."""
     data = TensorDataset(torch.arange(8.0), torch.arange(8))

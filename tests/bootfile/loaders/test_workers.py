@@ -62,6 +62,7 @@ entry(lambda: list(map_style_loader(Large(), BatchSampler(8, 4, 0, 1), torch.dev
 """
 
 
+@pytest.mark.thorough
 def test_a_small_dev_shm_ends_a_job_with_a_line_that_names_the_way_out():
     command = 'mount -t tmpfs -o size=2m tmpfs /dev/shm && exec "$@"'
     in_namespace = ["unshare", "-m", "bash", "-c", command, "bash"]
@@ -79,6 +80,7 @@ def folder(tmp_path_factory):
     return random_folder.make(str(tmp_path_factory.mktemp("data") / "images"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("lacks", ["shm", "files"])
 def test_a_node_without_room_for_the_workers_is_refused_before_they_start(
     folder, tmp_path, monkeypatch, lacks, capsys
@@ -121,6 +123,7 @@ assert "multiprocessing.util" not in sys.modules
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("before", ["", FINALIZER_FIRST], ids=["plain", "finalizer"])
 def test_a_script_that_ends_within_an_epoch_ends_its_workers(before):
     run("-c", before + UNFINISHED, code=3, fresh=True, timeout=60)

@@ -160,6 +160,7 @@ print(json.dumps([control_groups.cpu_quota(), cores.available_cores(), node.avai
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "controller, settings",
     [
@@ -189,6 +190,7 @@ def test_a_group_outside_of_the_namespace(tmp_path):
     assert control_groups.cpu_quota(root) == 0.5
 
 
+@pytest.mark.thorough
 def test_a_real_namespace():
     with real_group("cpu", {"cpu.max": "50000 100000", "cpu.cfs_quota_us": "50000"}) as folder:
         command = ["unshare", "--cgroup", sys.executable, "-c", SHOW]
@@ -209,6 +211,7 @@ entry(lambda: node.check_memory(layers, (3, 224, 224), 1000))()
 """
 
 
+@pytest.mark.thorough
 def test_a_step_that_does_not_fit_into_the_group_is_refused():
     """Without the line, the kernel kills the job."""
     limits = {"memory.max": "1500000000", "memory.limit_in_bytes": "1500000000"}

@@ -86,10 +86,12 @@ def test_the_gradients_are_those_of_float64(threads):
     assert _run(threads, "plain") == "right\n"
 
 
+@pytest.mark.thorough
 def test_the_gradients_are_right_with_several_processes():
     assert _run(1, "ddp") == "right\n"
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not hasattr(fsdp, "fully_shard"), reason="this torch has no fully_shard()")
 def test_the_gradients_of_a_sharded_network_are_right():
     assert _run(1, "fsdp", str(free_port())) == "right\n"
@@ -113,6 +115,7 @@ def test_without_the_repair_the_fault_is_there():
     assert job.returncode != 0 or "right" not in job.stdout
 
 
+@pytest.mark.thorough
 def test_job_whose_shortcuts_have_few_channels_trains_on(tmp_path):
     """Its shortcuts have 4 channels. It aborted with "corrupted double-linked list"."""
     options = ("--dataset=digits", "--width=4", "--batch_size=64", "--max_steps=40", "--epoch_weights=false")

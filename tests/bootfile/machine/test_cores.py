@@ -30,6 +30,7 @@ def test_quota_of_the_control_group(files, expected, tmp_path):
     assert available_cores(make_tree(tmp_path, "", "", files)) == expected
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("given", "spins"), [({}, "'1000'"), ({"GOMP_SPINCOUNT": "77"}, "'77'")])
 def test_threads_of_a_job_do_not_spin_for_long(given, spins):
     """libgomp prints the value that it has read: the variable is set before torch is imported."""

@@ -118,6 +118,7 @@ def test_a_cpu_without_avx2_is_named(monkeypatch):
         instructions.check("avx2")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("level, used", [("avx2", "AVX2"), ("any", "DEFAULT")])
 def test_torch_computes_with_the_level(level, used):
     if level == "avx2" and processor.widest() not in ("AVX2", "AVX512"):

@@ -119,6 +119,7 @@ def images(tmp_path_factory):
     return random_folder.make(str(tmp_path_factory.mktemp("data") / "images"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "kind, is_visible",
     [

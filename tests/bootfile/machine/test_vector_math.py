@@ -2,6 +2,8 @@
 
 import textwrap
 
+import pytest
+
 from tests.conftest import environment, run
 
 SCRIPT = textwrap.dedent("""
@@ -56,6 +58,7 @@ SCRIPT = textwrap.dedent("""
 """)
 
 
+@pytest.mark.thorough
 def test_the_values_and_gradients_are_those_of_torch():
     job = run("-c", SCRIPT, fresh=True, env=environment())
     assert job.stdout == "right\n" and job.stderr == ""

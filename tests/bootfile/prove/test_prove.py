@@ -38,6 +38,7 @@ def prove_script(folder, part, code, *words):
     )  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_a_job_of_bootfile_is_exact(tmp_path):
     page = tmp_path / "proof.html"
     shown = proofs.prove("jobs/train_ddp.py", "--kills=1", "--to", page, "--", *JOB, "--max_steps=12")
@@ -64,6 +65,7 @@ def test_a_job_of_bootfile_is_exact(tmp_path):
     assert names(refused.stderr, f"--to {ROOT / 'README.md'}", "not made")
 
 
+@pytest.mark.thorough
 def test_an_epoch_that_does_not_end_is_not_covered(tmp_path):
     with forked_jobs():
         options = [*QUICK, "--batch_size=32", "--max_steps=6", "--epoch_steps=44"]
@@ -84,6 +86,7 @@ LATE_LOSS = """            loss = criterion(logits, targets)
 """
 
 
+@pytest.mark.thorough
 def test_a_fault_of_a_later_epoch_is_reached(tmp_path):
     """Each epoch is cut, and the kills are in several epochs, also in the last one."""
     begin = LATE.splitlines(keepends=True)[1]
@@ -98,6 +101,7 @@ def test_a_fault_of_a_later_epoch_is_reached(tmp_path):
     assert names(rest, "steps after 6", 89)
 
 
+@pytest.mark.thorough
 def test_the_epochs_of_a_small_data_set_are_more(tmp_path):
     with forked_jobs():
         job = OwnJob("jobs/train.py", [*QUICK, "--batch_size=512"], str(tmp_path), 1)
@@ -163,6 +167,7 @@ sys.exit(0)
 """
 
 
+@pytest.mark.thorough
 def test_a_job_that_does_not_run_elsewhere_is_not_called_different(tmp_path):
     (tmp_path / "own.py").write_text(f"import os\nassert os.getcwd() == {str(tmp_path)!r}\n{UNHURRIED}")
     words = ("--compare=OUT/*.pt", "--resume_with=--resume", "--kills=1")
@@ -171,6 +176,7 @@ def test_a_job_that_does_not_run_elsewhere_is_not_called_different(tmp_path):
     assert shown.count("\n      not run\n") == 2 and "not checked: another PYTHONHASHSEED" not in shown
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not forks.are_possible(), reason="no forks with this torch, or on a GPU")
 @pytest.mark.parametrize(
     ("fault", "starts"), [("0", "fork"), pytest.param("is_fork", "new process", marks=pytest.mark.thorough)]
@@ -203,6 +209,7 @@ import torch
 """
 
 
+@pytest.mark.thorough
 def test_a_kill_waits_for_a_checkpoint(tmp_path):
     """The steps of a small job are much faster than a save in the background."""
     job = changed("train.py", tmp_path / "train.py", ("import torch\n", SLOW_DISK))
@@ -231,6 +238,7 @@ LEVEL = """    class Level:
 LOSS = "            loss = criterion(logits, targets)\n"
 
 
+@pytest.mark.thorough
 def test_a_restart_with_2_processes_shows_a_state_of_one_rank(tmp_path):
     """The checkpoint has the value of rank 0."""
     job = changed(
@@ -300,6 +308,7 @@ WORDS = {  # how a script treats a damaged checkpoint: exit code, verdict, words
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "how",
     [pytest.param(each, marks=[pytest.mark.thorough] * (each != "careful")) for each in WORDS],
@@ -464,6 +473,7 @@ def test_a_restart_that_fails_differs(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["own.py"]
 
 
+@pytest.mark.thorough
 def test_a_killed_proof_leaves_no_job(tmp_path):
     (tmp_path / "own.py").write_text(FAILING.replace("os.fork()", "1").replace("STEPS", str(10**6)))
     words = (ROOT / "launch" / "__main__.py", "prove", "own.py", "--compare", "OUT/*.pt", "--resume_with=-r")
@@ -479,6 +489,7 @@ def test_a_killed_proof_leaves_no_job(tmp_path):
     assert not left
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("program", ["launch", "bootfile"])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_processes_of_the_job(number, code, program, tmp_path):
@@ -576,6 +587,7 @@ for step in range(state["step"] + 1, 41):
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fixed", [0, 1])
 def test_a_script_whose_restart_depends_on_the_threads_is_named(fixed, tmp_path):
     (tmp_path / "own.py").write_text(DEPENDS_ON_THREADS.replace("FIXED = 0", f"FIXED = {fixed}"))
@@ -587,6 +599,7 @@ def test_a_script_whose_restart_depends_on_the_threads_is_named(fixed, tmp_path)
     assert (cases.SAME_THREADS in shown) != bool(fixed)
 
 
+@pytest.mark.thorough
 def test_a_proof_has_the_machine_of_each_run(tmp_path):
     proofs.prove("jobs/train.py", "--kills=1", "--to", tmp_path / "p.html", "--", *JOB, "--max_steps=6")
     proof = json.loads((tmp_path / "p.json").read_text())

@@ -158,6 +158,7 @@ def test_a_link_is_not_written_through(tmp_path, capsys):
     assert mine.read_text() == "mine"
 
 
+@pytest.mark.thorough
 def test_a_training_does_not_load_the_programs_of_receipts():
     code = "import sys, bootfile.loaders.torch_loader; print(*sys.modules)"
     loaded = run("-c", code, fresh=True).stdout.split()

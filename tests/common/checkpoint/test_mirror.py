@@ -183,6 +183,7 @@ def test_a_restart_that_trains_nothing_deletes_what_no_list_names(server, tmp_pa
     ]  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_what_lies_on_the_node_is_taken_where_it_is_as_new(server, tmp_path, capsys):
     url = "s3://runs/places"
     first = Job(tmp_path / "one", url)
@@ -204,6 +205,7 @@ def test_what_lies_on_the_node_is_taken_where_it_is_as_new(server, tmp_path, cap
     assert steps(server, url) == [1] and "checkpoints/step_4.pt" not in keys(server, url)
 
 
+@pytest.mark.thorough
 def test_a_store_that_fails_does_not_end_the_job(server, tmp_path, monkeypatch):
     url, lines = "s3://runs/fails", queue.SimpleQueue()
     monkeypatch.setattr(mirror, "print_line", lines.put)
@@ -231,6 +233,7 @@ def test_a_store_that_fails_does_not_end_the_job(server, tmp_path, monkeypatch):
 KEEPS = ("forbidden", "no such method", "locked", "not implemented")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KEEPS)
 @pytest.mark.parametrize("at_start", [True, False])
 def test_a_store_that_deletes_nothing_gets_all_results(server, tmp_path, monkeypatch, capfd, kind, at_start):
@@ -299,6 +302,7 @@ def test_the_last_checkpoints_of_the_node_are_at_the_url_at_the_end(server, tmp_
     assert [key for key in keys(server, job.url) if "step_2" in key or "step_4" in key] == []
 
 
+@pytest.mark.thorough
 def test_a_row_of_old_checkpoints_stays_at_the_url(server, tmp_path, monkeypatch):
     """Also those that come faster than the uploads, and on a new node, which has only the newest one."""
     url = "s3://runs/row"
@@ -370,6 +374,7 @@ def test_two_jobs_at_one_url(server, tmp_path, monkeypatch, capsys):
     assert f"the lease of {url} was deleted" in second.mirror.finish() and steps(server, url) == [2, 20]
 
 
+@pytest.mark.thorough
 def test_a_file_that_is_written_to_while_it_is_sent(server, tmp_path):
     job = Job(tmp_path / "one", "s3://runs/appended")
     deadline = time.monotonic() + 3
@@ -477,6 +482,7 @@ def test_the_weights_of_the_run_stay_when_its_node_changes(server, tmp_path, mon
     assert "best.pth" in {each["path"] for each in read_list(server, url)["files"]}
 
 
+@pytest.mark.thorough
 def test_a_job_that_was_held_does_not_replace_the_list_of_its_successor(server, tmp_path, monkeypatch):
     """It was held between the check of its lease and the write."""
     url = "s3://runs/held"
@@ -504,6 +510,7 @@ def test_a_job_that_was_held_does_not_replace_the_list_of_its_successor(server, 
     assert Job(tmp_path / "three", url).step == 20
 
 
+@pytest.mark.thorough
 def test_a_job_that_was_held_does_not_take_its_lease_back(server, tmp_path, monkeypatch):
     url = "s3://runs/held-lease"
     first = Job(tmp_path / "one", url)
@@ -518,6 +525,7 @@ def test_a_job_that_was_held_does_not_take_its_lease_back(server, tmp_path, monk
         lease.check()
 
 
+@pytest.mark.thorough
 def test_half_a_checkpoint_replaces_none(server, tmp_path, monkeypatch):
     """This holds if the checksum has not arrived, and if the file on the node is damaged."""
     url = "s3://runs/half"
@@ -550,6 +558,7 @@ def _flip(server, url: str, *names: str) -> None:
         write_object(server, url, name, bytes(content))
 
 
+@pytest.mark.thorough
 def test_damage_at_the_url_leaves_the_nodes_own_checkpoints(server, tmp_path, monkeypatch, capsys):
     url, place = "s3://runs/own", tmp_path / "one" / "checkpoints"
     job = Job(tmp_path / "one", url, keep=3)
@@ -650,6 +659,7 @@ def test_lists_that_are_none_are_refused(content):
         restoring.read_list(store)
 
 
+@pytest.mark.thorough
 def test_the_number_of_checkpoints_that_are_tried_is_limited(server, tmp_path, monkeypatch):
     """A list may name any number of checkpoints that do not exist."""
     url, names = "s3://runs/names", ["step_007", f"step_{'9' * 5000}", *(f"step_{n}" for n in range(10**4))]

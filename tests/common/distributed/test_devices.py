@@ -36,6 +36,7 @@ FAKE = textwrap.dedent(f"""
 """)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("job", "node", "processes"),
     [("train_ddp.py", 0, 2 * GPUS), pytest.param("imagenet.py", 1, GPUS, marks=pytest.mark.thorough)],
@@ -70,6 +71,7 @@ OLD_DRIVER = textwrap.dedent(f"""
 """)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("job", ["train", "train_ddp"])
 def test_an_old_driver_is_one_line_before_the_data(job, tmp_path):
     """The error comes before the data are loaded: NVML counts GPUs even if torch cannot use the driver."""

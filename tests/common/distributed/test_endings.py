@@ -101,6 +101,7 @@ HOOKS = ("hook that takes sys.stderr", "hook that prints nothing")
 REPLACED = ("", "group", *HOOKS, "stderr", "no stderr", "tee")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("replaced", REPLACED)
 def test_the_last_line_of_a_job_arrives_whatever_has_replaced_the_streams(replaced, tmp_path):
     script = tmp_path / "job.py"
@@ -143,6 +144,7 @@ main()
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("before", ["pass", "import torch"])
 def test_no_search_for_garbage_among_the_modules_that_a_job_imports(before):
     """If torch is there already, as in a notebook, what the user has made must not stay for ever."""

@@ -56,6 +56,7 @@ MEET = textwrap.dedent(f"""
 """)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("uuid", "backend"), [("GPU-{}", "nccl cuda:0"), ("GPU-0", "gloo None"), ("", "gloo None")]
 )
@@ -247,6 +248,7 @@ def _state(pid):
         return ""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seen", [pytest.param("one by one", marks=pytest.mark.thorough), "together"])
 @pytest.mark.parametrize(
     ("ends", "code"),
@@ -295,6 +297,7 @@ for _ in range(2):
     assert printed.count("test_accuracy=") == 2
 
 
+@pytest.mark.thorough
 def test_a_process_group_of_the_user_is_not_destroyed(tmp_path):
     (tmp_path / "own.py").write_text(f"""
 import runpy, sys, torch.distributed

@@ -131,6 +131,7 @@ class Silent(socketserver.BaseRequestHandler):
             pass
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("handler", "rank", "message"),
     [
@@ -148,6 +149,7 @@ def test_another_server_on_the_port(handler, rank, message):
     assert re.search(message.replace("PORT", str(port)), error)
 
 
+@pytest.mark.thorough
 def test_a_late_node_is_waited_for(tmp_path):
     """Rank 1 waits until rank 0 opens the port."""
     port = free_port()

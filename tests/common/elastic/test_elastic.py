@@ -31,6 +31,7 @@ EXACT = ("jobs/train_exact.py", *JOB)
 new_torch = pytest.mark.skipif(not CAN_FORK, reason="--elastic needs torch 2.6")
 
 
+@pytest.mark.thorough
 @new_torch
 def test_processes_that_die_are_replaced_and_the_bits_are_those_of_one(tmp_path):
     options = [*JOB, "--epochs=6", f"--output_dir={tmp_path / 'elastic'}"]
@@ -443,6 +444,7 @@ def _job_that(path: Path, code: str) -> Path:
     return changed("train_exact.py", path, (line, f"            {code}\n{line}"))
 
 
+@pytest.mark.thorough
 @new_torch
 def test_a_crash_in_a_step_ends_the_job_with_its_signal_step_and_line(tmp_path):
     job = _job_that(tmp_path / "job.py", "step == 6 and rank == world_size - 1 and os.kill(os.getpid(), 11)")
@@ -499,6 +501,7 @@ def start(tmp_path):
         each.kill()
 
 
+@pytest.mark.thorough
 @new_torch
 # step: without and with a checkpoint. ranks: members that are killed too
 @pytest.mark.parametrize(("step", "ranks"), [(1, []), (6, []), (6, [0, 1])])
@@ -532,6 +535,7 @@ def test_the_fork_server_has_torch_loaded_in_any_working_directory(tmp_path):
         run.kill()
 
 
+@pytest.mark.thorough
 @new_torch
 def test_a_fork_server_that_cannot_start_ends_the_job(tmp_path):
     line = "import torch\n"
@@ -549,6 +553,7 @@ def _finds_fork_server(pid: int) -> bool:
     return False
 
 
+@pytest.mark.thorough
 @new_torch
 @pytest.mark.parametrize("step", [0, 6])  # 0: while the processes are loaded
 def test_a_signal_to_all_processes_of_the_session_saves(start, saved, tmp_path, step):

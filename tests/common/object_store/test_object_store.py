@@ -46,6 +46,7 @@ def through(monkeypatch, proxy, store) -> ObjectStore:
     return ObjectStore(store.location.url())
 
 
+@pytest.mark.thorough
 def test_a_store_with_a_certificate_of_ones_own(tmp_path, monkeypatch):
     """MinIO on a company's network has one. Without its file the line names the variable."""
     authority = trustme.CA()
@@ -228,6 +229,7 @@ def test_files_come_back(store, tmp_path, size):
     assert sorted(os.listdir(tmp_path)) == ["back", "file"]
 
 
+@pytest.mark.thorough
 def test_what_was_not_uploaded_by_us_is_compared_with_its_md5(store, server, tmp_path, monkeypatch):
     content = os.urandom(300_000)
     server.client().put_object(Bucket="bucket", Key=f"{store.location.prefix}/key", Body=content)
@@ -239,6 +241,7 @@ def test_what_was_not_uploaded_by_us_is_compared_with_its_md5(store, server, tmp
         assert proxy.struck
 
 
+@pytest.mark.thorough
 def test_a_file_is_sent_again_if_the_answer_to_its_last_request_was_lost(store, tmp_path):
     """The answer to boto3's second attempt is "no such upload"."""
     from botocore.awsrequest import AWSResponse
@@ -409,6 +412,7 @@ def test_a_weak_etag_is_not_a_condition_and_is_compared_here(store, server, tmp_
     assert (tmp_path / "back").read_bytes() == content
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
 def test_a_proxy_that_is_asked_for_a_server_of_this_machine_is_named(host, store, monkeypatch):
     """At once if the proxy cannot be reached, and with the answer of a proxy that asks its own machine."""

@@ -34,6 +34,7 @@ def make_job(folder, shard, step):
     return changed("train_exact.py", folder / "job.py", (BACKWARD, BACKWARD + fault))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("processes, owner", [(3, 1), (1, 0)])
 def test_a_process_that_computes_wrongly_is_named_before_the_step_is_used(processes, owner, tmp_path):
     words = (*WORDS, "--recheck=1")
@@ -53,6 +54,7 @@ def test_a_process_that_computes_wrongly_is_named_before_the_step_is_used(proces
     assert (tmp_path / "run" / shard_lines.FILE).read_text() == (whole / shard_lines.FILE).read_text()
 
 
+@pytest.mark.thorough
 def test_the_bits_are_those_of_a_run_without_it(tmp_path):
     for every, processes in ((0, 2), (1, 1), (2, 2), (1, 3)):
         output = f"--output_dir={tmp_path / f'{every}-{processes}'}"
@@ -66,6 +68,7 @@ def test_the_bits_are_those_of_a_run_without_it(tmp_path):
     assert expected and not shard_lines.read(str(tmp_path / "0-2"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "place, fault, processes, expected",
     [
@@ -90,6 +93,7 @@ def test_an_audit_names_the_shard(place, fault, processes, expected, tmp_path):
     assert re.search(r"state after step 5 .*another .*\(model\.", line)
 
 
+@pytest.mark.thorough
 def test_a_start_without_it_computes_the_steps_of_an_earlier_one_again(tmp_path):
     """The sums of a shard that was wrong stay in the file, and an audit compares what counts."""
     fault = FAULT.replace("MARK", repr(str(tmp_path / "mark"))).replace("PLACE", "(3, 5)")
@@ -114,6 +118,7 @@ def test_a_start_without_it_computes_the_steps_of_an_earlier_one_again(tmp_path)
     assert re.search("^equal: 6 of 6 intervals", shown, re.MULTILINE), shown
 
 
+@pytest.mark.thorough
 def test_a_first_difference_is_a_doubt(tmp_path):
     """A process that is wrong in its own first shard may have a loss that cannot be compared."""
     job = make_job(tmp_path, 1, 1)
@@ -125,6 +130,7 @@ def test_a_first_difference_is_a_doubt(tmp_path):
     assert "is off" not in warnings[0]
 
 
+@pytest.mark.thorough
 def test_a_loss_that_uses_the_weights_is_not_compared(tmp_path):
     other = (
         LOSS + "            loss = loss + 1e-3 * sum(each.square().sum() for each in model.parameters())\n"

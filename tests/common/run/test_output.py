@@ -44,6 +44,7 @@ def holder(tmp_path):
     process.communicate()
 
 
+@pytest.mark.thorough
 def test_a_lock_ends_with_its_job_and_not_with_its_children(holder, tmp_path, monkeypatch):
     folder = str(tmp_path / "run")
     monkeypatch.setattr(folder_lock, "_BUSY", 0.5)

@@ -26,6 +26,7 @@ def printed(code, folder, tmp_path):
     return re.sub("(train|val): of .* images .*\n", "", text)  # what is changed in the images
 
 
+@pytest.mark.thorough
 def test_kspeed_and_dpex(folder, tmp_path):
     code = """
 import kspeed.utils.data.kspeeddataset as KSpeedDataset
@@ -47,6 +48,7 @@ print(len(list(loader)), DpexDataLoader is dataloader.DpexDataLoader)
     assert printed(code, folder, tmp_path).endswith("\n20 True\n2 True\n")
 
 
+@pytest.mark.thorough
 @needs_dali
 def test_the_loaders_of_kspeed(folder, tmp_path):
     code = """
@@ -68,6 +70,7 @@ for get in (
     assert printed(code, folder, tmp_path).splitlines() == ["4 20 20.0", "2 9 9.0"] * 3
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("words", ["interpolation='bicubic'", "augmentation='autoaugment'"])
 def test_what_the_loaders_of_kspeed_do_not_have(words, folder, tmp_path):
     code = f"""
@@ -82,6 +85,7 @@ except BadInput as error:
     assert option in printed(code, folder, tmp_path) and "--rand_augment" in printed(code, folder, tmp_path)
 
 
+@pytest.mark.thorough
 @needs_dali
 def test_the_pipelines_of_diving_into_dali(folder, tmp_path):
     code = """

@@ -341,6 +341,7 @@ def test_a_source_that_does_not_fit_its_pipeline(good, images, cache_dir):
         KSpeedCallable(good, 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(MISSING is not None, reason=f"{MISSING}")
 def test_a_source_in_dali(good, cache_dir):
     """In DALI's worker processes, every step of two epochs has the right images and labels."""

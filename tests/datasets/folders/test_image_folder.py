@@ -699,6 +699,7 @@ def test_many_bad_images(tmp_path, start):
     assert len(start(root, max_bad=fraction("0.5%"), val_share=0, labelled=False)) == 199
 
 
+@pytest.mark.thorough
 def test_a_file_that_cannot_be_read_is_not_a_bad_image(data, start, monkeypatch):
     """It is never skipped. When it can be read, the others are not read again."""
 

@@ -41,6 +41,7 @@ def test_a_mirrored_box_is_the_mirror_of_the_box(image, flip, turned, side):
     assert np.array_equal(found[0][turned], found[1])
 
 
+@pytest.mark.thorough
 def test_read_only_memory_is_no_reason_to_warn():
     code = (
         "import numpy as np; from datasets.folders.resize import resized\n"

@@ -33,6 +33,7 @@ def test_the_numbers_of_the_formula(dtype, channels, contiguous):
     assert torch.equal(to_device._normalised(images), expected) and torch.equal(result, expected)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize(
     "shape", [(1, 600, 600, 3), (7, 333, 241, 3), (13, 224, 224, 1), (2, 5, 2**19 + 1, 3)]

@@ -177,6 +177,7 @@ def test_a_wrong_ending_changes_no_pixel(backend, tmp_path):
         assert one[0] == other[0] and torch.equal(one[1], other[1]) and torch.equal(one[2], other[2])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", [*BACKENDS, "synthetic"])
 def test_every_engine_and_store_draws_the_same_operations(backend, index, packs):
     """Each engine and each pack applies RandAugment to its own pixels, with the parameters of the receipt."""
@@ -259,6 +260,7 @@ def test_abandoned_epochs_leave_no_batch_for_the_next(index, packs, reference):
             assert torch.equal(epoch_of(loader)[1], reference), backend
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_image_that_went_bad_is_named(backend, folder, tmp_path):
     """After the scan the file is cut, which its size shows, or gets other bytes of the same length."""

@@ -41,6 +41,7 @@ def watched(folder, *command, **options):
     ]
 
 
+@pytest.mark.thorough
 def test_one_process_of_a_node_looks_and_a_restart_reads_only_its_samples(images, tmp_path):
     job = (*JOB, f"--data_url={images}", f"--output_dir={tmp_path}")
     (listed, opened), (others_listed, others_opened) = watched(images, *job, "--max_steps=1")
@@ -51,6 +52,7 @@ def test_one_process_of_a_node_looks_and_a_restart_reads_only_its_samples(images
     assert len(opened) < 640 and len(others_opened) < 640
 
 
+@pytest.mark.thorough
 def test_an_error_of_the_first_process_ends_all_with_one_line(images, tmp_path):
     shutil.copytree(images, tmp_path / "data")
     bad = tmp_path / "data" / "train" / "class_3" / "000.jpg"
@@ -111,6 +113,7 @@ torch.distributed.barrier()
 """
 
 
+@pytest.mark.thorough
 def test_the_scan_of_one_node_may_take_longer_than_the_timeout(images, tmp_path):
     assert all("loaded 640" in result.stdout for result in run_ranks("-c", LONG, images, tmp_path))
 

@@ -52,6 +52,7 @@ def test_a_network_of_timm_brings_its_own():
     assert complete("timm:volo_d5_448")["crop_share"] == 1
 
 
+@pytest.mark.thorough
 def test_weights_without_their_run_have_the_values_of_the_network(tmp_path):
     pytest.importorskip("timm")
     model = classifiers.build("timm:vit_tiny_patch16_224", 3, 32)
@@ -60,6 +61,7 @@ def test_weights_without_their_run_have_the_values_of_the_network(tmp_path):
     assert (network.mean[0], network.share, network.settings["interpolation"]) == (0.5, 0.9, resize.BICUBIC)
 
 
+@pytest.mark.thorough
 def test_bicubic_is_that_of_pillow_in_every_backend(tmp_path):
     index = image_folder.load(
         random_folder.make(str(tmp_path / "images")), "val", cache=str(tmp_path / "cache")
@@ -81,6 +83,7 @@ def test_bicubic_is_that_of_pillow_in_every_backend(tmp_path):
             assert (pixels[id].int() - expected.int()).abs().float().mean() < 2, backend
 
 
+@pytest.mark.thorough
 def test_evaluation_prediction_and_a_resume_use_those_of_the_run(tmp_path):
     job = ("jobs/imagenet.py", "--custom_data=true", "--arch=shufflenet_v2_x0_5", "--image_size=32",
            "--epochs=1", "--warmup=0", "--batch_size=64", "--max_steps=2", "--data_backend=threads",

@@ -77,6 +77,7 @@ def test_the_name_and_the_arguments_of_the_seed():
     assert not DpexDataLoader(Count(), True, num_workers=2).distribute_mode
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [
     {"batch_size": None},
     {"batch_sampler": [[3, 1], [2], [59, 0, 4]],
@@ -126,6 +127,7 @@ def test_worker_init_fn_and_a_data_set_that_changes_between_epochs(folder):
         assert second["square"].tolist() == changed
 
 
+@pytest.mark.thorough
 def test_workers_have_the_priority_of_the_training(folder):
     """Ray gives them the least one by default: on a busy machine the training would wait for minutes."""
     actors = pool.Pool(1)
@@ -134,6 +136,7 @@ def test_workers_have_the_priority_of_the_training(folder):
     actors.close()
 
 
+@pytest.mark.thorough
 def test_batches_are_the_caller_s_own(folder):
     def collate(items):
         return torch.tensor(items), np.zeros(3)
@@ -168,6 +171,7 @@ def test_batches_are_made_as_they_are_wanted_until_an_error_of_the_data_set(fold
         assert next(batches).tolist() == [58, 59]  # as with torch
 
 
+@pytest.mark.thorough
 def test_a_slow_batch_is_waited_for_unless_there_is_a_limit(folder):
     with RayDataLoader(Squares(1, seconds=2.5), True, num_workers=1) as loader:  # its pool looks every 2 s
         assert same(list(loader), plain(Squares(1)))
@@ -249,6 +253,7 @@ def test_the_engine_delivers_what_threads_deliver_and_names_an_unreadable_image(
     assert all(torch.equal(a, c) and torch.equal(b, d) for (a, b), (c, d) in zip(*made[::2], strict=True))
 
 
+@pytest.mark.thorough
 def test_any_dataset_draws_the_same_on_workers_of_ray(folder):
     def batches(workers):  # called as the jobs do
         sampler = BatchSampler(24, 6, seed=1, max_steps=5)
@@ -269,6 +274,7 @@ def test_ray_is_a_backend_that_auto_does_not_take():
     assert backends.resolve("ray", torch.device("cpu")) == "ray"
 
 
+@pytest.mark.thorough
 def test_without_ray_the_command_is_named():
     code = """import sys; sys.modules["ray"] = None
 import torch

@@ -41,6 +41,7 @@ def test_balanced_weights_and_those_of_a_file_of_classes(tmp_path):
     assert weights.read(str(tmp_path / "file"), INDEX).tolist() == [0.5, 0.5, 0.5, 3]
 
 
+@pytest.mark.thorough
 def test_weights_of_images_by_their_paths(data, tmp_path):
     index = image_folder.load(str(data), "train", cache=str(tmp_path / "cache"))
     lines = [f"{index.name(id)} {id}" for id in reversed(range(len(index)))]

@@ -214,6 +214,7 @@ def test_a_forked_process_finds_a_server_that_comes_back(tmp_path, index, made):
 # a Cluster
 
 
+@pytest.mark.thorough
 @needed
 def test_a_cluster_is_read_until_a_node_dies_and_after_it_comes_back(tmp_path, index, made, monkeypatch):
     """The address of one node is enough. Without the node, all samples come from the next tier."""
@@ -320,6 +321,7 @@ class Odd:
 CLUSTER = b"$17\r\ncluster_enabled:1\r\n"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("answer, others", [
     *((answer, {}) for answer in (
         b"+OK\r\n", b"$2\r\nhi\r\n", b"*1\r\n" * 3000, b"%1\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n",

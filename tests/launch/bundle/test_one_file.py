@@ -34,6 +34,7 @@ def receipt_of(result):
     return re.search(r"^test_accuracy.* receipt=(\w+)", result.stdout, re.MULTILINE)[1]
 
 
+@pytest.mark.thorough
 def test_it_is_the_job(packed, tmp_path):
     """It has less than 1 MB, starts its processes, and writes below the current folder."""
     assert packed.stat().st_size < 1e6
@@ -53,6 +54,7 @@ def test_it_restarts_on_the_nodes_of_a_platform(packed, tmp_path):
     assert re.search(r"resumed from \S*step_\d", shown), shown
 
 
+@pytest.mark.thorough
 def test_the_packages_are_named(packed, tmp_path):
     """By --help, and in one line if one is missing."""
     needs = "pip install numpy opencv-python-headless psutil tensorboard tqdm"

@@ -199,6 +199,7 @@ def test_ordinary_files_are_packed(name, text):
     assert secret_scan.scan(name, text.encode()) == []
 
 
+@pytest.mark.thorough
 def test_the_programs_of_this_project_are_packed():
     """The scan of hundreds of real files has no false alarm. Tests are not packed: they hold examples."""
     files = [
@@ -240,6 +241,7 @@ def test_false_alarms(name, line):
     assert secret_scan.scan(name, line.encode()) == []
 
 
+@pytest.mark.thorough
 def test_long_lines_are_searched_in_time():
     begin = time.process_time()
     pieces = (

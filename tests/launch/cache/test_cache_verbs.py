@@ -306,6 +306,7 @@ def test_without_a_server_it_is_one_line(images, cache_dir, launch):
             launch(verb, f"redis://127.0.0.1:{port}", data)
 
 
+@pytest.mark.thorough
 @needed
 def test_no_secret_in_what_is_said(images, cache_dir, tmp_path, launch, monkeypatch):
     """No output or argument contains the password. The Redis user has the rights that the guide lists."""

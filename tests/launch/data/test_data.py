@@ -102,6 +102,7 @@ def test_the_samples_of_a_step_are_those_of_the_loader(digits):
                 assert columns[name][rows].tolist() == getattr(batch.crops, name).tolist()
 
 
+@pytest.mark.thorough
 def test_the_pixels_of_imagenet_are_those_that_its_model_gets(photographs, tmp_path):
     """With crops, TrivialAugment, colours, erased boxes, mixup and cutmix, in two processes and in one."""
     data, folder = photographs

@@ -74,6 +74,7 @@ def test_two_planted_samples_are_found(tmp_path):
     assert f"guilty: samples {', '.join(map(str, sorted([ids[3], ids[200]])))}: " in shown, shown
 
 
+@pytest.mark.thorough
 def test_a_step_without_a_spike(tmp_path):
     folder = train(tmp_path, [])
     shown = find(folder, "--ahead=1")

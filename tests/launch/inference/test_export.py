@@ -19,6 +19,7 @@ def _batch(network) -> torch.Tensor:
     return torch.randn(7, network.channels, network.size, network.size)
 
 
+@pytest.mark.thorough
 def test_onnx(digits, tmp_path):
     onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

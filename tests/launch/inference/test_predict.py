@@ -25,6 +25,7 @@ def _accuracy(path) -> float:
     return sum(row["class_1"] == row["path"].split("/")[0] for row in rows) / len(rows)
 
 
+@pytest.mark.thorough
 def test_the_accuracy_is_that_of_the_run(trained, tmp_path):
     output, data = trained
     said = [(line["val_acc"], line["epoch"]) for line in records(output) if "val_acc" in line]
@@ -97,6 +98,7 @@ def test_images_that_would_be_dark_are_refused(trained, tmp_path):
         assert os.path.exists(tmp_path / "all.csv") == (top == 65535)
 
 
+@pytest.mark.thorough
 def test_one_image_is_printed(trained, tmp_path, capsys, monkeypatch):
     output, data = trained
     monkeypatch.chdir(tmp_path)
@@ -115,6 +117,7 @@ def test_one_image_is_printed(trained, tmp_path, capsys, monkeypatch):
         predict.main([str(output), "page.jpg"])
 
 
+@pytest.mark.thorough
 def test_several_devices_give_the_same_predictions_in_the_same_order(trained):
     output, data = trained
     network = load(str(output))
@@ -252,6 +255,7 @@ def test_heads_that_give_no_number_of_classes(digits, tmp_path):
             load(str(tmp_path))
 
 
+@pytest.mark.thorough
 def test_what_is_refused(trained, tmp_path, capsys):
     output, data = trained
     shutil.copy(output / "best.pth", tmp_path / "alone.pth")

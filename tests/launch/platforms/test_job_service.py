@@ -171,6 +171,7 @@ def test_a_refusal_is_one_line(user, server, monkeypatch):
     assert user.records() == []
 
 
+@pytest.mark.thorough
 def test_too_many_requests_and_faults_of_the_service_pass(user, server):
     server.test(fault={"status": 429, "times": 2, "path": "training-jobs"})  # refused, so it is sent again
     job_id = user.created()

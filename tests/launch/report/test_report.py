@@ -263,6 +263,7 @@ def test_only_an_earlier_report_is_replaced(tmp_path, capsys):
     assert "<!DOCTYPE html>" in mine.read_text()
 
 
+@pytest.mark.thorough
 def test_a_long_run_is_thinned(tmp_path):
     lines = some_lines(50_000, epochs=500)
     folder = write_run(tmp_path / "run", lines, [a_start(0, 1.7e9), a_start(90, 1.7e9 + 50)])
@@ -433,6 +434,7 @@ def show(folder) -> list[dict]:
     return json.loads(html.unescape(re.search(r"SHOWN(.*)</body>", dumped, re.DOTALL)[1]))
 
 
+@pytest.mark.thorough
 def test_the_page_in_a_browser(runs, tmp_path):
     """No element overflows, overlaps or is cut, on a phone and on a desktop."""
     exploded = some_lines(40)
@@ -449,6 +451,7 @@ def test_the_page_in_a_browser(runs, tmp_path):
         assert shown["background"] == ("rgb(20, 23, 26)" if scheme == "dark" else "rgb(255, 255, 255)")
 
 
+@pytest.mark.thorough
 def test_names_and_values_are_only_text(tmp_path):
     image = '<img src=x onerror="document.title=1">#0000ff #000001 $x$'
     lines = some_lines(20, **{HOSTILE: 1.0, f'"><svg onload=alert(1)>{image}': 2.0, "]]>-->": 3.0})

@@ -12,6 +12,7 @@ from tests.support.proofs import audit
 WORDS = (*QUICK, "--batch_size=128", "--max_steps=4", "--save_every=1", "--keep_every=2", "--keep=1")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("tensor", ["weights.conv1.0.weight", "gradients", "optimizer", "batch"])
 def test_an_audit_finds_the_step_of_a_flip(tensor, tmp_path):
     fault = f"flip:rank=0,step=3,tensor={tensor},bit=20"  # the mantissa has it: all stays finite
@@ -41,6 +42,7 @@ def test_an_audit_finds_the_step_of_a_flip(tensor, tmp_path):
     assert re.search(r"not .*this machine.*\. .* commit c0ffee, .*jobs/t", audited)
 
 
+@pytest.mark.thorough
 def test_a_flip_that_never_comes_is_said(tmp_path):
     fault = "flip:rank=0,step=40,tensor=weights,bit=3"
     simulate = ("-m", "launch", "simulate", "--fault", fault, "jobs/train.py", "--", *WORDS)

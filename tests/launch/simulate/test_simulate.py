@@ -164,6 +164,7 @@ def test_a_killed_rank():
     assert table["0"].code not in (0, 137) and killed.returncode in (table["0"].code, 137)
 
 
+@pytest.mark.thorough
 def test_the_jobs_exit_code_is_explained():
     result = simulate("jobs/train_ddp.py", "--", "--max_steps=0", code=2)
     assert "[node 0] error: argument --max_steps: '0' is not" in result.stdout
@@ -273,6 +274,7 @@ def test_a_stopped_node_is_ended_when_nothing_else_is_left(script):
     assert names(table["1"].meaning, "stopped by a fault", "killed after")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["hang", "hold"])
 def test_a_rank_hangs_for_a_time(kind, script):
     fault = f"{kind}:rank=0,step=3,for=1s"
@@ -397,6 +399,7 @@ def test_a_fault_of_a_node_waits_for_a_step_of_any_node(capsys):
     )
 
 
+@pytest.mark.thorough
 def test_a_paused_node_continues(script, tmp_path):
     fault = "pause:node=1,step=2,for=1.5s"
     meeting = tmp_path / "meeting"  # a fault waits for a step of any node, so both have begun by then
@@ -415,6 +418,7 @@ def test_a_fault_that_never_fires_is_an_error(script):
     assert rows(result.stdout)["0"].code == 0
 
 
+@pytest.mark.thorough
 def test_nothing_survives_the_simulation(script):
     """A process that ignores SIGTERM, its child in another session and the temporary folder are removed."""
     process = start("-m", "launch", "simulate", "--nodes=2", script(STUBBORN))

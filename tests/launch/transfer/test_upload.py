@@ -166,6 +166,7 @@ def test_what_cannot_be_uploaded(server, url, tmp_path, launch):
     assert keys(server, url) == {"manifest.json": b"of another program"}
 
 
+@pytest.mark.thorough
 def test_an_upload_that_was_interrupted_goes_on(server, url, tmp_path, launch):
     big = os.urandom(40_000_000)
     folder = folder_of(tmp_path / "data", {f"{n:02}": os.urandom(1000) for n in range(20)} | {"big": big})
@@ -262,6 +263,7 @@ def snapshots(server, url, count: int, name="train") -> list[str]:
     return found
 
 
+@pytest.mark.thorough
 def test_clean_removes_what_it_showed_and_nothing_else(server, url, launch, monkeypatch):
     oldest, old, new = snapshots(server, url, 3)
     stranger = manifests.to_bytes(manifests.describe("train", {"a": b""}, "jobs/train.py"))
