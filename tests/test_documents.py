@@ -60,11 +60,8 @@ _TESTED = {  # by other tests, which need seconds for it
     "-- --dataset digits --max_steps 40",  # tests/launch/simulate/test_simulate.py
 }
 COMMANDS = sorted({command for name in TEXT for command in find_commands(name)} - _TESTED)
-LONG = [
-    each
-    for each in COMMANDS
-    if re.search(r"imagenet\.py|train_(text|fsdp|exact)|launch (audit|pack|predict)", each)
-]
+_LONG = r"imagenet\.py|train_(text|fsdp|exact)|launch (audit|pack|predict)"
+LONG = [command for command in COMMANDS if re.search(_LONG, command)]
 
 
 @pytest.fixture(scope="module")
@@ -269,6 +266,7 @@ def test_sentences_are_plain():
     assert sum(map(len, found.values())) < 5, {name: words for name, words in found.items() if words}
 
 
+@pytest.mark.thorough
 def test_code_is_plain():
     """So are docstrings, comments, help texts, messages and names."""
     files = [path for room in ROOMS for path in (ROOT / room).rglob("*.py") if path != Path(__file__)]

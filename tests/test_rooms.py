@@ -174,6 +174,7 @@ def test_importing_a_package_imports_nothing(package):
     assert run("-c", code, fresh=True).stdout == f"{{{package!r}}}\n"
 
 
+@pytest.mark.thorough
 def test_a_plain_job_loads_no_slow_package(tmp_path):
     code = (
         "import runpy, sys\n"

@@ -4,7 +4,7 @@ import inspect
 import re
 
 import bootfile
-from tests.conftest import ROOT, run
+from tests.conftest import ROOT, environment, run
 
 NAMES = [
     "BadInput", "BatchSampler", "Diverged", "Due", "Exact", "Interval", "Loader", "Processes", "Receipt",
@@ -46,10 +46,10 @@ def test_the_table_of_arguments_has_their_defaults():
 def test_the_example_of_the_page_runs(tmp_path):
     [example] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "loop.py").write_text(example)
-    environment = {"PYTHONPATH": str(ROOT)}
-    run("loop.py", cwd=tmp_path, env=environment)
+    variables = environment(PYTHONPATH=str(ROOT))
+    run("loop.py", cwd=tmp_path, env=variables)
     assert list((tmp_path / "OUT" / "checkpoints").glob("step_*.pt"))
-    again = run("loop.py", cwd=tmp_path, env=environment)
+    again = run("loop.py", cwd=tmp_path, env=variables)
     assert f"resumed from {tmp_path}/OUT/checkpoints/step_189.pt" in again.stdout
 
 

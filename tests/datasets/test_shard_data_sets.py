@@ -148,6 +148,7 @@ def test_a_cls_may_be_text(tmp_path):
     assert TarShards(str(path))[0] == {"__key__": "1", "txt": b"a", "cls": b"cat"}
 
 
+@pytest.mark.thorough
 def test_a_job_continues_exactly(folder, tmp_path):
     data = f"""
     import functools

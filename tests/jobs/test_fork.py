@@ -95,6 +95,7 @@ def test_a_run_begins_at_a_step_without_a_state(old, tmp_path):
     assert "step 14 of" in page.read_text()
 
 
+@pytest.mark.thorough
 def test_other_options_count_from_the_step_on(old, tmp_path):
     """The steps between are computed with those of the old run, in a program of its own."""
     new = tmp_path / "new"

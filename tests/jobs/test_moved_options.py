@@ -22,6 +22,7 @@ ROLE = 'data.add_argument("--my_file", role="operation")'
 PATH = 'import pathlib; data.add_argument("--my_file", type=pathlib.Path)'
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("after", [ROLE, PATH], ids=["role", "type"])
 def test_the_refusal_says_how_an_option_may_change_and_then_it_may(tmp_path, after):
     import torch

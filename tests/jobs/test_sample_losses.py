@@ -114,6 +114,7 @@ def test_a_restart_with_another_number_of_processes_has_each_step_once(tmp_path,
     assert cli.main([str(tmp_path), f"--around={start + 1}"]) == 0  # ids are those of the receipt
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM])
 def test_a_restart_gives_the_same_file(tmp_path, by):
     for name in ("whole", "killed"):

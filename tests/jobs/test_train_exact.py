@@ -79,6 +79,7 @@ def test_adamw_dropout_and_a_step_that_is_not_finite(shards, tmp_path):
     assert skipped == ([3] if shards == 8 else [])
 
 
+@pytest.mark.thorough
 def test_a_table_with_dropout_and_the_users_metrics(tmp_path):
     """The job of `launch new --exact`, of train_own.py's data."""
     changes = ("torch.nn.ReLU(), ", "torch.nn.ReLU(), torch.nn.Dropout(0.3), ")

@@ -22,6 +22,7 @@ def whole(tmp_path_factory):
     return output
 
 
+@pytest.mark.thorough
 def test_same_data_and_losses_as_in_float32(tmp_path):
     for job in ("train.py", "train_fast.py"):
         run(f"jobs/{job}", *FIFTY, f"--output_dir={tmp_path / job}")

@@ -38,6 +38,14 @@ def cluster():
     nodes.close()
 
 
+def test_the_data_and_losses_are_those_of_train(tmp_path, alone):
+    options = ("--batch_size=32", "--max_steps=4", "--report_every=1")
+    run("jobs/train.py", *QUICK, *options, "--output_dir", tmp_path / "train")
+    run(*JOB, "--workers=1", *options, "--output_dir", tmp_path / "ray", env=alone, timeout=RAY_STARTS)
+    assert receipts(tmp_path / "ray") == receipts(tmp_path / "train") != []
+    assert losses(tmp_path / "ray") == losses(tmp_path / "train")
+
+
 @pytest.mark.thorough  # Ray's agents need a minute to end
 def test_a_killed_job_takes_its_ray_along(tmp_path, alone):
     job = start(*JOB, "--workers=1", "--epochs=500", "--output_dir", tmp_path, env=alone)

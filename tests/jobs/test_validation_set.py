@@ -60,6 +60,7 @@ DATA = """
     """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_changed_labels_of_an_own_data_set_are_named_and_best_begins_again(tmp_path, ranks):
     answers = tmp_path / "answers.pt"

@@ -92,6 +92,7 @@ def take_all(dataset):
     return Subset(dataset, range(SIZE))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "change, wrap",
     [

@@ -47,6 +47,7 @@ def find_wish(**variables):
     return int(run("-c", script, fresh=True, env=kept | variables).stdout)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "variables, expected",
     [

@@ -138,6 +138,7 @@ def test_a_loader_that_may_not_start_its_workers_is_refused(kind, is_visible, im
     assert ("limit of 12 processes and threads (pids.max of " in line) == is_visible
 
 
+@pytest.mark.thorough
 def test_the_limit_of_a_user(tmp_path):
     """`ulimit -u` holds for a user without rights, and counts all processes of the user."""
     user = str(60_000 + os.getpid() % 5000)

@@ -343,6 +343,7 @@ def test_a_lease_that_is_shown_late_is_no_error(server, tmp_path, monkeypatch):
     assert Job(tmp_path / "one", "s3://runs/late").mirror.finish() == "" and not hidden
 
 
+@pytest.mark.thorough
 def test_two_jobs_at_one_url(server, tmp_path, monkeypatch, capsys):
     url = "s3://runs/twice"
     monkeypatch.setattr(run_lease, "WATCH", 400.0)  # a busy machine may renew the lease late

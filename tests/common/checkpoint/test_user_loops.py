@@ -434,8 +434,10 @@ class Toggled(GAN):
 CASES = [
     SlowCritic, GroupAddedToTheSecond, Adversarial, WithOwnState, TwoLoaders, Toggled, Loop,
     NumbersInTheLoop, TimmMixup, Accumulation, AccumulationInPlace, GroupAddedLater, Unfrozen, TwoPasses,
-    GAN, LBFGS, OwnGenerator, CriterionWithWeights, StateOfNumPy,
+    StateOfNumPy,
 ]  # fmt: skip
+LONG = (GAN, LBFGS, OwnGenerator, CriterionWithWeights)
+CASES += [pytest.param(loop, marks=pytest.mark.thorough) for loop in LONG]
 
 
 @pytest.fixture(autouse=True)

@@ -62,6 +62,7 @@ def seen(loader) -> tuple[list[int], Counter]:
 ONCE = Counter((number, number % CLASSES) for number in range(VAL))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", ENGINES)
 def test_epochs_with_everything_that_may_happen_between_them(engine, folder, cache):
     dataset = dataset_of(folder, cache, val_batch_size=9, **engine)

@@ -232,6 +232,7 @@ def index(tmp_path_factory):
     return image_folder.load(images, "train", str(tmp_path_factory.mktemp("cache")))
 
 
+@pytest.mark.thorough
 def test_the_engine_delivers_what_threads_deliver_and_names_an_unreadable_image(folder, index):
     def plan():
         return Plan(index, BatchSampler(len(index), 100, 5), random_resized_crop, 48)
