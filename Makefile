@@ -38,7 +38,7 @@ test: setup packages
 quick: setup
 	@$(RUN) $(PYTEST) $(LIMIT) --quick -n 2 -m "not gpu and not thorough and not real"
 
-# SMALL=--small: one variant with a few files, as .ci/run does.
+# SMALL=--small: one variant with the tests of the mark rounding, as .ci/run does.
 portable: setup
 	@$(RUN) -m tests.portable $(SMALL)
 

@@ -1,7 +1,7 @@
 """Run tests as on other machines: other instruction sets, other threads, and a machine that is busy.
 
     python -m tests.portable            each variant with the tests that start no process, and some jobs
-    python -m tests.portable --small    one variant with a few files, for .ci/run
+    python -m tests.portable --small    one variant with the tests of the mark rounding, for .ci/run
 
 A test that decides by the rounding of one kind of CPU, or by a limit in seconds, fails here.
 """
@@ -28,19 +28,17 @@ JOBS = (
     "tests/jobs/test_other_devices.py", "tests/jobs/test_sample_losses.py", "tests/jobs/test_resume.py",
     "tests/jobs/test_train_own.py", "tests/jobs/test_train_text.py",
 )  # fmt: skip
-SMALL = (
-    "tests/bootfile/machine", "tests/bootfile/exact", "tests/common/compute",
-    "tests/jobs/test_sample_losses.py",
-)  # fmt: skip
 
 
 class Variant(NamedTuple):
-    """A way to run tests. files: words for pytest. load: processes that are busy meanwhile."""
+    """A way to run tests. files: words for pytest. load: processes that are busy meanwhile. marks: which of
+    their tests run."""
 
     name: str
     variables: dict[str, str]
     files: tuple[str, ...]
     load: int = 0
+    marks: str = MARKS
 
 
 VARIANTS = (
@@ -67,8 +65,8 @@ def busy(count: int) -> Iterator[None]:
 def run(variant: Variant, workers: int) -> int:
     """Run the tests of a variant, and return pytest's exit code."""
     print(f"{variant.name}: {variant.variables or 'the usual variables'}", flush=True)
-    command = [sys.executable, "-m", "pytest", "-q", "-n", str(workers), "--dist", "loadfile", "-m", MARKS]
-    command += [f"--timeout={LIMIT}"]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", str(workers), "--dist", "loadfile"]
+    command += [f"--timeout={LIMIT}", "-m", variant.marks]
     with busy(variant.load):
         job = subprocess.run([*command, *variant.files], cwd=ROOT, env=os.environ | variant.variables)
     return job.returncode
@@ -76,12 +74,12 @@ def run(variant: Variant, workers: int) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="one variant with a few files")
+    parser.add_argument("--small", action="store_true", help="one variant, with the mark rounding")
     parser.add_argument("--workers", type=int, default=2, help="processes of pytest (default: %(default)s)")
     args = parser.parse_args()
     variants = VARIANTS
     if args.small:
-        variants = (VARIANTS[0]._replace(files=SMALL),)
+        variants = (VARIANTS[0]._replace(files=("tests",), marks=f"rounding and {MARKS}"),)
     results = []
     for variant in variants:
         begin = time.monotonic()

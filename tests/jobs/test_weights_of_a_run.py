@@ -8,6 +8,8 @@ import torch
 from common.compute.models import resnet18
 from tests.conftest import QUICK, records, refused, run, run_ranks
 
+pytestmark = pytest.mark.rounding
+
 JOB = (*QUICK, "--epochs=1", "--batch_size=240")
 TWO = ("jobs/train_ddp.py", *QUICK)
 

@@ -4,6 +4,8 @@ import pytest
 
 from tests.conftest import QUICK, losses, run_ranks
 
+pytestmark = pytest.mark.rounding
+
 
 @pytest.mark.parametrize("several", [2, pytest.param(4, marks=pytest.mark.thorough)])
 def test_losses_are_equal(several, tmp_path):

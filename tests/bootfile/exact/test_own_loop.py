@@ -9,6 +9,8 @@ import torch
 
 from tests.conftest import ROOT, environment, free_port, run
 
+pytestmark = pytest.mark.rounding
+
 _FOLDER = ROOT / "guides" / "own_loop"
 _PAGE = (ROOT / "guides" / "own_loop.md").read_text(encoding="utf-8")
 PATH = environment(PYTHONPATH=str(ROOT))

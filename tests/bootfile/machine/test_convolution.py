@@ -12,9 +12,12 @@ from torch.distributed import fsdp
 from bootfile.machine import convolution, processor
 from tests.conftest import environment, free_port, run
 
-pytestmark = pytest.mark.skipif(
-    processor.widest() not in ("AVX2", "AVX512"), reason="this CPU has no kernels for AVX2"
-)
+pytestmark = [
+    pytest.mark.rounding,
+    pytest.mark.skipif(
+        processor.widest() not in ("AVX2", "AVX512"), reason="this CPU has no kernels for AVX2"
+    ),
+]
 AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2"}  # as a CPU without AVX-512
 SCRIPT = textwrap.dedent("""
     import copy, os, sys, torch

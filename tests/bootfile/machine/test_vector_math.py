@@ -6,6 +6,8 @@ import pytest
 
 from tests.conftest import environment, run
 
+pytestmark = pytest.mark.rounding
+
 SCRIPT = textwrap.dedent("""
     import numpy as np, torch
     names = ("sqrt", "acos", "asin", "atan", "tan", "log")

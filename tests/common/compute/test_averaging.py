@@ -6,6 +6,8 @@ import torch
 from bootfile.exact.nonfinite import Guard
 from common.compute.averaging import MovingAverage
 
+pytestmark = pytest.mark.rounding
+
 
 def _train(skipped, **options):
     """Return the average and the model after eight steps. skipped: steps whose loss is not finite. options:

@@ -8,6 +8,8 @@ from common.compute import classifiers, networks, recompute
 from common.compute.classifiers import build, check
 from common.compute.models import resnet18
 
+pytestmark = pytest.mark.rounding
+
 
 def test_parameters_of_the_seed():
     model = resnet18()

@@ -9,6 +9,8 @@ from bootfile.ground.errors import BadInput
 from common.compute import classifiers, optimizers
 from common.console.arguments import Parser
 
+pytestmark = pytest.mark.rounding
+
 CPU = torch.device("cpu")
 
 

@@ -1,6 +1,10 @@
 """The type of mixed precision is one of the whole job."""
 
+import pytest
+
 from tests.conftest import ROOT, run_ranks
+
+pytestmark = pytest.mark.rounding
 
 SCRIPT = """
 import sys, torch

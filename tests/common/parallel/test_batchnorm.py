@@ -10,6 +10,8 @@ from bootfile.ground.errors import BadInput
 from common.parallel import batchnorm
 from tests.conftest import ROOT, run_ranks
 
+pytestmark = pytest.mark.rounding
+
 WORKER = textwrap.dedent("""
     import os, sys
     import torch

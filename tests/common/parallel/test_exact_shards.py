@@ -16,6 +16,8 @@ from bootfile.loaders.map_style import map_style_loader
 from bootfile.sampling.sampler import SequentialBatchSampler
 from common.parallel import exact_shards, shard_guards
 
+pytestmark = pytest.mark.rounding
+
 SHARDS = 8
 
 

@@ -17,6 +17,8 @@ from common.run import metrics
 from common.run.evaluation import batch_sums, evaluate
 from common.run.metrics import R2, ConfusionMatrix, Metrics, Perplexity, absolute_error, top
 
+pytestmark = pytest.mark.rounding
+
 cross_entropy = nn.functional.cross_entropy
 
 

@@ -26,6 +26,8 @@ from datasets.sampling.effects import (
 )
 from datasets.stores.files import FileStore
 
+pytestmark = pytest.mark.rounding
+
 CPU, MEAN = torch.device("cpu"), (0.5, 0.4, 0.3)
 ALL = Effects(trivial_augment=True, color_jitter=0.4, random_erasing=0.5, mixup=0.4, cutmix=1.0)
 RAND = ALL._replace(trivial_augment=False, rand_augment="3,12")

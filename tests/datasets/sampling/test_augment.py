@@ -16,6 +16,8 @@ from datasets.sampling.augment import (  # fmt: skip
     square_crop,
 )
 
+pytestmark = pytest.mark.rounding
+
 PADDED = SimpleNamespace(padding=4, flip=True)
 
 
