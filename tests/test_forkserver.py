@@ -111,9 +111,12 @@ def test_a_signal_ends_it_while_its_lines_are_read(number):
 
 @pytest.mark.parametrize(
     ("words", "variables"),
-    [(["-u", "a.py"], {}), (["a.py"], {"PYTHONPATH": "x"}), (["a.py"], {"OMP_X": "1"})],
+    [(["-u", "a.py"], {}), (["a.py"], {"PYTHONPATH": "folder"}), (["a.py"], {"OMP_X": "1"})],
 )
-def test_what_needs_a_new_python(words, variables):
+def test_what_needs_a_new_python(words, variables, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "sitecustomize.py").touch()
     options = {"env": environment(**variables), "stderr": subprocess.PIPE}
     assert not forkserver.can_fork(words, options, USUAL)
     assert forkserver.can_fork(words[-1:], options | {"env": environment()}, USUAL)

@@ -83,6 +83,7 @@ def test_a_restart_with_another_backend_and_number_of_processes(generated, tmp_p
     assert [line["step"] for line in records(tmp_path / "both") if "val_acc" in line] == [10, 20]
 
 
+@pytest.mark.thorough
 def test_small_jpegs_train_and_resume(generated, whole, tmp_path):
     """A run from a pack of JPEGs that was killed: the receipt of a whole run from the files."""
     small = (*EPOCH, "--training_only", f"--pack={tmp_path / 'packs'}", "--pack_form=jpeg")

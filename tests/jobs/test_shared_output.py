@@ -35,6 +35,7 @@ def snapshot(folder) -> dict[str, bytes | None]:
     return {str(path): None if path.is_dir() else path.read_bytes() for path in paths}
 
 
+@pytest.mark.thorough
 def test_a_run_whose_checkpoints_failed_begins_anew(tmp_path):
     """A quota, or a limit of the size of files, permits the weights (0.7 MB), but no checkpoint."""
     limit = (

@@ -143,6 +143,7 @@ UNUSUAL = (
 )
 
 
+@pytest.mark.thorough
 def test_unusual_parts_have_the_same_bits(tmp_path):
     """A rare layer, a strided parameter, a criterion with a parameter and a level, gradients of three steps,
     a schedule and a step that depend on the loss."""

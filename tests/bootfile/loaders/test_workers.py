@@ -139,6 +139,7 @@ class OnTheGpu(torch.utils.data.Dataset):
         raise RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA with")
 
 
+@pytest.mark.thorough
 def test_items_on_a_gpu_and_workers_are_one_line():
     with pytest.raises(BadInput, match=r"cannot use the GPU .*--workers 0\b"):
         map_style_loader(OnTheGpu(), BatchSampler(8, 4, 0, 1), torch.device("cpu"), workers=2)

@@ -379,6 +379,7 @@ def test_a_kill_waits_for_the_generation_after_the_last_one(tmp_path):
     assert "own.py ended with 1 (generation 1: " in str(error) and error.code == 1
 
 
+@pytest.mark.thorough
 def test_a_job_that_cannot_replace_processes_here_is_not_checked(tmp_path, monkeypatch):
     job = exact_job(tmp_path)
     monkeypatch.setattr(forking, "why_not", lambda: "no GPUs yet")

@@ -113,6 +113,7 @@ def test_errors_are_the_same(one_file, recorded, capsys, monkeypatch):
         assert verdict(one_file.main, words, capsys) == expected
 
 
+@pytest.mark.thorough
 def test_it_needs_only_torch_and_numpy(one_file):
     """Also if it is not next to Bootfile."""
     code = "import runpy, sys; before = set(sys.modules); runpy.run_path(sys.argv[1]); print(*sys.modules)"

@@ -40,6 +40,7 @@ def test_the_accuracy_is_that_of_the_run(trained, tmp_path):
     assert probabilities == sorted(probabilities, reverse=True) and sum(probabilities) <= 1 + 1e-5
 
 
+@pytest.mark.thorough
 def test_classes_that_pandas_does_not_read_as_text_have_numbers(trained, tmp_path):
     """The earlier columns stay, in their places."""
     output, data = trained
@@ -82,6 +83,7 @@ def test_evaluations_of_another_size(trained, tmp_path):
     assert names(refused, "--arch vit_b_32", "--image_size 32", "cannot take", "64 pixels")
 
 
+@pytest.mark.thorough
 def test_images_that_would_be_dark_are_refused(trained, tmp_path):
     """The training data with this scale were refused, or brighter."""
     output, _ = trained
@@ -144,6 +146,7 @@ def leave():
 """
 
 
+@pytest.mark.thorough
 def test_weights_of_a_job_of_your_own(trained, tmp_path, capsys):
     """The function may import modules next to its file."""
     (tmp_path / "model.py").write_text(OWN)
@@ -174,6 +177,7 @@ def test_weights_of_a_job_of_your_own(trained, tmp_path, capsys):
     assert {row["class_1"] for row in rows} <= {"a", "b", "c"} and len(rows) == 160
 
 
+@pytest.mark.thorough
 def test_unreadable_images_are_named(trained, tmp_path, capsys):
     output, data = trained
     shutil.copytree(data / "val" / "class_3", tmp_path / "class_3")
@@ -222,6 +226,7 @@ SETTINGS = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("option", SETTINGS)
 def test_options_of_a_file_are_checked_as_those_of_a_command(digits, trained, tmp_path, option, monkeypatch):
     """The folder of a run may be another user's. No network is asked for what it names."""
