@@ -81,7 +81,7 @@ def test_one_process_per_node_starts_the_others_from_any_folder(alone, tmp_path)
         (tmp_path / folder).mkdir(exist_ok=True)
     env = environment(PYTHONPATH=str(tmp_path / "site"))
     command = (ROOT / "jobs" / "train_ddp.py", *SMALL, "--processes_per_node=2", "--output_dir=results")
-    result = run(*command, cwd=tmp_path / "elsewhere", env=env)
+    result = run(*command, cwd=tmp_path / "elsewhere", env=env, fresh=True)
     assert "nodes=1 processes_per_node=2 node_rank=0" in result.stdout
     _same_run_in_two_processes(result.stdout, tmp_path / "elsewhere" / "results", alone)
     wrong = run("-c", "import datasets", cwd=tmp_path / "elsewhere", env=env, code=1)

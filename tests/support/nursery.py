@@ -136,9 +136,11 @@ class _Nursery:
             return None
         with self._lock:
             prctl(_PR_SET_CHILD_SUBREAPER, 1)
-            socket.send_fds(self._connection, [data], files)
-            pid = int(self._connection.recv(100) or 0)
-            prctl(_PR_SET_CHILD_SUBREAPER, 0)
+            try:
+                socket.send_fds(self._connection, [data], files)
+                pid = int(self._connection.recv(100) or 0)
+            finally:
+                prctl(_PR_SET_CHILD_SUBREAPER, 0)
         if not pid:
             raise ChildProcessError("the nursery has ended")
         return pid
