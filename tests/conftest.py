@@ -168,6 +168,15 @@ def interrupt(*command, at: str, by: int = signal.SIGKILL, **options) -> str:
     return finish(job, 143 if by == signal.SIGTERM else -by).stdout
 
 
+def write_program(path: Path, code: str) -> None:
+    """Write an executable file of Python code. The kernel refuses `#!PYTHON` if the path has a space: here a
+    shell starts Python, which reads the first line as a text."""
+    path.write_text(f"""#!/bin/sh
+''''exec '{sys.executable}' "$0" "$@" #'''
+{code}""")
+    path.chmod(0o755)
+
+
 def wait_until(
     condition: Callable[[], object], job: subprocess.Popen | None = None, timeout: float = LONGEST
 ) -> None:

@@ -321,14 +321,15 @@ def test_an_audit_computes_steps_again(old, tmp_path):
     before = content(old)
     result = tmp_path / "audit.json"
     shown = audit(old, "--share=all", "--to", result)
-    assert [line.partition(":")[0] for line in shown.splitlines()] == [
+    verdicts = r"^(steps \d+-\d+|equal):"  # not how long a busy machine made a step wait
+    assert re.findall(verdicts, shown, re.MULTILINE) == [
         "steps 1-8", "steps 9-16", "steps 17-20", "steps 21-24", "equal"
     ]  # fmt: skip
     facts = json.loads(result.read_text())
     assert facts["exit code"] == 0 and facts["share of the steps"] == 1 and content(old) == before
     shown = audit(old, "--steps=18-19")
     assert shown.startswith("steps 17-19: equal")
-    assert len(audit(old, "--seed=3").splitlines()) == 2
+    assert len(re.findall(verdicts, audit(old, "--seed=3"), re.MULTILINE)) == 2
 
     altered = copy_run(old, tmp_path / "altered")
     path = str(altered / "checkpoints" / "step_16.pt")

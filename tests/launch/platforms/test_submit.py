@@ -5,7 +5,6 @@ import json
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import botocore.session
@@ -19,7 +18,7 @@ from launch.platforms import config as job_config
 from launch.platforms import request as job_request
 from launch.platforms import submit, templates
 from launch.profiles import Folders, make_starts
-from tests.conftest import ROOT, environment, run
+from tests.conftest import ROOT, environment, run, write_program
 from tests.support.modelarts_body import check_job
 
 EXAMPLE = ROOT / "launch" / "job.example.toml"
@@ -370,14 +369,14 @@ def test_slurm_file(layout, tmp_path):
     assert options.get("gpus-per-node") == (str(gpus) if gpus else None)
     assert options["time"] == "24:00:00" and options["output"] == "/shared/logs/%x-%j.log"
     srun = tmp_path / "srun"
-    srun.write_text(
-        f"#!{sys.executable}\nimport json, os, sys\n"
+    write_program(
+        srun,
+        "import json, os, sys\n"
         "print(json.dumps([sys.argv[1:], dict(os.environ)]), flush=True)\n"
-        "print(os.environ.get('ERROR', ''), file=sys.stderr)\nsys.exit(int(os.environ['CODE']))\n"
+        "print(os.environ.get('ERROR', ''), file=sys.stderr)\nsys.exit(int(os.environ['CODE']))\n",
     )
     (tmp_path / "scontrol").write_text('#!/bin/sh\necho "$@"\n')
-    for command in (srun, tmp_path / "scontrol"):
-        command.chmod(0o755)
+    (tmp_path / "scontrol").chmod(0o755)
     kept = environment(SLURM_JOB_ID="7")
     kept["PATH"] = f"{tmp_path}:{kept['PATH']}"
     stopped = "srun: error: n1: tasks 0-6: Terminated\nsrun: error: n2: task 7: Exited with exit code 143"
