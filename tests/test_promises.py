@@ -27,7 +27,7 @@ def marks_of(nodes):
 
 
 def find_marks(path, function):
-    """Return the marks of a test and of its file. Fails if there is no such test."""
+    """Return the marks of a test and of its file. Fail if the test is missing."""
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     tests = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function]
     assert len(tests) == 1, f"{path} has no test {function}"

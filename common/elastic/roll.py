@@ -154,8 +154,8 @@ class Roll:
             name, pid, agent = json.loads(text)
             self._known[name] = _Process(pid, agent)
         reasons = {name: read(self._store, f"gone/{name}") for name in self._known}
-        # A member writes that its generation has begun, then it may be lost: who reads in the other order can
-        # see the loss alone, and counts it for the generation before.
+        # The losses are read first: a member writes that its generation has begun, and can be lost after it.
+        # In the other order a loss could be seen without its begin, and be counted for the generation before.
         begun = f"begun/{self._plan.generation}"
         if self._plan is not self._began and self._store.check([begun]):
             self._note_begin(int(self._store.get(begun)))

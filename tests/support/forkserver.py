@@ -16,12 +16,10 @@ import subprocess
 import sys
 import threading
 from multiprocessing import forkserver
-from pathlib import Path
 from unittest import mock
 
 from tests.support import forked_program, nursery
 
-_ROOT = Path(__file__).resolve().parent.parent.parent
 _PIPES = (subprocess.PIPE, subprocess.STDOUT)
 _CONTEXT = multiprocessing.get_context("forkserver")
 _PACKAGES = [
@@ -33,9 +31,8 @@ _PACKAGES = [
 def can_fork(words: list[str], options: dict, usual: dict[str, str]) -> bool:
     """Return whether start() can run the words: a script, a module or code, with these options of Popen.
 
-    usual: the environment in which the fork server starts. That of the program must have the same values of
-    what is read at a start. PYTHONPATH may name this repository, which has nothing that Python imports when
-    it starts.
+    usual: the environment in which the fork server starts. forked_program.can_run() compares the
+    environment of the program with it.
     """
     known = not options.keys() - {"cwd", "env", "stderr", "start_new_session"}
     return known and options["stderr"] in _PIPES and forked_program.can_run(words, options["env"], usual)

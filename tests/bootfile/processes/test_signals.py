@@ -274,7 +274,7 @@ def test_one_process_is_signalled_while_all_evaluate(tmp_path):
     read_until(job, "evaluating")
     os.kill(processes_of(job)[1], signal.SIGTERM)
     result = finish(job, 143)
-    assert result.stdout.count("evaluating") < 5  # of 2 times 23 batches
+    assert result.stdout.count("evaluating") < 5  # two ranks have 23 batches each
     assert re.search(r"stopped\D* step 2\b.*checkpoint.* step 2\n", result.stdout)
 
 
