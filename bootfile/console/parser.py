@@ -104,6 +104,18 @@ class Parser(argparse.ArgumentParser):
         for kind in (int, float):
             self.register("type", kind, functools.partial(parse_number, kind=kind))
 
+    def set_defaults(self, **defaults: Any) -> None:
+        """Set the defaults of options by their names, as argparse does, but not of other spellings of an
+        option: argparse would parse a default of text with the type of the other spelling."""
+        first = {action.dest for action in self._actions if action.default != argparse.SUPPRESS}
+        others = []
+        for action in self._actions:
+            if action.default == argparse.SUPPRESS and action.dest in first:
+                others.append(action)
+        super().set_defaults(**defaults)
+        for action in others:
+            action.default = argparse.SUPPRESS
+
     def error(self, message: str) -> NoReturn:
         raise BadInput(message)
 

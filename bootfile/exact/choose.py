@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from typing import cast
 
-from bootfile.exact import files
+from bootfile.exact import files, recorded
 from bootfile.exact.state import SavedState
 from bootfile.ground.errors import BadInput, in_one_line, print_line
 from bootfile.ground.files import read_again
@@ -40,6 +40,7 @@ def choose(
             # each byte is read once: the checksum is computed while torch reads the file
             read = functools.partial(files.read, path, whole)
             state = cast(SavedState, read_again(read, path))  # load() checks it
+            recorded.check(path, state)
             load(state)
             return path, state
         except BadInput as error:  # this is the right checkpoint: do not try older ones

@@ -28,6 +28,7 @@ from typing import IO, Any, cast
 import numpy as np
 import torch
 
+from bootfile.exact import digest_lines
 from bootfile.exact.digest import add_bytes, leaves
 from bootfile.ground.errors import in_one_line
 from bootfile.ground.files import (
@@ -81,10 +82,22 @@ def write_facts(path: str, facts: dict[str, Any]) -> None:
 
 
 def write_weights(path: str, weights: dict[str, Any]) -> None:
-    """Write a plain state_dict atomically, without a checksum. Raises OSError."""
+    """Write a plain state_dict atomically, and before it a line with its size and the sum of its bytes to
+    state.jsonl in the same folder. Raises OSError."""
+    folder, name = os.path.split(path)
     with open_atomic(path) as file:
-        _save(weights, _Checked(file))
-    sync_folder(os.path.dirname(path))
+        target = _Summing(file)
+        _save(weights, target)
+        # first: a process that is killed in between leaves the old file, which has an older line
+        digest_lines.write(folder, {"file": name, **target.facts()})
+    sync_folder(folder)
+
+
+def sum_file(path: str) -> tuple[int, str]:
+    """Return the size of a file in bytes, and the sum of its bytes as write_weights() records it. Raises
+    Refused."""
+    with explained("it cannot be read", kind=Refused), open(path, "rb", opener=opener) as file:
+        return os.fstat(file.fileno()).st_size, _text(_Summed(file).total())
 
 
 def verify(path: str) -> dict[str, Any]:

@@ -100,7 +100,7 @@ class Saver:
 
         def write_parts() -> Mapping[str, Any]:
             """Write the parts of all ranks now, and return the rest of the state for rank 0."""
-            return self._write_parts(capture(), is_planned)
+            return self._write_parts(capture(), run, is_planned)
 
         def write(state: dict[str, Any]) -> None:
             """Write the copy of the state, in the thread of the writer on rank 0."""
@@ -119,6 +119,7 @@ class Saver:
         self,
         name: str,
         step: int,
+        run: str,
         model: torch.nn.Module | None,
         objects: Callable[[], dict[str, Any]],
         write_files: Callable[[dict[str, Any]], object],
@@ -129,6 +130,7 @@ class Saver:
 
         name: of the file, for reports; "" writes the digest only.
         step: the optimizer steps so far.
+        run: the id of the run.
         model: the module whose weights are written; None: those of the state.
         objects: returns the objects of a checkpoint.
         write_files: called with the weights, in the background; writes them.
@@ -145,7 +147,7 @@ class Saver:
 
         def write_digest(state: dict[str, Any]) -> None:
             self._check_finite(state["objects"]["model"])
-            self._digest(step, state["objects"])
+            self._digest(step, run, state["objects"])
 
         def write(state: dict[str, Any]) -> None:
             tensors = state["objects"]["model"]
@@ -155,7 +157,7 @@ class Saver:
 
         if self._agree(self._digested != step):
             if self.by_rank:
-                self._digest(step, objects())
+                self._digest(step, run, objects())
                 self._digested = step
             else:
                 self._submit(digest.FILE, take_objects, write_digest, step)
@@ -251,11 +253,11 @@ class Saver:
         return ranks.broadcast_object(decision) if self.is_sharded else decision
 
     def _digest(
-        self, step: int, objects: dict[str, Any], is_planned: bool = True, is_saved: bool = False
+        self, step: int, run: str, objects: dict[str, Any], is_planned: bool = True, is_saved: bool = False
     ) -> None:
         """Write the digest of the state after `step` steps, before its checkpoint is on the disk: then a run
         that is resumed from the checkpoint has it."""
-        line = digest.summarize(step, objects) | {"planned": is_planned, "saved": is_saved}
+        line = digest.summarize(step, objects) | {"run": run, "planned": is_planned, "saved": is_saved}
         line["machines"] = self.machines
         if not self._is_writer:
             return
@@ -272,12 +274,12 @@ class Saver:
             if line:
                 digest.write(self.folder, line | {"saved": False})
 
-    def _write_parts(self, state: Mapping[str, Any], is_planned: bool) -> dict[str, Any]:
+    def _write_parts(self, state: Mapping[str, Any], run: str, is_planned: bool) -> dict[str, Any]:
         """Write the sharded tensors of a state on every rank; the training waits. Return the rest of it."""
         objects = state["objects"]
         path = os.path.join(self.checkpoints, files.name_of(state["step"]))
         self._check_finite(objects["model"])
-        self._digest(state["step"], objects, is_planned, is_saved=True)
+        self._digest(state["step"], run, objects, is_planned, is_saved=True)
         if ranks.is_first():
             files.discard(path)
         from bootfile.exact import dtensor_files
@@ -288,7 +290,7 @@ class Saver:
     def _write_checkpoint(self, state: dict[str, Any], run: str, is_planned: bool) -> None:
         self._check_finite(state["objects"]["model"])
         if not self.by_rank:
-            self._digest(state["step"], state["objects"], is_planned, is_saved=True)
+            self._digest(state["step"], run, state["objects"], is_planned, is_saved=True)
         self._prepare(self.checkpoints, state)
         if not self._is_readable:  # once: a later state has the same types
             files.check_readable(state["objects"])

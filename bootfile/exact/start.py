@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bootfile.exact import code
+from bootfile.exact import code, recorded
 from bootfile.exact.choose import choose
 from bootfile.exact.state import SavedState
 from bootfile.ground.errors import BadInput
@@ -34,6 +34,12 @@ def restore(run: "Exact") -> int:
     # rank 0 has loaded a state that is not sharded while it chose the checkpoint
     if state and (run.state.is_sharded or not ranks.is_first()):
         run.state.restore(state)
+    if state and "shards" in state:
+        # each rank has read its parts: their digest needs all ranks
+        reason = recorded.check_sharded(state["shards"], state, ranks.is_first())
+        reason = ranks.broadcast_object(reason)
+        if reason:
+            raise BadInput(f"{state['shards']}: {reason}")
     step = 0
     history: list[dict[str, Any]] = []
     if state:

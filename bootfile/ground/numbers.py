@@ -13,6 +13,13 @@ def parse_number(text: str, kind: Callable[[str], Any] = int) -> Any:
     return kind(text)
 
 
+def counted(count: int, name: str) -> str:
+    """Return a number of things in words: "1 step", "2 steps"."""
+    if count == 1:
+        return f"1 {name}"
+    return f"{count} {name}s"
+
+
 def count_in(env: Mapping[str, str], name: str) -> int | None:
     """Return the number in a variable; None if it is a word, is not above 0, or is not set."""
     with contextlib.suppress(ValueError):

@@ -14,11 +14,13 @@ import tempfile
 from collections.abc import Iterator, Sequence
 
 from bootfile.console import outputs
-from bootfile.exact import digest_lines, files
+from bootfile.exact import digest_lines, files, recorded
 from bootfile.exact.forked import Differs
 from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.exit_codes import DIFFERS, UNVERIFIED
+from bootfile.ground.numbers import counted
 from bootfile.history import compute
+from bootfile.history.changes import NOT_THE_SAME
 from bootfile.history.parent import Parent, read_starts
 from bootfile.receipt import origins
 
@@ -27,36 +29,36 @@ from bootfile.receipt import origins
 class Interval:
     """Steps that can be computed from a state. before: the step of the state. last: the last step.
 
-    states: digests of the run in it, that of `last` too. difference: the first one, in words; "" without one;
-    None if it was not computed. again: the difference when it was computed a second time, after a first one.
-    altered: how the state before its steps is not the one that the run recorded, in words, or "".
-    code: how the commit of the script is not that of the run, in words, or "".
+    samples, states: the steps in it whose samples the run has recorded, and its digests, that of `last` too.
+    unknown: the steps whose samples the run has not recorded, such as "11-20", or "".
+    difference: the first one, in words; "" without one; None if it was not computed. again: the difference
+    when it was computed a second time, after a first one.
+    changes: what was not as in the run when it was computed (changes.py), or "".
     """
 
     before: int
     last: int
     states: int
+    samples: int = 0
+    unknown: str = ""
     difference: str | None = None
     again: str | None = None
-    altered: str = ""
-    code: str = ""
+    changes: str = ""
 
     @property
     def cause(self) -> str:
         """Return what may have caused its difference, in words; "" without one."""
-        # the most certain one first: a file that was altered needs no other explanation
-        if self.altered:
-            return self.altered
         if not self.difference:
             return ""
+        # hardware is named last: two results on one machine, with the same code, data, engine and options
+        if self.changes:
+            return f"not as in the run: {self.changes}"
         if self.again == self.difference:
-            text = (
-                "the same difference twice: an error of the hardware of the run, a file that was altered, "
-                "code or data that changed, or another kind of machine; not an error of this machine now"
+            return (
+                "the same difference twice, with the code, data, engine, options, versions and kind of "
+                "machine of the run: an error of the hardware of the run, or a record that was altered; not "
+                "an error of this machine now"
             )
-            if self.code:
-                text += f". {self.code}"
-            return text
         if not self.again:
             return "equal when it was computed again: an error of this machine, the first time"
         return f"another difference when it was computed again, so this machine has errors: {self.again}"
@@ -65,17 +67,40 @@ class Interval:
         return f"steps {self.before + 1}-{self.last}"
 
 
-def find_intervals(folder: str) -> list[Interval]:
-    """Return the intervals of a run, in order. Only whole checkpoints count. Raises BadInput."""
+@dataclasses.dataclass
+class Records:
+    """What a run has kept. intervals: in order. altered: each kept file that is not the one that the run has
+    recorded, with the reason."""
+
+    intervals: list[Interval]
+    altered: list[str]
+
+
+def read_records(folder: str) -> Records:
+    """Read the states and files of weights that a run has kept, and compare them with its records. Only
+    states that are equal begin an interval. Raises BadInput."""
     known = read_starts(folder)
     digests = digest_lines.read(folder)
     begins = [0]
     if origins.parent_of(known) or min(start["step"] for start in known) > 0:
         begins = []  # its first state is that of another run
+    altered = []
     for path in reversed(files.list_newest_first(os.path.join(folder, "checkpoints"))):
-        with contextlib.suppress(files.Refused):
-            files.verify(path)
-            begins.append(files.step_of(path))
+        try:
+            recorded.verify(path)
+        except files.Refused as reason:
+            # the run may still train, and delete old states
+            if os.path.exists(path):
+                altered.append(f"{path}: {reason}")
+            continue
+        begins.append(files.step_of(path))
+    for name in sorted(digest_lines.read_files(folder)):
+        path = os.path.join(folder, name)
+        try:
+            if os.path.exists(path):
+                recorded.check_weights(path)
+        except files.Refused as reason:
+            altered.append(f"{path}: {reason}")
     last = max([0, *digests, *begins])
     intervals = []
     # from each state to the next one, and from the last one to the last recorded step
@@ -87,10 +112,12 @@ def find_intervals(folder: str) -> list[Interval]:
             states = sum(1 for step in digests if before < step <= end)
             intervals.append(Interval(before, end, states))
     if not intervals:
+        lines = "; ".join(altered)
         raise BadInput(
             f"{folder} has no state from which steps can be computed, and a later record of a state"
+            + (f": {lines}" if lines else "")
         )
-    return intervals
+    return Records(intervals, altered)
 
 
 def draw(intervals: Sequence[Interval], share: float, seed: int) -> list[Interval]:
@@ -145,45 +172,50 @@ def audit(
                     "--exact_shards sums are rounded differently"
                 )
             results = os.path.join(place, f"steps-{interval.before + 1}-{interval.last}")
-            # first: steps that are computed from a changed state differ, and the machine is not to blame
-            interval.altered = parent.find_alteration()
-            interval.code = parent.compare_code(script)
-            interval.difference = _compute(parent, results, script, size, options)
-            if interval.difference and not interval.altered:  # an error of this machine does not come twice
-                interval.again = _compute(parent, f"{results}-again", script, size, options)
+            interval.samples, interval.states = parent.compared
+            interval.unknown = parent.unrecorded
+            interval.difference, interval.changes = _compute(parent, results, script, size, options)
+            if interval.difference and not interval.changes:  # an error of this machine does not come twice
+                interval.again, _ = _compute(parent, f"{results}-again", script, size, options)
             print_line(f"{interval}: {interval.difference or _describe_equal(interval)}")
             if interval.cause:
                 print_line(f"{interval}: {interval.cause}")
 
 
-def _compute(parent: Parent, folder: str, script: str, processes: int, options: Sequence[str]) -> str:
-    """Compute steps again in a folder, and return the first difference in words; "" without one. Raises
-    BadInput."""
+def _compute(
+    parent: Parent, folder: str, script: str, processes: int, options: Sequence[str]
+) -> tuple[str, str]:
+    """Compute steps again in a folder, and return the first difference in words, and what was not as in the
+    run then; "" and "" without a difference. Raises BadInput."""
     try:
         compute.compute(parent, folder, script, processes, options)
     except Differs as difference:
-        return str(difference)
-    return ""
+        text, _, changes = str(difference).partition(NOT_THE_SAME)
+        return text, changes
+    return "", ""
 
 
-def conclude(chosen: Sequence[Interval], every: Sequence[Interval]) -> tuple[str, int]:
-    """Return the verdict in words, and the exit code. every: all intervals of the run."""
-    different = [interval for interval in chosen if interval.difference or interval.altered]
+def conclude(chosen: Sequence[Interval], records: Records) -> tuple[str, int]:
+    """Return the verdict in words, and the exit code."""
+    different = [interval for interval in chosen if interval.difference]
+    unknown = ",".join(filter(None, (interval.unknown for interval in chosen)))
     states = sum(interval.states for interval in chosen)
-    share = find_share(chosen, every)
+    compared = _count(sum(interval.samples for interval in chosen), states)
+    reasons = [*records.altered]  # a file that was altered needs no other explanation
     if different:
         first = different[0]
-        text = f"differs: {len(different)} of {len(chosen)} intervals, first {first}: {first.cause}"
-        return text, DIFFERS
+        reasons.append(f"{len(different)} of {len(chosen)} intervals, first {first}: {first.cause}")
+    if reasons:
+        return f"differs: {'; '.join(reasons)}", DIFFERS
+    if unknown:
+        return f"not known: steps {unknown} have no record; equal: {compared}", UNVERIFIED
     # equal samples alone do not show that the bits are the same
     if not states:
-        return (
-            "unverified: the run has recorded no state in these steps: only samples were compared",
-            UNVERIFIED,
-        )
+        return f"unverified: the run has recorded no state in these steps; equal: {compared}", UNVERIFIED
     text = (
-        f"equal: {len(chosen)} of {len(every)} intervals, {_count(states)}. They have {share:.1%} of the "
-        "steps: so likely is it that they would show a fault in one step"
+        f"equal: {len(chosen)} of {len(records.intervals)} intervals, {compared}. They have "
+        f"{find_share(chosen, records.intervals):.1%} of the steps: so likely is it that they would show a "
+        "fault in one step"
     )
     return text, 0
 
@@ -195,13 +227,20 @@ def find_share(chosen: Sequence[Interval], every: Sequence[Interval]) -> float:
 
 
 def _describe_equal(interval: Interval) -> str:
-    return f"equal: the samples of each step, and {_count(interval.states)}"
+    text = f"equal: {_count(interval.samples, interval.states)}"
+    if interval.unknown:
+        text = f"not known: steps {interval.unknown} have no record; {text}"
+    return text
 
 
-def _count(states: int) -> str:
-    if states == 1:
-        return "1 state"
-    return f"{states} states"
+def _count(samples: int, states: int) -> str:
+    """Return numbers of comparisons in words."""
+    parts = []
+    if samples:
+        parts.append(f"the samples of {counted(samples, 'step')}")
+    if states:
+        parts.append(counted(states, "state"))
+    return " and ".join(parts) or "nothing"
 
 
 @contextlib.contextmanager

@@ -6,13 +6,15 @@
     python -m launch audit RUN -- --data_url PLACE options of the job that may change at a restart
 
 RUN: the output folder of a job: it is only read. An interval lies between two states that the run has kept
-(--keep_every). Its steps are computed from the first state, by the same job with the same options, on this
-machine: the samples of each step and each recorded state are compared. An interval that differs is computed
-twice: the same difference is an error of the hardware then, a file that was altered, other code or data, or
-another kind of machine; another one is an error of this machine. A state that is not the one that was saved
-is named. A fault in a share f of the intervals is in one of k drawn ones with 1 - (1 - f)^k.
+(--keep_every). Its steps are computed from the first state, by the same job with the same options and engine,
+on this machine: the samples of each step and each recorded state are compared. If an interval differs, code,
+data, engine, options, versions and machine are compared with those of the run. If all are the same, it is
+computed twice: the same difference is an error of the hardware of the run, another one is an error of this
+machine. Each kept state or file of weights that is not the one that the run recorded is named. A fault in a
+share f of the intervals is in one of k drawn ones with 1 - (1 - f)^k.
 
-Exit codes: 0 equal; 20 a step or a state differs; 21 nothing but samples could be compared; 2 bad input.
+Exit codes: 0 equal; 20 a step, a state or a file differs; 21 steps have no record, or nothing but samples
+could be compared; 2 bad input.
 """
 
 import argparse
@@ -23,6 +25,7 @@ import re
 
 from bootfile.console import outputs
 from bootfile.console.parser import non_negative_int
+from bootfile.ground.errors import print_line
 from bootfile.history import ranges
 from bootfile.history.arguments import make_parser, parse
 
@@ -60,14 +63,17 @@ def main(arguments: list[str]) -> int:
         outputs.check_replaceable(args.to, re.compile(re.escape(_MARK)), args.force)
     from bootfile.history import audit  # imports torch, which --help does not need
 
-    every = audit.find_intervals(args.run)
+    records = audit.read_records(args.run)
+    for line in records.altered:
+        print_line(f"altered: {line}")
+    every = records.intervals
     if args.steps:
         steps = ranges.parse("--steps", args.steps)
         chosen = audit.choose(every, min(steps), max(steps), args.run)
     else:
         chosen = audit.draw(every, args.share, args.seed)
     audit.audit(args.run, chosen, args.keep, args.job, args.processes, options)
-    text, code = audit.conclude(chosen, every)
+    text, code = audit.conclude(chosen, records)
     print(text)
     if args.to:
         result = {
@@ -77,6 +83,7 @@ def main(arguments: list[str]) -> int:
             "exit code": code,
             "seed": args.seed,
             "intervals": len(every),
+            "altered": records.altered,
             "share of the steps": audit.find_share(chosen, every),
             "computed": [dataclasses.asdict(interval) | {"cause": interval.cause} for interval in chosen],
         }

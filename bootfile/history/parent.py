@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from bootfile.exact import digest, digest_lines, files
-from bootfile.ground import git
+from bootfile.exact import digest_lines, files, recorded
 from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.numbers import part_of
-from bootfile.receipt import kinds, origins, shard_lines, starts
+from bootfile.history import ranges
+from bootfile.receipt import origins, shard_lines, starts
 from bootfile.receipt.reading import read_records
 from bootfile.receipt.records import PARTS
 
@@ -56,7 +56,8 @@ class Parent:
             newest = last
             if step is not None:
                 newest = step
-        # this verifies files until one is whole: a damaged state is passed over, and printed
+        # this verifies files until one is right: a state that is damaged, or that the run has not recorded
+        # so, is passed over, and printed
         self.path, self.state, self.run = self._find_state(paths, newest)
         if step is None and not self.path:
             raise BadInput(f"--from {folder}: no checkpoint can be used: name the step with --at_step N")
@@ -80,7 +81,7 @@ class Parent:
             if files.step_of(path) > step:
                 continue
             try:
-                facts = files.verify(path)
+                facts = recorded.verify(path)
             except files.Refused as reason:
                 print_line(f"checkpoint refused: {path}: {reason}")
                 continue
@@ -113,9 +114,34 @@ class Parent:
         return [step for step, sums in self._records.items() if step <= self.step and not sums.any()]
 
     @property
-    def compared(self) -> int:
-        """Return the number of states that are compared."""
-        return len([number for number in self._digests if self.state < number <= self.step])
+    def unrecorded(self) -> str:
+        """Return the steps from the one after `state` to `step` whose samples the receipt does not have, such
+        as "11-20"; "" without any."""
+        steps = range(self.state + 1, self.step + 1)
+        return ranges.describe(step for step in steps if step not in self._records)
+
+    @property
+    def compared(self) -> tuple[int, int]:
+        """Return the numbers of steps whose samples are compared, and of states."""
+        steps = [number for number in self._records if self.state < number <= self.step]
+        states = [number for number in self._digests if self.state < number <= self.step]
+        return len(steps), len(states)
+
+    def read_code(self) -> dict[str, str]:
+        """Return the digests of the modules with which the run has made the steps after `state` (code.py); {}
+        if no checkpoint has them."""
+        # a checkpoint after these steps is of the start that made them; that of `state` may be of another one
+        paths = reversed(files.list_newest_first(os.path.join(self.folder, "checkpoints")))
+        for path in [*(path for path in paths if files.step_of(path) > self.state), self.path]:
+            if not path:
+                continue
+            try:
+                code = files.read(path, whole=False).get("code")
+            except files.Refused:
+                continue
+            if code:
+                return dict(code)
+        return {}
 
     def check(self, folder: str, step: int, line: dict[str, Any]) -> str:
         """Return the first difference of the steps that were computed again up to a step, in words, or "".
@@ -145,10 +171,7 @@ class Parent:
             facts.insert(0, shards)
         elif shards:
             facts.append(shards)
-        return (
-            f"{self._title} {', and '.join(facts)}: the code, the versions or the kind of machine changed, "
-            f"or the state or an old step was damaged. Without the steps between: --at_step {self.state}"
-        )
+        return f"{self._title} {', and '.join(facts)}. Without the steps between: --at_step {self.state}"
 
     def _read_shards(self) -> dict[int, list[int]]:
         """Return the sums of the shards by step, of the steps whose start has recorded them: a start without
@@ -197,53 +220,13 @@ class Parent:
                 names.append(f"{', '.join(of_rank)} (rank {rank} of {size})")
         return f"{word} {' and '.join(names)} of step {step}"
 
-    def compare_code(self, script: str) -> str:
-        """Return in words how the commit of a script is not the one that the start recorded, or ""."""
-        before = self.start.get("code")
-        now = git.find_commit(script)
-        if not before or before == now:
-            return ""
-        shown = "no commit"
-        if now:
-            shown = f"commit {now}"
-        return f"The code of the run was commit {before}, and {script} has {shown}"
-
-    def find_alteration(self) -> str:
-        """Return in words how the state of step `state` is not the one that the run recorded when it saved
-        it; "" if it is, or if that cannot be told."""
-        if not self.path:
-            return ""
-        whole = files.read(self.path, whole=False)
-        if whole.get("shards"):  # its tensors are in files of their own, with checksums
-            return ""
-        changed = self._find_changed(self.state, digest.summarize(self.state, whole["objects"]))
-        if not changed:
-            return ""
-        return (
-            f"the state of step {self.state} is not the one that the run recorded when it saved it "
-            f"({changed}): the file was altered since, or state.jsonl was"
-        )
-
     def _find_changed(self, step: int, line: dict[str, Any]) -> str:
         """Return which parts of a state differ from those recorded after a step, in words; "" if none does,
         or if nothing comparable was recorded. line: the digest of the state."""
         known = self._digests.get(step)
-        if known is None or known.get("format") != line["format"] or known["digest"] == line["digest"]:
+        if known is None:
             return ""
-        # the digest has decided; the parts only tell where
-        names = []
-        for name in line["parts"].keys() | known["parts"].keys():
-            if known["parts"].get(name) != line["parts"].get(name):
-                names.append(name)
-        names.sort()
-        names.sort(key=kinds.find_kind)  # a learning rate is a cause, and the weights are its effects
-        first = "a part"  # a digest may name no parts
-        if names:
-            first = names[0]
-        more = ""
-        if len(names) > 1:
-            more = f" and {len(names) - 1} more parts"
-        return f"{first}{more}, digest {line['digest'][:8]} for {known['digest'][:8]}"
+        return recorded.describe_change(known, line)
 
     @property
     def _title(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bootfile.receipt.kinds import HYPERPARAMETER
+from bootfile.exact.kinds import HYPERPARAMETER
 from bootfile.receipt.weights import Difference, describe_numbers
 
 Step = dict[str, Any]  # a line of traced.py

@@ -6,10 +6,10 @@ import re
 from typing import Any, NamedTuple
 
 from bootfile.exact import digest_lines
+from bootfile.exact.kinds import find_kind
 from bootfile.ground.files import explained, read_json_lines
 from bootfile.machine.differences import first_difference
 from bootfile.receipt import starts
-from bootfile.receipt.kinds import find_kind
 from bootfile.receipt.reading import bad_input, find_receipt, read
 from bootfile.receipt.steps import compare
 

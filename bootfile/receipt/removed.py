@@ -8,6 +8,7 @@ import numpy as np
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained, read_file, write_atomic
+from bootfile.ground.numbers import counted
 
 FILE = "removed.txt"
 _MOST = 2**30  # bytes of a file of ids
@@ -60,6 +61,4 @@ def describe(ids: np.ndarray) -> str | None:
 
 def count(samples: int) -> str:
     """Return "1 sample" or "2 samples"."""
-    if samples == 1:
-        return "1 sample"
-    return f"{samples} samples"
+    return counted(samples, "sample")

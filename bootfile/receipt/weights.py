@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from bootfile.exact import digest, files
+from bootfile.exact.kinds import COUNTER, OTHER, RANDOM, find_kind
 from bootfile.ground.errors import BadInput
-from bootfile.receipt.kinds import COUNTER, OTHER, RANDOM, find_kind
 
 _TORCH_STATES = (16, 5048, 5056)  # bytes of torch.get_rng_state() of a GPU and of a CPU
 _PYTHON_STATE = 625  # numbers in random.getstate()

@@ -5,6 +5,7 @@ each epoch and best.pth after the best.
 """
 
 import dataclasses
+import functools
 import math
 import os
 import shlex
@@ -14,13 +15,14 @@ from typing import Any
 import torch
 
 from bootfile.console.words import mask_words
-from bootfile.exact import digest
+from bootfile.exact import digest, files, recorded
 from bootfile.exact.choose import newest
 from bootfile.exact.events import Events, stopped_line
 from bootfile.exact.files import write_weights
 from bootfile.exact.loop import Exact, NotSaved
 from bootfile.exact.nonfinite import Diverged
 from bootfile.exact.processes import Due, Processes
+from bootfile.ground.again import refusal
 from bootfile.ground.errors import BadInput
 from bootfile.machine import instructions
 from bootfile.processes import ranks, signals, stuck
@@ -62,6 +64,16 @@ class _Options:
     epoch_steps: int | None = None
     partial_weights: bool = False
     prof: int | None = None
+
+
+def _compare_with_record(path: str) -> None:
+    """Raise BadInput if a file is a checkpoint, and not the state that its run has recorded."""
+    if not os.path.exists(f"{path}.json"):
+        return
+    try:
+        recorded.verify(path)
+    except files.Refused as reason:
+        raise refusal(f"--resume {path}: {reason}", reason) from None
 
 
 class Checkpointer(Events):
@@ -347,7 +359,7 @@ class Checkpointer(Events):
         written = ""  # only the digest
         if self.args.epoch_weights:
             written = name
-        exact.saver.save_weights(written, step, average, capture_objects, write)
+        exact.saver.save_weights(written, step, exact.state.run, average, capture_objects, write)
 
     def stop_early(self, evaluations: int | None) -> bool:
         """Save and return True if the last `evaluations` were not better than the best before them; None:
@@ -471,7 +483,12 @@ class Checkpointer(Events):
 
     def _resume_to_evaluate(self) -> int:
         """Load only weights, for --evaluate, and return the last step. Raises BadInput."""
-        self._load_weights(self.args.weights or newest(self._wanted), complete=True)
+        path = self.args.weights
+        if not path:
+            path = newest(self._wanted)
+            # on purpose --weights takes those of any run
+            ranks.call_on_first(functools.partial(_compare_with_record, path))
+        self._load_weights(path, complete=True)
         # Exact.begin() is not called: nothing is trained, and a signal only ends the evaluation.
         signals.watch(self.args.grace, ranks.store())
         self.log.start(self.loader, self.total_steps or 0, self.total_steps)

@@ -19,9 +19,11 @@ from typing import Any
 
 from bootfile.exact.forked import Forked, Plan
 from bootfile.exact.state import RunState
+from bootfile.ground import git
 from bootfile.ground.errors import BadInput
+from bootfile.ground.numbers import counted
 from bootfile.ground.results import checkpoints
-from bootfile.history import compute, ranges
+from bootfile.history import changes, compute, ranges
 from bootfile.history.parent import Parent, read_starts
 from bootfile.machine.differences import THREADS
 from bootfile.processes import ranks
@@ -30,10 +32,13 @@ from common.checkpoint.scores import Scores
 from common.console import arguments
 from common.console.arguments import OPERATION
 from common.ground.files import is_url
+from common.run import environment
 from common.run.run import Run
 
 _SKIPPED = "list of skipped steps"  # a name in the identity
 _COMPUTED = ".fork"  # in the folder of the new run, until it has begun
+# options that change the bits of a step although a restart may change them
+_COMPUTE_OTHERWISE = ("compile", "grad_checkpointing")
 # options that belong to one start, or to its place
 _OF_A_START = {
     "output_dir", "resume", "evaluate", "from_run", "at_step", "skip_steps", "without", "prof", "init_method",
@@ -68,6 +73,9 @@ def inherit(args: argparse.Namespace) -> dict[str, Any]:
         # without a state at or before the step, nothing else names the threads of the run
         given = start["settings"].get("threads")
         settings = {**start["settings"], "threads": start["environment"].get(THREADS, given)}
+        # backends round pixels differently: the steps are computed with the one that was used
+        if settings.get("data_backend") == "auto" and start.get("data backend"):
+            settings["data_backend"] = start["data backend"]
     # not inherited: options of one start, such as its folder, and values that the record shows as ***
     defaults = {}
     for name, value in settings.items():
@@ -121,6 +129,7 @@ class Fork:
         self._without = without
         self._args = run.args
         self._say = say
+        self._exact: Any = None  # from settle() on
         self._folder = run.output.folder
         self._parent: Parent | None = None  # on rank 0, until its step
         self._begins = False  # this start is the first one with a state of its own
@@ -187,7 +196,9 @@ class Fork:
         return path or "never"
 
     def settle(self, exact: Forked, step: int) -> None:
-        """Tell the loop what it has to do, on every rank, when it has restored the state after `step`."""
+        """Tell the loop what it has to do, on every rank, when it has restored the state after `step`. Raises
+        BadInput."""
+        self._exact = exact
         # only rank 0 has read the old run
         if self._parent and step < self._parent.step:
             points = [point for point in self._parent.points if point > step]
@@ -203,7 +214,13 @@ class Fork:
         exact.state.identity.pop(_SKIPPED, None)
         if self._args.skip_steps:
             exact.state.identity[_SKIPPED] = self._args.skip_steps
-            skipped = [*skipped, *ranges.parse("--skip_steps", self._args.skip_steps)]
+            steps = ranges.parse("--skip_steps", self._args.skip_steps)
+            if max(steps) > exact.most_steps:
+                raise BadInput(
+                    f"--skip_steps {self._args.skip_steps}: the run ends at step {exact.most_steps}: expected "
+                    "earlier steps"
+                )
+            skipped = [*skipped, *steps]
         removes = None
         if self._without:
             removes = self._without.takes_all
@@ -218,17 +235,41 @@ class Fork:
     def check(self, step: int, line: dict[str, Any]) -> str:
         """Return the first difference from the old run up to a step; see Forked."""
         assert self._parent is not None
-        difference = self._parent.check(self._folder, step, line)
-        if not difference and step == self._parent.step:
-            states = self._parent.compared
-            plural = "s"
-            if states == 1:
-                plural = ""
+        parent = self._parent
+        difference = parent.check(self._folder, step, line)
+        if difference:
+            found = "; ".join(changes.find(parent, self._describe_start()))
+            if found:
+                difference += f"{changes.NOT_THE_SAME}{found}"
+        elif step == parent.step:
+            samples, states = parent.compared
+            steps = f"steps {parent.state + 1}-{step}"
+            text = f"{steps} are those of {parent.folder}"
+            if parent.unrecorded:
+                text = (
+                    f"warning: it is not known that {steps} are those of {parent.folder}: steps "
+                    f"{parent.unrecorded} have no record"
+                )
             self._say(
-                f"steps {self._parent.state + 1}-{step} are those of {self._parent.folder}: the same "
-                f"samples, and the same state in {states} comparison{plural}"
+                f"{text}; compared and the same: the samples of {counted(samples, 'step')}, and "
+                f"{counted(states, 'state')}"
             )
         return difference
+
+    def _describe_start(self) -> dict[str, Any]:
+        """Return what this start computes with; see changes.find()."""
+        exact = self._exact
+        given = arguments.settings(self._args)
+        settings = arguments.without_operation(self._args, given)
+        settings |= {name: given[name] for name in _COMPUTE_OTHERWISE if name in given}
+        return {
+            "modules": exact.state.code,
+            "code": git.find_commit(sys.argv[0]),
+            "training data": exact.loader.receipt.fingerprint,
+            "data backend": getattr(exact.loader, "backend", ""),
+            "settings": {name: value for name, value in settings.items() if name not in _OF_A_START},
+            "environment": environment.facts(),
+        }
 
     def _find_facts(self, known: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the facts of the run in the folder. Raises BadInput if it did not begin as this one."""

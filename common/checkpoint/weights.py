@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bootfile.exact import dtensors
+from bootfile.exact import dtensors, recorded
 from bootfile.exact import files as checkpoint
 from bootfile.exact.foreign_files import CONVERT
 from bootfile.ground.errors import BadInput, import_optional, in_one_line, printable
@@ -148,6 +148,7 @@ def _read_content_once(path: str) -> Any:
                 checkpoint.verify(path)
             else:
                 _check_crc(path)
+                recorded.check_weights(path)
     except checkpoint.Refused as error:
         from bootfile.ground.again import refusal
 

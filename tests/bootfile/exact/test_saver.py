@@ -40,12 +40,12 @@ def test_reports_and_the_end_of_an_epoch_do_not_wait_for_the_writes_before(tmp_p
     saver._pool.submit(go.wait)
     saver.save_checkpoint(5, "run", lambda: _state(5, weight), True)
     weight += 1  # a job may write other weights than those that it has saved
-    saver.save_weights("epoch_1.pth", 5, None, lambda: _state(5, weight)["objects"], write)
+    saver.save_weights("epoch_1.pth", 5, "run", None, lambda: _state(5, weight)["objects"], write)
     weight += 1
     saver.collect()
     assert not written and saver.durable == 0 and not go.is_set()
     go.set()
-    saver.save_weights("epoch_2.pth", 9, None, lambda: _state(9, weight)["objects"], write)
+    saver.save_weights("epoch_2.pth", 9, "run", None, lambda: _state(9, weight)["objects"], write)
     assert saver.finish() == [] and saver.durable == 5
     assert written == [[1.0] * 4, [2.0] * 4]
     assert files.read(str(tmp_path / "checkpoints" / "step_5.pt"))["objects"]["model"]["weight"].sum() == 0
@@ -61,7 +61,7 @@ def test_weights_that_cannot_be_copied_do_not_touch_the_checkpoint_in_flight(tmp
         raise MemoryError("no memory")
 
     saver.save_checkpoint(5, "run", lambda: _state(5, torch.zeros(4)), True)
-    saver.save_weights("epoch_1.pth", 5, None, fail, lambda tensors: None)
+    saver.save_weights("epoch_1.pth", 5, "run", None, fail, lambda tensors: None)
     go.set()
     (reason,) = saver.finish()
     assert names(reason, "epoch_1.pth", "not saved", "no memory")

@@ -27,7 +27,7 @@ OTHER = STATE | {"digest": "bb", "parts": {"model.fc": "2"}}
         (
             {5: OLD[5], 6: [5, 6, 0, 8]},
             STATE,
-            r"step 6 .*other gradients.*step 6 is the same:",
+            r"step 6 .*other gradients.*step 6 is the same\.",
         ),
         (
             OLD,
@@ -36,8 +36,8 @@ OTHER = STATE | {"digest": "bb", "parts": {"model.fc": "2"}}
         ),
         (OLD, STATE, ""),
         # nothing is known of the shards of step 5
-        ({6: OLD[6]}, OTHER, r"\(model\.fc, digest bb for aa\): "),
-        ({5: [1], 6: [2]}, OTHER, r"\(model\.fc, digest bb for aa\): "),
+        ({6: OLD[6]}, OTHER, r"\(model\.fc, digest bb for aa\)\. "),
+        ({5: [1], 6: [2]}, OTHER, r"\(model\.fc, digest bb for aa\)\. "),
         # steps that are not asked for
         ({4: [0, 0, 0, 0], 7: [0, 0, 0, 0]}, STATE, ""),
     ],
