@@ -217,8 +217,8 @@ class Fork:
             steps = ranges.parse("--skip_steps", self._args.skip_steps)
             if max(steps) > exact.most_steps:
                 raise BadInput(
-                    f"--skip_steps {self._args.skip_steps}: the run ends at step {exact.most_steps}: expected "
-                    "earlier steps"
+                    f"--skip_steps {self._args.skip_steps}: the run ends at step {exact.most_steps}: "
+                    "expected earlier steps"
                 )
             skipped = [*skipped, *steps]
         removes = None
