@@ -91,6 +91,7 @@ class Peers:
         self._cycle = 0  # the number of the last question
         self._is_open = False  # it has no line yet
         self._asked_at = 0.0
+        self._moved_at = 0.0  # Watch.at when this rank answered
         self._silent_since: float | None = None
 
     def list_node(self) -> list[list[int]]:
@@ -149,6 +150,7 @@ class Peers:
     def _answer(self, watch: "Watch", now: float) -> dict[str, Any]:
         """Say where this rank is, in the store and to the ranks of this node."""
         state = watch.describe(now) | {"cycle": self._cycle, "at": now}
+        self._moved_at = watch.at
         text = json.dumps(state)
         memory_files.replace(self._mine["mail"], text)
         self._board.write(f"state/{self.rank}", text)
@@ -203,6 +205,8 @@ class Peers:
         answers = [state for state in states if state.get("cycle") == self._cycle]
         longest = max([state.get("idle", 0.0) for state in answers], default=0.0)
         moves = any(state["moves"] for state in answers) and not watch.is_last_chance(longest)
+        # the answers are some seconds old: a step may have ended since
+        moves = moves or watch.at > self._moved_at
         places = {}
         for rank in range(count):
             has_left = texts[2 * count + rank] == _DONE
@@ -293,6 +297,15 @@ class Peers:
         with contextlib.suppress(OSError), open(f"/proc/{facts['pid']}/fd/{facts[name]}", "rb") as file:
             return file.read(_MOST_DUMP).decode(errors="replace")
         return ""
+
+    def note_pause(self, seconds: float | None) -> None:
+        """Tell the others that this rank did not run for some seconds; None: it is no longer news."""
+        self._board.write(f"pause/{self.rank}", "" if seconds is None else f"{seconds:.0f}")
+
+    def all_paused(self) -> bool:
+        """Return whether all ranks have noted a pause; False as well if the store does not answer."""
+        answers = self._board.read(*(f"pause/{rank}" for rank in range(len(self.facts))))
+        return bool(answers) and all(answers)
 
     def name(self, members: list[int]) -> str:
         """Return "rank 3 on node b" or "ranks 0-2, 4". The node is named if there are several, and all

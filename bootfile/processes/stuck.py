@@ -51,6 +51,7 @@ _MOST_GROUPS = 12  # of ranks in a line
 _MOST_WORKERS = 16  # of a loader whose stacks are written
 _WORKER_ANSWER = 1.0  # seconds
 _FAREWELL = 2.0  # seconds that the end waits for the thread
+_NEWS = 10.0  # seconds after a pause in which the other ranks may note theirs
 # free on Linux: it makes a worker of a loader write its stacks. The signals of real time have no other use.
 _SIGNAL = getattr(signal, "SIGRTMAX", 0) - 5
 _CONTACT = re.compile(
@@ -88,6 +89,7 @@ class Watch:
         self._main = threading.get_ident()
         self._is_stopped = threading.Event()
         self.floor = 0.0  # time.monotonic() at which this process continued, if it was stopped itself
+        self._pause = 0.0  # seconds for which it was stopped, until that is told
         self._next = 0.0  # seconds without progress after which the next line is due; 0: none was due
         self._armed_at = 0.0
         self._armed_for = 0.0  # the seconds of the timer; 0: it does not run
@@ -189,11 +191,37 @@ class Watch:
             now = time.monotonic()
             if now - began > pause + max(3.0, 3 * pause):  # this process was stopped, or its lock was held
                 self.floor = now
+                self._note_pause(now - began)
             if not self._is_stopped.is_set():
                 self._look(now)
 
+    def _note_pause(self, seconds: float) -> None:
+        """Note that no thread of this process ran for some seconds."""
+        status = os.fstat(self.dump)
+        # C code that held the lock of Python: the timer has written long before the process continued
+        was_held = status.st_size > 0 and time.time() - status.st_mtime > seconds / 4
+        if not 0 < self._after <= seconds or was_held:
+            return
+        memory_files.replace(self.dump)
+        self._pause = seconds
+        if self._peers:
+            self._peers.note_pause(seconds)
+
+    def _tell_pause(self, now: float) -> None:
+        """Print a line if all ranks were stopped at once: none of them could say that the run is stuck."""
+        if self._peers is None or (self._peers.rank == 0 and self._peers.all_paused()):
+            who = "all ranks were" if self._peers else "the process was"
+            text = f"nothing moved for {self._pause:.0f} s at step {self.step + 1}"
+            print_line(f"{text}: {who} stopped at once")
+            self._pause = 0.0
+        elif now - self.floor > _NEWS:
+            self._pause = 0.0
+            self._peers.note_pause(None)
+
     def _look(self, now: float) -> None:
         """Do what is due: the thread calls it in each of its rounds."""
+        if self._pause:
+            self._tell_pause(now)
         if waits.batches != self._batches:  # an evaluation reads batches
             self._batches = waits.batches
             self.at = max(self.at, now)

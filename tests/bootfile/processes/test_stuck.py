@@ -8,16 +8,17 @@ import re
 import signal
 import sys
 import threading
+import time
 import types
 
 import psutil
 import pytest
 import torch
 
-from bootfile.processes import memory_files, speaker, stacks
+from bootfile.processes import memory_files, peers, speaker, stacks
 from bootfile.processes.stacks import IN, WAITS, Place
 from bootfile.processes.stuck import Watch, compose
-from tests.conftest import ROOT, finish, read_until, start, start_ranks, wait_until
+from tests.conftest import ROOT, finish, is_stopped, read_until, start, start_ranks, wait_until
 
 LOOP = """
 import ctypes, os, sys, time, torch
@@ -195,6 +196,40 @@ def test_two_ranks_of_which_the_last_one_hangs(tmp_path, kind):
         jobs[1].send_signal(signal.SIGCONT)
         read_until(jobs[0], "^the run moves again")
     wait_until((tmp_path / "OUT" / "stuck" / "rank_0.txt").exists, jobs[0])
+    end(jobs)
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_a_run_that_has_moved_since_the_question_is_not_stuck(tmp_path, monkeypatch, capfd, moves):
+    """The answers of the ranks are some seconds old when the line is due."""
+    store = torch.distributed.HashStore()
+    monkeypatch.setattr(peers.ranks, "store", lambda: store)
+    facts = [{"host": "h", "node": rank, "machine": rank, "pid": 0, "name": "test"} for rank in range(2)]
+    facts[0] |= {"dump": memory_files.make("stacks"), "mail": memory_files.make("place")}
+    watch = Watch(str(tmp_path), 4, 2.0, False, peers.Peers(facts, tells_ends=False))
+    now = time.monotonic()
+    watch.at = now - 90
+    watch._look(now)  # it asks
+    state = {"verb": IN, "name": "f (a.py:1)", "moves": False, "idle": 90.0, "step": 4, "cycle": 1}
+    watch._peers._board.write("state/1", json.dumps(state))
+    if moves:
+        watch.note(5)
+    watch._look(now + 5)
+    assert ("stuck for" in capfd.readouterr().out) == (not moves)
+    watch._peers.leave(False)
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.thorough)])
+def test_a_run_whose_ranks_were_all_stopped_says_so(tmp_path, ranks):
+    jobs, _ = begin(tmp_path, "data", ranks)
+    for job in jobs:
+        job.send_signal(signal.SIGSTOP)
+    wait_until(lambda: all(is_stopped(job.pid) for job in jobs))
+    time.sleep(8)  # that much was lost
+    for job in jobs:
+        job.send_signal(signal.SIGCONT)
+    line = read_until(jobs[0], "^nothing moved for")[-1]
+    assert int(re.search(r"for (\d+) s", line)[1]) >= 7
     end(jobs)
 
 
