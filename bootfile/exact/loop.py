@@ -172,6 +172,7 @@ class Exact:
         if isinstance(criterion, torch.nn.Module) and criterion.state_dict():
             state["criterion"] = criterion
         self.state = RunState(state, identity, settings, learned, loader.sampling)
+        self.state.attributes = getattr(loader, "loop_attributes", None)
         if isinstance(keep_every, Interval):
             keep_every = keep_every.steps(len(loader))
         self._keep_every = keep_every or 0  # the same on all ranks; the saver of rank 0 may know another
@@ -260,6 +261,7 @@ class Exact:
         living = self.processes.restore(self)
         if living is not None:
             return living
+        start.compare_data(self)
         step = start.restore(self)
         self.keep_machines(self.machines.history)
         return step
@@ -281,6 +283,8 @@ class Exact:
             self.say(ladder.describe(self.saver, self.total_steps, size, self.state.objects.values()))
         # from here on this loader seeds the process at each batch; that of an evaluation does not
         self.loader.lead(step, self.evaluate_every)
+        if self.state.attributes:
+            self.state.attributes.end_epoch()  # what the program has set before the training is its own
         self._first = step + 1
         self.reports.first = self._first
         self._ended = step
@@ -298,7 +302,9 @@ class Exact:
             signals.watch(self.grace, self.processes.signal_store())
             if ranks.world_size() == 1 and not self.processes.may_change:
                 # several processes would have to agree on a step
-                waits.serve_when_stopped(self._save_while_waiting, self._save_before_end)
+                waits.serve_when_stopped(
+                    self._save_while_waiting, self._save_before_end, only_evaluates=self.lock is None
+                )
         self.processes.begin(self, step)
         from bootfile.processes import stuck  # it is loaded before a run hangs
 

@@ -10,6 +10,7 @@ from bootfile.exact.choose import choose
 from bootfile.exact.state import SavedState
 from bootfile.ground.errors import BadInput
 from bootfile.ground.results import refuse_links
+from bootfile.machine import facts
 from bootfile.processes import ranks
 
 if TYPE_CHECKING:
@@ -47,8 +48,47 @@ def restore(run: "Exact") -> int:
         if state.get("epoch_ended"):
             run.loader.leaves_out_ended = True  # type: ignore[attr-defined]  # our Loader has it
         history = state.get("machines", [])
+        _restore_attributes(run, state.get("attributes", {}))
     run.machines.settle(step, history, run.has_shards)
     return step
+
+
+def _restore_attributes(run: "Exact", values: dict[str, Any]) -> None:
+    """Set the attributes of the data set that the loop had changed, and say it."""
+    if not values or run.state.attributes is None:
+        return
+    run.state.attributes.restore(values)
+    shown = ", ".join(f"{name} = {value!r:.40}" for name, value in values.items())
+    run.say(f"restored what the loop changes in its data set: {shown}")
+
+
+def compare_data(run: "Exact") -> None:
+    """Raise BadInput on every rank if a rank has other data, labels or settings of the sampler than rank 0.
+    Call it on every rank before the first step."""
+    mine = getattr(run.loader, "compared_data", None)
+    if ranks.world_size() == 1:
+        return
+    level = facts.aten_instructions()
+    every = ranks.gather_objects((mine, level))
+    first, level_of_first = every[0]
+    for rank, (other, level_of_rank) in enumerate(every):
+        if not first or not other:
+            continue
+        for name, here in first.items():
+            there = other.get(name, "missing")
+            if here == there:
+                continue
+            text = f"rank {rank} has other training data than rank 0: its {name} is {there}, not {here}"
+            if name == "digest" and level_of_rank != level_of_first:
+                run.say_once(
+                    f"warning: {text}. Their CPUs have other instructions, and items that a program computes "
+                    "may have other bits. If the data are others, stop it now"
+                )
+                continue
+            raise BadInput(
+                f"{text}. Class numbers from the order of a set, and files in the order of a listing, differ "
+                "from process to process: sort them"
+            )
 
 
 def warn_of_generators(run: "Exact") -> None:

@@ -9,6 +9,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from bootfile.exact import code, digest, dtensors, files
+from bootfile.exact.marks import read_mark
 from bootfile.exact.optimizer_steps import find_optimizers
 from bootfile.exact.order import Order, order_of
 from bootfile.exact.schedules import ScheduleState, beginning, plain
@@ -27,6 +28,16 @@ class Extras(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the values from a whole SavedState."""
+
+
+class LoopAttributes(Protocol):
+    """What a loop changes in its data set (bootfile/loaders/loop_attributes.py)."""
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, values: dict[str, Any]) -> None: ...
+
+    def end_epoch(self) -> None: ...
 
 
 class _WholeState(TypedDict):
@@ -62,6 +73,7 @@ class SavedState(_WholeState, total=False):
     order: the names of what is kept by position; version 0.33 was the first that wrote it.
     began: name -> state of each further schedule before the first step; version 0.43 was the first.
     epoch_ended: `step` ends an epoch, and the code of the loop after it has run; version 0.46 was the first.
+    attributes: path -> value of what the loop has changed in its data set; version 0.50 was the first.
     code: the digests of the script and its modules (code.py); version 0.47 was the first.
     """
 
@@ -69,6 +81,7 @@ class SavedState(_WholeState, total=False):
     order: Order
     began: dict[str, dict[str, Any]]
     epoch_ended: bool
+    attributes: dict[str, Any]
     code: dict[str, str]
 
 
@@ -105,6 +118,7 @@ class RunState:
         self.bad_steps = 0  # steps that were skipped
         self.bad_in_a_row = 0
         self.extras: Extras | None = None
+        self.attributes: LoopAttributes | None = None  # those of the data set that the loop changes
         self.is_other_machine = False  # the one of the checkpoint had another instruction set
         self.generators: list[str] = []  # names of those that were added, in their order
         self._notes: list[str] = []  # what restore() has to say
@@ -140,12 +154,14 @@ class RunState:
             began=self._began,
             code=self.code,
         )
+        if self.attributes and (values := self.attributes.state()):
+            state["attributes"] = values
         state.update(self.counts())  # type: ignore[typeddict-item]  # the extras have names of their own
         return state
 
     def outline(self) -> list[tuple[str, str]]:
         """Return (name, text) of the calls of the schedule, and of each value of torch's objects. The text is
-        another one if the value was changed in place. The elements of tensors are not read."""
+        another one if the value was changed in place. Of a tensor a few elements are read."""
         outline = [("the scheduler", repr(self.schedule.state()["calls"]))]
         # an object of the user may count seconds, or hold long lists
         parts = {name: value.state_dict() for name, value in self.objects.items() if _is_torchs(value)}
@@ -154,8 +170,8 @@ class RunState:
                 continue
             if not isinstance(leaf, torch.Tensor):
                 outline.append((name, repr(leaf)))
-            elif not leaf.is_inference():  # one that is has no version
-                outline.append((name, f"{leaf._version}"))
+            else:
+                outline.append((name, read_mark(leaf)))
         return outline
 
     @functools.cached_property

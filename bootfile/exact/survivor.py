@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from bootfile.exact import files
+from bootfile.exact.marks import Marks
 from bootfile.exact.statistics import copy_all
 from bootfile.ground.errors import print_line
 from bootfile.ground.files import PARTIAL, lock, write_atomic
@@ -44,7 +45,7 @@ class _Finished(NamedTuple):
     """
 
     step: int
-    marks: list[int]
+    marks: tuple[Any, ...]
     schedule: dict[str, Any]
     counts: dict[str, Any]
     groups: dict[str, list[dict[str, Any]]]
@@ -84,6 +85,7 @@ class Survivor:
         self._buffers: list[torch.Tensor] = []  # buffers of the model
         self._copies: list[torch.Tensor] = []  # their values after the last finished step
         self._tensors: list[torch.Tensor] = []
+        self._marks = Marks([])  # of these
         self._has_marks = True  # changes of all tensors can be noticed
         self._finished: _Finished | None = None
         self._lacks = _NOT_WHOLE  # why there is none after a step
@@ -147,6 +149,7 @@ class Survivor:
             self._list_tensors()
             self._copies = [torch.empty_like(buffer) for buffer in self._buffers]
             self._has_marks = all(map(_is_plain, self._tensors))
+            self._marks = Marks(self._tensors)
         if not self._has_marks:
             return
         if self._buffers:
@@ -164,7 +167,7 @@ class Survivor:
         for name, value in state.objects.items():
             if isinstance(value, torch.optim.Optimizer):
                 groups[name] = [_without_parameters(group) for group in value.param_groups]
-        self._finished = _Finished(step, self._mark(), state.schedule.state(), state.counts(), groups)
+        self._finished = _Finished(step, self._marks.read(), state.schedule.state(), state.counts(), groups)
 
     def record(self, step: int, ends_part: bool) -> None:
         """Extend the receipt, if it is due. All ranks call it after a step, and wait for each other.
@@ -267,7 +270,7 @@ class Survivor:
         before = [id(tensor) for tensor in [*self._tensors, *self._buffers]]
         self._list_tensors()
         now = [id(tensor) for tensor in [*self._tensors, *self._buffers]]
-        if now != before or self._mark() != finished.marks:
+        if now != before or self._marks.read() != finished.marks:
             return "the step that was lost has changed the state already"
         return ""
 
@@ -283,11 +286,6 @@ class Survivor:
                 self._buffers += value.buffers()
             else:
                 self._tensors += value.buffers()
-
-    def _mark(self) -> list[int]:
-        """Return numbers that change when a tensor is written or gets other memory."""
-        marks = [tensor._version for tensor in self._tensors]
-        return marks + [tensor.data_ptr() for tensor in self._tensors]
 
 
 def _send_from_first(tensors: list[torch.Tensor]) -> None:

@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput, Unavailable
+from bootfile.loaders.loop_attributes import LoopAttributes
 from bootfile.processes import ranks, waits
-from bootfile.processes.waits import waiting
 from bootfile.receipt.receipt import Receipt, sums_of_ids
 from bootfile.sampling import generators
 from bootfile.sampling.plan import Batch, Plan
@@ -126,6 +126,8 @@ class Loader:
     `is_in_epoch`: the caller iterates it, and its batches have not ended. `has_left_epoch`: since its last
     batch the caller has asked epochs_from() for the next epoch. `leaves_out_ended`: epochs_from() begins with
     the next epoch if the step that it gets ends one.
+    `loop_attributes`: what the loop changes in a data set of its own; None without one.
+    `compared_data`: what must be the same on all ranks, name -> plain value; None if each has its own data.
     `reads_again`: a restart adds the samples of steps that the receipt lacks, see lead().
     """
 
@@ -151,7 +153,15 @@ class Loader:
         self.backend = ""
         self.removal: Any = None
         self.is_removed = False
+        data_set = getattr(engine, "data_set", None)
+        # what the loop changes in a data set of its own
+        self.loop_attributes = None if data_set is None else LoopAttributes(data_set)
+        self.compared_data: dict[str, Any] | None = self._describe_data()
         self._ahead = 1 if device.type != "cpu" else 0  # on the CPU a batch ahead would only use memory
+
+    def _describe_data(self) -> dict[str, Any]:
+        # lists and labels first: they tell more than the digest of all
+        return {**self.receipt.further, "digest": self.receipt.fingerprint, **self.sampling}
 
     def seek(self, step: int) -> None:
         """Set the position: the next batch is that of global step `step`, counted from 0."""
@@ -352,6 +362,9 @@ class Loader:
                 "early or iterate it a second time; open another loader for that"
             )
         self.is_in_epoch = True
+        watches = self.loop_attributes if generators.leads(self) else None
+        if watches:
+            watches.begin_epoch()
         shards = itertools.cycle(range(self._shards))
         # if the caller leaves the epoch early, the engine ends its work here
         with contextlib.closing(self._copies()) as copies:
@@ -394,6 +407,8 @@ class Loader:
         if missing > 0:
             raise RuntimeError(f"the data of epoch {epoch} ended at step {step}, {missing} steps too early")
         self.is_in_epoch = False
+        if watches:
+            watches.end_epoch()
         # what the loop draws before the next epoch, as in an evaluation, is the same after a restart
         self._seed(epoch, generators.EPOCH_END)
 
@@ -418,19 +433,20 @@ class Loader:
         step was saved."""
         # without workers, the engine reads items in this process, and they may draw
         random_numbers = contextlib.nullcontext() if generators.may_seed(self) else generators.restored()
+        is_training = generators.may_seed(self)
         try:
             # the thread of the loop waits here; a request to stop may be served meanwhile (waits.py)
-            with random_numbers, waiting():
+            with random_numbers, waits.waiting(is_training):
                 return next(copies, None)
         except Unavailable:
-            waits.call_before_end()
+            waits.call_before_end(is_training)
             raise
         except (RuntimeError, OSError) as error:
             line = self._explain_workers(error)
             if line:
                 raise NotDelivered(line) from error
             if isinstance(error, OSError):  # raised by a DataLoader of the user
-                waits.call_before_end()
+                waits.call_before_end(is_training)
             raise
 
     def _explain_workers(self, error: Exception) -> str:

@@ -71,7 +71,10 @@ def map_style_loader(
     size = len(dataset)  # type: ignore[arg-type]
     index = Index(size, fetcher.fingerprint, class_names_of(dataset), further)
     plan = Plan(index, sampler, draw_seeds)
-    return Loader(MapStyle(workers, fetcher), plan, device)
+    loader = Loader(MapStyle(workers, fetcher), plan, device)
+    if not fetcher.is_stable and loader.compared_data:
+        del loader.compared_data["digest"]  # two ranks may read an item differently, as two starts
+    return loader
 
 
 class Seeds(NamedTuple):
@@ -104,6 +107,7 @@ class Fetcher:
         self._rows: np.ndarray | None = None
         if collate_fn is None:
             self._table, self._rows = _table_of(dataset)
+        self.is_stable = True  # items are the same when they are read again
         self._draws = False  # whether an item has used a global generator
 
     @functools.cached_property
@@ -128,6 +132,7 @@ class Fetcher:
         self.__dict__["fingerprint"] = digest  # the cached_property
         if not changed and any(other_digest != digest for other_digest, _, _ in results[1:]):
             changed = f"a sample of {self._name} differs in two workers"
+        self.is_stable = not changed
         if changed and ranks.is_first():
             print_line(
                 f"warning: {changed}: it depends on something that is not seeded, such as a counter, the "
@@ -350,6 +355,7 @@ class MapStyle(WorkerEngine):
     def __init__(self, workers: Any, fetcher: Fetcher):
         super().__init__(workers, fetcher)
         self._fetcher = fetcher
+        self.data_set = fetcher.dataset
         self.collate_fn = fetcher.collate_fn
         self.explain = fetcher.explain
 

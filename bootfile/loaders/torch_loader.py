@@ -75,7 +75,11 @@ def torch_loader(
     if batch:
         further["batch of collate_fn"] = batch
     plan = Plan(Index(steps.size, digest, further=further), steps)
-    return Loader(TorchBatches(loader, is_stable), plan, device)
+    made = Loader(TorchBatches(loader, is_stable), plan, device)
+    # a sampler that divides the data among the ranks has their number; else each rank may have its own data
+    if not any(hasattr(part, "num_replicas") for part in (loader.sampler, loader.batch_sampler)):
+        made.compared_data = None
+    return made
 
 
 def _name_choices(loader: DataLoader[Any]) -> dict[str, Any]:
@@ -204,6 +208,7 @@ class TorchBatches(Engine):
         self.repeated: list[np.ndarray] = []
         self.first_repeated = 0
         self._loader = loader
+        self.data_set = loader.dataset
         self.collate_fn = loader.collate_fn
         self._held: list[generators.Generator] = []
 

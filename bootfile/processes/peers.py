@@ -305,7 +305,7 @@ class Peers:
     def all_paused(self) -> bool:
         """Return whether all ranks have noted a pause; False as well if the store does not answer."""
         answers = self._board.read(*(f"pause/{rank}" for rank in range(len(self.facts))))
-        return bool(answers) and all(answers)
+        return answers is not None and all(answers)
 
     def name(self, members: list[int]) -> str:
         """Return "rank 3 on node b" or "ranks 0-2, 4". The node is named if there are several, and all

@@ -14,19 +14,22 @@ _serve: Callable[[], object] | None = None  # function of the last serve_when_st
 reads: dict[int, tuple[float, str]] = {}  # thread -> start, name of the sample that it reads
 batches = 0  # waits that have begun: stuck.py sees that they do
 before_next: list[Callable[[], object]] = []  # see call_before_next()
+_only_evaluates = False  # see serve_when_stopped()
 _before_end: Callable[[], object] | None = None  # its function for data that cannot be read
 
 
 @contextlib.contextmanager
-def waiting() -> Iterator[None]:
+def waiting(is_training: bool = True) -> Iterator[None]:
     """Wait in this block. It does not end while a request to stop is served.
 
     The thread of the loop calls it around each wait for a batch: else two threads could save at once.
+    is_training: the batch is one of the training. While a loop of one's own waits for one of an evaluation,
+    nothing is saved: its model may hold other weights, and what follows the evaluation is a part of the step.
     """
     global batches
     batches += 1
     # released for the wait: the thread of _wait() may save only while the loop computes nothing
-    is_held = _working.locked()
+    is_held = _working.locked() and _may_save(is_training)
     if is_held:
         _working.release()
     try:
@@ -44,23 +47,32 @@ def call_before_next() -> None:
         before_next.pop()()
 
 
-def call_before_end() -> None:
+def call_before_end(is_training: bool = True) -> None:
     """Save what the loop has done. A loader calls it in the thread of the loop before it raises Unavailable,
-    which ends the loop. Nothing happens in a job of several processes, or before the training."""
-    if _before_end:
+    which ends the loop. Nothing happens in a job of several processes, or before the training. is_training:
+    as for waiting()."""
+    if _before_end and _may_save(is_training):
         _before_end()
 
 
-def serve_when_stopped(serve: Callable[[], object], before_end: Callable[[], object]) -> None:
+def _may_save(is_training: bool) -> bool:
+    return is_training or _only_evaluates
+
+
+def serve_when_stopped(
+    serve: Callable[[], object], before_end: Callable[[], object], only_evaluates: bool = False
+) -> None:
     """Call serve() in a thread if the process is asked to stop while the calling thread is in waiting().
-    before_end: see call_before_end().
+    before_end: see call_before_end(). only_evaluates: an evaluation changes nothing that a checkpoint holds,
+    and a restart repeats it, as that of a job.
 
     The loop calls it when training begins, in a job of one process: several would have to agree on a step.
     The calling thread continues when serve() returns. A process may call this again, as a notebook does: the
     last function counts.
     """
-    global _serve, _before_end
+    global _serve, _before_end, _only_evaluates
     is_first = _serve is None
+    _only_evaluates = only_evaluates
     _serve = serve
     _before_end = before_end
     if is_first:

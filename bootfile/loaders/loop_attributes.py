@@ -1,0 +1,84 @@
+"""Find the attributes of a data set that the loop changes between epochs, such as a counter of the epochs.
+
+A checkpoint has their values, and a restart sets them again. Only numbers, text and None count, in the data
+set and in the objects that it holds. What reading an item changes does not count: it would be another thing
+to restore a cache or an open file.
+"""
+
+import types
+from typing import Any
+
+import torch
+
+_DEPTH = 3  # attributes of attributes: those of a transform, of the data set in a Subset
+_PLAIN = (bool, int, float, str, types.NoneType)
+_WITHOUT = (type, types.ModuleType, types.FunctionType, types.MethodType, torch.Tensor)
+
+Values = dict[str, Any]  # "rollout" or "transform.p" -> value
+
+
+class LoopAttributes:
+    """The attributes of `owner`, a data set, that the loop has changed. names: their paths.
+
+    The training loader calls begin_epoch() before it reads the first batch of an epoch, and end_epoch() after
+    the last one: what differs between them was changed by the loop.
+    """
+
+    def __init__(self, owner: Any):
+        self.names: set[str] = set()
+        self._owner = owner
+        self._before: Values | None = None  # at the last end_epoch(); None: the training has not begun
+        self._is_reading = False
+
+    def begin_epoch(self) -> None:
+        """Look for changes since the last epoch, or since the training began."""
+        self._look()
+        self._is_reading = True
+
+    def end_epoch(self) -> None:
+        """Note the present values, also when the training begins: what the program sets before is its own."""
+        self._before = _read(self._owner)
+        self._is_reading = False
+
+    def state(self) -> Values:
+        """Return the present values of the attributes that the loop has changed."""
+        self._look()
+        now = _read(self._owner) if self.names else {}
+        return {name: now[name] for name in sorted(self.names) if name in now}
+
+    def _look(self) -> None:
+        if self._is_reading or self._before is None:
+            return
+        for name, value in _read(self._owner).items():
+            if name not in self._before or not _are_equal(self._before[name], value):
+                self.names.add(name)
+
+    def restore(self, values: Values) -> None:
+        """Set attributes to the values of a checkpoint. One whose object does not exist is left out."""
+        for path, value in values.items():
+            *objects, name = path.split(".")
+            owner = self._owner
+            for part in objects:
+                owner = getattr(owner, part, None)
+            if owner is not None:
+                setattr(owner, name, value)
+                self.names.add(path)
+
+
+def _are_equal(first: Any, second: Any) -> bool:
+    """Return whether two values are of one type and equal; a NaN is equal to a NaN."""
+    return type(first) is type(second) and (first == second or (first != first and second != second))
+
+
+def _read(owner: Any, depth: int = _DEPTH, path: str = "") -> Values:
+    """Return the plain attributes of an object and of the objects in it, by their paths."""
+    values: Values = {}
+    attributes = getattr(owner, "__dict__", None)
+    if not isinstance(attributes, dict) or isinstance(owner, _WITHOUT):
+        return values
+    for name, value in list(attributes.items()):  # a copy: a thread may change them meanwhile
+        if type(value) in _PLAIN:
+            values[path + name] = value
+        elif depth > 1:
+            values |= _read(value, depth - 1, f"{path}{name}.")
+    return values
