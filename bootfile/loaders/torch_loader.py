@@ -4,6 +4,7 @@ At the start of each epoch all generators are seeded, and those that the loader 
 before each batch. A restart within an epoch reads the epoch's first batches again, and passes over them.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -165,6 +166,16 @@ def find_fingerprint(loader: DataLoader[Any]) -> tuple[str, str, bool]:
     return COMPUTED + digest, batch, not unstable
 
 
+def _find_order(loader: DataLoader[Any]) -> Any:
+    """Return what decides how many batches an epoch of a DataLoader has, of torch or of the user."""
+    if isinstance(loader.dataset, IterableDataset):
+        return loader.dataset
+    order: Any = loader.batch_sampler
+    if order is None or type(order).__module__.startswith("torch."):  # that counts those of the sampler
+        return loader.sampler
+    return order
+
+
 def _read_nothing(ids: np.ndarray) -> list[Any]:
     return []
 
@@ -211,6 +222,8 @@ class TorchBatches(Engine):
         self.data_set = loader.dataset
         self.collate_fn = loader.collate_fn
         self._held: list[generators.Generator] = []
+        self._order = _find_order(loader)
+        self._has_looked = False  # whether there are more batches than the length says
 
     def run(self, plan: Plan) -> Data:
         """Yield the rest of an epoch. Ids are hashes of the samples."""
@@ -239,9 +252,11 @@ class TorchBatches(Engine):
             if not self._loader.num_workers:  # the steps of the training draw in this process, too
                 self._seed(sampler, step, _READ)
             batch = next(batches, None)
-            # fewer batches than the length says: Loader raises for the steps that are missing
             if batch is None:
-                return
+                raise BadInput(
+                    f"{type(self._order).__name__} ended after {step - begin} batches, and its len() is "
+                    f"{len(sampler)}: let len() return the number of batches of each epoch"
+                )
             if step < first and not compares:
                 continue
             # a DataLoader does not tell which samples it has read, so their contents are the ids
@@ -251,6 +266,21 @@ class TorchBatches(Engine):
                 self.repeated.append(ids)
             else:
                 yield Batch(ids, np.zeros_like(ids), ()), pair_of(batch)
+        self._look_for_more(batches, len(sampler))
+
+    def _look_for_more(self, batches: Iterator[Any], count: int) -> None:
+        """Print a warning if an order of the user has more batches than its length says: at the end of the
+        first epoch that this process reads."""
+        if self._has_looked or type(self._order).__module__.startswith("torch."):
+            return
+        self._has_looked = True
+        with generators.restored():
+            if next(batches, None) is not None and ranks.is_first():
+                name = type(self._order).__name__
+                print_line(
+                    f"warning: {name} has more batches than its len() of {count}: those after them are left "
+                    "out of each epoch. Let len() return their number"
+                )
 
     def example(self, count: int) -> Any:
         """Return the inputs of the first `count` samples of the data set."""

@@ -16,10 +16,14 @@ def decay(text: str) -> float:
     return value
 
 
+_STATISTICS = ("running_mean", "running_var")  # buffers of a normalisation
+
+
 class MovingAverage(AveragedModel):
-    """The exponential moving average of a model's weights and buffers, which begins with the first step.
+    """The exponential moving average of a model's weights and running statistics, from the first step on.
 
     module: the average, a model. decay: the share of the average that remains in each step, 0..1.
+    Other buffers are copied: a mean of counters, or of the unit vectors of a spectral norm, has no meaning.
     state_dict() is that of torch's AveragedModel.
     """
 
@@ -34,20 +38,25 @@ class MovingAverage(AveragedModel):
 
         found_inf: Checkpointer.found_inf, a float [] on the device: 1 if the step was skipped; then the
         average does not change. The host does not wait for it. The average equals that of torch up to
-        rounding; integers, which count batches, are copied.
+        rounding.
         """
+        averages = [average.detach() for average in self.module.parameters()]
+        currents = [current.detach() for current in model.parameters()]
+        copied = []
+        buffers = zip(self.module.named_buffers(), model.buffers(), strict=True)
+        for (name, average), current in buffers:
+            if name.rpartition(".")[2] in _STATISTICS:
+                averages.append(average)
+                currents.append(current)
+            else:
+                copied.append((average, current))
         if found_inf is None:
             super().update_parameters(model)
+        # after it: that of torch averages all buffers of floats
+        for average, current in copied:
+            average.copy_(current)
+        if found_inf is None:
             return
-        averaged = [*self.module.parameters(), *self.module.buffers()]
-        averages = []
-        currents = []
-        for average, current in zip(averaged, [*model.parameters(), *model.buffers()], strict=True):
-            if current.is_floating_point():
-                averages.append(average.detach())
-                currents.append(current.detach())
-            else:
-                average.copy_(current)
         # 0 in a step that was skipped, which only the device knows: the host does not ask it
         taken = 1 - found_inf
         differences = torch._foreach_sub(currents, averages)

@@ -106,10 +106,11 @@ def has_local_rank_0() -> bool:
 
 
 def count_restarts(env: Mapping[str, str]) -> int:
-    """Return how often Slurm or torchrun has restarted this job."""
-    by_slurm = count_in(env, "SLURM_RESTART_COUNT") or 0
-    by_torchrun = count_in(env, "TORCHELASTIC_RESTART_COUNT") or 0
-    return max(by_slurm, by_torchrun)
+    """Return how often Slurm, torchrun or ModelArts has restarted this job."""
+    restarts = [count_in(env, name) or 0 for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")]
+    # ModelArts counts from 1 how often it has scheduled the job, and started its command in this container
+    starts = [count_in(env, name) or 1 for name in ("MA_SCHEDULE_CNT", "MA_PROC_START_CNT")]
+    return max(*restarts, *(count - 1 for count in starts))
 
 
 def whole(env: Mapping[str, str], name: str, default: int | None = None) -> int:

@@ -1,5 +1,7 @@
 """A DataLoader whose batches would be others after a restart is refused, with a line that says what to do."""
 
+import contextlib
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -35,3 +37,35 @@ def test_items_that_are_no_pair_are_refused_with_the_way_out_of_this_loader():
     with pytest.raises(BadInput, match=r"list of 3: .*the loader a collate_fn"):
         for _ in loader.epochs_from(0):
             next(iter(loader))
+
+
+class _Bound:
+    """A batch sampler of six batches whose length is only a bound."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        return iter([place, place + 1] for place in range(0, 12, 2))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("length", [4, 6, 8])
+def test_a_batch_sampler_whose_length_is_a_bound(length, workers, capfd):
+    data = TensorDataset(torch.arange(12.0), torch.arange(12))
+    batches = DataLoader(data, batch_sampler=_Bound(length), num_workers=workers)
+    loader = torch_loader(batches, torch.device("cpu"), epochs=2)
+    read = []
+    with contextlib.suppress(BadInput) if length == 8 else contextlib.nullcontext():
+        for _ in loader.epochs_from(0):
+            read.append(len(list(loader)))
+    assert read == {4: [4, 4], 6: [6, 6], 8: []}[length]
+    shown = capfd.readouterr().out
+    assert shown.count("_Bound has more batches than its len() of 4") == (length == 4)
+    if length == 8:
+        loader.seek(0)
+        with pytest.raises(BadInput, match=r"_Bound ended after 6 batches, and its len\(\) is 8"):
+            list(loader)

@@ -55,4 +55,31 @@ def test_where_the_host_decides_it_is_the_average_of_torch():
         loss.backward()
         optimizer.step()
         theirs.update_parameters(model)
-    assert all(torch.equal(tensor, ours.state_dict()[name]) for name, tensor in theirs.state_dict().items())
+    counter = "module.1.num_batches_tracked"  # torch averages this number, too
+    names = theirs.state_dict().keys() - {counter}
+    assert all(torch.equal(theirs.state_dict()[name], ours.state_dict()[name]) for name in names)
+    assert ours.state_dict()[counter] == 8
+
+
+@pytest.mark.parametrize("is_on_device", [False, True])
+@pytest.mark.parametrize(
+    "norm", [torch.nn.utils.spectral_norm, torch.nn.utils.parametrizations.spectral_norm], ids=["old", "new"]
+)
+def test_the_vectors_of_a_spectral_norm_are_copied(norm, is_on_device):
+    """The mean of unit vectors is no unit vector: the average would be divided by a wrong norm."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        norm(torch.nn.Linear(8, 8)), torch.nn.BatchNorm1d(8), norm(torch.nn.Linear(8, 1))
+    )
+    average = MovingAverage(model, 0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    found_inf = torch.zeros(()) if is_on_device else None
+    for _ in range(20):
+        model(torch.randn(16, 8)).square().mean().backward()
+        optimizer.step()
+        average.update_parameters(model, found_inf)
+    ours = dict(average.module.named_buffers())
+    copied = [name for name, value in model.named_buffers() if torch.equal(value, ours[name])]
+    assert set(ours) - set(copied) == {"1.running_mean", "1.running_var"}
+    vectors = [value for value in ours.values() if value.ndim == 1 and value.numel() > 1 and value.min() < 0]
+    assert len(vectors) > 1

@@ -133,13 +133,21 @@ def test_a_file_system_that_is_not_mounted(tmp_path, monkeypatch):
     output.Output(str(place / "run")).hold()
 
 
-@pytest.mark.parametrize("variable", ["SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"])
-def test_a_restart_that_finds_no_results(variable, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    "variable, first",
+    [
+        ("SLURM_RESTART_COUNT", 0),
+        ("TORCHELASTIC_RESTART_COUNT", 0),
+        ("MA_SCHEDULE_CNT", 1),
+        ("MA_PROC_START_CNT", 1),
+    ],
+)
+def test_a_restart_that_finds_no_results(variable, first, tmp_path, monkeypatch, capsys):
     run, args = output.Output(str(tmp_path / "run")), argparse.Namespace(resume="auto")
-    monkeypatch.setenv(variable, "0")
+    monkeypatch.setenv(variable, str(first))
     resume.take_output(args, run, lambda start: True)
     assert "warning" not in capsys.readouterr().out
-    monkeypatch.setenv(variable, "2")
+    monkeypatch.setenv(variable, str(first + 2))
     resume.take_output(args, run, lambda start: True)
     assert re.search(f"warning: restart 2 .*{run.folder} .*no results", capsys.readouterr().out)
     (tmp_path / "run/starts.jsonl").write_text('{"settings": {}, "environment": {}}\n')
