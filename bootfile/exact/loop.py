@@ -163,9 +163,14 @@ class Exact:
         self.lock: FolderLock | None = None  # a job holds the folder of its output itself
         if self.compares_saved:
             folder = os.path.abspath(folder)  # the loop may change the working directory
-            self.lock = FolderLock(
-                folder, f"{folder} belongs to another run that is running: give each run a folder of its own"
-            )
+            advice = "give each run a folder of its own"
+            if ranks.world_size() == 1 and int(os.environ.get("WORLD_SIZE") or 1) > 1:
+                said = " ".join(f"{name}={os.environ.get(name)}" for name in ("RANK", "WORLD_SIZE"))
+                advice = (
+                    f"{said}: a launcher started several processes that do not know each other: call "
+                    "torch.distributed.init_process_group() before Exact(...)"
+                )
+            self.lock = FolderLock(folder, f"{folder} belongs to another run that is running: {advice}")
 
         # what a checkpoint holds; add() may add to it until resume()
         state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "receipt": loader.receipt}

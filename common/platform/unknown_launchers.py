@@ -26,6 +26,10 @@ _LAUNCHERS = re.compile(  # launchers whose rank above 0 is a sign without a siz
 )
 
 
+# ranks that a process manager sets for each process; only its library knows their number
+_OF_MANAGERS = ("PMIX_RANK", "PMI_RANK")
+
+
 def refuse(env: Mapping[str, str], claim: platforms.Claim | None) -> None:
     """Raise BadInput if this is one of several processes, and the claim does not describe them. Otherwise
     each of them would train alone, and they would write into one folder."""
@@ -59,7 +63,8 @@ def _refuse_batch_script(env: Mapping[str, str]) -> None:
 
 def _find_signs(env: Mapping[str, str], claim: platforms.Claim | None) -> set[str]:
     """Return the names of the variables that show that this is one of several processes: a size above 1 of a
-    launcher, a rank with such a size, and a rank above 0 of a launcher that gives no size (PMI_RANK=1)."""
+    launcher, a rank with such a size, a rank above 0 of a launcher that gives no size, and any rank of a
+    process manager if no launcher gives a size (PMIX_RANK=0)."""
     signs = set()
     for row in platforms.MPI.values():
         size_name = row.split()[1]
@@ -77,6 +82,9 @@ def _find_signs(env: Mapping[str, str], claim: platforms.Claim | None) -> set[st
             signs |= {name, *sizes}
         elif _is_above(env, name, 0) and _LAUNCHERS.match(name):
             signs.add(name)
+    # a rank of 0 without any size: the others are refused, and this one would train alone
+    if claim is None and not signs and not any(row.split()[1] in env for row in platforms.MPI.values()):
+        signs.update(name for name in _OF_MANAGERS if env.get(name, "").strip().isdigit())
     if "," in env.get("TPU_WORKER_HOSTNAMES", ""):
         signs.add("TPU_WORKER_HOSTNAMES")
     for name in ("TF_CONFIG", "CLUSTER_SPEC"):

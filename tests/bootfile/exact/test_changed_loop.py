@@ -219,6 +219,9 @@ def test_two_loops_with_one_folder(tmp_path):
         (tmp_path / "loop.py").write_text(LOOP)
         error = run("loop.py", "99", cwd=tmp_path, env=environment(**PATH), code=1).stderr
         assert re.search(r"OUT belongs to another run\b.*running", error)
+        ranked = environment(**PATH, RANK="1", WORLD_SIZE="2")
+        error = run("loop.py", "99", cwd=tmp_path, env=ranked, code=1).stderr
+        assert re.search("OUT belongs .*RANK=1 WORLD_SIZE=2.*init_process_group", error)
     finally:
         first.kill()
         first.wait()
