@@ -2,7 +2,10 @@
 
 import argparse
 import contextlib
+import getpass
 import importlib
+import os
+import tempfile
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -10,6 +13,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from bootfile.exact.buckets import backward_without_trace
+from bootfile.ground.errors import print_line
 from bootfile.processes import ranks
 from common.distributed import barrier
 from common.platform.platforms import has_local_rank_0
@@ -61,20 +65,25 @@ def compile_module(
         wrapper = forward
         module = forward.module
     reason = ""  # why this rank cannot compile the module
+
+    def compile_once() -> torch.nn.Module:
+        # torch.compile() raises if Python is too new for torch
+        fast = cast(torch.nn.Module, torch.compile(module, mode=mode, dynamic=False))
+        if wrapper:
+            wrapper.module = fast
+            fast = wrapper
+        _configure(len(examples))
+        # a collective of a rank that can compile would wait for a rank that cannot
+        with wrapper.no_sync() if wrapper else contextlib.nullcontext():
+            for example in examples:
+                backward_without_trace(fast, module, example, _PASSES)
+        return fast
+
     # two turns: the other processes of a node find the results of the first one in a cache
     for is_first in (True, False):
         if has_local_rank_0() == is_first:
             try:
-                # torch.compile() raises if Python is too new for torch
-                fast = cast(torch.nn.Module, torch.compile(module, mode=mode, dynamic=False))
-                if wrapper:
-                    wrapper.module = fast
-                    fast = wrapper
-                _configure(len(examples))
-                # a collective of a rank that can compile would wait for a rank that cannot
-                with wrapper.no_sync() if wrapper else contextlib.nullcontext():
-                    for example in examples:
-                        backward_without_trace(fast, module, example, _PASSES)
+                fast = _with_empty_cache_after_error(compile_once)
             except Exception as error:  # the compiler raises many types: training continues without it
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         barrier.wait_for_all("compiled first" if is_first else "compiled", "to compile")
@@ -82,11 +91,36 @@ def compile_module(
     if not reasons:
         return fast
     # one rank with the compiled module would run other kernels than the rest
-    log(f"not compiled: {reasons[0]}")
+    log(f"not compiled: {reasons[0]}. Its kernels round differently from those of a compiled run")
     torch._dynamo.reset()
     if wrapper:
         wrapper.module = module
     return forward
+
+
+def _with_empty_cache_after_error(compile_once: Callable[[], torch.nn.Module]) -> torch.nn.Module:
+    """Return compile_once(). If it fails with the files of torch's cache, call it again with an empty cache:
+    a full disk or a kill may have cut a file, and torch writes none again that is there."""
+    try:
+        return compile_once()
+    except Exception:
+        utils: Any = importlib.import_module("torch._inductor.utils")
+        empty = getattr(utils, "fresh_cache", None) or getattr(utils, "fresh_inductor_cache", None)
+        cache = _find_cache()
+        if empty is None or not os.path.isdir(cache) or not os.listdir(cache):
+            raise
+        torch._dynamo.reset()
+        with empty(delete=False):  # kernels may be loaded from it later
+            compiled = compile_once()
+        print_line(f"warning: torch's compile cache {cache} has a damaged file, and was not used: delete it")
+        return compiled
+
+
+def _find_cache() -> str:
+    """Return the folder of torch's compile cache."""
+    # as torch names it; its function has moved between versions
+    default = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+    return os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default
 
 
 def _configure(shapes: int) -> None:
