@@ -6,6 +6,7 @@ from bootfile.prove import surroundings
 
 REFERENCE = "reference"  # the run with which most others are compared
 KILLED = "killed and restarted"
+STOPPED = "stopped by SIGTERM and restarted"
 SAME_THREADS = f"{KILLED}, with the same number of threads"  # runs only if KILLED differs
 PROCESSES = "--processes_per_node"
 REPLACED = "killed processes are replaced, the others stay alive"
@@ -23,6 +24,7 @@ class Case(NamedTuple):
     option: of the job, for a job of Bootfile.
     value, other: those of the option; the second one is used if the reference has the first one.
     kills: number of SIGKILLs.
+    stops: number of SIGTERMs, at moments that are no writes of files.
     against: name of the run with which it is compared.
     damages: tensors of its checkpoint that are changed: "largest", "all" or "" (none).
     changes: names of `surroundings`, what is changed around the job; another number of threads: at a restart.
@@ -36,6 +38,7 @@ class Case(NamedTuple):
     value: str = ""
     other: str = ""
     kills: int = 0
+    stops: int = 0
     against: str = REFERENCE
     damages: str = ""
     changes: tuple[str, ...] = ()

@@ -55,6 +55,8 @@ def main(arguments: list[str], find_modules: Callable[[str], Modules] = find_mod
     add("--check", metavar="FILE", help="run nothing; show what has changed since the proof.json of --to")
     add("--force", action="store_true", help="replace the files even if they are not those of a proof")
     add("--kills", type=positive_int, default=3, help="SIGKILLs, each after another checkpoint (default: 3)")
+    help = "also SIGTERMs of a script without Bootfile, at other moments than a write (default: 0)"
+    add("--stops", type=positive_int, metavar="N", help=help)
     add("--keep", metavar="FOLDER", help="keep the runs in this new or empty folder (default: temporary)")
     add("--compare", metavar="FILES", help='for a script without Bootfile: its weights, as "OUT/*.pt"')
     add("--resume_with", metavar="OPTIONS", help="for a script without Bootfile: options of a restart")
@@ -75,4 +77,6 @@ def main(arguments: list[str], find_modules: Callable[[str], Modules] = find_mod
         raise BadInput(f"{args.job}: no such file")
     if (args.compare is None) != (args.resume_with is None):
         raise BadInput("expected --compare FILES together with --resume_with OPTIONS")
+    if args.stops and not args.compare:
+        raise BadInput("--stops needs --compare FILES: a job of Bootfile saves at the end of a step")
     return runs.run(args, arguments[split + 1 :], find_modules)

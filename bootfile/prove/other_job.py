@@ -4,10 +4,12 @@ import contextlib
 import itertools
 import json
 import os
+import random
 import re
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
 
@@ -17,7 +19,7 @@ from bootfile.exact import files
 from bootfile.ground.errors import BadInput
 from bootfile.processes import sessions
 from bootfile.prove import causes, surroundings, trial
-from bootfile.prove.cases import AGAIN, DAMAGED, KILLED, REFERENCE, Case
+from bootfile.prove.cases import AGAIN, DAMAGED, KILLED, REFERENCE, STOPPED, Case
 from bootfile.prove.damage import change, describe
 from bootfile.prove.job import Job
 from bootfile.prove.modules import find_modules
@@ -50,6 +52,7 @@ class OtherJob(Job):
         *,
         compare: str,
         resume_with: str,
+        stops: int = 0,
     ):
         super().__init__(script, options, root, kills)
         folder = re.split(r"[*?\[]", compare)[0]
@@ -62,12 +65,17 @@ class OtherJob(Job):
             raise BadInput(f"{self._output} exists: move it away, because each run writes its own")
         self.weights = os.path.relpath(compare, self._output)
         self._resume_with = shlex.split(resume_with)
+        self._stops = stops
         self._writes = 0  # how many files the reference writes
+        self._seconds = 0.0  # that the reference takes
         self._is_read = False  # whether a restart has read a damaged file
         self.unchecked += [f"{what}: not known" for what in _NOT_KNOWN]
 
     def plan(self) -> list[Case]:
-        return [AGAIN, Case(KILLED, kills=self.kills, changes=(surroundings.THREADS,)), DAMAGED]
+        cases = [AGAIN, Case(KILLED, kills=self.kills, changes=(surroundings.THREADS,))]
+        if self._stops:
+            cases.append(Case(STOPPED, stops=self._stops))
+        return [*cases, DAMAGED]
 
     def run(self, case: Case) -> str:
         with self._working_folder(case) as place:
@@ -90,6 +98,8 @@ class OtherJob(Job):
 
         place: the folder in which the script works, if it is another one. Raises trial.Failed, NotRun.
         """
+        if case.stops:
+            return self._run_with_stops(case, place), 0
         if not case.kills:
             return self._run_once(case, place, [])
         # by written files, because the steps are not known; not at the ends, where nothing is lost
@@ -117,8 +127,8 @@ class OtherJob(Job):
         def watch() -> float:
             """Return the number of files of tensors that were written: a kill waits for the first one."""
             is_whole = False
-            for path, inode, time in self._versions():
-                writes.add((inode, time))
+            for path, inode, changed in self._versions():
+                writes.add((inode, changed))
                 is_whole = is_whole or path in names
             # the only file may have the name under which it is written, and no restart would find it
             if len(writes) < 2 and not is_whole:
@@ -159,13 +169,52 @@ class OtherJob(Job):
             if damaged:
                 progress = watch_nothing
             start = self._start(case, place)
+            began = time.monotonic()
             killed = trial.run(command, self._log(case.name), progress, kills, after_kill, start)
+        if case.name == REFERENCE:
+            self._seconds = time.monotonic() - began
         self._is_read = bool(read)
         self._restore_damaged(damaged, before & self._versions())
         if case.kills:
             left.append(self._read_left())
             done = self._describe_kills(killed, left)
         return done, len(writes)
+
+    def _run_with_stops(self, case: Case, place: str | None) -> str:
+        """Run a case with SIGTERMs at random moments of its starts, and return what was done."""
+        begin = self._start(case, place)
+        began = 0.0
+
+        def start(command: list[str], mark: str, output: IO[Any]) -> Any:
+            nonlocal began
+            began = time.monotonic()
+            return begin(command, mark, output)
+
+        def watch() -> float:
+            return time.monotonic() - began
+
+        def after_stop() -> list[str]:
+            if any(map(self._load, self._files())):
+                return self._restart()
+            return self.command()
+
+        self._record(case, self.command(), self._restart())
+        stopped: list[float] = []
+        # a start may take less time than the reference, which was the first one
+        for share in (0.8, 0.4, 0.2):
+            draw = random.Random(0)
+            moments = [self._seconds * share * draw.uniform(0.2, 1) for _ in range(case.stops)]
+            shutil.rmtree(os.path.join(place or "", self._output), ignore_errors=True)
+            stopped = trial.run(
+                self.command(), self._log(case.name), watch, moments, after_stop, start, stops=True
+            )
+            if stopped:
+                break
+        if not stopped:
+            self.doubts.append(f"{case.name}: the script had ended before: let it train longer")
+            return "no SIGTERM"
+        times = ", ".join(f"{moment:.1f}" for moment in stopped)
+        return f"SIGTERM after {times} s of a start, each with a restart"
 
     def _has_room(self) -> bool:
         """Return whether another copy of the output folder takes a small part of the disk."""

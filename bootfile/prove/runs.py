@@ -66,7 +66,13 @@ def run(
         job: Job
         if args.compare:
             job = OtherJob(
-                args.job, options, root, args.kills, compare=args.compare, resume_with=args.resume_with
+                args.job,
+                options,
+                root,
+                args.kills,
+                compare=args.compare,
+                resume_with=args.resume_with,
+                stops=args.stops or 0,
             )
         else:
             job = OwnJob(args.job, options, root, args.kills)
@@ -185,7 +191,7 @@ def _run_all(job: Job) -> list[Row]:
         left = 0.0
         for following in cases[done:]:
             left += seconds
-            if following.kills:  # a killed run makes some steps twice
+            if following.kills or following.stops:  # a killed run makes some steps twice
                 left += seconds
         print(f"[{done + 2}/{len(cases) + 1}] {case.name} (at most {left:.0f} s left)", flush=True)
         row = verdict.run(job, case)

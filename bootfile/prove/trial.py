@@ -6,6 +6,7 @@
 import os
 import random
 import re
+import signal
 import time
 from collections.abc import Callable
 from typing import IO, Any
@@ -15,6 +16,7 @@ from bootfile.ground.exit_codes import explain_exit_code
 from bootfile.processes import sessions
 
 _POLL = 0.005  # seconds: a short job takes a millisecond for a step
+_GRACE = 60.0  # seconds for a program to end after SIGTERM
 # `error: ...` of our loops and of argparse, the last line of a traceback; torchrun puts the rank before it
 _ERROR = re.compile(
     r"(?:\[\w+\]: ?)?((?:\S+: )?error: \S.*|(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception): \S.*)"
@@ -37,6 +39,7 @@ def run(
     kills: list[float],
     after_kill: Callable[[], list[str]],
     start: Callable[[list[str], str, IO[Any]], Any] | None = None,
+    stops: bool = False,
 ) -> list[float]:
     """Run a command to its end, and start it again after each SIGKILL. Return its progress at each SIGKILL.
 
@@ -45,6 +48,7 @@ def run(
     kills: the progress at which all its processes are killed, ascending.
     after_kill: called after each kill; returns the command of the restart.
     start: starts a command; default: sessions.start().
+    stops: send SIGTERM, after which it may save and end by itself, and SIGKILL after 60 s.
     Raises Failed.
     """
     start = start or sessions.start
@@ -63,6 +67,8 @@ def run(
                         break
                     progress = watch()
                     if progress >= target:
+                        if stops:
+                            _stop(task)
                         break
                     time.sleep(_POLL)
             finally:  # also those that the command has left behind
@@ -74,6 +80,14 @@ def run(
             progress_at_kills.append(max(progress, watch()))  # until the signal arrived
             command = after_kill()
     return progress_at_kills
+
+
+def _stop(task: Any) -> None:
+    """Ask the processes of a session to stop, as a platform does, and wait for their end, 60 s at most."""
+    sessions.end([task], signal.SIGTERM)
+    deadline = time.monotonic() + _GRACE
+    while task.poll() is None and time.monotonic() < deadline:
+        time.sleep(_POLL)
 
 
 def lower_bounds(first: int, last: int) -> list[int]:

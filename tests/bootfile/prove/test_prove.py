@@ -641,3 +641,52 @@ def test_the_reason_of_a_failure_is_not_the_banner_of_torchrun(lines, reason, tm
     log = tmp_path / "log"
     log.write_text("\n".join(lines))
     assert trial._failure(["python", "two.py", "OUT"], 1, str(log)) == f"two.py OUT ended with 1: {reason}"
+
+
+STOPPED = """
+import os, signal, sys, time, torch
+
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+inputs = torch.randn(400, 8)
+step = 0
+os.makedirs("OUT", exist_ok=True)
+if "--resume" in sys.argv:
+    state = torch.load("OUT/last.pt")
+    model.load_state_dict(state["model"])
+    step = state["step"]
+
+def save(name):
+    torch.save({"model": model.state_dict(), "step": step}, "OUT/new")
+    os.replace("OUT/new", name)
+
+def stop(*_):
+    save("OUT/last.pt")
+    sys.exit(143)
+
+signal.signal(signal.SIGTERM, stop)
+while step < 40:
+    optimizer.zero_grad()
+    (model(inputs[step * 10 : step * 10 + 10]) - 1).square().mean().backward()
+    optimizer.step()
+    step += 1
+    if step % 5 == 0:
+        save("OUT/last.pt")
+        kept = {name: value.clone() for name, value in model.state_dict().items()}
+        model.weight.data.mul_(HALF)  # an average in the place of the weights, while the loop evaluates
+        time.sleep(0.5)
+        model.load_state_dict(kept)
+save("OUT/final.pt")
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("half", [0.5, 1.0])
+def test_a_script_is_stopped_at_other_moments_than_a_write(tmp_path, half):
+    """Its handler saves the weights that stand in the model during an evaluation."""
+    (tmp_path / "script.py").write_text(STOPPED.replace("HALF", str(half)))
+    options = ("--compare=OUT/final.pt", "--resume_with=--resume", "--kills=1", "--stops=2")
+    shown = proofs.prove(tmp_path / "script.py", *options, cwd=tmp_path, code=20 if half == 0.5 else 0)
+    assert "SIGTERM after" in shown
+    assert (f"differs: {cases.STOPPED}" in shown) == (half == 0.5)
