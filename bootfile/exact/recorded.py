@@ -54,6 +54,21 @@ def check_run(path: str, facts: Mapping[str, Any], lines: _Lines | None = None) 
         )
 
 
+def find_foreign(folder: str) -> str:
+    """Return which kept checkpoint of a run is one of another run, in words; "" if none is. Only the .json
+    files are read."""
+    for path in files.list_newest_first(os.path.join(folder, CHECKPOINTS)):
+        try:
+            facts = files.facts_of(path)
+        except files.Refused:  # it is damaged: a restart names it
+            continue
+        try:
+            check_run(path, {"run": facts.get("run"), "step": files.step_of(path)})
+        except files.Refused as reason:
+            return f"{path}: {reason}"
+    return ""
+
+
 def check_sharded(path: str, state: Mapping[str, Any], is_first: bool) -> str:
     """Return why the state of a sharded model is not the one that the run recorded; "" if it is. Call it on
     every rank: each one sums its parts. Only the answer of the rank with is_first counts."""

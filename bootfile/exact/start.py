@@ -65,9 +65,9 @@ def _restore_attributes(run: "Exact", values: dict[str, Any]) -> None:
 def compare_data(run: "Exact") -> None:
     """Raise BadInput on every rank if a rank has other data, labels or settings of the sampler than rank 0.
     Call it on every rank before the first step."""
-    mine = getattr(run.loader, "compared_data", None)
     if ranks.world_size() == 1:
         return
+    mine: dict[str, Any] = getattr(run.loader, "compared_data", {})
     level = facts.aten_instructions()
     every = ranks.gather_objects((mine, level))
     first, level_of_first = every[0]

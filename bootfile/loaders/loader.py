@@ -127,7 +127,7 @@ class Loader:
     batch the caller has asked epochs_from() for the next epoch. `leaves_out_ended`: epochs_from() begins with
     the next epoch if the step that it gets ends one.
     `loop_attributes`: what the loop changes in a data set of its own; None without one.
-    `compared_data`: what must be the same on all ranks, name -> plain value; None if each has its own data.
+    `shares_data`: all ranks read one data set. `has_stable_items`: an item is the same when it is read again.
     `reads_again`: a restart adds the samples of steps that the receipt lacks, see lead().
     """
 
@@ -156,12 +156,19 @@ class Loader:
         data_set = getattr(engine, "data_set", None)
         # what the loop changes in a data set of its own
         self.loop_attributes = None if data_set is None else LoopAttributes(data_set)
-        self.compared_data: dict[str, Any] | None = self._describe_data()
+        self.shares_data = True
+        self.has_stable_items = True
         self._ahead = 1 if device.type != "cpu" else 0  # on the CPU a batch ahead would only use memory
 
-    def _describe_data(self) -> dict[str, Any]:
-        # lists and labels first: they tell more than the digest of all
-        return {**self.receipt.further, "digest": self.receipt.fingerprint, **self.sampling}
+    @property
+    def compared_data(self) -> dict[str, Any]:
+        """Return what must be the same on all ranks, name -> plain value; {} for data of its own."""
+        if not self.shares_data:
+            return {}
+        compared = dict(self.receipt.further)  # lists and labels first: they tell more than the digest of all
+        if self.has_stable_items:
+            compared["digest"] = self.receipt.fingerprint
+        return compared | self.sampling
 
     def seek(self, step: int) -> None:
         """Set the position: the next batch is that of global step `step`, counted from 0."""

@@ -79,7 +79,7 @@ def torch_loader(
     made = Loader(TorchBatches(loader, is_stable), plan, device)
     # a sampler that divides the data among the ranks has their number; else each rank may have its own data
     if not any(hasattr(part, "num_replicas") for part in (loader.sampler, loader.batch_sampler)):
-        made.compared_data = None
+        made.shares_data = False
     return made
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from bootfile.exact import digest_lines
 from bootfile.exact.kinds import find_kind
 from bootfile.ground.files import explained, read_json_lines
+from bootfile.ground.results import CHECKPOINTS
 from bootfile.machine.differences import first_difference
 from bootfile.receipt import starts
 from bootfile.receipt.reading import bad_input, find_receipt, read
@@ -60,6 +61,15 @@ def compare_runs(first: str, second: str, pattern: str) -> list[Line]:
     return lines
 
 
+def _find_foreign(folder: str) -> str:
+    """Return which kept checkpoint of a run is one of another run, in words; "" if none is."""
+    if not os.path.isdir(os.path.join(folder, CHECKPOINTS)):
+        return ""
+    from bootfile.exact import recorded  # imports torch, which records do not need
+
+    return recorded.find_foreign(folder)
+
+
 def compare_receipts(first: str, second: str) -> tuple[bool, str]:
     """Return (whether the samples of two runs are equal, one line about it). Raises BadInput."""
     first_name = find_receipt(first)
@@ -76,6 +86,15 @@ def compare_states(first: str, second: str) -> tuple[bool, str]:
     first, second: output folders. States are compared at the steps whose digest both runs have. Raises
     BadInput.
     """
+    # a state of another run in a folder may have been continued: then the records are not those of one run
+    foreign = _find_foreign(first) or _find_foreign(second)
+    if foreign:
+        return False, foreign
+    return _compare_digests(first, second)
+
+
+def _compare_digests(first: str, second: str) -> tuple[bool, str]:
+    """Return compare_states() of the lines of state.jsonl."""
     first_lines = digest_lines.read(first, whole=True)
     second_lines = digest_lines.read(second, whole=True)
     # a killed run has digests at other steps than an undisturbed one: its last save is another one

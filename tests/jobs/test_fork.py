@@ -167,6 +167,7 @@ def test_a_state_of_another_run_is_not_continued(old, tmp_path):
     assert "steps 1-8 are computed" in shown
     assert re.search("^differs: .*step_8.pt: .*f0e1", audit(copy, "--steps=1-8", code=DIFFERS), re.M)
     run(*JOB, f"--weights={path}", "--max_steps=2", f"--output_dir={tmp_path}/weights")
+    assert names(run("-m", "launch", "receipt", old, copy, code=1).stdout, "step_8.pt", "f0e1")
 
 
 def names_of_runs(folder) -> set[str]:
