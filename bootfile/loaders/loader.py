@@ -319,8 +319,9 @@ class Loader:
         if step:
             raise BadInput(
                 f"step {step} was read again after the restart, and its samples are not those that it was "
-                "given before: the data, their transform or the number of workers have changed, or an item "
-                "depends on something that is not seeded. Restore them, or begin a new run in another folder"
+                "given before: the data, their transform, weights of the sampler or the number of workers "
+                "have changed, or an item depends on something that is not seeded. Restore them (run.add() "
+                "saves what the loop changes), or begin a new run in another folder"
             )
 
     def share(self) -> None:

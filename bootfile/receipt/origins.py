@@ -32,6 +32,8 @@ def describe_parent(parent: dict[str, Any], last: float) -> str:
     if parent["state"] == parent["step"]:
         return text
     text += f": steps {parent['state'] + 1}-{parent['step']} were computed again, and "
+    if parent.get("unknown"):
+        return text + f"it is not known that they are the same: steps {parent['unknown']} have no record"
     # a run in which they differ ends there
     if last > parent["step"]:
         return text + "are the same"

@@ -121,7 +121,7 @@ class Fork:
 
     run: the job's. say: prints a line on rank 0. without: the samples that the run leaves out, if any.
     `facts`: the "parent" in each line of starts.jsonl: its folder, the name of the run, `step`, and `state`,
-    the step of the checkpoint that was loaded.
+    the step of the checkpoint that was loaded; "unknown": steps between that the old run has not recorded.
     """
 
     def __init__(self, run: Run, say: Any, without: Any = None):
@@ -175,6 +175,8 @@ class Fork:
             "step": parent.step,
             "state": parent.state,
         }
+        if parent.unrecorded:
+            self.facts["unknown"] = parent.unrecorded
         if self._without:
             self._without.identify(state, parent)
         before = parent.settings.get("skip_steps")

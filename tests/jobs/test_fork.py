@@ -189,6 +189,8 @@ def test_what_has_no_record_is_not_known(old, tmp_path):
     assert not re.search("^equal", shown, re.M)
     shown = run(FROM, f"--from={copy}", "--at_step=14", f"--output_dir={tmp_path}/new").stdout
     assert re.search("^warning: .*not known .*steps 9-14 .*steps 11-14 have no record", shown, re.M)
+    judged = run("-m", "launch", "receipt", tmp_path / "new").stdout
+    assert names(judged, "not known", "steps 11-14 have no record")
 
 
 def test_the_cause_of_a_difference_is_named_before_hardware(old, tmp_path):
