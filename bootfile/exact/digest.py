@@ -57,21 +57,23 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from _leaves(f"{name}.{key}", part)
 
 
-def summarize(step: int, objects: dict[str, Any]) -> dict[str, Any]:
+def summarize(step: int, objects: dict[str, Any], is_alone: bool = False) -> dict[str, Any]:
     """Return a line of FILE. objects: those of a checkpoint. If they are sharded, call it on every rank: each
-    rank reads its own part, and one all_reduce adds the sums of all tensors."""
+    rank reads its own part, and one all_reduce adds the sums of all tensors. Otherwise the answer of rank 0
+    counts, or with is_alone that of the only rank that calls it."""
     parts = {}
     whole = hashlib.blake2b(digest_size=8)
     named = sorted(leaves(objects), key=operator.itemgetter(0))
     # one all_reduce for all tensors of a sharded model: each rank adds the bytes of its parts
-    sums = iter(_add_tensors([value for _, value in named if isinstance(value, torch.Tensor)]))
+    tensors = [value for _, value in named if isinstance(value, torch.Tensor)]
+    sums = iter(_add_tensors(tensors, is_alone))
     for name, value in named:
         if isinstance(value, torch.Tensor):
             text = f"{value.dtype} {list(value.shape)} {next(sums)}"
         elif isinstance(value, set):  # its order differs from process to process
             text = repr(sorted(value, key=repr))
         else:
-            text = repr(value)
+            text = repr(value.item() if isinstance(value, np.generic) else value)  # as a checkpoint has it
         # a short digest for each part names what differs; the whole line has one that decides
         digest = hashlib.blake2b(text.encode(), digest_size=16)
         parts[name] = digest.hexdigest()[:8]
@@ -79,7 +81,7 @@ def summarize(step: int, objects: dict[str, Any]) -> dict[str, Any]:
     return {"step": step, "format": FORMAT, "digest": whole.hexdigest(), "parts": parts}
 
 
-def _add_tensors(tensors: list[torch.Tensor]) -> list[int]:
+def _add_tensors(tensors: list[torch.Tensor], is_alone: bool = False) -> list[int]:
     """Return add_bytes() of the elements of each tensor, in the order of their indices."""
     if not tensors:
         return []
@@ -91,7 +93,7 @@ def _add_tensors(tensors: list[torch.Tensor]) -> list[int]:
     sums = []
     for tensor in tensors:
         # each element is counted on one rank only: the sums of all ranks are then those of the whole
-        part, start = dtensors.own_part(tensor)
+        part, start = (tensor, 0) if is_alone else dtensors.own_part(tensor)
         part = part.detach()
         if part.layout != torch.strided:  # sparse
             part = part.to_dense()

@@ -12,13 +12,14 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # b
 
 
 class Marks:
-    """The marks of some tensors on the CPU. A change is missed if it changes none of the elements, and moves
-    no version counter. read() takes about 1 microsecond a tensor."""
+    """The marks of some tensors: of one on a GPU only its version and its place. A change is missed if it
+    changes none of the elements, and moves no version counter. read() takes about 1 microsecond a tensor."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]):
         self._tensors = tensors
         self._pointers: list[int] = []
-        self._views: list[Any] = []  # NumPy arrays of the elements, in the memory of the tensors
+        self._views: list[list[torch.Tensor]] = []  # elements in the memory of the tensors, by their type
+        self._others: list[torch.Tensor] = []  # those without such a view
 
     def read(self) -> tuple[Any, ...]:
         """Return the present mark: two are equal if no change was noticed between them."""
@@ -26,9 +27,25 @@ class Marks:
         # `p.data = other` gives a tensor other memory
         if pointers != self._pointers:
             self._pointers = pointers
-            self._views = [_view(tensor).numpy() for tensor in self._tensors]
+            self._find_views()
         versions = [tensor._version for tensor in self._tensors]
-        return versions, pointers, b"".join([view.tobytes() for view in self._views])
+        # copies: an array of NumPy in the memory of a tensor would forbid to resize that
+        elements = [torch.cat(views).numpy().tobytes() for views in self._views]
+        elements += [_view(tensor).clone().numpy().tobytes() for tensor in self._others]
+        return versions, pointers, elements
+
+    def _find_views(self) -> None:
+        by_type: dict[torch.dtype, list[torch.Tensor]] = {}
+        self._others = []
+        for tensor in self._tensors:
+            if tensor.device.type != "cpu":
+                continue
+            view = _view(tensor)
+            if view.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
+                by_type.setdefault(view.dtype, []).append(view)
+            else:
+                self._others.append(tensor)
+        self._views = list(by_type.values())
 
 
 def read_mark(tensor: torch.Tensor) -> str:
@@ -36,7 +53,7 @@ def read_mark(tensor: torch.Tensor) -> str:
     version = 0 if tensor.is_inference() else tensor._version
     if tensor.layout != torch.strided or tensor.is_meta:
         return str(version)
-    return f"{version} {_view(tensor).cpu().numpy().tobytes().hex()}"
+    return f"{version} {_view(tensor).cpu().clone().numpy().tobytes().hex()}"
 
 
 def _view(tensor: torch.Tensor) -> torch.Tensor:

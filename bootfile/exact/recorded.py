@@ -8,10 +8,11 @@ The same file has a line for each file of weights that was written: its size and
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from bootfile.exact import digest, digest_lines, files, kinds
+from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.results import CHECKPOINTS
 
 _Lines = Mapping[int, Mapping[str, Any]]  # step -> line of state.jsonl
@@ -57,13 +58,17 @@ def check_run(path: str, facts: Mapping[str, Any], lines: _Lines | None = None) 
 def find_foreign(folder: str) -> str:
     """Return which kept checkpoint of a run is one of another run, in words; "" if none is. Only the .json
     files are read."""
+    lines = _read_or_warn(digest_lines.read, folder)
     for path in files.list_newest_first(os.path.join(folder, CHECKPOINTS)):
+        step = files.step_of(path)
+        if step > max(lines, default=0):  # another run has left it there, and this one did not continue it
+            continue
         try:
             facts = files.facts_of(path)
         except files.Refused:  # it is damaged: a restart names it
             continue
         try:
-            check_run(path, {"run": facts.get("run"), "step": files.step_of(path)})
+            check_run(path, {"run": facts.get("run"), "step": step}, lines)
         except files.Refused as reason:
             return f"{path}: {reason}"
     return ""
@@ -108,12 +113,16 @@ def check_weights(path: str) -> None:
     """Raise Refused if a file of weights, such as best.pth, is not one that the run in its folder has
     recorded. A file without a record is not compared."""
     folder, name = os.path.split(os.path.abspath(path))
-    known = digest_lines.read_files(folder).get(name)
-    if known and files.sum_file(path) not in known:
-        raise files.Refused(
-            f"{digest_lines.FILE} has another sum of its bytes: it was altered or replaced after the run "
-            "wrote it. To use it on purpose, copy it to another folder"
-        )
+    for is_last in (False, True):
+        present = files.sum_file(path)  # first: a run that still trains records a file before it replaces it
+        known = _read_or_warn(digest_lines.read_files, folder).get(name)
+        if not known or present in known:
+            return
+        if is_last:
+            raise files.Refused(
+                f"{digest_lines.FILE} has another sum of its bytes: it was altered or replaced after the run "
+                "wrote it. To use it on purpose, copy it to another folder"
+            )
 
 
 def _read_record(path: str) -> dict[int, dict[str, Any]]:
@@ -121,7 +130,16 @@ def _read_record(path: str) -> dict[int, dict[str, Any]]:
     folder, name = os.path.split(os.path.dirname(os.path.abspath(path)))
     if name != CHECKPOINTS:
         return {}
-    return digest_lines.read(folder)
+    return _read_or_warn(digest_lines.read, folder)
+
+
+def _read_or_warn(read: Callable[[str], dict[Any, Any]], folder: str) -> dict[Any, Any]:
+    """Return the content of a record; {} with a warning if it cannot be read: no run ends with that."""
+    try:
+        return read(folder)
+    except BadInput as error:
+        print_line(f"warning: nothing is compared with it: {error}")
+        return {}
 
 
 def _find_owner(lines: _Lines, step: int) -> str:
@@ -134,7 +152,7 @@ def _find_owner(lines: _Lines, step: int) -> str:
 
 
 def _compare(step: int, known: Mapping[str, Any], line: Mapping[str, Any]) -> None:
-    if not known:
+    if "run" not in known:  # of an earlier version, in which a rank that saved alone had another sum
         return
     changed = describe_change(known, line)
     if changed:

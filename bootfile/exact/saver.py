@@ -62,6 +62,7 @@ class Saver:
         self.checkpoints = os.path.join(folder, "checkpoints")
         check_mounted(folder)  # remembers the mount
         self._is_writer = ranks.is_first()
+        self._is_alone = False  # this rank saves in place of rank 0
         self.step = 0  # the step of the last checkpoint that was submitted
         self.durable = 0  # the step of the last checkpoint on the disk
         self._states = HostCopies()
@@ -113,6 +114,7 @@ class Saver:
         """Write a checkpoint at once, in place of rank 0, which is lost. Called on one other rank, whose
         process ends after it: nothing changes the tensors meanwhile. Raises OSError, ValueError."""
         self._is_writer = True
+        self._is_alone = True
         self._write_checkpoint(state, run, is_planned=False)
 
     def save_weights(
@@ -257,7 +259,11 @@ class Saver:
     ) -> None:
         """Write the digest of the state after `step` steps, before its checkpoint is on the disk: then a run
         that is resumed from the checkpoint has it."""
-        line = digest.summarize(step, objects) | {"run": run, "planned": is_planned, "saved": is_saved}
+        line = digest.summarize(step, objects, self._is_alone) | {
+            "run": run,
+            "planned": is_planned,
+            "saved": is_saved,
+        }
         line["machines"] = self.machines
         if not self._is_writer:
             return

@@ -211,8 +211,12 @@ class Loader:
             if not sampler.remaining and (begin < step or self.leaves_out_ended):
                 continue
             self._seed(epoch, generators.EPOCH_START)
+            if self.loop_attributes:
+                self.loop_attributes.enter_epoch()
             yield epoch
             self.has_left_epoch = True  # the code after its batches has run
+            if self.loop_attributes:
+                self.loop_attributes.leave_epoch()
 
     @property
     def total_steps(self) -> int | Any:

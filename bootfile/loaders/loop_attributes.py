@@ -28,6 +28,7 @@ class LoopAttributes:
         self.names: set[str] = set()
         self._owner = owner
         self._before: Values | None = None  # at the last end_epoch(); None: the training has not begun
+        self._at_entry: Values | None = None  # before the body of the present epoch
         self._is_reading = False
 
     def begin_epoch(self) -> None:
@@ -40,11 +41,23 @@ class LoopAttributes:
         self._before = _read(self._owner)
         self._is_reading = False
 
+    def enter_epoch(self) -> None:
+        """Note the present values before the body of the loop runs for an epoch: a restart within the epoch
+        runs it again from its beginning."""
+        self._at_entry = _read(self._owner)
+
+    def leave_epoch(self) -> None:
+        """Note that the body of the loop has run to its end."""
+        self._at_entry = None
+
     def state(self) -> Values:
-        """Return the present values of the attributes that the loop has changed."""
+        """Return the values with which a restart begins, of the attributes that the loop has changed: those
+        before the body of the present epoch, or the present ones between two epochs."""
         self._look()
-        now = _read(self._owner) if self.names else {}
-        return {name: now[name] for name in sorted(self.names) if name in now}
+        if not self.names:
+            return {}
+        values = _read(self._owner) if self._at_entry is None else self._at_entry
+        return {name: values[name] for name in sorted(self.names) if name in values}
 
     def _look(self) -> None:
         if self._is_reading or self._before is None:

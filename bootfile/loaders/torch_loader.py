@@ -77,6 +77,7 @@ def torch_loader(
         further["batch of collate_fn"] = batch
     plan = Plan(Index(steps.size, digest, further=further), steps)
     made = Loader(TorchBatches(loader, is_stable), plan, device)
+    made.has_stable_items = is_stable
     # a sampler that divides the data among the ranks has their number; else each rank may have its own data
     if not any(hasattr(part, "num_replicas") for part in (loader.sampler, loader.batch_sampler)):
         made.shares_data = False

@@ -40,14 +40,15 @@ class MovingAverage(AveragedModel):
         average does not change. The host does not wait for it. The average equals that of torch up to
         rounding.
         """
-        averages = [average.detach() for average in self.module.parameters()]
-        currents = [current.detach() for current in model.parameters()]
+        averages = []
+        currents = []
         copied = []
-        buffers = zip(self.module.named_buffers(), model.buffers(), strict=True)
-        for (name, average), current in buffers:
-            if name.rpartition(".")[2] in _STATISTICS:
-                averages.append(average)
-                currents.append(current)
+        named = [*self.module.named_parameters(), *self.module.named_buffers()]
+        for (name, average), current in zip(named, [*model.parameters(), *model.buffers()], strict=True):
+            is_averaged = isinstance(average, torch.nn.Parameter) or name.rpartition(".")[2] in _STATISTICS
+            if is_averaged and current.is_floating_point():
+                averages.append(average.detach())
+                currents.append(current.detach())
             else:
                 copied.append((average, current))
         if found_inf is None:

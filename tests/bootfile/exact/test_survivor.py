@@ -9,7 +9,9 @@ import signal
 import pytest
 import torch
 
+from bootfile.exact import recorded
 from bootfile.exact.files import list_newest_first
+from bootfile.exact.marks import Marks
 from bootfile.receipt.compare import compare_receipts, compare_states
 from bootfile.receipt.reading import read
 from tests.conftest import (
@@ -175,6 +177,7 @@ def test_one_of_several_ranks_saves(tmp_path, lost):
     lines = lose(tmp_path, "map", 5, ranks=4, lost=lost, survivors="any")
     name = "another rank" if lost else "rank 0"
     assert re.findall("saved at .*", lines) == [f"saved at step 4, after {name} was lost"]
+    assert recorded.verify(str(tmp_path / "OUT" / "checkpoints" / "step_4.pt"))
 
 
 def test_no_other_rank_saves_unless_it_is_asked_to(tmp_path):
@@ -230,3 +233,23 @@ def test_a_job_whose_launcher_ends_the_other_ranks(tmp_path, lost):
     assert f"step {saved[1]} " in re.search(r"resumed from .*", again)[0]
     assert compare_receipts(str(tmp_path / "whole"), str(tmp_path / "killed"))[0]
     assert compare_states(str(tmp_path / "whole"), str(tmp_path / "killed"))[0]
+
+
+@pytest.mark.parametrize("size", [3, 40])
+def test_a_write_through_data_is_noticed(size):
+    """It moves no version counter of torch. The tensors may still be resized, and be in any layout."""
+    buffer = torch.zeros(size)
+    images = torch.zeros(2, size, 3, 3).to(memory_format=torch.channels_last)
+    weights = [torch.nn.Parameter(torch.zeros(size, 4)), buffer, images, torch.zeros(size, 4)[:, ::2]]
+    weights += [torch.zeros(size, dtype=torch.bfloat16), torch.zeros((), dtype=torch.long)]
+    weights.append(torch.zeros(size, device="meta"))  # it stands for one on a GPU
+    marks = Marks(weights)
+    before = marks.read()
+    assert marks.read() == before
+    for weight in weights[:-1]:
+        weight.data.add_(1)
+        assert marks.read() != before
+        before = marks.read()
+    weights[0].data = weights[0].data.clone()
+    assert marks.read() != before
+    buffer.resize_(size + 1)

@@ -42,6 +42,8 @@ run = Exact("OUT", loader, model=model, optimizer=optimizer, save_every=int(sys.
 for epoch in loader.epochs_from(run.resume()):
     if where == "begin":
         data.length = 1 + epoch
+    if where == "count":
+        data.length += 1
     for x, y in loader:
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(model(x)[:, 0], y).backward()
@@ -60,14 +62,14 @@ run.close()
 @pytest.mark.parametrize(
     "kind, where, die, save_every",
     [
-        ("map", "end", 7, 3),
+        ("map", "count", 7, 3),
         ("torch", "end", 8, 4),  # the last step of an epoch: the code after it runs again
         *(
             pytest.param(kind, where, die, every, marks=pytest.mark.thorough)
             for kind in ("map", "torch")
-            for where in ("begin", "end")
+            for where in ("begin", "count", "end")
             for die, every in ((7, 3), (8, 4), (9, 4))
-            if (kind, where, die) not in (("map", "end", 7), ("torch", "end", 8))
+            if (kind, where, die) not in (("map", "count", 7), ("torch", "end", 8))
         ),
     ],
 )
@@ -105,6 +107,11 @@ def test_only_what_the_loop_changes_counts():
     found.end_epoch()
     data.length = 6  # after the last epoch
     assert found.state() == {"length": 6, "transform.p": 0.2}
+    found.enter_epoch()
+    data.length = 7  # in the body of the next one, which a restart runs again
+    assert found.state()["length"] == 6
+    found.leave_epoch()
+    assert found.state()["length"] == 7
 
     again = types.SimpleNamespace(length=1, transform=types.SimpleNamespace(p=0.1))
     restored = LoopAttributes(again)
