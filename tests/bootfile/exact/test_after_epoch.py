@@ -59,7 +59,7 @@ for epoch in loader.epochs_from(run.resume()):
         run.save()
     if mode == "break" and epoch == 1:
         break
-    data.fails = mode in ("wait", "error") and epoch == 1
+    Data.fails = mode in ("wait", "error") and epoch == 1
 run.close()
 print(f"rate={optimizer.param_groups[0]['lr']}")
 torch.save(model.state_dict(), f"{out}/final.pth")
