@@ -53,7 +53,7 @@ def find(mark: str) -> dict[int, dict[str, Any]]:
     Without /proc and without psutil the answer is {}: only the sessions of start() can be ended.
     """
     if os.path.isdir(_PROC):
-        processes = _read_processes()
+        processes = _read_processes(os.fsencode(f"{_MARK}={mark}"))
     else:
         processes = _ask_psutil()
     # a child inherits the variable, also in another session or after its parent's end
@@ -64,21 +64,23 @@ def find(mark: str) -> dict[int, dict[str, Any]]:
     return marked_processes
 
 
-def _read_processes() -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the living processes whose environment this user may read."""
+def _read_processes(wanted: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the living processes whose environment this user may read, and which has this text."""
     for name in os.listdir(_PROC):
         if not name.isdigit():
             continue
         try:
             with open(os.path.join(_PROC, name, "environ"), "rb") as file:
-                entries = file.read().split(b"\0")
+                content = file.read()
+            if wanted not in content:  # the variables of all others are not taken apart
+                continue
             with open(os.path.join(_PROC, name, "stat"), "rb") as file:
                 status, parent = file.read().rpartition(b")")[2].split()[:2]  # a name may have a ) in it
         except OSError:  # it has just ended, or is another user's
             continue
         if status not in _ENDED:
             environ = {}
-            for entry in entries:
+            for entry in content.rstrip(b"\0").split(b"\0"):
                 variable, equals, value = os.fsdecode(entry).partition("=")
                 if equals:
                     environ[variable] = value
