@@ -153,7 +153,7 @@ def start_until(*command, at: str, **options) -> tuple[subprocess.Popen, str, Ca
     stopped = next(filter(is_stopped, (job.pid, *processes_of(job))))
 
     def continue_it() -> None:
-        with contextlib.suppress(ProcessLookupError):  # SIGKILL needs no continuation
+        with contextlib.suppress(ProcessLookupError):  # it may have been killed
             os.kill(stopped, signal.SIGCONT)
 
     return job, output, continue_it
@@ -163,8 +163,7 @@ def interrupt(*command, at: str, by: int = signal.SIGKILL, **options) -> str:
     """Start a job, and send it a signal at the first line that matches. Return what it printed after it."""
     job, _, continue_it = start_until(*command, at=at, **options)
     job.send_signal(by)
-    if by != signal.SIGKILL:
-        continue_it()
+    continue_it()  # also after SIGKILL: a rank whose launcher is killed gets SIGTERM
     return finish(job, 143 if by == signal.SIGTERM else -by).stdout
 
 
