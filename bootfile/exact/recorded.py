@@ -152,7 +152,9 @@ def _find_owner(lines: _Lines, step: int) -> str:
 
 
 def _compare(step: int, known: Mapping[str, Any], line: Mapping[str, Any]) -> None:
-    if "run" not in known:  # of an earlier version, in which a rank that saved alone had another sum
+    # before version 0.50 a rank that saved alone, never at a planned step, recorded another sum
+    is_certain = "run" in known or known.get("planned", True)
+    if not is_certain:
         return
     changed = describe_change(known, line)
     if changed:

@@ -208,10 +208,10 @@ def conclude(chosen: Sequence[Interval], records: Records) -> tuple[str, int]:
     if reasons:
         return f"differs: {'; '.join(reasons)}", DIFFERS
     if unknown:
-        return f"not known: steps {unknown} have no record; equal: {compared}", UNVERIFIED
+        return f"not known: steps {unknown} have no record{_add(compared)}", UNVERIFIED
     # equal samples alone do not show that the bits are the same
     if not states:
-        return f"unverified: the run has recorded no state in these steps; equal: {compared}", UNVERIFIED
+        return f"unverified: the run has recorded no state in these steps{_add(compared)}", UNVERIFIED
     text = (
         f"equal: {len(chosen)} of {len(records.intervals)} intervals, {compared}. They have "
         f"{find_share(chosen, records.intervals):.1%} of the steps: so likely is it that they would show a "
@@ -227,20 +227,25 @@ def find_share(chosen: Sequence[Interval], every: Sequence[Interval]) -> float:
 
 
 def _describe_equal(interval: Interval) -> str:
-    text = f"equal: {_count(interval.samples, interval.states)}"
+    compared = _count(interval.samples, interval.states)
     if interval.unknown:
-        text = f"not known: steps {interval.unknown} have no record; {text}"
-    return text
+        return f"not known: steps {interval.unknown} have no record{_add(compared)}"
+    return f"equal: {compared}"
+
+
+def _add(compared: str) -> str:
+    """Return what is equal as the end of a line; "" if nothing was compared."""
+    return f"; equal: {compared}" if compared else ""
 
 
 def _count(samples: int, states: int) -> str:
-    """Return numbers of comparisons in words."""
+    """Return numbers of comparisons in words; "" without any."""
     parts = []
     if samples:
         parts.append(f"the samples of {counted(samples, 'step')}")
     if states:
         parts.append(counted(states, "state"))
-    return " and ".join(parts) or "nothing"
+    return " and ".join(parts)
 
 
 @contextlib.contextmanager
