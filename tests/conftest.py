@@ -304,8 +304,12 @@ def nothing_is_left():
 @pytest.fixture(autouse=True)
 def no_end_of_a_job_is_left():
     """A test that uses parts of a job in this process leaves what these do at the end of the job. The entry
-    of another job would do it here, and may end the process."""
+    of another job would do it here, and may end the process. The thread that watches a run would print in a
+    later test that it is stuck."""
     yield
+    stuck = sys.modules.get("bootfile.processes.stuck")
+    if stuck:
+        stuck.stop()
     endings = sys.modules.get("common.ground.endings")
     if endings:
         for functions in endings._at_end.values():
