@@ -1,7 +1,7 @@
 """The file of a run's digests of its state (digest.py), which is read and compared without torch.
 
 {"step": 44, "format": 2, "digest": "9f3c...", "parts": {...}, "run": "1b2e...", ...}    a state
-{"file": "best.pth", "size": 4711, "sum": "77aa..."}                         a file of weights
+{"file": "best.pth", "size": 4711, "sum": "77aa..."}                                     weights
 """
 
 import json

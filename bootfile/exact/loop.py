@@ -41,6 +41,7 @@ from bootfile.ground import accelerator, errors
 from bootfile.ground.errors import BadInput
 from bootfile.ground.folder_lock import FolderLock
 from bootfile.ground.intervals import Interval
+from bootfile.ground.numbers import count_in
 from bootfile.machine import convolution, instructions
 from bootfile.processes import ranks, signals, waits
 
@@ -164,7 +165,7 @@ class Exact:
         if self.compares_saved:
             folder = os.path.abspath(folder)  # the loop may change the working directory
             advice = "give each run a folder of its own"
-            if ranks.world_size() == 1 and int(os.environ.get("WORLD_SIZE") or 1) > 1:
+            if ranks.world_size() == 1 and (count_in(os.environ, "WORLD_SIZE") or 1) > 1:
                 said = " ".join(f"{name}={os.environ.get(name)}" for name in ("RANK", "WORLD_SIZE"))
                 advice = (
                     f"{said}: a launcher started several processes that do not know each other: call "

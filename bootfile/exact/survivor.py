@@ -85,7 +85,7 @@ class Survivor:
         self._buffers: list[torch.Tensor] = []  # buffers of the model
         self._copies: list[torch.Tensor] = []  # their values after the last finished step
         self._tensors: list[torch.Tensor] = []
-        self._marks = Marks([])  # of these
+        self._marks = Marks([])  # marks of self._tensors
         self._has_marks = True  # changes of all tensors can be noticed
         self._finished: _Finished | None = None
         self._lacks = _NOT_WHOLE  # why there is none after a step

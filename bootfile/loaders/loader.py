@@ -162,7 +162,7 @@ class Loader:
 
     @property
     def compared_data(self) -> dict[str, Any]:
-        """Return what must be the same on all ranks, name -> plain value; {} for data of its own."""
+        """Return what must be the same on all ranks, name -> plain value; {} if each has its own."""
         if not self.shares_data:
             return {}
         compared = dict(self.receipt.further)  # lists and labels first: they tell more than the digest of all

@@ -299,7 +299,7 @@ class Peers:
         return ""
 
     def note_pause(self, seconds: float | None) -> None:
-        """Tell the others that this rank did not run for some seconds; None: it is no longer news."""
+        """Write how many seconds this rank was stopped; None deletes the note."""
         self._board.write(f"pause/{self.rank}", "" if seconds is None else f"{seconds:.0f}")
 
     def all_paused(self) -> bool:

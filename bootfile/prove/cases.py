@@ -24,7 +24,7 @@ class Case(NamedTuple):
     option: of the job, for a job of Bootfile.
     value, other: those of the option; the second one is used if the reference has the first one.
     kills: number of SIGKILLs.
-    stops: number of SIGTERMs, at moments that are no writes of files.
+    stops: number of SIGTERMs, at random moments of the run.
     against: name of the run with which it is compared.
     damages: tensors of its checkpoint that are changed: "largest", "all" or "" (none).
     changes: names of `surroundings`, what is changed around the job; another number of threads: at a restart.

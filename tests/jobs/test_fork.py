@@ -175,7 +175,7 @@ def names_of_runs(folder) -> set[str]:
 
 
 def test_what_has_no_record_is_not_known(old, tmp_path):
-    """Equal is said only of what was compared. The receipt lacks the steps 11-16 here."""
+    """An audit and a fork name the steps that the receipt lacks: here 11-16."""
     copy = copy_run(old, tmp_path / "copy")
     receipt = (copy / "receipt.bin").read_bytes()
     size = len(receipt) // STEPS

@@ -66,7 +66,7 @@ def test_where_the_host_decides_it_is_the_average_of_torch():
     "norm", [torch.nn.utils.spectral_norm, torch.nn.utils.parametrizations.spectral_norm], ids=["old", "new"]
 )
 def test_the_vectors_of_a_spectral_norm_are_copied(norm, is_on_device):
-    """The mean of unit vectors is no unit vector: the average would be divided by a wrong norm."""
+    """The mean of unit vectors is shorter than 1: the average would be divided by a wrong norm."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         norm(torch.nn.Linear(8, 8)), torch.nn.BatchNorm1d(8), norm(torch.nn.Linear(8, 1))
