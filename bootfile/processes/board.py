@@ -9,9 +9,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+
+from bootfile.processes import texts
 
 if TYPE_CHECKING:  # a build of torch may have no torch.distributed
     from torch._C._distributed_c10d import Store
@@ -66,7 +68,7 @@ class Board:
         """Return texts; "" for a key without one. None without an answer."""
 
         def read_all(store: Any) -> list[str]:
-            return [_read(store, key) for key in keys]
+            return [texts.read(store, key) for key in keys]
 
         return self.call(read_all)
 
@@ -74,18 +76,17 @@ class Board:
         """Write a text."""
 
         def write(store: Any) -> None:
-            store.set(key, text)
+            texts.write(store, key, text)
 
         self.call(write)
 
-    def replace(self, key: str, before: str, text: str) -> str | None:
-        """Write a text if the present one is `before`. Return that which is there afterwards; None without
-        an answer."""
+    def write_first(self, key: str, text: str) -> str | None:
+        """Write a text unless there is one. Return that which is there afterwards; None without an answer."""
 
-        def compare(store: Any) -> str:
-            return cast(str, store.compare_set(key, before, text).decode())
+        def write(store: Any) -> str:
+            return texts.write_first(store, key, text)
 
-        return self.call(compare)
+        return self.call(write)
 
     def close(self) -> None:
         """End the thread: a process that ends in a call of the store is aborted."""
@@ -105,11 +106,6 @@ class Board:
                 self._is_busy.clear()
         except RuntimeError as error:  # the process that holds the store has ended
             self.lost = next(iter(str(error).splitlines()), "") or "closed"
-
-
-def _read(store: Any, key: str) -> str:
-    """Return a text without waiting for it."""
-    return cast(str, store.compare_set(key, "", "").decode())
 
 
 def _connect(store: Any, name: str) -> Any:

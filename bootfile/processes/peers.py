@@ -123,8 +123,8 @@ class Peers:
             self._board.write(f"here/{self.rank}", "here")
         cycle = int(answer[0] or 0)
         if is_due and not self._is_open and cycle == self._cycle:
-            key = answer[0]
-            cycle = int(self._board.replace("cycle", key, str(cycle + 1)) or cycle)
+            cycle += 1  # other ranks that ask now write the same number
+            self._board.write("cycle", str(cycle))
         if cycle != self._cycle:
             self._cycle = cycle
             self._is_open = True
@@ -214,7 +214,7 @@ class Peers:
         if not moves and not is_last and _SILENT in places.values():
             return ""
         text = f"{self.rank} {'moves' if moves else 'stuck'}"
-        claimed = self._board.replace(claim, "", text) or ""
+        claimed = self._board.write_first(claim, text) or ""
         if claimed == text and not moves:
             watch.report(longest, places, self.name)
         return claimed
@@ -354,10 +354,10 @@ class Peers:
                 code = 0
                 text = early
             self._texts[rank] = text
-            self._board.replace(f"end/{rank}", "", text)
+            self._board.write_first(f"end/{rank}", text)
             if code == 0:  # this rank may be about to end, too
                 self._early.add(rank)
-            self._board.replace("early end" if code == 0 else "first end", "", str(rank))
+            self._board.write_first("early end" if code == 0 else "first end", str(rank))
 
     def _describe_rank(self, rank: int) -> str:
         return f"{self.name([rank])} (pid {self.facts[rank]['pid']})"
@@ -376,7 +376,7 @@ class Peers:
         if not is_early and _PARENT in os.environ and self.facts[rank]["node"] == self._mine["node"]:
             return
         mine = str(self.rank)
-        if self._board.replace(f"told/{rank}", "", mine) == mine:
+        if self._board.write_first(f"told/{rank}", mine) == mine:
             answer = self._board.read(f"end/{rank}", f"early/{rank}")
             text = self._texts.get(rank, "")
             if answer:
@@ -431,7 +431,7 @@ class Peers:
         calls it before this rank ends."""
         if not self._tells_ends:
             return
-        self._board.replace("roll call", "", str(self.rank))  # the threads of all ranks answer it
+        self._board.write_first("roll call", str(self.rank))  # the threads of all ranks answer it
         deadline = time.monotonic() + _LOSS
         while not self._told and time.monotonic() < deadline:
             now = time.monotonic()
@@ -463,14 +463,14 @@ class Peers:
             if not here and not left:
                 silent.append(rank)
         mine = str(self.rank)
-        if silent and self._board.replace("told/silent", "", mine) == mine:
+        if silent and self._board.write_first("told/silent", mine) == mine:
             verb = "have" if len(silent) > 1 else "has"
             print_line(f"{self.name(silent)} {verb} ended, or cannot be reached: see the launcher's log")
 
     def announce_end(self, reason: str) -> None:
         """Tell the others that this rank ends with an error."""
-        self._board.replace(f"end/{self.rank}", "", f"{self._describe_rank(self.rank)} ended with {reason}")
-        self._board.replace("first end", "", str(self.rank))
+        self._board.write_first(f"end/{self.rank}", f"{self._describe_rank(self.rank)} ended with {reason}")
+        self._board.write_first("first end", str(self.rank))
 
     def kill_others(self) -> None:
         """End the ranks of this node that cannot end themselves: the run ends because it is stuck."""
@@ -494,7 +494,7 @@ class Peers:
         if is_early:
             text = f"{self._describe_rank(self.rank)} ended by itself, before the others"
             self._board.write(f"early/{self.rank}", text)
-            self._board.replace("early end", "", str(self.rank))
+            self._board.write_first("early end", str(self.rank))
         else:
             self._board.write(f"left/{self.rank}", _DONE)
         self._board.close()

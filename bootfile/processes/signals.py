@@ -20,6 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from bootfile.ground.errors import INTERRUPTED, leave, print_line, say_error
+from bootfile.processes import texts
 
 if TYPE_CHECKING:  # a job imports this module before torch
     from torch._C._distributed_c10d import Store
@@ -267,7 +268,7 @@ def _ask(number: int) -> None:
     _stop()  # before any call that could block or fail: the log may be closed
     if _store:
         with contextlib.suppress(RuntimeError):  # the store's process has ended: the others end soon
-            _store.set(_KEY, f"{_rank} {number:d} {_token}")
+            texts.write(_store, _KEY, f"{_rank} {number:d} {_token}")
     print_line(f"{signal.Signals(number).name}: stopping at the next step, within {_grace:.0f} s")
     _said.set()
 
@@ -329,8 +330,7 @@ def look(store: "Store") -> None:
     Other users of the node may reach the store: a request without the token is ignored.
     """
     global _refused
-    # not get(): it would wait for a key that no process has written
-    request = store.compare_set(_KEY, "", "").decode(errors="replace")
+    request = texts.read(store, _KEY)
     if not request or _asked.is_set():
         return
     match = re.fullmatch(rf"(\d+) (\d+) {_token}", request)

@@ -198,8 +198,8 @@ class Watch:
     def _note_pause(self, seconds: float) -> None:
         """Note that no thread of this process ran for some seconds."""
         status = os.fstat(self.dump)
-        # C code that held the lock of Python: the timer has written long before the process continued
-        was_held = status.st_size > 0 and time.time() - status.st_mtime > seconds / 4
+        # C code that held the lock of Python: the timer has written in the pause, long before its end
+        was_held = status.st_size > 0 and seconds / 4 < time.time() - status.st_mtime < seconds
         if not 0 < self._after <= seconds or was_held:
             return
         memory_files.replace(self.dump)

@@ -19,7 +19,7 @@ import torch
 
 from bootfile.ground.errors import BAD_INPUT, BadInput
 from bootfile.ground.heartbeat import Heartbeat
-from bootfile.processes import ranks
+from bootfile.processes import ranks, texts
 from common.ground.endings import NO_RENDEZVOUS, NoRendezvous
 from common.platform.platforms import has_local_rank_0
 
@@ -148,7 +148,7 @@ def _report(store: torch.distributed.Store, world_size: int, code: int, text: st
     world_size: the number of ranks that rank 0 waits for until they have read the error.
     """
     # the first error counts: those of the others mostly follow from it
-    store.compare_set("error", "", f"{code} {world_size} {text}")
+    texts.write_first(store, "error", f"{code} {world_size} {text}")
     # now every rank leaves its loop, also if some have not come
     here = store.add("here", world_size)
     tick(store)
@@ -157,7 +157,7 @@ def _report(store: torch.distributed.Store, world_size: int, code: int, text: st
 
 def _raise_error(store: torch.distributed.Store, rank: int, world_size: int) -> None:
     """Raise the error of this barrier, if there is one. Each rank calls it at the end of its wait."""
-    error = store.compare_set("error", "", "").decode()  # get() would wait for it
+    error = texts.read(store, "error")
     if not error:
         return
     code, expected, text = error.split(" ", 2)

@@ -23,7 +23,7 @@ import torch
 from bootfile.ground.errors import BadInput, leave
 from bootfile.ground.files import opener, write_atomic
 from bootfile.ground.heartbeat import Heartbeat, alarm
-from bootfile.processes import signals
+from bootfile.processes import signals, texts
 from common.distributed import barrier
 from common.distributed.launcher import AGENT_STORE, store_options
 from common.ground.endings import NO_RENDEZVOUS, NoRendezvous, say_error
@@ -217,7 +217,7 @@ def _claim(
         "as backend": backend,
     }
     # the first process of all writes its layout, and each later one compares its own with it
-    first = json.loads(store.compare_set("layout", "", json.dumps(process | meanings)))
+    first = json.loads(texts.write_first(store, "layout", json.dumps(process | meanings)))
     world_size = max(topology.world_size, first["processes per node"] * first["nodes (world size)"])
     for meaning, value in meanings.items():
         if first[meaning] != value:
@@ -227,7 +227,7 @@ def _claim(
             )
             return error, world_size
     # two processes with the same rank: the second one finds the name of the first
-    first = json.loads(store.compare_set(f"rank/{topology.rank}", "", json.dumps(process)))
+    first = json.loads(texts.write_first(store, f"rank/{topology.rank}", json.dumps(process)))
     if first == process:
         return None, world_size
     others = f"process {first['pid']} on {first['host']} and process {process['pid']} on {process['host']}"
@@ -248,7 +248,7 @@ def _share_token(store: torch.distributed.Store, folders: contextlib.ExitStack) 
         folder = folders.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
         path_of_this_process = os.path.join(folder, "token")
         write_atomic(path_of_this_process, secrets.token_hex(16))
-        path = store.compare_set("token file", "", path_of_this_process).decode()  # that of the first one
+        path = texts.write_first(store, "token file", path_of_this_process)
         with open(path, encoding="ascii", opener=opener) as file:
             if os.fstat(file.fileno()).st_uid == os.geteuid():
                 token = file.read(32)

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from bootfile.processes import signals
+from bootfile.processes import signals, texts
 from tests.conftest import QUICK, ROOT, finish, processes_of, read_until, start, start_until
 
 STUCK = textwrap.dedent(f"""
@@ -98,10 +98,10 @@ def test_only_a_process_of_the_job_can_stop_it(monkeypatch, capsys):
         monkeypatch.setattr(signals, name, value)
     monkeypatch.setattr(signals, "_call_after", lambda *_: None)
     for forged in ("1", "1 15 ", "1 15 c0ffe", "bad \xff"):
-        store.set(signals._KEY, forged)
+        texts.write(store, signals._KEY, forged)
         signals.look(store)
     assert not signals.asked() and capsys.readouterr().out.count("ignored a request") == 1
-    store.set(signals._KEY, "1 10 c0ffee")
+    texts.write(store, signals._KEY, "1 10 c0ffee")
     signals.look(store)
     assert signals.asked() and signals.exit_code() == 138
     assert capsys.readouterr().out.startswith("SIGUSR1 at rank 1: stopping ")
@@ -122,7 +122,7 @@ os._exit(0)
 import os, threading, time
 class Slow:
     may_go = threading.Event()
-    def compare_set(self, *_): return b""
+    def add(self, *_): return 0
     def set(self, *_): self.may_go.wait(); time.sleep(0.5)
 """
     script = script.replace("signals.watch", "signals._MOST_TO_SAY = 400\nsignals.watch")

@@ -219,6 +219,17 @@ def test_a_run_that_has_moved_since_the_question_is_not_stuck(tmp_path, monkeypa
     watch._peers.leave(False)
 
 
+@pytest.mark.parametrize("age, is_told", [(1, True), (6, False), (20, True)])
+def test_a_pause_is_told_unless_the_lock_was_held_in_it(tmp_path, age, is_told):
+    """age: seconds since the timer has written stacks. Those from before the pause say nothing about it."""
+    watch = Watch(str(tmp_path), 4, 2.0, False, None)
+    os.write(watch.dump, b"stacks")
+    os.utime(watch.dump, (0, time.time() - age))
+    watch._note_pause(8.0)
+    assert bool(watch._pause) == is_told
+    os.close(watch.dump)
+
+
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_a_run_whose_ranks_were_all_stopped_says_so(tmp_path, ranks):
     jobs, _ = begin(tmp_path, "data", ranks)

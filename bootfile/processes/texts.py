@@ -1,0 +1,35 @@
+"""Texts in the store of a job, which are read without waiting for them.
+
+A get() of the store waits for its key, check() is missing before torch 2.3, and compare_set() ends the process
+with SIGSEGV before torch 2.4 if its answer is shorter than two bytes (pytorch/pytorch#123983). set(), get() and
+add() do on every version what is needed here.
+"""
+
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:  # a build of torch may have no torch.distributed
+    from torch._C._distributed_c10d import Store
+
+
+def write(store: "Store", key: str, text: str) -> None:
+    """Write a text; a later one replaces it."""
+    store.set(key, text)
+    store.add(f"{key}/written", 1)
+
+
+def read(store: "Store", key: str) -> str:
+    """Return a text; "" if no process has written it."""
+    if not store.add(f"{key}/written", 0):
+        return ""
+    return cast(str, store.get(key).decode(errors="replace"))
+
+
+def write_first(store: "Store", key: str, text: str) -> str:
+    """Write a text unless another process was faster. Return that of the first one, and wait for it.
+
+    All that write this key call write_first().
+    """
+    if store.add(f"{key}/claimed", 1) == 1:
+        write(store, key, text)
+        return text
+    return cast(str, store.get(key).decode())
