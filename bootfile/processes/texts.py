@@ -1,7 +1,7 @@
 """Texts in the store of a job, which are read without waiting for them.
 
-A get() of the store waits for its key, check() is missing before torch 2.3, and compare_set() ends the process
-with SIGSEGV before torch 2.4 if its answer is shorter than two bytes (pytorch/pytorch#123983). set(), get() and
+The get() of a store waits for a key, check() is missing before torch 2.3, and before torch 2.4 compare_set()
+ends the process with SIGSEGV if its answer has less than two bytes (pytorch/pytorch#123983). set(), get() and
 add() do on every version what is needed here.
 """
 
