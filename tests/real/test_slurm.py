@@ -83,7 +83,7 @@ def results(folder):
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     states = [json.loads(line) for line in (folder / "state.jsonl").read_text().splitlines()]
     receipts = [line["receipt"] for line in lines if "receipt" in line]  # an evaluation has none
-    return receipts[-1], {line["step"]: line["digest"] for line in states if line["planned"]}
+    return receipts[-1], {line["step"]: line["digest"] for line in states if line.get("planned")}
 
 
 class Submitted:

@@ -75,7 +75,7 @@ def results(folder: Path) -> tuple[bytes, dict[int, str], dict[str, str]]:
     """Return the receipt, the states of the planned saves, and the sha256 of the weights."""
     states = [json.loads(line) for line in (folder / digest.FILE).read_text().splitlines()]
     weights = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.pth")}
-    planned = {line["step"]: line["digest"] for line in states if line["planned"]}
+    planned = {line["step"]: line["digest"] for line in states if line.get("planned")}
     return (folder / receipt.FILE).read_bytes(), planned, weights
 
 
