@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+from bootfile.exact import digest
 from bootfile.machine.cores import available_cores
 from bootfile.receipt import receipt
 from tests.gpu.lab import Failed, Run, Stage
@@ -235,9 +236,8 @@ def prove_jobs(run: Run) -> None:
 
 def read_state(output: str) -> str:
     """Return the digest of the last state of a run."""
-    lines = Path(output, "state.jsonl").read_text().splitlines()
-    digest: str = json.loads(lines[-1])["digest"]
-    return digest
+    last: str = list(digest.read(output).values())[-1]["digest"]
+    return last
 
 
 def read_receipt(output: str) -> bytes:
