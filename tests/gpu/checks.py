@@ -1,6 +1,5 @@
 """The stages of `make gpu` that test the results of a GPU and decide the exit code."""
 
-import json
 import os
 import re
 import shutil
