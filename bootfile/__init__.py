@@ -9,9 +9,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bootfile.exact.due import Due as Due
     from bootfile.exact.loop import Exact as Exact
+    from bootfile.exact.loop import Job as Job
     from bootfile.exact.nonfinite import Diverged as Diverged
-    from bootfile.exact.processes import Due as Due
+    from bootfile.exact.plugins import Plugin as Plugin
+    from bootfile.exact.plugins import usual as usual
     from bootfile.exact.processes import Processes as Processes
     from bootfile.exact.protocols import TrainingLoader as TrainingLoader
     from bootfile.ground.errors import BadInput as BadInput
@@ -30,10 +33,12 @@ _MODULES = {
     "BadInput": "bootfile.ground.errors",
     "BatchSampler": "bootfile.sampling.sampler",
     "Diverged": "bootfile.exact.nonfinite",
-    "Due": "bootfile.exact.processes",
+    "Due": "bootfile.exact.due",
     "Exact": "bootfile.exact.loop",
     "Interval": "bootfile.ground.intervals",
+    "Job": "bootfile.exact.loop",
     "Loader": "bootfile.loaders.loader",
+    "Plugin": "bootfile.exact.plugins",
     "Processes": "bootfile.exact.processes",
     "Receipt": "bootfile.receipt.loop_receipt",
     "SequentialBatchSampler": "bootfile.sampling.sampler",
@@ -41,6 +46,7 @@ _MODULES = {
     "WholeBatchSampler": "bootfile.sampling.sampler",
     "map_style_loader": "bootfile.loaders.map_style",
     "torch_loader": "bootfile.loaders.torch_loader",
+    "usual": "bootfile.exact.plugins",
 }
 __all__ = sorted(_MODULES)
 

@@ -6,11 +6,19 @@ the vote tells every rank, so that all of them save and report after the same st
 
 import time
 from collections.abc import Collection
+from typing import NamedTuple
 
 from bootfile.ground.intervals import Interval
 
 _FIRST = 120.0  # seconds of training for which a save within an epoch is worth its time
 _MOST = 1800.0  # seconds of training that a killed run loses at most
+
+
+class Due(NamedTuple):
+    """What end_step() returns, the same on every rank. A report is also due before each save."""
+
+    report: bool
+    save: bool
 
 
 class SaveTimes:
@@ -19,11 +27,13 @@ class SaveTimes:
     every: the interval that the user asked for. If it counts epochs, which may be long, a save is also due
         when half of the training of this start is not saved, from 2 minutes on, and after each 30 minutes. So
         a job that is killed again and again progresses.
+    keep_every: the distance of older checkpoints that stay, in steps; 0: none. A save is due at each.
     `saved_at`: the time of the last save, by time.monotonic(); at first that of the start.
     """
 
-    def __init__(self, every: Interval):
+    def __init__(self, every: Interval, keep_every: int = 0):
         self.every = every
+        self.keep_every = keep_every
         self.saved_at = time.monotonic()
         self._began = self.saved_at
 
@@ -31,6 +41,11 @@ class SaveTimes:
         """Begin with the first step of this start."""
         self._began = time.monotonic()
         self.saved_at = self._began
+
+    def is_planned(self, step: int, steps_per_epoch: int) -> bool:
+        """Return whether a save is due after a step, whatever the clock says."""
+        is_kept = self.keep_every > 0 and step % self.keep_every == 0
+        return is_kept or self.every.ends_at(step, steps_per_epoch)
 
     def is_late(self) -> bool:
         """Return whether a save by time is due. Called on rank 0 before each vote: only its clock counts."""

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from bootfile.exact import digest, dtensors
-from bootfile.exact.loop import Exact
+from bootfile.exact.due import Due
 from bootfile.exact.optimizer_steps import find_optimizers
-from bootfile.exact.processes import Due
-from bootfile.ground import errors, exit_codes
+from bootfile.exact.plugins import Parts, Plugin
+from bootfile.ground import exit_codes
 from bootfile.ground.errors import BadInput
 from bootfile.processes import ranks
 
@@ -50,17 +50,14 @@ class Plan:
     stops: bool = False
 
 
-class Forked(Exact):
-    """An Exact for such a run. Call follow() after restore() and before begin().
+class Forked(Plugin):
+    """Runs by a Plan. Call follow() after restore() and before begin(); it is the first of the plugins.
 
     check: called on rank 0 with each step of `points` and the digest of its state (a line of state.jsonl),
         when the receipt has the steps up to it. It returns the first difference in words, or "".
     """
 
-    def __init__(
-        self, *arguments: Any, check: Callable[[int, dict[str, Any]], str] | None = None, **options: Any
-    ):
-        super().__init__(*arguments, **options)
+    def __init__(self, check: Callable[[int, dict[str, Any]], str] | None = None):
         self._check_point = check
         self._plan = Plan(0)
         self._before: _Before | None = None  # the state before the step that is left out now
@@ -69,53 +66,43 @@ class Forked(Exact):
         """Run by this plan, on every rank."""
         self._plan = plan
 
-    def begin(self, step: int, is_saved_here: bool = True) -> None:
-        super().begin(step, is_saved_here)
+    def begin(self, parts: Parts, step: int) -> None:
+        self._parts = parts
         self._prepare(step + 1)
 
-    def accepts(self, loss: torch.Tensor) -> bool:
-        if self._before is None:
-            return super().accepts(loss)
-        # as in Exact.accepts(): a rank that still waits for gradients would hang in the vote
-        if self._replicas:
-            self._replicas.check_backward()
-        # before the vote, which keeps the present buffers as those of a good loss
-        self._before.restore()
-        self._vote(None)  # the ranks agree on stops and saves
-        return False
+    def numbers(self) -> list[float]:
+        """Take back what a step that is left out has changed so far, before the vote keeps the buffers."""
+        if self._before:
+            self._before.restore()
+        # end_step() then asks the loop for a save, which ends the run
+        if self._plan.stops and self._parts.loader.step >= self._plan.step:
+            self._parts.position.is_stopping = True
+            self._parts.position.stops_planned = True
+        return []
 
-    def end_step(self) -> Due:
-        step = self.loader.step
-        # before Exact ends the step: the ranks compare their weights in it, and a save may follow
+    def ended(self, step: int, due: Due) -> None:
         if self._before:
             self._before.end()
-        due = super().end_step()
-        # after it: by now the loop and Exact have changed all that they would change
-        if self._before:
             self._refuse_change(step, self._before)
         if step in self._plan.points:
             self._compare(step)
-        # ask the loop for a save, which ends the run (_exit)
-        if self._plan.stops and step >= self._plan.step and not self._waits:
-            self.is_stopping = True
-            due = Due(True, True)
         # the state before the next step is the present one
         self._prepare(step + 1)
-        return due
 
     def _prepare(self, step: int) -> None:
         """Keep what the next step may change, if it is left out. Called on every rank after the step before
         it."""
         self._before = None
+        self._parts.position.leaves_out = False
         is_empty = False
-        if self._plan.removes is not None and step <= self.most_steps:
+        if self._plan.removes is not None and step <= self._parts.most_steps:
             is_empty = self._plan.removes(step)
         is_left_out = is_empty or step in self._plan.skipped
         # the batch of this step is not handed out yet: the receipt counts it as one without samples
-        self.loader.receipt.leaves_out = is_left_out
+        self._parts.loader.receipt.leaves_out = is_left_out
         if is_left_out:
             if is_empty:
-                self.say(f"step {step} is left out: all its samples are removed")
+                self._parts.say(f"step {step} is left out: all its samples are removed")
             # one line for a row of steps, at its first one
             elif step - 1 not in self._plan.skipped:
                 last = step
@@ -124,8 +111,9 @@ class Forked(Exact):
                 name = f"step {step} is"
                 if last > step:
                     name = f"steps {step}-{last} are"
-                self.say(f"{name} left out: the batches are passed over, and nothing is updated")
-            self._before = _Before(self.state.objects, self._waits)
+                self._parts.say(f"{name} left out: the batches are passed over, and nothing is updated")
+            self._parts.position.leaves_out = True
+            self._before = _Before(self._parts.state.objects, self._parts.position.waits)
 
     def _refuse_change(self, step: int, before: "_Before") -> None:
         """Raise BadInput, on every rank, if the step that was left out has changed a part of the state."""
@@ -141,34 +129,19 @@ class Forked(Exact):
     def _compare(self, step: int) -> None:
         """Compare the steps so far with the other run. Raises Differs on every rank if they differ."""
         # wait for the verdict: on a GPU the device may still decide whether this step counts
-        self._apply(self._guard.settle())
-        if self.loader.receipt.step != step:
-            self.loader.commit(step, self.saver.folder)
+        self._parts.settle()
+        if self._parts.loader.receipt.step != step:
+            self._parts.loader.commit(step, self._parts.saver.folder)
         difference = ""
         line = {}
         # a sharded state is summed by all ranks together
-        if ranks.is_first() or self.state.is_sharded:
-            line = digest.summarize(step, self.state.capture(step)["objects"])
+        if ranks.is_first() or self._parts.state.is_sharded:
+            line = digest.summarize(step, self._parts.state.capture(step)["objects"])
         if ranks.is_first() and self._check_point:
             difference = self._check_point(step, line)
         difference = ranks.broadcast_object(difference)
         if difference:
             raise Differs(difference)
-
-    def _exit(self, step: int) -> None:
-        # does not return: only the end of a fork continues below
-        if not self._plan.stops or self.must_stop():
-            super()._exit(step)
-        # the last write has to be on the disk before a process ends
-        if ranks.is_first():
-            self.saver.collect(wait=True)
-        # a launcher ends the other ranks as soon as one has ended: none may leave before rank 0 has written
-        if ranks.world_size() > 1:
-            torch.distributed.barrier()
-        self._end_watch()
-        self.events.leaving()
-        self._release()
-        errors.leave(0)
 
 
 class _Before:

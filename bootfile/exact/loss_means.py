@@ -1,7 +1,7 @@
 """By what a loss divides: over all samples, or over the weights of their labels."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
+from bootfile.exact.plugins import Parts, Plugin
 from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput
 from bootfile.processes import ranks
@@ -135,28 +136,21 @@ def _count_labels(target: torch.Tensor, weight: Any, ignore_index: int | None, *
     return target.numel(), accelerator.double(of_labels).sum()
 
 
-class LabelMeanWatcher:
-    """Asks whether a loss of any rank was not a mean over samples (watchers.py): gradients that ranks or
-    shards average are not those of one batch then.
+class LabelMeanWatcher(Plugin):
+    """Asks whether a loss of any rank was not a mean over samples: gradients that ranks or shards average are
+    not those of one batch then. With exact shards such a loss is refused, else warned of."""
 
-    model: its device has the answer.
-    has_shards: whether the model computes in exact shards: such a loss is refused then, and else warned of.
-    say_once: prints the first line of a subject on rank 0.
-    """
-
-    def __init__(self, model: torch.nn.Module, has_shards: bool, say_once: Callable[[str, str], object]):
+    def __init__(self) -> None:
         self._seen = LabelMean()
-        self._model = model
-        self._has_shards = has_shards
-        self._say_once = say_once
 
-    def watch(self, forward: torch.nn.Module) -> None:
-        """See the losses between a forward pass and the vote. forward: the module that the loop calls.
-
-        The pass itself is not seen: a loss in its output is found by its graph.
-        """
+    def begin(self, parts: Parts, step: int) -> None:
+        """See the losses between a forward pass and the vote. The pass itself is not seen: a loss in its
+        output is found by its graph."""
+        self._device = accelerator.device_of(parts.model)  # it has the answer
+        self._has_shards = parts.shards is not None
+        self._say_once = parts.say_once
         # two modules: torch.compile() must not see the mode, and DistributedDataParallel is outside of it
-        module = forward
+        module = forward = parts.forward
         if isinstance(forward, torch.nn.parallel.DistributedDataParallel):
             module = forward.module  # perhaps a compiled one, which exact shards also call by itself
         module.register_forward_pre_hook(self._begin_forward)
@@ -175,7 +169,7 @@ class LabelMeanWatcher:
         self._seen.watch(output)
 
     def numbers(self) -> torch.Tensor:
-        return self._seen.stop(accelerator.device_of(self._model))
+        return self._seen.stop(self._device)
 
     def judge(self, maxima: list[float]) -> None:
         if maxima[0] > 0:
@@ -199,6 +193,5 @@ class LabelMeanWatcher:
             "mean",
         )
 
-    def end(self) -> None:
-        """See no more losses, because the step cannot end."""
+    def close(self, error: BaseException | None) -> None:
         self._seen.forget()

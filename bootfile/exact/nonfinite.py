@@ -13,6 +13,7 @@ import torch
 
 from bootfile.exact import dtensors
 from bootfile.exact.statistics import Statistics
+from bootfile.exact.waiting import waiting
 from bootfile.exact.watchers import Watcher
 from bootfile.ground import accelerator, errors
 from bootfile.ground.errors import BadInput
@@ -146,7 +147,8 @@ class Guard:
         else:
             signs = _join_on_device(sign, numbers)
         if ranks.world_size() > 1:
-            torch.distributed.all_reduce(signs, torch.distributed.ReduceOp.MAX)
+            with waiting():
+                torch.distributed.all_reduce(signs, torch.distributed.ReduceOp.MAX)
         return signs
 
     def _keep_found_inf(self, optimizer: Any, *_: object) -> None:

@@ -1,30 +1,32 @@
 """Measure on each rank the seconds of a step: waiting for data, computing, waiting for other ranks.
 
 A step is cut where a rank begins and ends to wait for the others: the all_reduce of DistributedDataParallel
-after the last gradient, the vote (nonfinite.py), and each block in waiting(). All else is the rank's own. On
-a GPU the cuts are events, which the host reads when they have passed: it waits for none. There is no thread.
-At each report one collective gathers a few numbers of each rank.
+after the last gradient, and each block in waiting(), such as the vote (nonfinite.py). All else is the rank's
+own. On a GPU the cuts are events, which the host reads when they have passed: it waits for none. There is no
+thread. At each report one collective gathers a few numbers of each rank.
 """
 
 import collections
-import contextlib
 import math
 import os
 import socket
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
+from bootfile.exact import waiting
+from bootfile.exact.due import Due
+from bootfile.exact.plugins import Parts, Plugin
 from bootfile.exact.slowest import Announcer, Node, Times, figures, find_slowest, make_nodes
 from bootfile.ground import accelerator
 from bootfile.processes import ranks
 
 # the parts of a step
-_OWN = 0
-_WAITING = 1
+_OWN = waiting.OWN
+_WAITING = waiting.WAITING
 _BEFORE = 2  # own, until the first forward pass: on a GPU, only here the device waits for data
 
 _SKIPPED = 1  # first steps of a process, which compile
@@ -136,55 +138,19 @@ class _DeviceClock:
         return ended
 
 
-_current: "Pace | None" = None  # the pace of the training in this process
+class Pace(Plugin):
+    """The seconds of each step on this rank, and those of all ranks at each report.
 
-
-@contextlib.contextmanager
-def waiting() -> Iterator[None]:
-    """Wait for other ranks in this block. A module that calls a collective in its forward or backward pass
-    uses it on each rank: else the seconds would count as computing."""
-    pace = _current
-    if pace is None:
-        yield
-        return
-    # what came before the block was computing; what the block takes is a wait
-    pace.cut(_OWN)
-    try:
-        yield
-    finally:
-        pace.cut(_WAITING)
-
-
-class Pace:
-    """The seconds of each step on this rank, and those of all ranks at each report: a Watcher (watchers.py).
-
-    forward: the module that the loop calls. is_sharded: whether the model is in parts on the ranks. share: of
-    the time: a rank that costs more is named. say: prints a line on rank 0.
+    share: of the time: a rank that costs more is named. says_lost: say at the end what the slowest rank has
+    cost.
     """
 
-    def __init__(
-        self,
-        forward: torch.nn.Module,
-        is_sharded: bool,
-        share: float,
-        say: Callable[[str], object],
-    ):
-        global _current
-        device = accelerator.device_of(forward)
-        self._is_device = accelerator.has_streams(device)
-        self._clock: _HostClock | _DeviceClock = _HostClock()
-        if self._is_device:
-            self._clock = _DeviceClock(device)
-        # the report's collective needs tensors where the backend of torch.distributed has them
-        self._device = torch.device("cpu") if ranks.uses_gloo() else device
-        self._waits_inside = is_sharded or _has_sync_batchnorm(forward)
-        self._announcer = Announcer(share, say)
+    def __init__(self, share: float, says_lost: bool = True):
+        self._share = share
+        self._says_lost = says_lost
         self._nodes: list[Node] = []
-        self._optimizers: Sequence[torch.optim.Optimizer] = ()
         self._hooks: list[Any] = []  # one for each optimizer, on one of its parameters
         self._tries = _TRIES
-        if self._is_device:
-            forward.register_forward_pre_hook(self._begin_forward)
         self._is_queued = False  # whether the end of the present backward pass is awaited
         self._had_backward = False  # in this step
         self._had_forward = False
@@ -196,20 +162,32 @@ class Pace:
         self._times: list[Times] = []  # those of all ranks at the last report
         self._lost = 0.0  # seconds that the slowest rank of each report has cost
         self._passed = 0.0  # seconds of all these steps
+
+    def begin(self, parts: Parts, step: int) -> None:
+        device = accelerator.device_of(parts.forward)
+        self._is_device = accelerator.has_streams(device)
+        self._clock: _HostClock | _DeviceClock = _HostClock()
+        if self._is_device:
+            self._clock = _DeviceClock(device)
+            parts.forward.register_forward_pre_hook(self._begin_forward)
+        # the report's collective needs tensors where the backend of torch.distributed has them
+        self._device = torch.device("cpu") if ranks.uses_gloo() else device
+        self._waits_inside = parts.state.is_sharded or _has_sync_batchnorm(parts.forward)
+        self._loader: Any = parts.loader
+        self._say = parts.say
+        self._announcer = Announcer(self._share, parts.say)
+        self._optimizers: Sequence[torch.optim.Optimizer] = parts.steps.optimizers
         # one pace in a process: that of an earlier loop, as in a notebook, measures nothing from here on
-        _current = self
+        waiting.current = self
 
-    def watch(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Measure the backward passes of what these optimizers train, from their first step on."""
-        self._optimizers = optimizers
-
-    def detach(self) -> None:
-        """Measure nothing any more, and refer to nothing, when this process leaves the training."""
-        global _current
+    def close(self, error: BaseException | None) -> None:
+        """Measure nothing any more, and refer to nothing: this process leaves the training."""
         self._remove_hooks()
         self._optimizers = ()
-        if _current is self:
-            _current = None
+        if waiting.current is self:
+            waiting.current = None
+        if error is None and self._says_lost and self.lost >= self._share:
+            self._say(f"{self.lost:.0%} of the time was lost to the slowest rank")
 
     def _remove_hooks(self) -> None:
         for hook in self._hooks:
@@ -224,7 +202,7 @@ class Pace:
 
     def _begin_forward(self, *_: object) -> None:
         """Note that the batch is there: before the first forward pass of a step, on a GPU."""
-        if _current is self and not self._had_forward:  # another loop may use the module now
+        if waiting.current is self and not self._had_forward:  # another loop may use the module now
             self._had_forward = True
             self._clock.cut(_BEFORE)
 
@@ -232,7 +210,7 @@ class Pace:
         """Ask to be called at the end of this backward pass: autograd calls this for one parameter of each
         optimizer. DistributedDataParallel asks for the same later, when its last gradient is there, and waits
         for the other ranks in its turn. So the first call is before its wait, and the second after it."""
-        if self._is_queued or _current is not self:
+        if self._is_queued or waiting.current is not self:
             return
         # once for each backward pass, though several optimizers have a hook
         self._is_queued = True
@@ -252,21 +230,13 @@ class Pace:
     # Called by the loop.
 
     def numbers(self) -> list[float]:
-        """Begin to wait for the vote. It sends nothing with it."""
-        self._clock.cut(_OWN)
-        return []
-
-    def judge(self, maxima: list[float]) -> None:
-        """Do nothing: there is no number."""
-
-    def end_vote(self) -> None:
-        """End the wait for the vote, on every rank."""
-        self._clock.cut(_WAITING)
+        """Find out when gradients are complete, before the vote, which sends nothing for this class."""
         self._is_queued = False  # also after a backward pass that has failed
         if self._had_backward:
             self._tries = _TRIES
         elif self._tries:
             self._hook()
+        return []
 
     def _hook(self) -> None:
         """Watch one parameter of each optimizer that has a gradient now, because none was seen in this step:
@@ -288,8 +258,9 @@ class Pace:
                     self._hooks.append(hook)
                     break
 
-    def end_step(self, loader: Any, is_report: bool) -> None:
+    def ended(self, step: int, due: Due) -> None:
         """End a step, on every rank. With a report, all ranks exchange their seconds."""
+        loader = self._loader
         self._ended += 1
         self._unreported += 1
         waited = getattr(loader, "waited", 0.0)
@@ -301,16 +272,16 @@ class Pace:
         counts = self._ended > _SKIPPED and is_measured
         is_after = self._paused_at is not None
         # on a GPU its seconds may be known only some steps later: the facts of the host wait with the events
-        self._clock.end_step(_Context(loader.step, counts, waited - self._waited, pause, is_after))
+        self._clock.end_step(_Context(step, counts, waited - self._waited, pause, is_after))
         self._waited = waited
         self._paused_at = None
         self._had_backward = False
         self._had_forward = False
         self._keep()
         # a collective: the answer is the same on every rank
-        if is_report and self._ended > _SKIPPED:
-            self._report(loader.step)
-        if is_report or loader.step % len(loader) == 0:  # an evaluation or a save may follow
+        if due.report and self._ended > _SKIPPED:
+            self._report(step)
+        if due.report or step % len(loader) == 0:  # an evaluation or a save may follow
             self._clock.restart()
             self._paused_at = time.perf_counter()
 

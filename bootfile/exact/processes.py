@@ -1,25 +1,20 @@
 """The processes of a run, as its loop knows them."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
+from bootfile.exact.due import Due
+from bootfile.exact.plugins import Parts, Plugin
 from bootfile.processes import ranks
 
 if TYPE_CHECKING:  # a build of torch may have no torch.distributed
     from torch._C._distributed_c10d import Store
 
 
-class Due(NamedTuple):
-    """What end_step() returns, the same on every rank. A report is also due before each save."""
-
-    report: bool
-    save: bool
-
-
-class Processes:
+class Processes(Plugin):
     """The processes of a run, which stay the same until it ends. A loop of your own needs none.
 
     An elastic job has a subclass, whose processes leave and come between two steps
-    (common/elastic/memory.py). The loop calls the methods on every rank. run: the Exact.
+    (common/elastic/memory.py). The loop calls the methods on every rank.
 
     `may_change`: whether processes may leave and come.
     `has_restored`: whether restore() has restored a state.
@@ -32,23 +27,13 @@ class Processes:
     is_changing = False
     due = Due(False, False)
 
-    def restore(self, run: Any) -> int | None:
+    def restore(self, parts: Parts) -> int | None:
         """Restore the state of processes that are alive, and return its step. None: there are none, and the
         run continues from a checkpoint."""
         return None
 
-    def begin(self, run: Any, step: int) -> None:
-        """Begin to train after `step` steps."""
-
-    def announce(self, run: Any, step: int) -> None:
+    def announce(self, step: int) -> None:
         """Print which processes continue after `step` steps."""
-
-    def wants_change(self, run: Any) -> bool:
-        """Return whether this rank knows of processes that come or leave. It is called before each vote."""
-        return False
-
-    def end_step(self, run: Any, step: int, due: Due) -> None:
-        """Note the end of a step. due: what the step has still to do."""
 
     def check(self) -> None:
         """Stop a step that cannot end, because a process is lost. Called between the parts of a step."""

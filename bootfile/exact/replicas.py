@@ -16,6 +16,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
 from bootfile.exact.digest import add_bytes, leaves
+from bootfile.exact.due import Due
+from bootfile.exact.plugins import Parts, Plugin
 from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput
 from bootfile.processes import ranks
@@ -35,27 +37,29 @@ class _Note(NamedTuple):
     digests: list[torch.Tensor]
 
 
-class Replicas:
-    """The weights, buffers and states that all ranks of a job have in common: a Watcher (watchers.py).
+class Replicas(Plugin):
+    """The weights, buffers and states that all ranks of a job have in common.
 
-    objects: those of a checkpoint. Their modules are compared, and at a save also the states of objects that
-        are neither modules nor optimizers. The receipt has the samples of its rank, and is left out.
-    forward: the module that the job calls.
-    warn: called with a line and its subject, of which one line is printed.
+    The modules that a checkpoint holds are compared, and at a save also the states of objects that are
+    neither modules nor optimizers. The receipt has the samples of its rank, and is left out.
     Sharded parameters are left out, and so are statistics of a BatchNorm that is not synchronised, and
     buffers that DistributedDataParallel sends in each forward pass.
     """
 
-    def __init__(self, objects: dict[str, Any], forward: Any, warn: Callable[[str, str], object]):
-        self._objects = objects
-        self._warn = warn
-        forward = getattr(forward, "_orig_mod", forward)  # of torch.compile
-        self._wrapper = forward if isinstance(forward, DistributedDataParallel) else None
+    def __init__(self) -> None:
         self._noted: _Note | None = None
         self._unsent: torch.Tensor | None = None  # the numbers of a note, until a step has sent them
         self._due = 0  # the last step with a report or a save
 
-    def check_backward(self) -> None:
+    def begin(self, parts: Parts, step: int) -> None:
+        self._parts = parts
+        self._objects = parts.state.objects
+        self._warn = parts.say_once
+        forward = getattr(parts.forward, "_orig_mod", parts.forward)  # of torch.compile
+        self._wrapper = forward if isinstance(forward, DistributedDataParallel) else None
+        parts.after_evaluation.append(self._compare_now)
+
+    def _check_backward(self) -> None:
         """Raise BadInput if DistributedDataParallel waits for gradients after a backward(): the other ranks
         would wait in this step for ever."""
         if self._wrapper is None:
@@ -79,6 +83,7 @@ class Replicas:
     def numbers(self) -> torch.Tensor:
         """Return what note() has computed, for each vote of the next step; else numbers that compare nothing,
         of the same size: one rank may have gradients of more parameters than another."""
+        self._check_backward()
         # every rank sends as many numbers in each step: the collective needs one size
         if self._unsent is None:
             return self._nothing()
@@ -89,25 +94,42 @@ class Replicas:
         if not _agree(maxima):
             self._find_difference()
 
-    def note(self, step: int) -> None:
+    def ended(self, step: int, due: Due) -> None:
+        """Compare the ranks if this step reports or saves. Raises as judge()."""
+        position = self._parts.position
+        self._unsent = None  # the votes of this step have sent it
+        if self._parts.guard.has_more:  # the first step, or a layer that was frozen until now
+            self._note(step)
+        # one more collective, so only in steps that report or save; the others go without
+        if due.report or due.save or position.is_stopping:
+            self._compare_steps(step, position.waits)
+        if due.save and self._is_last(step):
+            self._compare_now(step)
+
+    def saved(self, step: int) -> None:
+        # the votes of the next step carry the digests: a save needs no collective of its own
+        if not self._is_last(step):
+            self._note(step)
+
+    def close(self, error: BaseException | None) -> None:
+        """Compare what no vote has sent: the loop has saved, and takes no step after it."""
+        if error is None and self._unsent is not None:
+            self._compare_now(self._noted.step if self._noted else 0)
+
+    def _is_last(self, step: int) -> bool:
+        return self._parts.position.is_stopping or step == self._parts.loader.total_steps
+
+    def _note(self, step: int) -> None:
         """Compute the digests after a step. The votes of the next step send them. The host does not wait."""
         self._unsent = self._digest(step)
 
-    def end_step(self) -> None:
-        """Forget the digests: the votes of this step have sent them."""
-        self._unsent = None
-
-    def compare_now(self, step: int, is_asked: bool = False) -> bool:
+    def _compare_now(self, step: int) -> None:
         """Compare the ranks in a collective of its own, because no step follows, or an evaluation took long.
 
-        Call it on every rank. Return whether `is_asked` is true on any rank. Raises as judge().
+        Called on every rank. Raises as judge().
         """
-        digests = self._digest(step)
-        # one collective for both: the digests and the question
-        answer = digests.new_full((1,), float(is_asked))
-        asked, *maxima = ranks.maxima(torch.cat([answer, digests]))
-        self.judge(maxima)
-        return asked > 0
+        self._unsent = None
+        self.judge(ranks.maxima(self._digest(step)))
 
     @torch.no_grad()
     def _digest(self, step: int) -> torch.Tensor:
@@ -147,7 +169,7 @@ class Replicas:
     def _device(self) -> torch.device:
         return accelerator.device_of(self._objects["model"])
 
-    def compare_steps(self, step: int, waits: bool) -> None:
+    def _compare_steps(self, step: int, waits: bool) -> None:
         """Raise BadInput if only some ranks took the optimizer step. Call it on every rank, after a step with
         a report or a save. waits: whether gradients wait for the optimizer step."""
         self._due = step

@@ -4,7 +4,6 @@ The numbers of all watchers travel in one all_reduce with MAX, together with whe
 gradients are finite (nonfinite.py). So a step has one collective, however many questions there are.
 """
 
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -25,21 +24,3 @@ class Watcher(Protocol):
         If the device decides about a step, this is one step later. maxima: n numbers; if a step had several
         losses, the largest of all of them. It may raise BadInput.
         """
-
-
-class Agreement:
-    """A question that is answered with yes as soon as any rank says yes.
-
-    asks: returns the answer of this rank. agreed: called on every rank when a step was answered with yes.
-    """
-
-    def __init__(self, asks: Callable[[], bool], agreed: Callable[[], object]):
-        self._asks = asks
-        self._agreed = agreed
-
-    def numbers(self) -> list[float]:
-        return [float(self._asks())]
-
-    def judge(self, maxima: list[float]) -> None:
-        if maxima[0] > 0:
-            self._agreed()

@@ -17,11 +17,12 @@ import torch
 from bootfile.console.words import mask_words
 from bootfile.exact import digest, files, recorded
 from bootfile.exact.choose import newest
+from bootfile.exact.due import Due
 from bootfile.exact.events import Events, stopped_line
 from bootfile.exact.files import write_weights
-from bootfile.exact.loop import Exact, NotSaved
-from bootfile.exact.nonfinite import Diverged
-from bootfile.exact.processes import Due, Processes
+from bootfile.exact.loop import Exact, Job, NotSaved
+from bootfile.exact.plugins import Plugin, usual
+from bootfile.exact.processes import Processes
 from bootfile.ground.again import refusal
 from bootfile.ground.errors import BadInput
 from bootfile.machine import instructions
@@ -38,10 +39,10 @@ from common.run import output
 from common.run.run import Run
 
 
-def _find_processes(topology: Topology) -> Processes | None:
-    """Return the processes of an elastic job; None for another one."""
+def _find_processes(topology: Topology) -> Processes:
+    """Return the processes of a job: of an elastic one they come and leave."""
     if topology.members is None:
-        return None
+        return Processes()
     from common.elastic.memory import Memory  # most jobs are not elastic
 
     return Memory(topology.members)
@@ -103,24 +104,55 @@ class Checkpointer(Events):
         members = run.topology.members
         self._fork: Any = None  # of a run that begins at a step of another one
         self._without: Any = None  # the samples that its batches lack
+        self._forked: Any = None  # the plugin that does what these two want
+        self._gradient_sums: Any = None  # the plugin that keeps them, with --recheck
         self._is_later = members is not None and members.generation > 0
         self._class_names: tuple[str, ...] = getattr(loader.plan.index, "class_names", ())
-        self.exact = self._make_exact(run, **parts)
+        plugins = self._find_plugins(run, parts)
+        # what a report adds: the seconds of all ranks, if there are several
+        self._figures = [plugin.figures for plugin in plugins if hasattr(plugin, "figures")]
+        self.exact = self._make_exact(run, plugins, **parts)
         self.exact.state.extras = self.scores
         self._refuse_unused_limits()
-        self._gradient_sums: Any = None  # a GradientSums with --recheck
-        if run.args.recheck:
-            self._recheck_shards(run.args.recheck)
-        self._sample_losses: Any = None
-        if run.args.sample_losses and self._writes:
+
+    def _find_plugins(self, run: Run, parts: dict[str, Any]) -> list[Plugin]:
+        """Return what joins this job, in the order of plugins.py. parts: the objects of the job. The
+        constructor calls it on every rank. Raises BadInput."""
+        args = self.args
+        plugins: list[Plugin] = []
+        forward = parts.get("forward")
+        shards = getattr(forward, "exact_shards", None)
+        if args.recheck:
+            self._recheck_shards(args.recheck, shards)
+            if self._gradient_sums:
+                plugins.append(self._gradient_sums)
+        if args.without or args.from_run:
+            from common.checkpoint import without  # most runs begin with step 1, and have all samples
+
+            self._without = without.find(args.without, self.loader, parts)
+            check = None
+            if args.from_run:
+                from common.checkpoint.fork import Fork
+
+                self._fork = Fork(run, self.say, self._without)
+                check = self._check_fork
+            self._forked = without.Forked(check)
+            plugins.append(self._forked)
+        survivors = self._find_survivors()
+        if args.sample_losses and self._writes:
             from common.run.sample_losses import SampleLosses  # most jobs do not keep them
 
-            self._sample_losses = SampleLosses(
-                self.exact.criterion, loader, run.output.folder, ranks.rank(), self.say
-            )
-            self.exact.may_survive = False  # each rank keeps the losses of its samples until a report
+            criterion = parts.get("criterion")
+            plugins.append(SampleLosses(criterion, self.loader, run.output.folder, ranks.rank(), self.say))
+            survivors = ""  # each rank keeps the losses of its samples until a report
+        if shards is not None and ranks.world_size() == 1:
+            from bootfile.exact.loss_means import LabelMeanWatcher  # usual() has it for several processes
 
-    def _make_exact(self, run: Run, **parts: Any) -> Exact:
+            plugins.append(LabelMeanWatcher())
+        watching = usual(survivors, args.stuck_after, args.stuck_exit, args.slow_rank, is_job=True)
+        return [*plugins, *watching]
+
+    def _make_exact(self, run: Run, plugins: list[Plugin], **parts: Any) -> Exact:
         """Return the Exact of this job. The constructor calls it on every rank, before anything is read."""
         args = run.args
         options = self._options
@@ -134,48 +166,37 @@ class Checkpointer(Events):
             # The clock is read before the last N steps, and after them. The first steps are slower.
             total = self.loader.total_steps
             report_after = ((total or 0) - options.prof, total)
-        kind: Any = Exact
-        if args.without or args.from_run:
-            from common.checkpoint import without  # most runs begin with step 1, and have all samples
-
-            self._without = without.find(args.without, self.loader, parts)
-            kind = without.Forked
-        if args.from_run:
-            from common.checkpoint.fork import Fork
-
-            self._fork = Fork(run, self.say, self._without)
-            parts["check"] = self._check_fork
-        return kind(
+        return Exact(
             run.output.folder,
             self.loader,
             save_every=args.save_every,
             report_every=args.report_every,
-            report_after=report_after,
-            evaluate_every=args.evaluate_every,
             keep=args.keep,
             keep_every=args.keep_every,
             max_bad_steps=args.max_bad_steps,
-            slow_rank=args.slow_rank,
             grace=args.grace,
-            survivors=self._find_survivors(),
-            stuck_after=args.stuck_after,
-            stuck_exit=args.stuck_exit,
-            same_instructions=same_instructions,
             threads=options.threads,
-            processes=_find_processes(run.topology),
-            events=self,
-            say=self.say,
-            writes=self._writes,
-            by_rank=options.checkpoint_format == "sharded",
             identity=arguments.identity(args),
-            settings=settings,
-            learned=arguments.without_operation(args, settings),
+            plugins=plugins,
+            job=Job(
+                say=self.say,
+                writes=self._writes,
+                same_instructions=same_instructions,
+                events=self,
+                processes=_find_processes(run.topology),
+                report_after=report_after,
+                evaluate_every=args.evaluate_every,
+                by_rank=options.checkpoint_format == "sharded",
+                settings=settings,
+                learned=arguments.without_operation(args, settings),
+            ),
             **parts,
         )
 
     def _check_fork(self, step: int, line: dict[str, Any]) -> str:
         """Return the first difference from the old run up to a step; see Forked."""
-        self._write_gradient_sums()  # they are compared, too
+        if self._gradient_sums:
+            self._gradient_sums.write()  # they are compared, too
         difference: str = self._fork.check(step, line)
         return difference
 
@@ -187,19 +208,13 @@ class Checkpointer(Events):
             return "first"
         return survivors
 
-    def _recheck_shards(self, every: int) -> None:
+    def _recheck_shards(self, every: int, shards: Any) -> None:
         """Let another process compute one shard of every N-th step again. Raises BadInput without shards."""
-        shards = getattr(self.exact.forward, "exact_shards", None)
         if shards is None:
             raise BadInput(f"--recheck {every} needs --exact_shards: jobs/train_exact.py has it")
         if not self.args.evaluate:
             shards.recheck(every, self.say)
             self._gradient_sums = shards.gradient_sums
-
-    def _write_gradient_sums(self) -> None:
-        """Write the sums of the steps since the last call, if there are any. Called on rank 0, or on all."""
-        if self._gradient_sums:
-            self._gradient_sums.write(self.output.folder, self.exact.say_once)
 
     def _refuse_unused_limits(self) -> None:
         """Raise BadInput if the job does not give a limit of its options to its sampler."""
@@ -249,9 +264,9 @@ class Checkpointer(Events):
         elif step:
             self._warn_of_checkpoint()
         if self._without:
-            self._without.settle(exact, self.output.folder if self._writes else None)
+            self._without.settle(exact.parts, self._forked, self.output.folder if self._writes else None)
         if self._fork:
-            self._fork.settle(exact, step)
+            self._fork.settle(exact.parts, self._forked, step)
             self.log.parent = self._fork.facts
         self._load_initial_weights(step)
         self._compare_validation_sets()
@@ -262,10 +277,6 @@ class Checkpointer(Events):
         endings.explain_with(self.loader)
         if self._writes:
             endings.at_end("results", self._end)
-            if self._gradient_sums:
-                self._gradient_sums.begin(self.output.folder, step)
-        if self._sample_losses:
-            self._sample_losses.begin(step)
         if self._mirror:
             # Only now is it known which checkpoints at the URL this run has left behind.
             self._mirror.start(step if is_saved_here else 0, exact.saver.keep_every or 0)
@@ -286,11 +297,6 @@ class Checkpointer(Events):
     def end_step(self) -> Due:
         """End a step and return what is due, as Exact.end_step()."""
         due = self.exact.end_step()
-        if due.report and self._sample_losses:
-            # With the report, because reading the losses waits for the device, as a report does.
-            self._sample_losses.write()
-        if due.report or due.save:
-            self._write_gradient_sums()
         self.log.advance(self.loader.step)
         return due
 
@@ -320,7 +326,7 @@ class Checkpointer(Events):
         score = self.log.metrics.score(val_sums)
         if not math.isfinite(score):
             name = self.log.metrics.best or "val_loss or val_acc"
-            exact.say_once(
+            exact.parts.say_once(
                 f"warning: {name} is {abs(score)} after step {step}: this evaluation cannot write best.pth",
                 "score",
             )
@@ -382,7 +388,7 @@ class Checkpointer(Events):
         if self.scores.best_at and not self.args.evaluate:
             self.say(f"best: {self.scores.best_at}")
         self.log.finish()
-        stuck.stop()
+        self.exact.end(None)
         lost = [self.log.lost, *self.exact.saver.finish()]
         if self._mirror:  # after the last write, which it has to upload
             lost.append(self._mirror.finish())
@@ -450,9 +456,7 @@ class Checkpointer(Events):
             self.finish()
             return
         stuck.explain(error)  # at once: the other ranks wait for the reason
-        if self._sample_losses and isinstance(error, Diverged):  # its last steps have no report
-            self._sample_losses.write()
-        self.exact.give_up()
+        self.exact.give_up(error)
 
     def _start_log(self, step: int) -> None:
         """Begin to log, on every rank, when it is known who trains. step: the steps before the first."""
@@ -462,12 +466,12 @@ class Checkpointer(Events):
         if processes.may_change:
             was_begun = processes.was_begun
             self.log.members = processes.figures
-        if exact.pace:
-            self.log.pace = exact.pace.figures
+        for figures in self._figures:
+            self.log.pace = figures
 
         def find_rate() -> Any:
             """Return the learning rate of the last step. Each report asks for it."""
-            return exact.rate
+            return exact.position.rate
 
         self.log.start(
             self.loader,
@@ -572,7 +576,7 @@ class Checkpointer(Events):
         identity["training data"] = start.get("training data")
         epoch = max(output.epochs(folder), default=0)
         total = self.total_steps
-        every = self.exact.saves.every.steps(len(self.loader))
+        every = self.exact.parts.saves.every.steps(len(self.loader))
         first_save = min(every or total or 0, total or every)
         lines = digest.read(folder)
         if any("saved" in line for line in lines.values()):

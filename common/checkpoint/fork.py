@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bootfile.exact.forked import Forked, Plan
+from bootfile.exact.plugins import Parts
 from bootfile.exact.state import RunState
 from bootfile.ground import git
 from bootfile.ground.errors import BadInput
@@ -129,7 +130,7 @@ class Fork:
         self._without = without
         self._args = run.args
         self._say = say
-        self._exact: Any = None  # from settle() on
+        self._parts: Any = None  # from settle() on
         self._folder = run.output.folder
         self._parent: Parent | None = None  # on rank 0, until its step
         self._begins = False  # this start is the first one with a state of its own
@@ -197,10 +198,10 @@ class Fork:
             self._say(line)
         return path or "never"
 
-    def settle(self, exact: Forked, step: int) -> None:
-        """Tell the loop what it has to do, on every rank, when it has restored the state after `step`. Raises
+    def settle(self, parts: Parts, forked: Forked, step: int) -> None:
+        """Tell the plugin what it has to do, on every rank, when the state after `step` is restored. Raises
         BadInput."""
-        self._exact = exact
+        self._parts = parts
         # only rank 0 has read the old run
         if self._parent and step < self._parent.step:
             points = [point for point in self._parent.points if point > step]
@@ -210,16 +211,16 @@ class Fork:
             skipped = []
         shared = ranks.broadcast_object((self.facts, points, skipped, self._begins))
         self.facts, points, skipped, begins = shared
-        scores = exact.state.extras
+        scores = parts.state.extras
         if begins and isinstance(scores, Scores):
             scores.best = -math.inf  # the folder has no best.pth yet
-        exact.state.identity.pop(_SKIPPED, None)
+        parts.state.identity.pop(_SKIPPED, None)
         if self._args.skip_steps:
-            exact.state.identity[_SKIPPED] = self._args.skip_steps
+            parts.state.identity[_SKIPPED] = self._args.skip_steps
             steps = ranges.parse("--skip_steps", self._args.skip_steps)
-            if max(steps) > exact.most_steps:
+            if max(steps) > parts.most_steps:
                 raise BadInput(
-                    f"--skip_steps {self._args.skip_steps}: the run ends at step {exact.most_steps}: "
+                    f"--skip_steps {self._args.skip_steps}: the run ends at step {parts.most_steps}: "
                     "expected earlier steps"
                 )
             skipped = [*skipped, *steps]
@@ -230,7 +231,7 @@ class Fork:
             if self._without.step:
                 points = [point for point in points if point < self._without.step]
         is_part = compute.ONLY in os.environ
-        exact.follow(Plan(self.facts["step"], points, frozenset(skipped), removes, is_part))
+        forked.follow(Plan(self.facts["step"], points, frozenset(skipped), removes, is_part))
         if ranks.is_first():
             shutil.rmtree(os.path.join(self._folder, _COMPUTED), ignore_errors=True)
 
@@ -260,15 +261,15 @@ class Fork:
 
     def _describe_start(self) -> dict[str, Any]:
         """Return what this start computes with; see changes.find()."""
-        exact = self._exact
+        parts = self._parts
         given = arguments.settings(self._args)
         settings = arguments.without_operation(self._args, given)
         settings |= {name: given[name] for name in _COMPUTE_OTHERWISE if name in given}
         return {
-            "modules": exact.state.code,
+            "modules": parts.state.code,
             "code": git.find_commit(sys.argv[0]),
-            "training data": exact.loader.receipt.fingerprint,
-            "data backend": getattr(exact.loader, "backend", ""),
+            "training data": parts.loader.receipt.fingerprint,
+            "data backend": getattr(parts.loader, "backend", ""),
             "settings": {name: value for name, value in settings.items() if name not in _OF_A_START},
             "environment": environment.facts(),
         }

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from bootfile.exact.forked import Forked, Plan
+from bootfile.exact.plugins import Parts
 from bootfile.exact.state import RunState
 from bootfile.ground.errors import BadInput
 from bootfile.history import compute
@@ -20,8 +21,6 @@ from bootfile.processes import ranks
 from bootfile.receipt import recorded_run, removed
 from bootfile.sampling.removal import Removal
 from bootfile.sampling.sampler import BatchSampler
-
-__all__ = ["Forked", "Without", "check"]  # a job with --without runs in a Forked
 
 _REMOVED = "list of removed samples"  # a name in the identity
 
@@ -128,17 +127,17 @@ class Without:
                 f"{step - 1} or before it (`launch replay` does), not at {parent.step}"
             )
 
-    def settle(self, exact: Forked, folder: str | None) -> None:
-        """Tell the loop what it has to do, on every rank, when it has restored its state. folder: of the
+    def settle(self, parts: Parts, forked: Forked, folder: str | None) -> None:
+        """Tell the plugin what it has to do, on every rank, when the state is restored. folder: of the
         results, None if nothing is written."""
-        self.identify(exact.state)
-        exact.follow(Plan(0, removes=self.takes_all))
+        self.identify(parts.state)
+        forked.follow(Plan(0, removes=self.takes_all))
         if not len(self.ids):
             return
         if folder and ranks.is_first():
             os.makedirs(folder, exist_ok=True)
             removed.write(folder, self.ids)
-        exact.say(f"without {removed.describe(self.ids)}: no batch has them")
+        parts.say(f"without {removed.describe(self.ids)}: no batch has them")
 
 
 def _name(ids: np.ndarray) -> str:

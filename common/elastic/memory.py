@@ -1,6 +1,5 @@
 """The state of a job in the memory of its processes, from which others continue when members change."""
 
-import functools
 import time
 from typing import Any, NamedTuple
 
@@ -8,7 +7,9 @@ import numpy as np
 import torch
 
 from bootfile import __version__
-from bootfile.exact.processes import Due, Processes
+from bootfile.exact.due import Due
+from bootfile.exact.plugins import Parts
+from bootfile.exact.processes import Processes
 from bootfile.machine import facts
 from bootfile.machine.differences import INSTRUCTIONS
 from common.ground.endings import Changed
@@ -47,7 +48,7 @@ class Memory(Processes):
         """Return whether this process has trained before, or got the state of one that has."""
         return self._members.was_begun
 
-    def restore(self, run: Any) -> int | None:
+    def restore(self, parts: Parts) -> int | None:
         """Return the step of the members' state after restoring it; None: no member has one.
 
         In a process that is alone main() ends here: it runs again when the process is a member.
@@ -57,71 +58,77 @@ class Memory(Processes):
         machine = facts.describe()
         for name in INSTRUCTIONS:
             versions[name] = str(machine[name])
-        options = {f"--{name}": value for name, value in run.state.schedule.settings.items()}
+        options = {f"--{name}": value for name, value in parts.state.schedule.settings.items()}
         # main() ends here in a process that is alone, and runs again when the process is a member
-        self._members.arrive(options | run.state.identity | run.state.sampling | versions)
+        self._members.arrive(options | parts.state.identity | parts.state.sampling | versions)
         living = self._members.share()
         if living is None:
             return None
-        self._continue(run, living)
+        self._continue(parts, living)
         self.has_restored = True
         return living["step"]
 
-    def _continue(self, run: Any, living: dict[str, Any]) -> None:
+    def _continue(self, parts: Parts, living: dict[str, Any]) -> None:
         """Continue from the state of a member: restore() calls it on every rank."""
-        run.state.load(living, run.most_steps)
-        run.state.run = living["run"]
-        run.keep_machines(living["machines"])
+        parts.state.load(living, parts.most_steps)  # type: ignore[arg-type]  # it has the keys of a SavedState
+        parts.state.run = living["run"]
+        parts.keep_machines(living["machines"])
         finished = _Finished(*living["finished"])
         at = time.time()
         self.due = Due(*finished.due)
         # another change may come before the next step: it costs the time from here on
         self._finished = finished._replace(due=self.due, at=at)
-        run.loader.receipt.shared = list(finished.shared)
-        if run.running is not None and finished.running is not None:
-            run.running.copy_(finished.running)
-        run.rate = finished.rate
+        parts.loader.receipt.shared = list(finished.shared)
+        if parts.position.running is not None and finished.running is not None:
+            parts.position.running.copy_(finished.running)
+        parts.position.rate = finished.rate
         # durations: the monotonic clock of another node has another zero
         since_save, since_report, self.pauses, self.began = living["times"]
         now = time.monotonic()
-        run.saves.saved_at = now - since_save
-        run.reports.reported_at = now - since_report
+        parts.saves.saved_at = now - since_save
+        parts.reports.reported_at = now - since_report
         self.pauses += at - finished.at
 
-    def begin(self, run: Any, step: int) -> None:
+    def begin(self, parts: Parts, step: int) -> None:
+        self._parts = parts
         if self._finished is None:  # no member has finished a step
-            run.loader.receipt.shared = []
-            self.end_step(run, step, Due(False, False))
-        self._members.begin(functools.partial(self._keep, run))
+            parts.loader.receipt.shared = []
+            self.ended(step, Due(False, False))
+        self._members.begin(self._keep)
 
-    def announce(self, run: Any, step: int) -> None:
-        self._members.say(step, run.say)
+    def announce(self, step: int) -> None:
+        self._members.say(step, self._parts.say)
 
-    def wants_change(self, run: Any) -> bool:
+    def numbers(self) -> list[float]:
+        """Return whether this rank knows of processes that come or leave."""
         is_due = self._members.due
-        run.loader.share()
-        return is_due
+        self._parts.loader.share()
+        return [float(is_due)]
 
-    def end_step(self, run: Any, step: int, due: Due) -> None:
+    def judge(self, maxima: list[float]) -> None:
+        self.is_changing = self.is_changing or maxima[0] > 0
+
+    def ended(self, step: int, due: Due) -> None:
         """Keep what a member that comes later needs in addition to the objects. Their values do not change
         until all members have sent their parts of the next step."""
+        parts = self._parts
         # a copy: the next step adds to the sums before it is known whether all members finish it
         running = None
-        if run.running is not None:
-            running = run.running.clone()
-        receipt = run.loader.receipt
+        if parts.position.running is not None:
+            running = parts.position.running.clone()
+        receipt = parts.loader.receipt
         self._finished = _Finished(
             step,
             due,
-            run.state.counts(),
+            parts.state.counts(),
             receipt.state_dict(),
-            [*receipt.shared],
+            [*(receipt.shared or [])],
             running,
-            run.rate,
+            parts.position.rate,
             time.time(),
         )
         # the step is kept now; a run that stops saves it with the members that it has
-        if self.is_changing and not run.is_stopping:
+        if self.is_changing and not self._parts.position.is_stopping:
             raise Changed
 
     def check(self) -> None:
@@ -134,19 +141,26 @@ class Memory(Processes):
         """Return the figures of a report. The Log asks for them."""
         return self._members.figures(self.pauses, self.began)
 
-    def _keep(self, run: Any) -> dict[str, Any]:
+    def _keep(self) -> dict[str, Any]:
         """Return the state after the last finished step. What the present one has changed is undone.
 
         Members.leave_group() calls it when Changed has ended main().
         """
+        parts = self._parts
         finished = self._finished
         now = time.monotonic()
         assert finished is not None
         # a lost member may have ended main() in the middle of a step
-        run.abandon_step(finished.step)
-        state: dict[str, Any] = {**run.state.capture(finished.step), **finished.counts}
+        parts.undo_step(finished.step)
+        parts.close(Changed())  # a new generation has new ones
+        state: dict[str, Any] = {**parts.state.capture(finished.step), **finished.counts}
         state["objects"]["receipt"] = finished.receipt
         # plain types, which another rank can read
         state["finished"] = tuple(finished._replace(due=tuple(finished.due)))  # type: ignore[arg-type]
-        state["times"] = (now - run.saves.saved_at, now - run.reports.reported_at, self.pauses, self.began)
+        state["times"] = (
+            now - parts.saves.saved_at,
+            now - parts.reports.reported_at,
+            self.pauses,
+            self.began,
+        )
         return state

@@ -6,11 +6,13 @@ Rank 0 writes them with each report and each save (bootfile/receipt/shard_lines.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 import torch
 
+from bootfile.exact.due import Due
+from bootfile.exact.plugins import Parts, Plugin
 from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explain_write
@@ -21,7 +23,7 @@ _BITS = 48  # of a sum: float64 holds it, and adding zeros does not round it
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes -> a type with the bits
 
 
-class GradientSums:
+class GradientSums(Plugin):
     """Collects the sums of the shards. Shards makes one on every rank if shards are computed twice.
 
     device: that of the model. keeps: whether this rank writes them.
@@ -61,23 +63,30 @@ class GradientSums:
         if self._keeps:
             self._steps[step] = [int(value) for value in sums]
 
-    def begin(self, folder: str, step: int) -> None:
-        """Delete the steps after `step` from the file in a folder: this start computes them again."""
-        if self._keeps:
+    def begin(self, parts: Parts, step: int) -> None:
+        """Delete the steps after `step` from the file in the folder: this start computes them again."""
+        self._folder = parts.saver.folder
+        self._say_once = parts.say_once
+        self._writes = parts.writes
+        if self._keeps and self._writes:
             with contextlib.suppress(OSError, BadInput):  # a sum that is missing is not an error of the run
-                shard_lines.cut(folder, step)
+                shard_lines.cut(self._folder, step)
 
-    def write(self, folder: str, say_once: Callable[[str, str], object]) -> None:
-        """Append the steps since the last call to the file in a folder. say_once: says why some are lost."""
+    def ended(self, step: int, due: Due) -> None:
+        if due.report or due.save:
+            self.write()
+
+    def write(self) -> None:
+        """Append the steps since the last call to the file in the folder, or say why some are lost."""
         steps = self._steps
         self._steps = {}
-        if not steps:
+        if not steps or not self._writes:
             return
         try:
-            shard_lines.write(folder, steps)
+            shard_lines.write(self._folder, steps)
         except OSError as error:
-            reason = explain_write(error, folder)
-            say_once(f"warning: {shard_lines.FILE} lacks steps: {reason}", shard_lines.FILE)
+            reason = explain_write(error, self._folder)
+            self._say_once(f"warning: {shard_lines.FILE} lacks steps: {reason}", shard_lines.FILE)
 
 
 def _add_bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,9 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import torch
 
+from bootfile.exact.due import Due
+from bootfile.exact.nonfinite import Diverged
+from bootfile.exact.plugins import Parts, Plugin
 from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import check_mounted, explained, opener
@@ -31,11 +34,11 @@ def path_of(folder: str, rank: int) -> str:
     return os.path.join(folder, f"losses-{rank}.bin")
 
 
-class SampleLosses:
+class SampleLosses(Plugin):
     """Collects the losses of this rank's samples on their device, and appends them to its file.
 
-    The Checkpointer makes one on each rank of a job with --sample_losses, and calls begin() before the first
-    step, and write() with each report and when the training diverges.
+    The Checkpointer makes one on each rank of a job with --sample_losses: a plugin that writes with each
+    report, because reading the losses waits for the device as a report does, and when the training diverges.
 
     criterion: the module that the loop calls, with an attribute `reduction` and without parameters.
     loader: the training loader. folder: of the results. log: a function that takes one line.
@@ -60,12 +63,20 @@ class SampleLosses:
         self._batches: list[_Losses] = []  # since the last write()
         self._end: int | None = None  # bytes of the file; None before the first write
 
-    def begin(self, step: int) -> None:
+    def begin(self, parts: Parts, step: int) -> None:
         """Collect from the next step on. step: the steps before it; later ones in the file are deleted with
         the first write()."""
         self._begun = step
         self._criterion.register_forward_pre_hook(self._follow)
         self._criterion.register_forward_hook(self._add, with_kwargs=True)
+
+    def ended(self, step: int, due: Due) -> None:
+        if due.report:
+            self.write()
+
+    def close(self, error: BaseException | None) -> None:
+        if isinstance(error, Diverged):  # its last steps have no report
+            self.write()
 
     def _follow(self, *_: Any) -> None:
         """Give the copy the numbers and buffers that the criterion has. torch calls it before each call of

@@ -15,7 +15,7 @@ import time
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from bootfile import BatchSampler, Exact, map_style_loader, torch_loader
+from bootfile import BatchSampler, Exact, Job, map_style_loader, torch_loader
 from tests.benchmarks.rounds import Record, conditions, make_parser, print_ratios, spread, take_turns
 
 _WARM = 50  # steps before the first that counts
@@ -115,7 +115,9 @@ def _with_loader(make_loader, is_exact, steps, profile=None):
         run = None
         first = 0
         if is_exact:
-            run = Exact(folder, loader, model=model, optimizer=optimizer, save_every=10**6, say=_say_nothing)
+            run = Exact(
+                folder, loader, model=model, optimizer=optimizer, save_every=10**6, job=Job(say=_say_nothing)
+            )
             first = run.resume()
         else:
             loader.seek(0)

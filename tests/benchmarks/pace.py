@@ -21,30 +21,12 @@ import torch.multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from bootfile import Exact, torch_loader
+from bootfile import Exact, Job, torch_loader, usual
 from bootfile.exact import pace, survivor
 from bootfile.ground import errors
 from bootfile.ground.intervals import Interval
 from tests.benchmarks.rounds import conditions, divide, make_parser, spread, take_turns
 from tests.conftest import free_port
-
-
-class Without:
-    """What a run without the measurement does in the places of a Pace."""
-
-    def __init__(self, *_: object):
-        self.lost = 0.0
-
-    def numbers(self) -> list[float]:
-        return []
-
-    def judge(self, maxima: list[float]) -> None: ...
-
-    def watch(self, optimizers: object) -> None: ...
-
-    def end_vote(self) -> None: ...
-
-    def end_step(self, loader: object, is_report: bool) -> None: ...
 
 
 class Work(torch.nn.Module):
@@ -59,11 +41,6 @@ class Work(torch.nn.Module):
         return inputs
 
 
-def _never(run: object) -> bool:
-    """In the place of survivor.can_survive()."""
-    return False
-
-
 def train(args: argparse.Namespace, measures: bool, cpu: list[float]) -> float:
     """Return the seconds of a step. cpu: gets the CPU seconds of a step of a rank, the mean of all."""
     samples = args.steps * args.processes
@@ -74,31 +51,27 @@ def train(args: argparse.Namespace, measures: bool, cpu: list[float]) -> float:
     )
     forward = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    originals = pace.Pace, survivor.can_survive
+    plugins = usual(stuck_after=60.0 if measures else 0.0)
     if not measures:
-        pace.Pace = Without  # type: ignore[misc, assignment]
-        survivor.can_survive = _never
-    try:
-        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(None):
-            run = Exact(
-                folder, loader, model=model, forward=forward, optimizer=optimizer, writes=False,
-                report_every=Interval(100, "step"), stuck_after=60.0 if measures else 0.0,
-            )  # fmt: skip
-            for _ in loader.epochs_from(run.resume()):
-                begin = time.perf_counter()
-                cpu_begin = time.process_time()
-                for inputs, targets in loader:
-                    optimizer.zero_grad()
-                    loss = torch.nn.functional.mse_loss(forward(inputs), targets)
-                    loss.backward()
-                    if run.accepts(loss):
-                        optimizer.step()
-                    run.end_step()
-                torch.distributed.barrier()
-                seconds = time.perf_counter() - begin
-                used = torch.tensor(time.process_time() - cpu_begin, dtype=torch.float64)
-    finally:
-        pace.Pace, survivor.can_survive = originals  # type: ignore[misc]
+        plugins = [plugin for plugin in plugins if not isinstance(plugin, pace.Pace | survivor.Survivor)]
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(None):
+        run = Exact(
+            folder, loader, model=model, forward=forward, optimizer=optimizer, report_every=Interval(100, "step"),
+            plugins=plugins, job=Job(writes=False),
+        )  # fmt: skip
+        for _ in loader.epochs_from(run.resume()):
+            begin = time.perf_counter()
+            cpu_begin = time.process_time()
+            for inputs, targets in loader:
+                optimizer.zero_grad()
+                loss = torch.nn.functional.mse_loss(forward(inputs), targets)
+                loss.backward()
+                if run.accepts(loss):
+                    optimizer.step()
+                run.end_step()
+            torch.distributed.barrier()
+            seconds = time.perf_counter() - begin
+            used = torch.tensor(time.process_time() - cpu_begin, dtype=torch.float64)
     torch.distributed.all_reduce(used)
     cpu.append(used.item() / args.processes / args.steps)
     return seconds / args.steps

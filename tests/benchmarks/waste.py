@@ -10,7 +10,7 @@ the two epochs that follow its restart, and continues. Each way of killing has a
     a rank          SIGKILL of the last process
     a node          SIGKILL of the processes of the last node
     first node      SIGKILL of those of the first one, and with it of rank 0
-    first node, any   the same, with Exact(survivors="any"): another rank saves
+    first node, any   the same, with usual(survivors="any"): another rank saves
 
 Step N is computed twice if its end was printed before the kill, and the restart trains it again.
 """
@@ -40,11 +40,11 @@ LOOP = """
 import os, sys, time
 sys.path.insert(0, ROOT)
 import torch
-from bootfile import BatchSampler, Exact, map_style_loader
+from bootfile import BatchSampler, Exact, map_style_loader, usual
 from bootfile.exact import survivor
 
 if not SAVES:
-    survivor.can_survive = lambda run: False  # as in version 0.33
+    survivor.can_survive = lambda parts: False  # as in version 0.33
 torch.set_num_threads(1)
 torch.distributed.init_process_group("gloo")
 torch.manual_seed(0)
@@ -54,7 +54,7 @@ loader = map_style_loader(data, BatchSampler(samples, 8, 0, epochs=10**6), torch
 model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 1))
 forward = torch.nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(model.parameters())
-run = Exact("OUT", loader, model=model, forward=forward, optimizer=optimizer, survivors=SURVIVORS)
+run = Exact("OUT", loader, model=model, forward=forward, optimizer=optimizer, plugins=usual(survivors=SURVIVORS))
 for _ in loader.epochs_from(run.resume()):
     for inputs, targets in loader:
         time.sleep(MILLISECONDS / 1000)

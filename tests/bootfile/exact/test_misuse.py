@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from bootfile import Exact, SequentialBatchSampler, map_style_loader, torch_loader
+from bootfile import Exact, Job, SequentialBatchSampler, map_style_loader, torch_loader
 from bootfile.exact import files
 from bootfile.ground.errors import BadInput
 from bootfile.processes import signals
@@ -31,8 +31,8 @@ class Loop:
             torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
         self.lines = []
         self.run = Exact(
-            str(folder), self.loader, model=self.model, optimizer=self.optimizer, say=self.lines.append,
-            save_every=3, **objects,
+            str(folder), self.loader, model=self.model, optimizer=self.optimizer,
+            job=Job(say=self.lines.append), save_every=3, **objects,
         )  # fmt: skip
 
     def step(self, inputs, targets):
@@ -181,7 +181,7 @@ def test_what_is_changed_after_a_save_is_named_once(changed, change, tmp_path):
     scheduler = torch.optim.lr_scheduler.StepLR(loop.optimizer, 100)
     loop.run = Exact(
         str(tmp_path), loop.loader, model=loop.model, optimizer=loop.optimizer, scheduler=scheduler,
-        say=loop.lines.append, save_every=2,
+        job=Job(say=loop.lines.append), save_every=2,
     )  # fmt: skip
     for _ in loop.loader.epochs_from(loop.run.resume()):
         for batch in loop.loader:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bootfile.exact.nonfinite import Guard
-from bootfile.exact.watchers import Agreement
+from bootfile.exact.plugins import Agreement
 
 
 @pytest.fixture(params=[torch.float32, torch.float64])

@@ -35,7 +35,7 @@ LOOP = """
 import os, sys, time, torch
 sys.path.insert(0, ROOT)
 from torch.utils.data import DataLoader, DistributedSampler
-from bootfile import BatchSampler, Exact, map_style_loader, torch_loader
+from bootfile import BatchSampler, Exact, map_style_loader, torch_loader, usual
 
 kind, hang = sys.argv[1], sys.argv[2]
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -65,7 +65,7 @@ else:
     loader = map_style_loader(Data(), BatchSampler(64, 8, 0, epochs=EPOCHS), torch.device("cpu"))
 run = Exact(
     "OUT", loader, model=model, forward=forward, optimizer=optimizer, scheduler=scheduler, save_every=1000,
-    survivors=SURVIVORS, second=second
+    plugins=usual(survivors=SURVIVORS), second=second
 )
 def wait():
     if rank == LOST % size and os.path.exists(hang) and open(hang).read() == str(loader.step):

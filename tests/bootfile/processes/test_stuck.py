@@ -23,7 +23,7 @@ from tests.conftest import ROOT, finish, is_stopped, read_until, start, start_ra
 LOOP = """
 import ctypes, os, sys, time, torch
 sys.path.insert(0, ROOT)
-from bootfile import BatchSampler, Exact, map_style_loader
+from bootfile import BatchSampler, Exact, map_style_loader, usual
 from bootfile.processes.stuck import Watch
 
 kind, after, hang = sys.argv[1], float(sys.argv[2]), sys.argv[3]
@@ -56,7 +56,7 @@ sampler = BatchSampler(64, 8, 0, epochs=10000)
 loader = map_style_loader(Data(), sampler, torch.device("cpu"), workers=int(kind == "worker"))
 run = Exact(
     "OUT", loader, model=model, forward=forward, optimizer=optimizer, save_every=50000,
-    stuck_after=after, stuck_exit=kind == "end",
+    plugins=usual(stuck_after=after, stuck_exit=kind == "end"),
 )
 for epoch in loader.epochs_from(run.resume()):
     for inputs, targets in loader:

@@ -12,7 +12,7 @@ import torch
 
 from bootfile.exact import files as checkpoint
 from bootfile.exact import nonfinite
-from bootfile.exact.watchers import Agreement
+from bootfile.exact.plugins import Agreement
 from bootfile.ground import again
 from bootfile.ground.errors import BadInput
 from bootfile.ground.intervals import Interval
@@ -452,7 +452,7 @@ def test_scores_of_another_validation_set_are_forgotten():
 def test_a_report_by_time_is_asked_for_once_and_agreed_on_with_the_step(recovery):
     keeper, model = recovery(report_every=Interval(10, "s"))
     due = [_step(keeper, model).report]
-    keeper.exact.reports.reported_at -= 11
+    keeper.exact.parts.reports.reported_at -= 11
     due += [_step(keeper, model).report for _ in range(3)]
     assert due == [
         True,

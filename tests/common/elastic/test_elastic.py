@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 
-from bootfile.exact.processes import Due
+from bootfile.exact.due import Due
 from bootfile.ground.errors import BadInput
 from bootfile.processes import ends
 from common.distributed import launcher
@@ -62,13 +62,13 @@ def test_the_time_between_two_changes_without_a_step_is_lost_once(tmp_path):
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     args = argparse.Namespace(output_dir=str(tmp_path), batch_size=1, seed=0, dataset="digits", data_url=None)
-    exact = checkpointers.make(args, 4, total_steps=4, model=model, optimizer=optimizer).exact
-    exact.loader.receipt.shared = []
-    job = memory.Memory(None)
-    job.end_step(exact, 0, Due(False, False))
+    parts = checkpointers.make(args, 4, total_steps=4, model=model, optimizer=optimizer).exact.parts
+    job = memory.Memory(types.SimpleNamespace(begin=lambda keep: None))
+    job.begin(parts, 0)
+    job.ended(0, Due(False, False))
     job._finished = job._finished._replace(at=time.time() - 100)
     for _ in range(3):
-        job._continue(exact, job._keep(exact))
+        job._continue(parts, job._keep())
     assert 100 <= job.pauses < 200
 
 

@@ -1,0 +1,53 @@
+"""Where a run is: which of its counters may differ, and when.
+
+In one step, from left to right; each name is the number of the last step that has come so far:
+
+    loader.step >= ended >= receipt.step       the batch is handed out; end_step() has counted the step; the
+                                               receipt holds its samples
+    ended >= saved >= saver.step >= durable    the state was taken; it is being written; it is on the disk
+
+    between two steps    loader.step == ended                    only here a state can be saved
+    in a step            loader.step == ended + 1
+    after a report       receipt.step == ended                   a save commits it first, too
+    save() is missing    asked == ended > saved                  end_step() has said that one is due
+    a write has failed   saver.step == durable < saved           the next planned save tries again
+    a fused optimizer    the verdict on the step `ended` is not known to the host before the next one ends; a
+                         save waits for it (Guard.settle)
+    accumulation         `waits`: no state of this step can be saved, so a save that is due is late
+
+`save_is_late`, `is_stopping` and `waits` are the same on all ranks after each end_step(). On ranks other than
+rank 0 saver.step and durable stay 0: only rank 0 writes.
+"""
+
+import dataclasses
+from typing import Any
+
+import torch
+
+
+@dataclasses.dataclass
+class Position:
+    """The counters of a run, and what its next end_step() has to do.
+
+    first: the first step of this start. ended: steps that end_step() has counted. asked: the step after which
+    a save is due that the loop has not done; 0: none. saved: the step of the last save, and at first that
+    before the first step.
+    is_stopping: any rank was asked to stop. stops_planned: the run ends after its next save as planned, not
+    because a signal asks for it. waits: gradients wait for an optimizer step. leaves_out: the present step is
+    left out: accepts() returns False.
+    save_is_late: a save by time is due, or a save waits for an optimizer step.
+    rate: the learning rate of the last step: that of the first parameter group.
+    running: sums since the last report, the same on all ranks: a process that joins gets them.
+    """
+
+    first: int = 0
+    ended: int = 0
+    asked: int = 0
+    saved: int = 0
+    is_stopping: bool = False
+    stops_planned: bool = False
+    waits: bool = False
+    leaves_out: bool = False
+    save_is_late: bool = False
+    rate: Any = None
+    running: torch.Tensor | None = None
