@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from bootfile.exact.loop import Job as Job
     from bootfile.exact.nonfinite import Diverged as Diverged
     from bootfile.exact.plugins import Plugin as Plugin
-    from bootfile.exact.plugins import usual as usual
     from bootfile.exact.processes import Processes as Processes
     from bootfile.exact.protocols import TrainingLoader as TrainingLoader
+    from bootfile.exact.usual import usual as usual
     from bootfile.ground.errors import BadInput as BadInput
     from bootfile.ground.intervals import Interval as Interval
     from bootfile.loaders.loader import Loader as Loader
@@ -46,7 +46,7 @@ _MODULES = {
     "WholeBatchSampler": "bootfile.sampling.sampler",
     "map_style_loader": "bootfile.loaders.map_style",
     "torch_loader": "bootfile.loaders.torch_loader",
-    "usual": "bootfile.exact.plugins",
+    "usual": "bootfile.exact.usual",
 }
 __all__ = sorted(_MODULES)
 

@@ -45,8 +45,8 @@ RUNS: dict[str, tuple[str, ...]] = {
     "own data": ("jobs/train_own.py", "--batch_size=16", *SHORT, f"--output_dir={OUT}"),
     "text": ("jobs/train_text.py", *TEXT, *SHORT, f"--output_dir={OUT}"),
     "imagenet": (
-        "jobs/imagenet.py", "--data_backend=threads", "--custom_data=true", "--arch=resnet18", "--image_size=32", "--batch_size=16",
-        *SHORT, "--ema=0.9", f"--output_dir={OUT}",
+        "jobs/imagenet.py", "--data_backend=threads", "--custom_data=true", "--arch=resnet18",
+        "--image_size=32", "--batch_size=16", *SHORT, "--ema=0.9", f"--output_dir={OUT}",
     ),
     "own loop": ("guides/own_loop/large.py", OUT),
     "own loop of any number": (*TORCHRUN, "guides/own_loop/any_number.py", OUT),

@@ -1,4 +1,4 @@
-"""Settings of optimizers and schedules beside the main ones that were edited since the checkpoint.
+"""Settings of optimizers and schedules other than the main ones that were edited since the checkpoint.
 
 The values of the checkpoint are used, because the loop may have changed them; each has a line.
 """

@@ -33,12 +33,13 @@ from bootfile.exact.events import Events
 from bootfile.exact.machines import Machines
 from bootfile.exact.nonfinite import Diverged, Guard, Verdict
 from bootfile.exact.optimizer_steps import OptimizerSteps
-from bootfile.exact.plugins import Agreement, Parts, Plugin, having, usual
+from bootfile.exact.plugins import Agreement, Parts, Plugin, having
 from bootfile.exact.position import Position
 from bootfile.exact.processes import Processes
 from bootfile.exact.protocols import TrainingLoader
 from bootfile.exact.saver import Saver, find_infinite, size_of
 from bootfile.exact.state import RunState, SavedState
+from bootfile.exact.usual import usual
 from bootfile.ground import accelerator, errors
 from bootfile.ground.errors import BadInput
 from bootfile.ground.folder_lock import FolderLock
@@ -426,6 +427,8 @@ class Exact:
             return
         if self.loader.receipt.step != step:  # the loop has not done it with a report
             self.loader.commit(step, self.saver.folder)
+        for plugin in self._at_save:
+            plugin.saved(step)
         # rank 0 copies the state to host memory here, and a thread writes it; the others do not wait
         if ranks.is_first() or self.state.is_sharded:
             if position.is_stopping:
@@ -437,8 +440,6 @@ class Exact:
         position.save_is_late = False
         position.saved = step
         self.parts.saves.saved_at = time.monotonic()
-        for plugin in self._at_save:
-            plugin.saved(step)
         if position.is_stopping:
             self._exit(step)
 
@@ -503,9 +504,9 @@ class Exact:
         for plugin in plugins:
             plugin.close(error)
 
-    def give_up(self, error: BaseException) -> None:
+    def give_up(self, error: BaseException | None = None) -> None:
         """End the writes of a run that ends with an error: wait some seconds for those in flight."""
-        self.end(error)
+        self.end(error or SystemExit())
         self.saver.wait(_LAST_WRITE)
         self.saver.stop()
 

@@ -131,7 +131,7 @@ def _count_labels(target: torch.Tensor, weight: Any, ignore_index: int | None, *
     is_counted = target != ignore_index
     if weight is None:
         return target.numel(), accelerator.double(is_counted.sum())
-    # an ignored label, such as -100, is not an index of the weights: 0 stands in for it
+    # an ignored label, such as -100, is not an index of the weights: 0 takes its place
     of_labels = weight[target.where(is_counted, 0)].where(is_counted, 0)
     return target.numel(), accelerator.double(of_labels).sum()
 

@@ -7,8 +7,8 @@
 
     Exact(..., plugins=[*usual(), Norms()])
 
-Exact counts the steps, votes, saves and restores, and names no plugin. usual() has those of a run that says
-nothing else; plugins=[] leaves them out, and such a run continues exactly all the same.
+Exact counts the steps, votes, saves and restores, and names no plugin. usual() (usual.py) has those of a run
+that says nothing else; plugins=[] leaves them out, and such a run continues exactly all the same.
 """
 
 import dataclasses
@@ -27,9 +27,7 @@ from bootfile.exact.position import Position
 from bootfile.exact.protocols import TrainingLoader
 from bootfile.exact.saver import Saver
 from bootfile.exact.state import RunState
-from bootfile.ground.errors import BadInput
 from bootfile.ground.folder_lock import FolderLock
-from bootfile.processes import ranks
 
 
 @dataclasses.dataclass
@@ -124,7 +122,8 @@ class Plugin:
         """Note the end of a step. due: what the loop does next."""
 
     def saved(self, step: int) -> None:
-        """Note that the state after a step was taken; it is written in the background."""
+        """Note that the state after a step is taken now, and then written in the background. What raises here
+        prevents the save."""
 
     def close(self, error: BaseException | None) -> None:
         """End: the run is over, or ends with an error."""
@@ -151,45 +150,3 @@ class Agreement(Plugin):
 def having(plugins: Iterable[Plugin], method: str) -> list[Plugin]:
     """Return the plugins that define a method: a step asks no other one."""
     return [plugin for plugin in plugins if getattr(type(plugin), method) is not getattr(Plugin, method)]
-
-
-def usual(
-    survivors: str = "first",
-    stuck_after: float = 60.0,
-    stuck_exit: bool = False,
-    slow_rank: float = 0.1,
-    is_job: bool = False,
-) -> list[Plugin]:
-    """Return the plugins of a run, when the process group is there.
-
-    survivors: "first": rank 0 saves the last step when another rank is lost (survivor.py). "any": another one
-        does if rank 0 is lost; it needs a folder that all nodes see, and rank 0 sends the buffers of the
-        model to the others at the end of each step. "": no rank saves without the others.
-    stuck_after: seconds without the end of a step after which a line says where each rank is (stuck.py); 0:
-        never. stuck_exit: end the run then.
-    slow_rank: the share of the time from which on a line names the rank that costs it, with a report.
-    is_job: nothing but an evaluation follows a save.
-    Raises BadInput for another value of `survivors`.
-    """
-    from bootfile.exact.hung import Hung
-
-    plugins: list[Plugin] = []
-    # The order is that in which a step ends. The survivor keeps the step first: each collective after it may
-    # fail, and so the ranks are compared, timed, and the receipt is extended, after it. The clock of a stuck
-    # run is last: it begins to count when all of these are done.
-    if survivors not in ("", "first", "any"):
-        raise BadInput(f'survivors is "first" or "any", not {survivors!r}')
-    if ranks.world_size() > 1:  # one process has no other ranks, and divides as its loss does
-        from bootfile.exact.loss_means import LabelMeanWatcher
-        from bootfile.exact.pace import Pace
-        from bootfile.exact.replicas import Replicas
-        from bootfile.exact.survivor import LateRecords, Survivor
-
-        survivor = Survivor(survivors)
-        plugins += [survivor, Replicas(), Pace(slow_rank, says_lost=not is_job), LateRecords(survivor)]
-        plugins.append(LabelMeanWatcher())
-    if not is_job:
-        from bootfile.exact.after_save import AfterSave
-
-        plugins.append(AfterSave())
-    return [*plugins, Hung(stuck_after, stuck_exit)]

@@ -103,21 +103,17 @@ class Replicas(Plugin):
         # one more collective, so only in steps that report or save; the others go without
         if due.report or due.save or position.is_stopping:
             self._compare_steps(step, position.waits)
-        if due.save and self._is_last(step):
-            self._compare_now(step)
 
     def saved(self, step: int) -> None:
-        # the votes of the next step carry the digests: a save needs no collective of its own
-        if not self._is_last(step):
+        if self._parts.position.is_stopping or step == self._parts.loader.total_steps:  # no step follows
+            self._compare_now(step)
+        else:  # the votes of the next step carry the digests: a save needs no collective of its own
             self._note(step)
 
     def close(self, error: BaseException | None) -> None:
         """Compare what no vote has sent: the loop has saved, and takes no step after it."""
         if error is None and self._unsent is not None:
             self._compare_now(self._noted.step if self._noted else 0)
-
-    def _is_last(self, step: int) -> bool:
-        return self._parts.position.is_stopping or step == self._parts.loader.total_steps
 
     def _note(self, step: int) -> None:
         """Compute the digests after a step. The votes of the next step send them. The host does not wait."""

@@ -21,8 +21,9 @@ from bootfile.exact.due import Due
 from bootfile.exact.events import Events, stopped_line
 from bootfile.exact.files import write_weights
 from bootfile.exact.loop import Exact, Job, NotSaved
-from bootfile.exact.plugins import Plugin, usual
+from bootfile.exact.plugins import Plugin
 from bootfile.exact.processes import Processes
+from bootfile.exact.usual import usual
 from bootfile.ground.again import refusal
 from bootfile.ground.errors import BadInput
 from bootfile.machine import instructions

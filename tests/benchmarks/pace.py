@@ -44,6 +44,7 @@ class Work(torch.nn.Module):
 def train(args: argparse.Namespace, measures: bool, cpu: list[float]) -> float:
     """Return the seconds of a step. cpu: gets the CPU seconds of a step of a rank, the mean of all."""
     samples = args.steps * args.processes
+    torch.manual_seed(0)  # all ranks have the same data
     data = TensorDataset(torch.randn(samples, 16), torch.randn(samples, 1))
     loader = torch_loader(DataLoader(data, 1, sampler=DistributedSampler(data)), torch.device("cpu"))
     model = torch.nn.Sequential(
@@ -56,8 +57,8 @@ def train(args: argparse.Namespace, measures: bool, cpu: list[float]) -> float:
         plugins = [plugin for plugin in plugins if not isinstance(plugin, pace.Pace | survivor.Survivor)]
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(None):
         run = Exact(
-            folder, loader, model=model, forward=forward, optimizer=optimizer, report_every=Interval(100, "step"),
-            plugins=plugins, job=Job(writes=False),
+            folder, loader, model=model, forward=forward, optimizer=optimizer,
+            report_every=Interval(100, "step"), plugins=plugins, job=Job(writes=False),
         )  # fmt: skip
         for _ in loader.epochs_from(run.resume()):
             begin = time.perf_counter()

@@ -54,7 +54,8 @@ loader = map_style_loader(data, BatchSampler(samples, 8, 0, epochs=10**6), torch
 model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 1))
 forward = torch.nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(model.parameters())
-run = Exact("OUT", loader, model=model, forward=forward, optimizer=optimizer, plugins=usual(survivors=SURVIVORS))
+plugins = usual(survivors=SURVIVORS)
+run = Exact("OUT", loader, model=model, forward=forward, optimizer=optimizer, plugins=plugins)
 for _ in loader.epochs_from(run.resume()):
     for inputs, targets in loader:
         time.sleep(MILLISECONDS / 1000)

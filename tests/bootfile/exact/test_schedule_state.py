@@ -106,7 +106,7 @@ def job(tmp_path, monkeypatch):
                 scheduler.step(loss.detach() if plateau else None) if plateau else scheduler.step()
             if hand and step == hand:
                 optimizer.param_groups[0]["lr"] *= 0.5
-        checkpoint.exact.is_stopping = True
+        checkpoint.exact.position.is_stopping = True
         checkpoint.loader.step = step
         monkeypatch.setattr(checkpoint.exact, "_exit", lambda step: checkpoint.finish())
         checkpoint.save()

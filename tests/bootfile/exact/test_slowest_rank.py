@@ -47,9 +47,10 @@ loader = torch_loader(loader, torch.device("cpu"), epochs=1)
 model = torch.nn.Sequential(torch.nn.Linear(4, 8), Work(), torch.nn.Linear(8, 1))
 forward = DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+plugins = usual(slow_rank=0.4)
 run = Exact(
     sys.argv[1], loader, model=model, forward=forward, optimizer=optimizer,
-    report_every=Interval(5, "step"), plugins=usual(slow_rank=0.4),
+    report_every=Interval(5, "step"), plugins=plugins,
 )
 for _ in loader.epochs_from(run.resume()):
     for inputs, targets in loader:
@@ -64,7 +65,7 @@ for _ in loader.epochs_from(run.resume()):
         run.end_step()
         steps += 1
 run.close()
-print("lost", run.pace.lost)
+print("lost", *(plugin.lost for plugin in plugins if hasattr(plugin, "lost")))
 torch.distributed.destroy_process_group()
 """
 

@@ -64,7 +64,7 @@ for epoch in loader.epochs_from(run.resume()):
             if kind.startswith("quit"):
                 sys.exit(int(kind[-1]))
             if kind == "left":  # as a loop that stops early on one rank
-                run._end_watch()
+                run.end(None)
                 time.sleep(1000)
         optimizer.zero_grad()
         loss = (forward(inputs) - targets).square().mean()

@@ -684,7 +684,7 @@ save("OUT/final.pt")
 @pytest.mark.thorough
 @pytest.mark.parametrize("half", [0.5, 1.0])
 def test_a_script_is_stopped_at_other_moments_than_a_write(tmp_path, half):
-    """Its handler saves the weights that stand in the model during an evaluation."""
+    """Its handler saves the weights that the model holds during an evaluation."""
     (tmp_path / "script.py").write_text(STOPPED.replace("HALF", str(half)))
     options = ("--compare=OUT/final.pt", "--resume_with=--resume", "--kills=1", "--stops=2")
     shown = proofs.prove(tmp_path / "script.py", *options, cwd=tmp_path, code=20 if half == 0.5 else 0)

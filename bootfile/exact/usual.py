@@ -1,0 +1,47 @@
+"""The plugins of a run that says nothing else, in their order."""
+
+from bootfile.exact.plugins import Plugin
+from bootfile.ground.errors import BadInput
+from bootfile.processes import ranks
+
+
+def usual(
+    survivors: str = "first",
+    stuck_after: float = 60.0,
+    stuck_exit: bool = False,
+    slow_rank: float = 0.1,
+    is_job: bool = False,
+) -> list[Plugin]:
+    """Return the plugins of a run, when the process group is there.
+
+    survivors: "first": rank 0 saves the last step when another rank is lost (survivor.py). "any": another one
+        does if rank 0 is lost; it needs a folder that all nodes see, and rank 0 sends the buffers of the
+        model to the others at the end of each step. "": no rank saves without the others.
+    stuck_after: seconds without the end of a step after which a line says where each rank is (stuck.py); 0:
+        never. stuck_exit: end the run then.
+    slow_rank: the share of the time from which on a line names the rank that costs it, with a report.
+    is_job: nothing but an evaluation follows a save.
+    Raises BadInput for another value of `survivors`.
+    """
+    from bootfile.exact.hung import Hung
+
+    plugins: list[Plugin] = []
+    # The order is that in which a step ends. The survivor keeps the step first: each collective after it may
+    # fail, and so the ranks are compared, timed, and the receipt is extended, after it. The clock of a stuck
+    # run is last: it begins to count when all of these are done.
+    if survivors not in ("", "first", "any"):
+        raise BadInput(f'survivors is "first" or "any", not {survivors!r}')
+    if ranks.world_size() > 1:  # one process has no other ranks, and divides as its loss does
+        from bootfile.exact.loss_means import LabelMeanWatcher
+        from bootfile.exact.pace import Pace
+        from bootfile.exact.replicas import Replicas
+        from bootfile.exact.survivor import LateRecords, Survivor
+
+        survivor = Survivor(survivors)
+        plugins += [survivor, Replicas(), Pace(slow_rank, says_lost=not is_job), LateRecords(survivor)]
+        plugins.append(LabelMeanWatcher())
+    if not is_job:
+        from bootfile.exact.after_save import AfterSave
+
+        plugins.append(AfterSave())
+    return [*plugins, Hung(stuck_after, stuck_exit)]
