@@ -150,7 +150,7 @@ class Exact:
             raise BadInput(f"{folder} is a URL: Exact writes to a folder (jobs upload to URLs)")
         for name in _MOVED.keys() & objects.keys():
             if not hasattr(objects[name], "state_dict"):
-                raise BadInput(f"Exact({name}=...) was removed: write {_MOVED[name]}, from bootfile")
+                raise BadInput(f"Exact({name}=...) was moved: write {_MOVED[name]}, which bootfile has")
         self._is_job = job is not None and job.events is not None
         job = job or Job()
         self.loader = loader
