@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from typing import cast
 
-from bootfile.exact import files, recorded
+from bootfile.exact import files, former, recorded
 from bootfile.exact.state import SavedState
 from bootfile.ground.errors import BadInput, in_one_line, print_line
 from bootfile.ground.files import read_again
@@ -41,6 +41,7 @@ def choose(
             read = functools.partial(files.read, path, whole)
             state = cast(SavedState, read_again(read, path))  # load() checks it
             recorded.check(path, state)
+            former.upgrade(state)
             load(state)
             return path, state
         except BadInput as error:  # this is the right checkpoint: do not try older ones

@@ -2,7 +2,7 @@
 
     FOLDER/step_400.pt         a dictionary of plain types, torch.load(..., weights_only=True)
     FOLDER/step_400.pt.json    its size in bytes, step and run, and the sum of its bytes (digest.add_bytes),
-                               which costs about half of a sha256; before version 0.45 also its sha256
+                               which costs about half of a sha256
 
 A file appears under its name only when it and its checksum are on the disk (temporary file, fsync, rename,
 fsync of the folder). So a job that is killed at any moment leaves the files of other names as they were.
@@ -142,7 +142,7 @@ def parse_facts(content: bytes, name: str) -> dict[str, Any]:
         facts: dict[str, Any] = json.loads(content)
         del facts["seal"]
         shards = facts.get("shards", {})
-        pairs = [(facts["size"], facts["sum" if "sum" in facts else "sha256"]), *shards.values()]
+        pairs = [(facts["size"], facts["sum"]), *shards.values()]
         have_types = all([*map(type, pair)] == [int, str] for pair in pairs)
         # the names become paths: a file from elsewhere must not name one outside of its folder
         are_plain = all(name == os.path.basename(name) and name.strip(".") for name in shards)
@@ -430,9 +430,8 @@ class _Summed:
 
 
 @contextlib.contextmanager
-def _verified(path: str, facts: dict[str, Any]) -> Iterator[_Summed | None]:
-    """Open a checkpoint for torch.load, and verify each byte at the end of the block. One of version 0.25 or
-    earlier, which has no sum, is verified before the block, and not opened. Raises Refused."""
+def _verified(path: str, facts: dict[str, Any]) -> Iterator[_Summed]:
+    """Open a checkpoint for torch.load, and verify each byte at the end of the block. Raises Refused."""
     shards = facts.get("shards", {})
     # what it points to belongs to another run, which may change it at any time
     if shards and os.path.islink(dtensor_folder(path)):
@@ -440,10 +439,6 @@ def _verified(path: str, facts: dict[str, Any]) -> Iterator[_Summed | None]:
     # before torch reads them on every rank: it has no check of its own
     for name, (size, sha256) in shards.items():
         _verify(os.path.join(dtensor_folder(path), name), size, sha256, f"its file {name}")
-    if "sum" not in facts:
-        _verify(path, facts["size"], facts["sha256"], "it")
-        yield None
-        return
     with explained("it cannot be read", kind=Refused), open(path, "rb", opener=opener) as file:
         size = os.fstat(file.fileno()).st_size
         if size != facts["size"]:

@@ -46,7 +46,7 @@ class Machines:
         Call it on rank 0, before a checkpoint is compared with the run: generated data may differ by the same
         cause. state: of the checkpoint. Raises BadInput if the instruction set has to be the same.
         """
-        saved = state.get("machines")  # a version before 0.30 has none
+        saved = state["machines"]
         step = state["step"]
         if not saved:
             return False

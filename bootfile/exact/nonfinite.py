@@ -7,14 +7,12 @@ decides before the step, and the device waits.
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from bootfile.exact import dtensors
 from bootfile.exact.statistics import Statistics
-from bootfile.exact.waiting import waiting
-from bootfile.exact.watchers import Watcher
 from bootfile.ground import accelerator, errors
 from bootfile.ground.errors import BadInput
 from bootfile.processes import ranks
@@ -57,6 +55,15 @@ class _Outstanding(NamedTuple):
     signs: torch.Tensor
     arrived: Any
     checks: list[_Check]
+
+
+class Watcher(Protocol):
+    """One question to all ranks: a Plugin (plugins.py). The numbers of all watchers travel in one all_reduce
+    with MAX, together with whether the loss and the gradients are finite: a step has one collective."""
+
+    def numbers(self) -> list[float] | torch.Tensor: ...
+
+    def judge(self, maxima: list[float]) -> None: ...
 
 
 class Guard:
@@ -147,7 +154,7 @@ class Guard:
         else:
             signs = _join_on_device(sign, numbers)
         if ranks.world_size() > 1:
-            with waiting():
+            with ranks.waiting():
                 torch.distributed.all_reduce(signs, torch.distributed.ReduceOp.MAX)
         return signs
 

@@ -13,13 +13,12 @@ import torch
 from bootfile.exact.optimizer_steps import find_optimizers
 
 
-class Order(TypedDict, total=False):
+class Order(TypedDict):
     """Names in the order of their places.
 
     parameters: of the modules, those of the model first.
     groups: optimizer -> group -> names of its parameters; "" for a tensor that no module has.
-    held: the same of optimizers that another object holds, as "object.0"; version 0.43 was the first that
-        wrote it. The one of a scheduler counts, too.
+    held: the same of optimizers that another object holds, as "object.0". The one of a scheduler counts, too.
     generators: that were given to add().
     """
 

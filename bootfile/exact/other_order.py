@@ -38,9 +38,8 @@ def follow(
         if keeps_places:
             raise Refused(_other_order(name, groups_there, groups_here))
         states[name]["state"] = _move(states[name]["state"], places)
-    _check_held(saved.get("held", {}), here["held"], states)
-    # until version 0.42 those of the model only, which are the first ones
-    parameters = here["parameters"][: len(saved["parameters"])]
+    _check_held(saved["held"], here["held"], states)
+    parameters = here["parameters"]
     # other objects cannot be given by name: they may stay only if no parameter has moved
     if saved["parameters"] == parameters:
         return

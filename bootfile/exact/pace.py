@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bootfile.exact import waiting
 from bootfile.exact.due import Due
 from bootfile.exact.plugins import Parts, Plugin
 from bootfile.exact.slowest import Announcer, Node, Times, figures, find_slowest, make_nodes
@@ -25,8 +24,8 @@ from bootfile.ground import accelerator
 from bootfile.processes import ranks
 
 # the parts of a step
-_OWN = waiting.OWN
-_WAITING = waiting.WAITING
+_OWN = ranks.OWN
+_WAITING = ranks.WAITING
 _BEFORE = 2  # own, until the first forward pass: on a GPU, only here the device waits for data
 
 _SKIPPED = 1  # first steps of a process, which compile
@@ -178,14 +177,14 @@ class Pace(Plugin):
         self._announcer = Announcer(self._share, parts.say)
         self._optimizers: Sequence[torch.optim.Optimizer] = parts.steps.optimizers
         # one pace in a process: that of an earlier loop, as in a notebook, measures nothing from here on
-        waiting.current = self
+        ranks.clock = self
 
     def close(self, error: BaseException | None) -> None:
         """Measure nothing any more, and refer to nothing: this process leaves the training."""
         self._remove_hooks()
         self._optimizers = ()
-        if waiting.current is self:
-            waiting.current = None
+        if ranks.clock is self:
+            ranks.clock = None
         if error is None and self._says_lost and self.lost >= self._share:
             self._say(f"{self.lost:.0%} of the time was lost to the slowest rank")
 
@@ -202,7 +201,7 @@ class Pace(Plugin):
 
     def _begin_forward(self, *_: object) -> None:
         """Note that the batch is there: before the first forward pass of a step, on a GPU."""
-        if waiting.current is self and not self._had_forward:  # another loop may use the module now
+        if ranks.clock is self and not self._had_forward:  # another loop may use the module now
             self._had_forward = True
             self._clock.cut(_BEFORE)
 
@@ -210,7 +209,7 @@ class Pace(Plugin):
         """Ask to be called at the end of this backward pass: autograd calls this for one parameter of each
         optimizer. DistributedDataParallel asks for the same later, when its last gradient is there, and waits
         for the other ranks in its turn. So the first call is before its wait, and the second after it."""
-        if self._is_queued or waiting.current is not self:
+        if self._is_queued or ranks.clock is not self:
             return
         # once for each backward pass, though several optimizers have a hook
         self._is_queued = True

@@ -45,10 +45,10 @@ def restore(parts: Parts) -> int:
     history: list[dict[str, Any]] = []
     if state:
         step = state["step"]
-        if state.get("epoch_ended"):
+        if state["epoch_ended"]:
             parts.loader.leaves_out_ended = True  # type: ignore[attr-defined]  # our Loader has it
-        history = state.get("machines", [])
-        _restore_attributes(parts, state.get("attributes", {}))
+        history = state["machines"]
+        _restore_attributes(parts, state["attributes"])
     parts.machines.settle(step, history, parts.shards is not None)
     return step
 
@@ -170,7 +170,7 @@ def _choose(parts: Parts) -> SavedState | None:
     change = parts.state.schedule.change
     if change:
         parts.say(f"the schedule of the checkpoint is another one: {change}")
-    changes = code.describe_changes(state.get("code", {}), parts.state.code)
+    changes = code.describe_changes(state["code"], parts.state.code)
     if changes:
         parts.say(f"warning: {changes} since the start before: the results may differ from here on")
     for note in parts.state.take_notes():

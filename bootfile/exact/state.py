@@ -15,7 +15,7 @@ from bootfile.exact.order import Order, order_of
 from bootfile.exact.schedules import ScheduleState, beginning, plain
 from bootfile.ground.errors import BadInput
 
-FORMAT = 2
+FORMAT = 3
 _DATA = "training data"  # a name in the identity
 COMPUTED = "items-"  # a fingerprint of samples that a program may have computed begins with this
 
@@ -41,13 +41,17 @@ class LoopAttributes(Protocol):
 
 
 class _WholeState(TypedDict):
-    """The content of a checkpoint: tensors and plain types.
+    """The content of a checkpoint: tensors and plain types. Every field is there.
 
     format: FORMAT. step: optimizer steps so far. run: the name of the run, the same in all its checkpoints.
     identity, sampling: as for RunState. arguments: its settings.
     objects: name -> state_dict() of each object; that of "optimizer" also has its "class".
     schedule: of ScheduleState. frozen: names of the parameters that are not trained.
-    machines: those that have computed it (machines.py); version 0.30 was the first that wrote it.
+    machines: those that have computed it (machines.py).
+    order: the names of what is kept by position. began: name -> state of each further schedule before the
+        first step. code: the digests of the script and its modules (code.py).
+    epoch_ended: `step` ends an epoch, and the code of the loop after it has run.
+    attributes: path -> value of what the loop has changed in its data set.
     bad_steps, bad_in_a_row: steps that were skipped, in all and since the last good one.
     """
 
@@ -61,28 +65,23 @@ class _WholeState(TypedDict):
     arguments: dict[str, Any]
     sampling: dict[str, Any]
     machines: list[dict[str, Any]]
+    order: Order
+    began: dict[str, dict[str, Any]]
+    code: dict[str, str]
+    epoch_ended: bool
+    attributes: dict[str, Any]
     bad_steps: int
     bad_in_a_row: int
 
 
 class SavedState(_WholeState, total=False):
-    """The content of a checkpoint.
+    """The content of a checkpoint of a model, which may be in parts.
 
     shards: if each rank has written its part, the files of the sharded tensors, or their path when it is read
         (dtensor_files.py). Then those in `objects` are meta tensors.
-    order: the names of what is kept by position; version 0.33 was the first that wrote it.
-    began: name -> state of each further schedule before the first step; version 0.43 was the first.
-    epoch_ended: `step` ends an epoch, and the code of the loop after it has run; version 0.46 was the first.
-    attributes: path -> value of what the loop has changed in its data set; version 0.50 was the first.
-    code: the digests of the script and its modules (code.py); version 0.47 was the first.
     """
 
     shards: Any
-    order: Order
-    began: dict[str, dict[str, Any]]
-    epoch_ended: bool
-    attributes: dict[str, Any]
-    code: dict[str, str]
 
 
 class RunState:
@@ -153,9 +152,9 @@ class RunState:
             order=order_of(self.objects, self.generators),
             began=self._began,
             code=self.code,
+            epoch_ended=False,
+            attributes=self.attributes.state() if self.attributes else {},
         )
-        if self.attributes and (values := self.attributes.state()):
-            state["attributes"] = values
         state.update(self.counts())  # type: ignore[typeddict-item]  # the extras have names of their own
         return state
 
@@ -262,9 +261,6 @@ class RunState:
         values_there = _options(state["arguments"]) | state["identity"]
         values_here = _options(self.settings) | self.identity
         names = state["identity"].keys() | self.identity.keys()
-        if _DATA not in state["identity"]:
-            names.discard(_DATA)  # until version 0.32 torch_loader did not know it
-        names -= self.further.keys() - state["identity"].keys()  # until version 0.42
         for name in sorted(names):
             there = values_there.get(name)
             here = values_here.get(name)
@@ -286,7 +282,7 @@ class RunState:
         """Raise Refused if the steps of a state had other samples than those of this run."""
         from bootfile.exact.refusals import refuse_sampling
 
-        for name, there in state.get("sampling", {}).items():  # version 0.21 did not write it
+        for name, there in state["sampling"].items():
             if there != self.sampling.get(name):
                 refuse_sampling(name, there, self.sampling.get(name))
 
@@ -354,7 +350,7 @@ class RunState:
 
                     resized.resize(value, saved[name])
                 value.load_state_dict(saved[name])
-        if began := {name: there for name, there in state.get("began", {}).items() if there}:
+        if began := {name: there for name, there in state["began"].items() if there}:
             from bootfile.exact import further
 
             self._notes += further.compare_schedules(began, self._began)
@@ -405,7 +401,7 @@ class RunState:
     def _give_by_name(self, state: SavedState) -> None:
         """Give the states of the optimizers the order of the parameters of this run. Raises Refused."""
         here = order_of(self.objects, self.generators)
-        if state.get("order", here) != here:
+        if state["order"] != here:
             from bootfile.exact import other_order  # only a program that was changed needs it
 
             other_order.follow(state["order"], here, self.objects, state["objects"], self.is_sharded)

@@ -4,9 +4,10 @@ All functions also work in a job of one process that has not initialised torch.d
 those that communicate, at the same point: a rank that does not keeps the others waiting.
 """
 
+import contextlib
 import io
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import torch
 
@@ -18,6 +19,34 @@ if TYPE_CHECKING:  # a build of torch may have no torch.distributed
 
 T = TypeVar("T")
 ELASTIC = "elastic"  # the backend of common/elastic/group.py, which is gloo
+OWN = 0  # a part of a step: this rank computes
+WAITING = 1  # it waits for others
+
+
+class Clock(Protocol):
+    """What measures the parts of a step (exact/pace.py)."""
+
+    def cut(self, part: int) -> None:
+        """End a part, which began at the last cut."""
+
+
+clock: Clock | None = None  # of the training in this process
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """Wait for other ranks in this block. A module that calls a collective in its forward or backward pass
+    uses it on each rank: else the seconds would count as computing."""
+    measures = clock
+    if measures is None:
+        yield
+        return
+    # what came before the block was computing; what the block takes is a wait
+    measures.cut(OWN)
+    try:
+        yield
+    finally:
+        measures.cut(WAITING)
 
 
 def is_initialized() -> bool:

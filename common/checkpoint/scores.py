@@ -54,10 +54,7 @@ class Scores:
         if not validation_data:
             return ""
         self.validation_data = validation_data
-        if before in ("", validation_data):  # version 0.32 did not save it
-            return ""
-        # until version 0.42 without the digests of lists, which follow
-        if validation_data.startswith(f"{before}+"):
+        if before in ("", validation_data):  # it was not known, or is the same
             return ""
         self._forget()
         return before
@@ -88,5 +85,5 @@ class Scores:
         self.best_of = state["best_of"]
         self.highest = state["highest"]
         self.epochs_not_better = state["epochs_not_better"]
-        self.best_at = state.get("best_at", "")  # version 0.41 was the first that wrote it
-        self.validation_data = state.get("validation_data", "")
+        self.best_at = state["best_at"]
+        self.validation_data = state["validation_data"]

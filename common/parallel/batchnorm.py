@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from bootfile.exact.waiting import waiting
 from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput
+from bootfile.processes import ranks
 
 _VENDORS = ("nccl", "hccl", "xccl")  # their devices have the kernels of torch.nn.SyncBatchNorm
 _KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -104,7 +104,7 @@ class _Normalize(torch.autograd.Function):
         square = accelerator.double(square)
         count = mean.new_full((1,), len(rows))
         sums = torch.cat([count * mean, square + count * mean.square(), count])
-        with waiting():
+        with ranks.waiting():
             torch.distributed.all_reduce(sums)
         count = sums[-1]
         if count < 2:
@@ -132,7 +132,7 @@ class _Normalize(torch.autograd.Function):
             gradient, features, weight, mean, variance, unsaved, unsaved, False, ctx.eps, (True, True, True)
         )
         sums = accelerator.double(torch.cat([of_bias, of_weight]))
-        with waiting():
+        with ranks.waiting():
             torch.distributed.all_reduce(sums)
         first, second = sums.div(count.to(sums)).chunk(2)
         # Add the gradient through the batch statistics; per channel it is affine in the features.

@@ -28,7 +28,6 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from bootfile.exact.processes import Processes
-from bootfile.exact.waiting import waiting
 from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput
 from bootfile.ground.numbers import part_of
@@ -271,7 +270,7 @@ class Shards:
         if self._recheck:
             rows = self._judge(rows)
         elif self.world_size > 1:
-            with waiting():
+            with ranks.waiting():
                 torch.distributed.all_reduce(rows)
         self._buffers = []
         self.guards.end_step()
@@ -284,7 +283,7 @@ class Shards:
         flags = rows.new_tensor(self._flags)
         sent = torch.cat([rows, self._make_rows(self.gradient_sums.take()), flags])
         if self.world_size > 1:
-            with waiting():
+            with ranks.waiting():
                 torch.distributed.all_reduce(sent)
         rows, rest = sent.split([self.count, self.count + len(flags)])
         # the host waits for the device here
@@ -512,7 +511,7 @@ class Shards:
         if len(rows) > 1:  # the slices of several nodes do not lie in a row
             sent = torch.cat([columns.reshape(-1) for columns in slices])
         received = rows.new_empty(sum(map(len, nodes)), width)
-        with waiting():
+        with ranks.waiting():
             torch.distributed.all_to_all_single(
                 received.view(-1),
                 sent,
@@ -529,7 +528,7 @@ class Shards:
                 sums[-1].add_(right)
         # the sum of this slice goes to every rank
         total = rows.new_empty(sum(widths))
-        with waiting():
+        with ranks.waiting():
             torch.distributed.all_to_all_single(total, sums[0].repeat(size), widths, [width] * size)
         return total
 
@@ -588,7 +587,7 @@ def _broadcast(tensors: list[torch.Tensor], source: int) -> None:
     """Copy one rank's values into the tensors of every rank, which are sent as few flat ones [n]."""
     for part in torch._utils._take_tensors(tensors, _FLAT):
         flat = torch.cat([tensor.reshape(-1) for tensor in part])
-        with waiting():
+        with ranks.waiting():
             torch.distributed.broadcast(flat, source)
         pieces = flat.split([tensor.numel() for tensor in part])
         for tensor, piece in zip(part, pieces, strict=True):

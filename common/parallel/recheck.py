@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_flatten
 
-from bootfile.exact.waiting import waiting
 from bootfile.ground.errors import BadInput
 from bootfile.processes import ranks
 from common.parallel.shard_guards import FirstCall, is_dense
@@ -251,14 +250,14 @@ class Recheck:
         torch.save(shard._replace(slopes=slopes)._asdict(), file)
         content = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8).to(self._device)
         size = torch.tensor([len(content)], device=self._device)
-        with waiting():
+        with ranks.waiting():
             torch.distributed.send(size, self._next)
             torch.distributed.send(content, self._next)
 
     def _receive(self, owner: int) -> _Shard:
         """Return the shard of another rank."""
         size = torch.zeros(1, dtype=torch.int64, device=self._device)
-        with waiting():
+        with ranks.waiting():
             torch.distributed.recv(size, owner)
             content = torch.empty(int(size), dtype=torch.uint8, device=self._device)
             torch.distributed.recv(content, owner)

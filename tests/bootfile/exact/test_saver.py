@@ -30,7 +30,7 @@ def test_training_goes_on_while_a_copy_is_written(tmp_path):
 
 def _state(step: int, weight: torch.Tensor) -> dict:
     objects = {"model": {"weight": weight}, "optimizer": {"momentum": torch.ones(4)}}
-    return {"format": 2, "step": step, "objects": objects}
+    return {"format": 3, "step": step, "objects": objects}
 
 
 def test_reports_and_the_end_of_an_epoch_do_not_wait_for_the_writes_before(tmp_path):
@@ -146,7 +146,7 @@ dtensors.full = lambda each: gathered.append(dtensors.is_dtensor(each)) or full(
 
 def capture():
     objects = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    return {"format": 2, "step": 3, "objects": objects}
+    return {"format": 3, "step": 3, "objects": objects}
 
 
 for name, by_rank in (("sharded", True), ("full", False)):
