@@ -27,7 +27,6 @@ from typing import Any
 
 import torch
 
-from bootfile.exact import start
 from bootfile.exact.due import Due, ReportTimes, SaveTimes
 from bootfile.exact.events import Events
 from bootfile.exact.machines import Machines
@@ -279,6 +278,8 @@ class Exact:
         living = self.processes.restore(self.parts)
         if living is not None:
             return living
+        from bootfile.exact import start  # what a step does not need
+
         start.compare_data(self.parts)
         step = start.restore(self.parts)
         self.parts.keep_machines(self.parts.machines.history)
@@ -321,6 +322,8 @@ class Exact:
         # the time of the set-up does not count: a save by time is measured from the first step on
         parts.saves.begin()
         if not self.processes.has_restored:  # otherwise these processes have warned before
+            from bootfile.exact import start
+
             start.warn_of_generators(parts)
             start.warn_of_schedule(parts)
             if ranks.is_first():  # an object may have a state there only
