@@ -13,7 +13,6 @@ class AfterSave(Plugin):
     def begin(self, parts: Parts, step: int) -> None:
         self._parts = parts
         self._compares = parts.writes and ranks.is_first() and not parts.state.is_sharded
-        waits.before_next.clear()  # an exception may have ended another run, as in a notebook
 
     def saved(self, step: int) -> None:
         if self._compares:

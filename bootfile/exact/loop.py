@@ -58,6 +58,13 @@ _MOVED = {
     "same_instructions": "job=Job(same_instructions=...)",
     "writes": "job=Job(writes=...)",
     "say": "job=Job(say=...)",
+    "events": "job=Job(events=...)",
+    "processes": "job=Job(processes=...)",
+    "report_after": "job=Job(report_after=...)",
+    "evaluate_every": "job=Job(evaluate_every=...)",
+    "by_rank": "job=Job(by_rank=...)",
+    "settings": "job=Job(settings=...)",
+    "learned": "job=Job(learned=...)",
 }
 
 
@@ -190,9 +197,7 @@ class Exact:
             machines=Machines(same_instructions, threads, accelerator.device_of(model), say),
             position=self.position,
             # the distance is the same on all ranks; the saver of rank 0 may know another
-            saves=SaveTimes(
-                Interval(save_every) if isinstance(save_every, int) else save_every, keep_every or 0
-            ),
+            saves=SaveTimes(save_every, keep_every or 0),
             reports=ReportTimes(report_every, job.report_after, job.evaluate_every),
             lock=lock,
             events=job.events or Events(),
@@ -211,20 +216,10 @@ class Exact:
             from bootfile.machine import vector_math  # only a run with a level needs it
 
             vector_math.protect()
-        if plugins is None:
-            plugins = usual(is_job=self._is_job)
-        # All plugins in the order of each call. First the questions whose answers a step needs, then the
-        # processes of an elastic job: they keep the step before any other collective of it can fail.
-        self.plugins: list[Plugin] = [
-            Agreement(self._is_asked_to_stop, self._stop_at_next_save),
-            Agreement(self._is_save_late, self._note_late_save),
-            Agreement(self._is_report_late, self.parts.reports.note_late),
-            self.processes,
-            *plugins,
-        ]
-        self._open = [*self.plugins]  # until end()
-        self._at_end_of_step = having(self.plugins, "ended")
-        self._at_save = having(self.plugins, "saved")
+        self._given = plugins
+        self._world_size = ranks.world_size()
+        self.plugins: list[Plugin] = []  # from begin() on
+        self._open: list[Plugin] = []  # those that end() has still to close
         self._has_begun = False
         self.add(**objects)
 
@@ -292,6 +287,10 @@ class Exact:
         folder.
         """
         parts = self.parts
+        former = Exact._newest() if Exact._newest else None
+        if former:  # an exception may have ended its loop, as in a notebook
+            former.end(SystemExit())
+        self._list_plugins()
         writes_here = parts.writes and ranks.is_first()
         if writes_here:
             self.saver.resume_at(step if is_saved_here else 0, parts.may_change)
@@ -340,6 +339,29 @@ class Exact:
                 )
         for plugin in self.plugins:
             plugin.begin(parts, step)
+
+    def _list_plugins(self) -> None:
+        """List what joins the run, when it is known how many processes there are."""
+        given = self._given
+        if given is None:
+            given = usual(is_job=self._is_job)
+        elif given and self._world_size != ranks.world_size():
+            raise BadInput(
+                "init_process_group() came after plugins=usual(): call it before, as the plugins of several "
+                "processes are others than those of one"
+            )
+        # All plugins in the order of each call. First the questions whose answers a step needs, then the
+        # processes of an elastic job: they keep the step before any other collective of it can fail.
+        self.plugins = [
+            Agreement(self._is_asked_to_stop, self._stop_at_next_save),
+            Agreement(self._is_save_late, self._note_late_save),
+            Agreement(self._is_report_late, self.parts.reports.note_late),
+            self.processes,
+            *given,
+        ]
+        self._open = [*self.plugins]
+        self._at_end_of_step = having(self.plugins, "ended")
+        self._at_save = having(self.plugins, "saved")
 
     def announce(self, step: int) -> None:
         """Say which processes continue, and do what their last step had still to do, because rank 0 may have
@@ -430,8 +452,8 @@ class Exact:
             return
         if self.loader.receipt.step != step:  # the loop has not done it with a report
             self.loader.commit(step, self.saver.folder)
-        for plugin in self._at_save:
-            plugin.saved(step)
+        for check in self.parts.before_save:
+            check(step)
         # rank 0 copies the state to host memory here, and a thread writes it; the others do not wait
         if ranks.is_first() or self.state.is_sharded:
             if position.is_stopping:
@@ -443,6 +465,8 @@ class Exact:
         position.save_is_late = False
         position.saved = step
         self.parts.saves.saved_at = time.monotonic()
+        for plugin in self._at_save:
+            plugin.saved(step)
         if position.is_stopping:
             self._exit(step)
 
@@ -502,10 +526,14 @@ class Exact:
             raise NotSaved("; ".join(filter(None, lost)))
 
     def end(self, error: BaseException | None) -> None:
-        """End the plugins, each once."""
-        plugins, self._open = self._open, []
-        for plugin in plugins:
-            plugin.close(error)
+        """End the plugins, each once, also if one raises."""
+        while self._open:
+            plugin = self._open.pop(0)
+            try:
+                plugin.close(error)
+            except BaseException:
+                self.end(error)
+                raise
 
     def give_up(self, error: BaseException | None = None) -> None:
         """End the writes of a run that ends with an error: wait some seconds for those in flight."""

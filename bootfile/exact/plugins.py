@@ -43,8 +43,9 @@ class Parts:
     these is lost, between the parts of a step.
     settle: wait for the verdict on the last step, and count it. Call it on every rank.
     close: end all plugins of the run, because its process leaves it.
-    at_loss: called when this rank has lost another one, before the process ends. after_evaluation: called on
-    every rank with the step after which an evaluation has ended.
+    at_loss: called when this rank has lost another one, before the process ends. before_save: called on every
+    rank with the step whose state is taken next; what raises prevents the save. after_evaluation: the same
+    with the step after which an evaluation has ended.
     """
 
     loader: TrainingLoader
@@ -68,6 +69,7 @@ class Parts:
     close: Callable[[BaseException | None], object]
     evaluate_every: int = 0
     at_loss: list[Callable[[], object]] = dataclasses.field(default_factory=list)
+    before_save: list[Callable[[int], object]] = dataclasses.field(default_factory=list)
     after_evaluation: list[Callable[[int], object]] = dataclasses.field(default_factory=list)
     guard: Guard = dataclasses.field(init=False)
     steps: OptimizerSteps = dataclasses.field(init=False)
@@ -122,8 +124,7 @@ class Plugin:
         """Note the end of a step. due: what the loop does next."""
 
     def saved(self, step: int) -> None:
-        """Note that the state after a step is taken now, and then written in the background. What raises here
-        prevents the save."""
+        """Note that the state after a step was taken; it is written in the background."""
 
     def close(self, error: BaseException | None) -> None:
         """End: the run is over, or ends with an error."""

@@ -57,6 +57,7 @@ class Replicas(Plugin):
         self._warn = parts.say_once
         forward = getattr(parts.forward, "_orig_mod", parts.forward)  # of torch.compile
         self._wrapper = forward if isinstance(forward, DistributedDataParallel) else None
+        parts.before_save.append(self._compare_before_save)
         parts.after_evaluation.append(self._compare_now)
 
     def _check_backward(self) -> None:
@@ -104,16 +105,11 @@ class Replicas(Plugin):
         if due.report or due.save or position.is_stopping:
             self._compare_steps(step, position.waits)
 
-    def saved(self, step: int) -> None:
+    def _compare_before_save(self, step: int) -> None:
         if self._parts.position.is_stopping or step == self._parts.loader.total_steps:  # no step follows
             self._compare_now(step)
         else:  # the votes of the next step carry the digests: a save needs no collective of its own
             self._note(step)
-
-    def close(self, error: BaseException | None) -> None:
-        """Compare what no vote has sent: the loop has saved, and takes no step after it."""
-        if error is None and self._unsent is not None:
-            self._compare_now(self._noted.step if self._noted else 0)
 
     def _note(self, step: int) -> None:
         """Compute the digests after a step. The votes of the next step send them. The host does not wait."""

@@ -88,6 +88,14 @@ class Board:
 
         return self.call(write)
 
+    def count(self, key: str, amount: int = 0) -> int | None:
+        """Add to a number, and return it; None without an answer."""
+
+        def add(store: Any) -> int:
+            return int(store.add(key, amount))
+
+        return self.call(add)
+
     def close(self) -> None:
         """End the thread: a process that ends in a call of the store is aborted."""
         self._tasks.put(None)

@@ -110,21 +110,23 @@ class Peers:
         if self._tells_ends:
             with self._lock:
                 self._note_ends(now)
-        answer = self._board.read("cycle", "first end", "roll call")
-        if answer is None:
+        answer = self._board.read("first end", "roll call")
+        cycle = self._board.count("cycle")
+        if answer is None or cycle is None:
             self._look_alone(watch, now, is_due)
             return
         self._silent_since = None
-        if self._tells_ends and answer[1]:
+        if self._tells_ends and answer[0]:
             with self._lock:
-                self._tell(int(answer[1]), now)
-        if answer[2] and not self._is_here:
+                self._tell(int(answer[0]), now)
+        if answer[1] and not self._is_here:
             self._is_here = True
             self._board.write(f"here/{self.rank}", "here")
-        cycle = int(answer[0] or 0)
-        if is_due and not self._is_open and cycle == self._cycle:
-            cycle += 1  # other ranks that ask now write the same number
-            self._board.write("cycle", str(cycle))
+        mine = str(self.rank)
+        asks = is_due and not self._is_open and cycle == self._cycle
+        # the number only grows, and one rank raises it: others may have asked meanwhile
+        if asks and self._board.write_first(f"cycle/{cycle + 1}", mine) == mine:
+            cycle = self._board.count("cycle", 1) or cycle
         if cycle != self._cycle:
             self._cycle = cycle
             self._is_open = True

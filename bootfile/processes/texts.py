@@ -5,10 +5,14 @@ ends the process with SIGSEGV if its answer has less than two bytes (pytorch/pyt
 add() do on every version what is needed here.
 """
 
+import time
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:  # a build of torch may have no torch.distributed
     from torch._C._distributed_c10d import Store
+
+_SOON = 2.0  # seconds in which a process that was first has written its text
+_POLL = 0.02
 
 
 def write(store: "Store", key: str, text: str) -> None:
@@ -25,11 +29,16 @@ def read(store: "Store", key: str) -> str:
 
 
 def write_first(store: "Store", key: str, text: str) -> str:
-    """Write a text unless another process was faster. Return that of the first one, and wait for it.
+    """Write a text unless another process was faster. Return that of the first one, for which this waits.
 
-    All that write this key call write_first().
+    All that write this key call write_first(). A process may be killed before its text is there: then the
+    next one counts.
     """
-    if store.add(f"{key}/claimed", 1) == 1:
-        write(store, key, text)
-        return text
-    return cast(str, store.get(key).decode())
+    if store.add(f"{key}/claimed", 1) > 1:
+        deadline = time.monotonic() + _SOON
+        while time.monotonic() < deadline:
+            if first := read(store, key):
+                return first
+            time.sleep(_POLL)
+    write(store, key, text)
+    return text

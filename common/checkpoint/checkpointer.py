@@ -121,12 +121,11 @@ class Checkpointer(Events):
         constructor calls it on every rank. Raises BadInput."""
         args = self.args
         plugins: list[Plugin] = []
+        writing: list[Plugin] = []  # after those that measure: their files may be on a slow mount
         forward = parts.get("forward")
         shards = getattr(forward, "exact_shards", None)
         if args.recheck:
             self._recheck_shards(args.recheck, shards)
-            if self._gradient_sums:
-                plugins.append(self._gradient_sums)
         if args.without or args.from_run:
             from common.checkpoint import without  # most runs begin with step 1, and have all samples
 
@@ -140,18 +139,20 @@ class Checkpointer(Events):
             self._forked = without.Forked(check)
             plugins.append(self._forked)
         survivors = self._find_survivors()
+        if self._gradient_sums:
+            writing.append(self._gradient_sums)
         if args.sample_losses and self._writes:
             from common.run.sample_losses import SampleLosses  # most jobs do not keep them
 
             criterion = parts.get("criterion")
-            plugins.append(SampleLosses(criterion, self.loader, run.output.folder, ranks.rank(), self.say))
+            writing.append(SampleLosses(criterion, self.loader, run.output.folder, ranks.rank(), self.say))
             survivors = ""  # each rank keeps the losses of its samples until a report
         if shards is not None and ranks.world_size() == 1:
             from bootfile.exact.loss_means import LabelMeanWatcher  # usual() has it for several processes
 
             plugins.append(LabelMeanWatcher())
         watching = usual(survivors, args.stuck_after, args.stuck_exit, args.slow_rank, is_job=True)
-        return [*plugins, *watching]
+        return [*plugins, *watching, *writing]
 
     def _make_exact(self, run: Run, plugins: list[Plugin], **parts: Any) -> Exact:
         """Return the Exact of this job. The constructor calls it on every rank, before anything is read."""
@@ -367,6 +368,8 @@ class Checkpointer(Events):
         if self.args.epoch_weights:
             written = name
         exact.saver.save_weights(written, step, exact.state.run, average, capture_objects, write)
+        if exact.parts.may_change:  # others continue with the scores of this moment if this process is lost
+            exact.saver.collect(wait=True)
 
     def stop_early(self, evaluations: int | None) -> bool:
         """Save and return True if the last `evaluations` were not better than the best before them; None:

@@ -12,6 +12,7 @@ from bootfile.exact.plugins import Parts
 from bootfile.exact.processes import Processes
 from bootfile.machine import facts
 from bootfile.machine.differences import INSTRUCTIONS
+from bootfile.processes import ranks
 from common.ground.endings import Changed
 
 
@@ -102,7 +103,8 @@ class Memory(Processes):
     def numbers(self) -> list[float]:
         """Return whether this rank knows of processes that come or leave."""
         is_due = self._members.due
-        self._parts.loader.share()
+        with ranks.waiting():
+            self._parts.loader.share()
         return [float(is_due)]
 
     def judge(self, maxima: list[float]) -> None:

@@ -48,9 +48,8 @@ if torch.distributed.get_rank() == 0:
 class Recorder(Plugin):
     """Notes each call with its number."""
 
-    def __init__(self, raises=False):
+    def __init__(self):
         self.calls = []
-        self.raises = raises
 
     def begin(self, parts, step):
         self.parts = parts
@@ -69,8 +68,6 @@ class Recorder(Plugin):
 
     def saved(self, step):
         self.calls.append(("saved", step))
-        if self.raises:
-            raise BadInput("this state must not be saved")
 
     def close(self, error):
         self.calls.append(("close", error))
@@ -122,10 +119,36 @@ def test_a_run_that_ends_with_an_error_closes_its_plugins_once(tmp_path):
     assert recorder.calls[-2:] == [("ended", 3, False), ("close", error)]
 
 
-def test_what_saved_raises_prevents_the_save(tmp_path):
+def test_what_raises_before_a_save_prevents_it(tmp_path):
+    class Refusing(Recorder):
+        def begin(self, parts, step):
+            super().begin(parts, step)
+            parts.before_save.append(self.refuse)
+
+        def refuse(self, step):
+            raise BadInput("this state must not be saved")
+
     with pytest.raises(BadInput, match="must not be saved"):
-        train(tmp_path, Recorder(raises=True))
+        train(tmp_path, Refusing())
     assert not [*tmp_path.glob("checkpoints/*.pt")]
+
+
+def test_each_plugin_is_closed_if_one_raises(tmp_path):
+    class Raising(Plugin):
+        def close(self, error):
+            raise ValueError("this plugin cannot end")
+
+    recorder = Recorder()
+    with pytest.raises(ValueError, match="cannot end"):
+        train(tmp_path, Raising(), recorder)
+    assert recorder.calls[-1] == ("close", None)
+
+
+def test_another_run_ends_the_plugins_of_one_that_an_exception_has_ended(tmp_path):
+    recorder = Recorder()
+    left = train(tmp_path / "left", recorder, steps=1)
+    train(tmp_path / "next")
+    assert recorder.calls[-1][0] == "close" and left.position.ended == 1
 
 
 def test_a_step_asks_only_the_plugins_that_have_a_question(tmp_path):

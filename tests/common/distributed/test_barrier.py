@@ -103,7 +103,7 @@ def test_all_ranks_have_the_first_error():
     errors = {str(error) for error in job.end().values()}
     assert len(job.errors) == 6 and len(errors) == 1
     assert min(errors).startswith(("no such folder (rank 4 on ", "a later error (rank 5 on "))
-    assert all(job.stores[rank].calls.total() <= 12 for rank in range(1, 6))
+    assert all(job.stores[rank].calls.total() <= 16 for rank in range(1, 6))
 
 
 def test_rank_0_waits_for_the_ranks_of_the_larger_layout(monkeypatch):

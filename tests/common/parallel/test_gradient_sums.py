@@ -1,9 +1,17 @@
 """A sum of the gradients of a shard: one other bit is another sum, however the gradients are stored."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from common.parallel.gradient_sums import GradientSums
+
+
+def parts_of(folder, said):
+    """Return what a plugin reads of a run whose results are in a folder."""
+    saver = SimpleNamespace(folder=str(folder))
+    return SimpleNamespace(saver=saver, say_once=lambda line, subject: said.append(line), writes=True)
 
 
 def find_sum(*gradients) -> int:
@@ -45,8 +53,9 @@ def test_only_the_first_rank_writes(tmp_path):
     for keeps in (False, True):
         sums = GradientSums(torch.device("cpu"), keeps)
         sums.end_step(1, [2.0**47, 3.0])
-        sums.write(str(tmp_path), said.append)
-        sums.write(str(tmp_path), said.append)  # nothing new
+        sums.begin(parts_of(tmp_path, said), 0)
+        sums.write()
+        sums.write()  # nothing new
         path = tmp_path / "shards.jsonl"
         assert path.exists() == keeps
     assert path.read_text() == '{"step": 1, "shards": [140737488355328, 3]}\n'
@@ -58,5 +67,6 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path):
     sums = GradientSums(torch.device("cpu"), True)
     sums.end_step(1, [3.0])
     said = []
-    sums.write(str(tmp_path), lambda line, subject: said.append(line))
+    sums.begin(parts_of(tmp_path, said), 0)
+    sums.write()
     assert len(said) == 1 and said[0].startswith("warning: shards.jsonl lacks steps: ")
