@@ -12,12 +12,9 @@ _FORMER = 2
 
 
 def upgrade(state: Any) -> None:
-    """Give a state of format 2 the fields that it lacks. Raises Refused for one before version 0.47,
-    and for one of another program."""
-    if state.get("format") == FORMAT:
-        return
+    """Give a state of format 2 the fields that it lacks. Raises Refused for one before version 0.47."""
     if state.get("format") != _FORMER:
-        raise Refused(f"its format is {state.get('format')}, this program reads {FORMAT}")
+        return
     if "code" not in state:
         raise Refused(
             "version 0.46 or an earlier one wrote it: version 0.50.0 (commit b13c3a6c) reads it, and its "

@@ -148,6 +148,7 @@ def _choose(parts: Parts) -> SavedState | None:
 
     # called for the newest checkpoint, and for older ones as long as one is refused
     def load(state: SavedState) -> None:
+        parts.state.check_format(state)
         is_other = parts.machines.compare_starts(state)
         parts.state.is_other_machine = is_other
         parts.loader.receipt.expects_same = not is_other

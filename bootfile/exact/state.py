@@ -235,8 +235,7 @@ class RunState:
         Raises Refused, with both values, if it belongs to another run, and BadInput if it has done more than
         total_steps. A file of another program may raise any exception; another state can be loaded then.
         """
-        if state.get("format") != FORMAT:
-            raise files.Refused(f"its format is {state.get('format')}, this program reads {FORMAT}")
+        self.check_format(state)
         self._check_identity(state)
         self._check_sampling(state)
         from bootfile.exact import resized  # a first start loads nothing
@@ -254,6 +253,11 @@ class RunState:
             self._give_by_name(state)
         if not self.is_sharded:
             self.restore(state)
+
+    def check_format(self, state: SavedState) -> None:
+        """Raise Refused if a state is none of this format: its fields may be missing."""
+        if state.get("format") != FORMAT:
+            raise files.Refused(f"its format is {state.get('format')}, this program reads {FORMAT}")
 
     def _check_identity(self, state: SavedState) -> None:
         """Raise Refused, with both values, if a state has other options or other training data."""
