@@ -205,7 +205,6 @@ class Exact:
             say_once=errors.Once(say),
             writes=job.writes,
             may_change=self.processes.may_change,
-            check=self.processes.check,
             settle=self._settle,
             close=self.end,
             evaluate_every=job.evaluate_every,
@@ -418,7 +417,7 @@ class Exact:
         has_gradients = steps.end_batch()  # that no optimizer step has taken
         self.position.waits = has_gradients and not self.state.bad_in_a_row
         due = self._find_due(step)
-        for plugin in self._at_end_of_step:  # of an elastic job one raises if processes come or leave
+        for plugin in self._at_end_of_step:  # the memory of an elastic job may raise Changed
             plugin.ended(step, due)
         guard.has_more = False
         if due.save:

@@ -1,11 +1,14 @@
 """What joins a run: a Plugin asks all ranks in each step, or does something when a step or the run ends.
 
-    class Norms(Plugin):
+    class Norm(Plugin):
+        def begin(self, parts, step):
+            self.parts = parts
+
         def ended(self, step, due):
             if due.report:
-                print("norm of the weights", sum(p.norm().item() for p in self.model.parameters()))
+                self.parts.say(f"norm of the first weight: {next(self.parts.model.parameters()).norm():.4f}")
 
-    Exact(..., plugins=[*usual(), Norms()])
+    Exact(..., plugins=[*usual(), Norm()])
 
 Exact counts the steps, votes, saves and restores, and names no plugin. usual() (usual.py) has those of a run
 that says nothing else; plugins=[] leaves them out, and such a run continues exactly all the same.
@@ -39,8 +42,7 @@ class Parts:
     guard, steps: the vote and the optimizers' steps; from begin() on.
     saves, reports: when they are due. lock: of the folder of a loop of one's own; a job has its own.
     say, say_once: print a line on rank 0; the first line of a subject.
-    writes: whether results are written. may_change: processes may leave and come. check: raises if one of
-    these is lost, between the parts of a step.
+    writes: whether results are written. may_change: processes may leave and come.
     settle: wait for the verdict on the last step, and count it. Call it on every rank.
     close: end all plugins of the run, because its process leaves it.
     at_loss: called when this rank has lost another one, before the process ends. before_save: called on every
@@ -64,7 +66,6 @@ class Parts:
     say_once: Callable[..., object]
     writes: bool
     may_change: bool
-    check: Callable[[], object]
     settle: Callable[[], object]
     close: Callable[[BaseException | None], object]
     evaluate_every: int = 0

@@ -15,8 +15,8 @@ In one step, from left to right; each name is the number of the last step that h
                          save waits for it (Guard.settle)
     accumulation         `waits`: no state of this step can be saved, so a save that is due is late
 
-`save_is_late`, `is_stopping` and `waits` are the same on all ranks after each end_step(). On ranks other than
-rank 0 saver.step and durable stay 0: only rank 0 writes.
+`save_is_late`, `is_stopping` and `waits` are the same on all ranks after each end_step(). Unless
+the model is in parts, saver.step and durable of other ranks than rank 0 stay 0: only rank 0 writes.
 """
 
 import dataclasses

@@ -55,7 +55,7 @@ class Replicas(Plugin):
         self._parts = parts
         self._objects = parts.state.objects
         self._warn = parts.say_once
-        forward = getattr(parts.forward, "_orig_mod", parts.forward)  # of torch.compile
+        forward = getattr(parts.forward, "_orig_mod", parts.forward)  # torch.compile wraps the module
         self._wrapper = forward if isinstance(forward, DistributedDataParallel) else None
         parts.before_save.append(self._compare_before_save)
         parts.after_evaluation.append(self._compare_now)

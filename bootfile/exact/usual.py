@@ -23,14 +23,14 @@ def usual(
     is_job: nothing but an evaluation follows a save.
     Raises BadInput for another value of `survivors`.
     """
+    if survivors not in ("", "first", "any"):
+        raise BadInput(f'survivors is "first" or "any", not {survivors!r}')
     from bootfile.exact.hung import Hung
 
     plugins: list[Plugin] = []
     # The order is that in which a step ends. The survivor keeps the step first: each collective after it may
     # fail, and so the ranks are compared, timed, and the receipt is extended, after it. The clock of a stuck
     # run is last: it begins to count when all of these are done.
-    if survivors not in ("", "first", "any"):
-        raise BadInput(f'survivors is "first" or "any", not {survivors!r}')
     if ranks.world_size() > 1:  # one process has no other ranks, and divides as its loss does
         from bootfile.exact.loss_means import LabelMeanWatcher
         from bootfile.exact.pace import Pace

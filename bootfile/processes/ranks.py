@@ -30,7 +30,7 @@ class Clock(Protocol):
         """End a part, which began at the last cut."""
 
 
-clock: Clock | None = None  # of the training in this process
+clock: Clock | None = None  # measures the training in this process
 
 
 @contextlib.contextmanager

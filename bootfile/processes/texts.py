@@ -1,8 +1,8 @@
 """Texts in the store of a job, which are read without waiting for them.
 
-The get() of a store waits for a key, check() is missing before torch 2.3, and before torch 2.4 compare_set()
-ends the process with SIGSEGV if its answer has less than two bytes (pytorch/pytorch#123983). set(), get() and
-add() do on every version what is needed here.
+The get() of a store waits for a key, torch 2.1 has no check(), and its compare_set() ends the process with
+SIGSEGV if the answer has less than two bytes (pytorch/pytorch#123983, seen with torch 2.1.2). set(), get()
+and add() do on every version what is needed here.
 """
 
 import time

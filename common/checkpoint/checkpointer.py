@@ -117,7 +117,7 @@ class Checkpointer(Events):
         self._refuse_unused_limits()
 
     def _find_plugins(self, run: Run, parts: dict[str, Any]) -> list[Plugin]:
-        """Return what joins this job, in the order of plugins.py. parts: the objects of the job. The
+        """Return what joins this job, in the order of usual.py. parts: the objects of the job. The
         constructor calls it on every rank. Raises BadInput."""
         args = self.args
         plugins: list[Plugin] = []
