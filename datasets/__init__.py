@@ -20,9 +20,7 @@ def __getattr__(name: str) -> Any:
     is_theirs = not is_ours and (not name.startswith("_") or name == "__version__")
     if is_theirs and _Installed.load() and name in globals():
         return globals()[name]
-    reason = ""
-    if is_theirs and not _Installed.folder:
-        reason = f": {_REASON}"
+    reason = f": {_REASON}" if is_theirs and not _Installed.folder else ""
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{reason}")
 
 

@@ -73,9 +73,7 @@ class TarShards(Dataset):
             path = self.paths[place]
             with explained(f"cannot read {path}"):
                 sample[kind] = read_again(functools.partial(tar_files.read_member, path, offset, size), path)
-        if self.transform:
-            return self.transform(sample)
-        return sample
+        return self.transform(sample) if self.transform else sample
 
 
 class ParquetRows(Dataset):
@@ -120,9 +118,7 @@ class ParquetRows(Dataset):
         path = self.paths[place]
         table = read_again(functools.partial(_read_group, path, number, self.columns), path)
         row = table.slice(id - int(self._first[group]), 1).to_pylist()[0]
-        if self.transform:
-            return self.transform(row)
-        return row
+        return self.transform(row) if self.transform else row
 
 
 def _open(
@@ -130,10 +126,7 @@ def _open(
 ) -> tuple[list[str], np.memmap]:
     """Return (paths, index) of the files. The data sets call it when they are made, on every rank: of the
     processes that share the folder of the index one scans the files."""
-    if isinstance(files, str):
-        patterns = [files]
-    else:
-        patterns = list(files)
+    patterns = [files] if isinstance(files, str) else list(files)
     if cache_dir is None and any(map(is_url, patterns)):
         cache_dir = os.path.expanduser(os.path.join("~", ".cache", "bootfile"))
     paths = tar_files.find(patterns)
@@ -145,9 +138,7 @@ def _scan_parquet(path: str) -> list[tar_files.Row]:
     file without an index. Raises BadInput."""
     with explained(f"{path} is damaged, cut or not a Parquet file", ValueError):
         meta = _parquet().read_metadata(path)
-    rows = []
-    for number in range(meta.num_row_groups):
-        rows.append((number, meta.row_group(number).num_rows, -1, True, b""))
+    rows = [(number, meta.row_group(number).num_rows, -1, True, b"") for number in range(meta.num_row_groups)]
     return rows
 
 

@@ -46,9 +46,7 @@ def main(arguments: list[str]) -> int:
     from bootfile.ground import accelerator  # imports torch, which --help does not need
     from common.platform import node
 
-    gpus = 0
-    if args.enable_gpu is not False:
-        gpus = accelerator.count()
+    gpus = accelerator.count() if args.enable_gpu is not False else 0
     start = time.monotonic()
     topology = resolve(args, os.environ, gpus)
     if args.nodes and topology.world_size < 2:

@@ -64,9 +64,7 @@ def compare(args: argparse.Namespace) -> int:
     for row in rows:
         wait = _describe_wait(row.warm, ceiling, device)
         wait_cold = _describe_wait(row.cold, ceiling, device)
-        cold = "-"
-        if row.cold:
-            cold = f"{row.cold:.0f}"
+        cold = f"{row.cold:.0f}" if row.cold else "-"
         print(
             f"{row.backend:<18}{row.warm:>10.0f}{f'{row.least:.0f}-{row.most:.0f}':>14}"
             f"{row.warm / slowest:>7.1f}x{cold:>10}{wait:>8}{wait_cold:>8}"
@@ -94,9 +92,7 @@ def _rows(args: argparse.Namespace, stores: dict, plan: Plan, device: torch.devi
     for name, rounds in rates.items():
         warm = [warm_rate for warm_rate, _ in rounds if warm_rate]
         cold = [cold_rate for _, cold_rate in rounds if cold_rate]
-        cold_rate = None
-        if cold:
-            cold_rate = statistics.median(cold)
+        cold_rate = statistics.median(cold) if cold else None
         rows.append(Row(name, statistics.median(warm), min(warm), max(warm), cold_rate))
     return sorted(rows, key=lambda row: row.warm, reverse=True)
 
@@ -150,9 +146,7 @@ def _compute_rate(args: argparse.Namespace, classes: int, device: torch.device) 
         loss.backward()
         optimizer.step()
 
-    steps = _STEPS
-    if device.type == "cpu":
-        steps = _CPU_STEPS
+    steps = _CPU_STEPS if device.type == "cpu" else _STEPS
     for count in (1, steps):  # the first is slower
         begun = time.perf_counter()
         for _ in range(count):
@@ -170,9 +164,7 @@ def _wait(rate: float, compute: float, device: torch.device) -> float:
 
 def _describe_wait(rate: float | None, compute: float, device: torch.device) -> str:
     """Return the share of _wait() in words; "-" if the rate of the loader is not known."""
-    if not rate:
-        return "-"
-    return f"{_wait(rate, compute, device):.1%}"
+    return f"{_wait(rate, compute, device):.1%}" if rate else "-"
 
 
 def log(line: str) -> None:

@@ -94,9 +94,7 @@ def describe(path: str, findings: list[Finding]) -> str:
             more = f", and in {len(lines) - 1} more lines"
         place = f"line {lines[0]} "
         if not parts:  # as compilers write it; no line for a file that is refused by its name
-            place = f"{path} "
-            if lines[0]:
-                place = f"{path}:{lines[0]} "
+            place = f"{path}:{lines[0]} " if lines[0] else f"{path} "
         parts.append(f"{place}({kind}{more})")
     return ", ".join(parts)
 

@@ -108,10 +108,9 @@ class Parser(argparse.ArgumentParser):
         """Set the defaults of options by their names, as argparse does, but not of other spellings of an
         option: argparse would parse a default of text with the type of the other spelling."""
         first = {action.dest for action in self._actions if action.default != argparse.SUPPRESS}
-        others = []
-        for action in self._actions:
-            if action.default == argparse.SUPPRESS and action.dest in first:
-                others.append(action)
+        others = [
+            action for action in self._actions if action.default == argparse.SUPPRESS and action.dest in first
+        ]
         super().set_defaults(**defaults)
         for action in others:
             action.default = argparse.SUPPRESS
@@ -211,9 +210,7 @@ class Parser(argparse.ArgumentParser):
         if given in self._option_string_actions:
             return given
         if not given.startswith("--"):
-            if given[:2] in self._option_string_actions:
-                return given[:2]
-            return None
+            return given[:2] if given[:2] in self._option_string_actions else None
         return self.by_name().get(self.other_names.get(plain(given), plain(given)))
 
     def by_name(self) -> dict[str, str]:
@@ -247,17 +244,13 @@ class Parser(argparse.ArgumentParser):
             if hint:
                 text += f" ({hint})"
             shown.append(text)
-        plural = ""
-        if len(shown) > 1:
-            plural = "s"
+        plural = "s" if len(shown) > 1 else ""
         return f"unknown option{plural}: {', '.join(shown)}"
 
 
 def _list_words(args: Iterable[str] | None) -> list[str]:
     """Return the words of a command line as a list of its own, which _split() empties."""
-    if args is None:
-        return sys.argv[1:]
-    return list(args)
+    return sys.argv[1:] if args is None else list(args)
 
 
 def expand_home(word: str) -> str:
@@ -268,9 +261,7 @@ def expand_home(word: str) -> str:
     value = word
     if word.startswith("-"):
         option, equals, value = word.partition("=")
-    path = value
-    if value.startswith("~"):
-        path = os.path.expanduser(value)
+    path = os.path.expanduser(value) if value.startswith("~") else value
     # expanduser() leaves the name of an unknown user as it is; "~" alone needs $HOME
     if path.startswith("~") and (path == "~" or "/" in path):
         user = path.partition("/")[0]

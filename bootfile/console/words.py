@@ -16,9 +16,7 @@ def is_option(word: str) -> bool:
 
 def name_of(word: str) -> str:
     """Return the name of the option with which a word begins."""
-    if not word.startswith("--"):
-        return word[:2]
-    return re.split(r"[^\w.-]", word, maxsplit=1)[0]
+    return re.split(r"[^\w.-]", word, maxsplit=1)[0] if word.startswith("--") else word[:2]
 
 
 def mask_words(words: Iterable[str], ignored: Collection[str] = ()) -> tuple[list[str], list[str]]:

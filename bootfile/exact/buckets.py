@@ -20,9 +20,7 @@ def settle_buckets(forward: torch.nn.parallel.DistributedDataParallel, inputs: A
     """
     if torch.distributed.get_world_size() < 3:
         return
-    passes = 1
-    if forward.static_graph:
-        passes = 2
+    passes = 2 if forward.static_graph else 1
     # torch 2.6 and later can run a compiled model without compiling it for this batch.
     eager: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     set_stance = getattr(torch.compiler, "set_stance", None)

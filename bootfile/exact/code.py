@@ -38,10 +38,7 @@ def digest_modules() -> dict[str, str]:
 def describe_changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
     """Return in words which modules have another digest than before; "" if none has. A module that only one
     of the starts has imported is not compared."""
-    changed = []
-    for name, digest in now.items():
-        if before.get(name, digest) != digest:
-            changed.append(name)
+    changed = [name for name, digest in now.items() if before.get(name, digest) != digest]
     if len(changed) > 3:
         return f"{', '.join(changed[:2])} and {len(changed) - 2} more modules have changed"
     if changed:

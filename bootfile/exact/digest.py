@@ -181,6 +181,4 @@ def _factors(block: int, count: int, device: torch.device) -> Any:
 def _odd(places: np.ndarray, device: torch.device) -> Any:
     """Return an odd number for each place, int64: an array for the CPU, or a tensor on another device."""
     odd = (mix(places.astype(np.uint64)) | np.uint64(1)).view(np.int64)
-    if device.type == "cpu":
-        return odd
-    return torch.from_numpy(odd).to(device)
+    return odd if device.type == "cpu" else torch.from_numpy(odd).to(device)

@@ -44,9 +44,7 @@ def own_part(tensor: Any) -> tuple[torch.Tensor, int]:
     """
     # a whole tensor is on all ranks: rank 0 counts it, the others add nothing
     if not is_dtensor(tensor):
-        if ranks.is_first():
-            return tensor, 0
-        return tensor.reshape(-1)[:0], 0
+        return (tensor, 0) if ranks.is_first() else (tensor.reshape(-1)[:0], 0)
     # several dimensions of the mesh: those that hold replicas have the same elements
     mesh = tensor.device_mesh
     rows = tensor.shape[0] if tensor.ndim else 0
@@ -95,15 +93,11 @@ def _map(change: Callable[[torch.Tensor, Any], Any], state: Any, like: Any) -> A
     if isinstance(state, dict):
         changed = {}
         for name, part in state.items():
-            like_part = like
-            if isinstance(like, dict):
-                like_part = like.get(name)
+            like_part = like.get(name) if isinstance(like, dict) else like
             changed[name] = _map(change, part, like_part)
         return changed
     is_same = is_dtensor(like) and isinstance(state, torch.Tensor) and state.shape == like.shape
-    if is_same:
-        return change(state, like)
-    return state
+    return change(state, like) if is_same else state
 
 
 def _distribute(tensor: torch.Tensor, like: Any) -> torch.Tensor:

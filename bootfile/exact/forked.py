@@ -108,9 +108,7 @@ class Forked(Plugin):
                 last = step
                 while last + 1 in self._plan.skipped:
                     last += 1
-                name = f"step {step} is"
-                if last > step:
-                    name = f"steps {step}-{last} are"
+                name = f"steps {step}-{last} are" if last > step else f"step {step} is"
                 self._parts.say(f"{name} left out: the batches are passed over, and nothing is updated")
             self._parts.position.leaves_out = True
             self._before = _Before(self._parts.state.objects, self._parts.position.waits)
@@ -162,9 +160,7 @@ class _Before:
         self._gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []  # (the parameter, a copy)
         # the gradients of earlier batches may wait for an optimizer step: this step must not add to them
         for parameter in self._parameters():
-            kept = None
-            if waits and parameter.grad is not None:
-                kept = parameter.grad.clone()
+            kept = parameter.grad.clone() if waits and parameter.grad is not None else None
             self._gradients.append((parameter, kept))
         self._others: list[tuple[Any, Any]] = []  # (an object such as a gradient scaler, a copy of its state)
         for name, value in objects.items():
@@ -211,8 +207,4 @@ class _Before:
                 states[name] = value.state_dict()
         # the schedule continues, and sets the values of parameter groups: they may change
         parts = digest.summarize(0, states)["parts"]
-        summary = {}
-        for name, text in parts.items():
-            if ".param_groups." not in name:
-                summary[name] = text
-        return summary
+        return {name: text for name, text in parts.items() if ".param_groups." not in name}

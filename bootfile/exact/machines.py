@@ -71,9 +71,7 @@ class Machines:
         if not others:
             return False
         name, there, here = others[0]
-        more = ""
-        if len(others) > 1:
-            more = f" ({len(others) - 1} more facts differ)"
+        more = f" ({len(others) - 1} more facts differ)" if len(others) > 1 else ""
         self._say(
             f"warning: this run computed with {in_words(name, there)} until step {step}, and this machine "
             f"computes with {in_words(name, here)}{more}: its bits may differ from here on"

@@ -194,9 +194,7 @@ class Guard:
             signs = signs.to("cpu", non_blocking=True)
             arrived.record()
         self._outstanding = _Outstanding(signs, arrived, checks)
-        if self.ahead:
-            return before
-        return self.settle()
+        return before if self.ahead else self.settle()
 
     def settle(self) -> Verdict | None:
         """Wait for the verdict on the last step, let the watchers judge it, and return it; None if it was
@@ -240,8 +238,7 @@ def _join_on_device(sign: torch.Tensor, numbers: Sequence[list[float] | torch.Te
             parts.append(answer.float())
             continue
         # torch.full() is a kernel; a copy from the host could wait for the device
-        for number in answer:
-            parts.append(torch.full((1,), number, dtype=torch.float32, device=sign.device))
+        parts.extend(torch.full((1,), number, dtype=torch.float32, device=sign.device) for number in answer)
     return torch.cat(parts)
 
 

@@ -102,10 +102,7 @@ class _DeviceClock:
 
     def cut(self, part: int | None) -> None:
         """End a part of a step, as that of _HostClock. None: the part does not count."""
-        if self._unused:
-            event = self._unused.pop()
-        else:
-            event = self._make(enable_timing=True)
+        event = self._unused.pop() if self._unused else self._make(enable_timing=True)
         event.record()
         self._cuts.append((part, event))
 
@@ -291,9 +288,7 @@ class Pace(Plugin):
                 continue
             busy = max(0.0, seconds[_OWN] + seconds[_BEFORE] - context.pause)
             # a device that computes while the host waits for data loses nothing
-            most = busy
-            if self._is_device and seconds[_BEFORE]:
-                most = seconds[_BEFORE]
+            most = seconds[_BEFORE] if self._is_device and seconds[_BEFORE] else busy
             waiting_seconds: float | None = seconds[_WAITING]
             if context.is_after:  # the others may have waited for a save of rank 0
                 waiting_seconds = None
@@ -347,9 +342,7 @@ class Pace(Plugin):
     def figures(self) -> dict[str, Any]:
         """Return the seconds of a step over all ranks at the last report, and the share of the time that was
         lost to the slowest ones so far; {} before the first. The same on every rank."""
-        if not self._times:
-            return {}
-        return {**figures(self._times), "lost": round(self.lost, 4)}
+        return {**figures(self._times), "lost": round(self.lost, 4)} if self._times else {}
 
     @property
     def lost(self) -> float:
@@ -406,9 +399,7 @@ def _find_onset(steps: list[_Step], slow: float) -> int:
         if contrast > widest:
             widest = contrast
             # the widest contrast decides, also if it is too small to be a beginning
-            onset = None
-            if mean_after > mean_before * _CLEAR:
-                onset = steps[place].step
+            onset = steps[place].step if mean_after > mean_before * _CLEAR else None
     if onset is not None:
         return onset
     for one in steps:

@@ -103,9 +103,7 @@ def describe_change(known: Mapping[str, Any], line: Mapping[str, Any]) -> str:
     first = "a part"  # a digest may name no parts
     if names:
         first = names[0]
-    more = ""
-    if len(names) > 1:
-        more = f" and {len(names) - 1} more parts"
+    more = f" and {len(names) - 1} more parts" if len(names) > 1 else ""
     return f"{first}{more}, digest {line['digest'][:8]} for {known['digest'][:8]}"
 
 
@@ -128,9 +126,7 @@ def check_weights(path: str) -> None:
 def _read_record(path: str) -> dict[int, dict[str, Any]]:
     """Return the lines of state.jsonl of the run that has a checkpoint, {} for a file outside of a run."""
     folder, name = os.path.split(os.path.dirname(os.path.abspath(path)))
-    if name != CHECKPOINTS:
-        return {}
-    return _read_or_warn(digest_lines.read, folder)
+    return _read_or_warn(digest_lines.read, folder) if name == CHECKPOINTS else {}
 
 
 def _read_or_warn(read: Callable[[str], dict[Any, Any]], folder: str) -> dict[Any, Any]:

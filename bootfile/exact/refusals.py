@@ -59,9 +59,7 @@ def describe_frozen(there: set[str], here: set[str]) -> str:
     changed = sorted(there ^ here)
     if not changed:
         return ""
-    is_now = "frozen"
-    if changed[0] in there:
-        is_now = "trained"
+    is_now = "trained" if changed[0] in there else "frozen"
     return (
         f"warning: {changed[0]} is {is_now} now, unlike at the checkpoint ({len(changed)} in all): if "
         "the loop changes it at an epoch, write `epoch >= N`, not `epoch == N`"

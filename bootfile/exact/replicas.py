@@ -86,9 +86,7 @@ class Replicas(Plugin):
         of the same size: one rank may have gradients of more parameters than another."""
         self._check_backward()
         # every rank sends as many numbers in each step: the collective needs one size
-        if self._unsent is None:
-            return self._nothing()
-        return self._unsent
+        return self._nothing() if self._unsent is None else self._unsent
 
     def judge(self, maxima: list[float]) -> None:
         """Raise BadInput if parameters differ between ranks, and warn of buffers and states that differ."""

@@ -51,9 +51,7 @@ class ScheduleState:
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint: plain types and tensors."""
-        state = {}
-        if self.scheduler:
-            state = plain(self.scheduler.state_dict())
+        state = plain(self.scheduler.state_dict()) if self.scheduler else {}
         return {
             "class": self.name,
             "calls": _calls(self.scheduler),

@@ -163,9 +163,7 @@ def _choose(parts: Parts) -> SavedState | None:
     # a run that continues its own checkpoint keeps its name; one that begins at a given path has a new one
     if wanted == "auto":
         parts.state.run = state["run"]
-    end = ""
-    if parts.loader.total_steps:
-        end = f" of {parts.loader.total_steps}"
+    end = f" of {parts.loader.total_steps}" if parts.loader.total_steps else ""
     epoch = max(1, math.ceil(state["step"] / len(parts.loader)))
     parts.say(f"resumed from {path}: epoch {epoch}, step {state['step']}{end}")
     change = parts.state.schedule.change
@@ -182,14 +180,10 @@ def _choose(parts: Parts) -> SavedState | None:
 def _say_what_was_lost(parts: Parts) -> None:
     """Say that the start before this one was killed before its first save, if it was. Called on rank 0
     before the first step: the receipt has the steps of that start still."""
-    step = 0
-    if parts.writes:
-        step = parts.loader.receipt.find_last_step(parts.saver.folder)
+    step = parts.loader.receipt.find_last_step(parts.saver.folder) if parts.writes else 0
     was_killed = parts.lock is not None and parts.lock.was_left
     if step or was_killed:
-        after = ""
-        if step:
-            after = f" after step {step}"
+        after = f" after step {step}" if step else ""
         parts.say(
             f"warning: the start before this one ended{after} without a save: this one begins again at "
             "step 1. A save every 5 minutes: --save_every 300s, in a loop of your own "

@@ -415,10 +415,9 @@ class RunState:
         return {name for name, parameter in parameters if not parameter.requires_grad}
 
     def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        optimizers = {}
-        for name, value in self.objects.items():
-            if isinstance(value, torch.optim.Optimizer):
-                optimizers[name] = value
+        optimizers = {
+            name: value for name, value in self.objects.items() if isinstance(value, torch.optim.Optimizer)
+        }
         return optimizers
 
     def _find_missing_groups(self, state: SavedState) -> str:
@@ -479,10 +478,7 @@ def _options(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _sizes(optimizer: Any) -> list[int]:
     """Return the number of parameters in each group of an optimizer or of its state."""
-    if isinstance(optimizer, dict):
-        groups = optimizer["param_groups"]
-    else:
-        groups = optimizer.param_groups
+    groups = optimizer["param_groups"] if isinstance(optimizer, dict) else optimizer.param_groups
     return [len(group["params"]) for group in groups]
 
 

@@ -102,6 +102,4 @@ def backend() -> str:
     """Return the backend of torch.distributed if each process has an accelerator: nccl, hccl, xccl, ... If
     the device has no float64, gloo is added for the sums, which are on the CPU then."""
     name = torch.distributed.Backend.default_device_backend_map.get(kind(), "gloo")
-    if has_float64(torch.device(kind())):
-        return name
-    return f"cpu:gloo,{kind()}:{name}"
+    return name if has_float64(torch.device(kind())) else f"cpu:gloo,{kind()}:{name}"

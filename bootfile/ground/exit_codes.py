@@ -52,9 +52,7 @@ def explain_exit_code(code: int) -> str:
         name = signal.Signals(number)
     except ValueError:
         return "an exit code of the program: see the end of its log"
-    if name not in _SIGNALS:
-        return name.name
-    return f"{name.name}: {_SIGNALS[name]}"
+    return name.name if name not in _SIGNALS else f"{name.name}: {_SIGNALS[name]}"
 
 
 def explain_end(code: int, error: str) -> str:

@@ -41,9 +41,7 @@ class FolderLease(Lease):
         open(probe, "w", opener=opener).close()  # so that the mount reads the list of the folder again
         self._unlink([probe])
         match = _NAME.fullmatch(max(self._list(), default=""))
-        if not match:
-            return {}, None
-        return match.groupdict(), int(match["version"])
+        return (match.groupdict(), int(match["version"])) if match else ({}, None)
 
     def replace(self, version: int | None) -> int | None:
         """Write a record with the next version. Delete it again, and return None, if another job has

@@ -15,9 +15,7 @@ def parse_number(text: str, kind: Callable[[str], Any] = int) -> Any:
 
 def counted(count: int, name: str) -> str:
     """Return a number of things in words: "1 step", "2 steps"."""
-    if count == 1:
-        return f"1 {name}"
-    return f"{count} {name}s"
+    return f"1 {name}" if count == 1 else f"{count} {name}s"
 
 
 def count_in(env: Mapping[str, str], name: str) -> int | None:

@@ -93,7 +93,5 @@ def _mask_address(match: re.Match[str]) -> str:
     unsure = ""
     if "/" in user:  # the @ may belong to a path
         unsure = "***@"
-    hidden_query = ""
-    if query:
-        hidden_query = "?***"
+    hidden_query = "?***" if query else ""
     return f"{scheme}://{unsure}{hosts}{path}{hidden_query}"

@@ -20,9 +20,7 @@ def make_parser(description: str | None, program: str) -> Parser:
 
 def parse(parser: Parser, arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Return the arguments before `--`, and the words for the job after it. Raises BadInput."""
-    split = len(arguments)
-    if "--" in arguments:
-        split = arguments.index("--")
+    split = arguments.index("--") if "--" in arguments else len(arguments)
     args = parser.parse_args(arguments[:split])
     if not os.path.isdir(args.run):
         raise BadInput(f"{args.run}: no such folder")

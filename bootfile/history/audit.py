@@ -105,9 +105,7 @@ def read_records(folder: str) -> Records:
     intervals = []
     # from each state to the next one, and from the last one to the last recorded step
     for place, before in enumerate(begins):
-        end = last
-        if place + 1 < len(begins):
-            end = begins[place + 1]
+        end = begins[place + 1] if place + 1 < len(begins) else last
         if end > before:
             states = sum(1 for step in digests if before < step <= end)
             intervals.append(Interval(before, end, states))

@@ -57,10 +57,7 @@ def compute(
     if processes > 1:
         command.append(f"--processes_per_node={processes}")
     # without these: the job would take itself for a rank of the program that calls this
-    variables = {}
-    for name, value in os.environ.items():
-        if not name.startswith(_OF_LAUNCHERS):
-            variables[name] = value
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(_OF_LAUNCHERS)}
     variables |= extra or {}
     variables[ONLY] = str(parent.state)
     log = f"{folder}.log"

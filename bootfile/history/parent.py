@@ -53,9 +53,7 @@ class Parent:
         if step is not None and not 0 <= step <= last:
             raise BadInput(f"--at_step {step}: {folder} has the steps 1-{last}")
         if newest is None:
-            newest = last
-            if step is not None:
-                newest = step
+            newest = step if step is not None else last
         # this verifies files until one is right: a state that is damaged, or that the run has not recorded
         # so, is passed over, and printed
         self.path, self.state, self.run = self._find_state(paths, newest)
@@ -205,9 +203,7 @@ class Parent:
         """Return shards of a step in words, with the ranks that have computed them in the old run."""
         if len(shards) == count:
             return f"all {count} shards of step {step}"
-        word = "shards"
-        if len(shards) == 1:
-            word = "shard"
+        word = "shard" if len(shards) == 1 else "shards"
         start = origins.start_of(self._known, step)
         if start["settings"].get("elastic"):  # its processes come and leave within a start
             return f"{word} {', '.join(map(str, shards))} of step {step}"
@@ -224,9 +220,7 @@ class Parent:
         """Return which parts of a state differ from those recorded after a step, in words; "" if none does,
         or if nothing comparable was recorded. line: the digest of the state."""
         known = self._digests.get(step)
-        if known is None:
-            return ""
-        return recorded.describe_change(known, line)
+        return "" if known is None else recorded.describe_change(known, line)
 
     @property
     def _title(self) -> str:

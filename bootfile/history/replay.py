@@ -90,9 +90,7 @@ def _plan(folder: str, path: str, output: str, job: str | None, processes: int |
             f"{folder} had {parent.world_size} processes without --exact_shards: the mean of a step would "
             "not be over what is left; jobs of one process and jobs with --exact_shards can be replayed"
         )
-    begin = "step 1"
-    if parent.state:
-        begin = f"the state after step {parent.state}"
+    begin = f"the state after step {parent.state}" if parent.state else "step 1"
     samples = _name(uses[first].tolist())
     print_line(f"first use: {samples} in step {first}, of {len(uses)} steps with such; from {begin} on")
     command = [script, f"--from={parent.folder}", f"--at_step={first - 1}"]

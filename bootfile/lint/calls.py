@@ -210,9 +210,7 @@ class Calls(Known):
                 return kind
         # no base says it: the name of the class alone, but for models, which have many other meanings
         kind = values.kind_of_class(cls.node.name)
-        if kind in ("model", "criterion"):
-            return ""
-        return kind
+        return "" if kind in ("model", "criterion") else kind
 
     def _call_method(
         self, owner: Value, name: str, args: list[Value], named: dict[str, Value], node: Any
@@ -383,11 +381,7 @@ class Calls(Known):
 
 def list_inner(value: Value) -> list[Value]:
     """Return the values inside enumerate(), zip() and others."""
-    inner = []
-    for dep in values.list_deps(value):
-        if dep is not value:
-            inner.append(dep)
-    return inner
+    return [dep for dep in values.list_deps(value) if dep is not value]
 
 
 def replaces(old: Value, new: Value) -> bool:

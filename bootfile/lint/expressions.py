@@ -32,10 +32,7 @@ class Expressions(Calls):
             result: Value = method(node)
             return result
         # an expression without a method: what it is made of is followed, what it is stays unknown
-        inner = []
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.expr):
-                inner.append(self.value(child))
+        inner = [self.value(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
         return Value("unknown", deps=values.join_deps(inner))
 
     def _of_constant(self, node: ast.Constant) -> Value:
@@ -223,10 +220,7 @@ class Expressions(Calls):
         return made
 
     def _of_joinedstr(self, node: ast.JoinedStr) -> Value:
-        inner = []
-        for part in node.values:
-            if isinstance(part, ast.FormattedValue):
-                inner.append(self.value(part.value))
+        inner = [self.value(part.value) for part in node.values if isinstance(part, ast.FormattedValue)]
         return Value("text", deps=values.join_deps(inner), line=node.lineno, node=node)
 
     def _of_lambda(self, node: ast.Lambda) -> Value:

@@ -159,8 +159,7 @@ class Facts:
         entries = []
         for event in self.events:
             if event.name == "method" and event.text in ("prepare", "register_for_checkpointing"):
-                for value in event.args.values():
-                    entries.append(Entry(value.label, value))
+                entries.extend(Entry(value.label, value) for value in event.args.values())
         return entries
 
     def _read_method(self, event: Event) -> Save:
@@ -230,9 +229,7 @@ class Facts:
         """Return the text of the functions that accelerate calls before it saves."""
         texts = []
         for event in self.calls(r"^register_save_state_pre_hook$"):
-            for value in event.args.values():
-                if value.kind == "function":
-                    texts.append(unparse(value.cls.node))
+            texts.extend(unparse(value.cls.node) for value in event.args.values() if value.kind == "function")
         return "\n".join(texts)
 
     def saves_all(self) -> bool:
@@ -418,8 +415,7 @@ class Facts:
         """Return whether the number of the first epoch or step is an option such as --start_epoch, or is read
         from the name of a file."""
         numbers = [loop.start for loop in self.loops]
-        for counter in self.tracer.counters:
-            numbers.append(counter.of)
+        numbers.extend(counter.of for counter in self.tracer.counters)
         for number in numbers:
             if number is None:
                 continue
@@ -493,14 +489,12 @@ class Facts:
                 and not isinstance(event.value.cls, str)
             ):
                 # a class of the project that inherits a trainer
-                for base in event.value.cls.node.bases:
-                    if (
-                        re.search(
-                            r"(^|\.)(Trainer|LightningModule|Seq2SeqTrainer|SFTTrainer)$", unparse(base)
-                        )
-                        and event.value.kind != "model"
-                    ):
-                        trainers.append(event)
+                trainers.extend(
+                    event
+                    for base in event.value.cls.node.bases
+                    if re.search(r"(^|\.)(Trainer|LightningModule|Seq2SeqTrainer|SFTTrainer)$", unparse(base))
+                    and event.value.kind != "model"
+                )
         return trainers
 
 

@@ -586,9 +586,7 @@ def _resets_number(condition: Condition) -> bool:
 def _counts_steps(step: Event, value: Value, test: Condition) -> bool:
     """Return whether a number counts the steps of the optimizer, and not the batches."""
     # the branch of the step: the body of a test, or what follows its "else"
-    attribute = "orelse"
-    if test.is_true:
-        attribute = "body"
+    attribute = "body" if test.is_true else "orelse"
     branch = getattr(test.node, attribute, None) or [test.node]
     first = branch[0].lineno
     last = branch[-1].end_lineno or 0

@@ -257,8 +257,7 @@ def _list_numbered(facts: Facts) -> list[str]:
         after = [rename for rename in renames if _is_renamed(save, rename)]
         if not after:
             numbered.append(text)
-        for rename in after:
-            numbered.append(_describe_names(rename.event, [rename.target]))
+        numbered.extend(_describe_names(rename.event, [rename.target]) for rename in after)
     # `f"{step:06d}"`: the order of the names is that of the numbers
     if any(_PADS.search(text) for text in texts):
         return []

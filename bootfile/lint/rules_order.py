@@ -227,9 +227,7 @@ def _has_several_starts(facts: Facts, loop: Loop) -> bool:
 
 def _split(value: Value) -> tuple[Value | None, int]:
     """Return (the number, what is added to it)."""
-    if value.kind == "shifted":
-        return value.of, value.offset
-    return value, 0
+    return (value.of, value.offset) if value.kind == "shifted" else (value, 0)
 
 
 def _judge(facts: Facts, loop: Loop, save: Event, total: int, start: Value) -> Finding | None:

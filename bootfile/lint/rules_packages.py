@@ -130,9 +130,7 @@ def _find_known(facts: Facts) -> Iterator[Finding]:
         for event in facts.select("call", "method", "create"):
             if not re.search(known.call, event.text) or not _fits(facts, known, event):
                 continue
-            release = ""
-            if known.fixed:
-                release = f" ({known.needs} before {known.fixed})"
+            release = f" ({known.needs} before {known.fixed})" if known.fixed else ""
             text = (
                 f"{event.text.rpartition('.')[2]}: {known.text}{release}: https://github.com/{known.thread}"
             )

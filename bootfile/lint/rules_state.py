@@ -186,8 +186,7 @@ def follows_epoch(facts: Facts, scheduler: Value) -> bool:
 def _gets_epoch(event: Event) -> bool:
     """Return whether the name of an argument is that of an epoch: `scheduler.step(self.state["epoch"])`."""
     given = [*getattr(event.node, "args", [])]
-    for keyword in getattr(event.node, "keywords", []):
-        given.append(keyword.value)
+    given.extend(keyword.value for keyword in getattr(event.node, "keywords", []))
     return any(_EPOCH_NAME.search(unparse(value)) for value in given)
 
 
@@ -544,10 +543,7 @@ def _list_counters(event: Event) -> list[Value]:
         value = event.args[0]
     if event.name == "method":
         value = event.args.get(0) or event.args.get("epoch") or Value()
-    counters = []
-    for dep in list_deps(value):
-        if dep.kind == "counter":
-            counters.append(dep)
+    counters = [dep for dep in list_deps(value) if dep.kind == "counter"]
     return sorted(counters, key=_line_of)
 
 

@@ -44,9 +44,7 @@ def _parse(path: str, data: bytes) -> ast.Module:
             warnings.simplefilter("ignore")
             return ast.parse(data, filename=path)
     except SyntaxError as error:
-        place = ""
-        if error.lineno:
-            place = f", line {error.lineno}"
+        place = f", line {error.lineno}" if error.lineno else ""
         raise BadInput(f"{path}: not Python that this version can parse{place}: {error.msg}") from error
     except UnicodeDecodeError as error:
         raise BadInput(f"{path}: not UTF-8: {error.reason}") from error

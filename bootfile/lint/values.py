@@ -128,10 +128,7 @@ def is_restored(value: Value) -> bool:
 
 def join_deps(values: Iterable[Value]) -> frozenset[Value]:
     """Return what a value depends on that is computed from these."""
-    deps = []
-    for value in values:
-        if value.kind not in ("const", "none", "module", "function", "class"):
-            deps.append(value)
+    deps = [value for value in values if value.kind not in ("const", "none", "module", "function", "class")]
     return frozenset(deps[:20])
 
 

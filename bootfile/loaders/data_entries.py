@@ -31,9 +31,7 @@ def digest_entries(dataset: Any) -> str:
     digest = hashlib.sha256()
     empty = digest.hexdigest()
     _add_entries(digest, dataset, set())
-    if digest.hexdigest() == empty:
-        return ""
-    return digest.hexdigest()[:32]
+    return "" if digest.hexdigest() == empty else digest.hexdigest()[:32]
 
 
 def _add_entries(digest: Any, dataset: Any, seen: set[int]) -> None:
@@ -97,9 +95,7 @@ def _folder_of(entries: Any) -> str:
         folder = os.path.commonpath([os.path.dirname(min(paths)), os.path.dirname(max(paths))])
     except ValueError:  # no path, or absolute and relative ones
         return ""
-    if folder in ("", os.sep):
-        return ""
-    return folder + os.sep
+    return "" if folder in ("", os.sep) else folder + os.sep
 
 
 def _plain_entry(value: Any) -> Any:

@@ -63,9 +63,7 @@ def hash_value(value: Any) -> int:
     """Return an integer itself, and 63 bits of a digest of any other value: a tensor, an array, text, or a
     nested list or dictionary."""
     is_scalar = isinstance(value, torch.Tensor | np.ndarray | np.integer) and value.ndim == 0
-    number = value
-    if is_scalar:
-        number = value.item()
+    number = value.item() if is_scalar else value
     # a class number itself, so that equal labels of different types count as equal
     if isinstance(number, int) and abs(number) < 2**63:
         return int(number)

@@ -299,9 +299,7 @@ class Loader:
             sums = torch.cat([*self.receipt.shared, sums])
             self.receipt.shared = []
         # every rank has the whole receipt, so any of them could continue it; rank 0 writes the file
-        written = None
-        if ranks.is_first():
-            written = folder
+        written = folder if ranks.is_first() else None
         self.receipt.chain(step, len(self), sums.cpu().numpy(), written)
 
     def _compare_repeated(self, folder: str) -> None:
@@ -315,9 +313,7 @@ class Loader:
         sums = torch.from_numpy(np.concatenate([sums_of_ids(ids) for ids in repeated]))
         repeated.clear()
         sums = ranks.total(sums, self.to_device.device)
-        step = 0
-        if ranks.is_first():
-            step = self.receipt.find_other(first, sums.cpu().numpy(), folder)
+        step = self.receipt.find_other(first, sums.cpu().numpy(), folder) if ranks.is_first() else 0
         # rank 0 has the file; each rank has to raise, or the others wait for those that did
         step = ranks.broadcast_object(step)
         if step:

@@ -382,9 +382,7 @@ def _table_of(dataset: Any) -> tuple[TensorDataset | None, np.ndarray | None]:
             indices = indices[rows]
         rows = indices
         dataset = dataset.dataset
-    if type(dataset) is not TensorDataset:
-        return None, None
-    return dataset, rows
+    return (None, None) if type(dataset) is not TensorDataset else (dataset, rows)
 
 
 def _take_no_rows(tensor: torch.Tensor) -> torch.Tensor:

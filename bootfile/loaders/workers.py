@@ -88,9 +88,7 @@ class Workers:
             self._plan = plan
             self._attributes = attributes
             if self.forks:
-                batch_bytes = 0
-                if hasattr(function, "batch_bytes"):
-                    batch_bytes = function.batch_bytes(plan)
+                batch_bytes = function.batch_bytes(plan) if hasattr(function, "batch_bytes") else 0
                 _check_room(self.count, batch_bytes)
             # the workers get a copy of the function now: what it holds must not change in the epoch
             self._loader = self.open_loader(
@@ -359,9 +357,7 @@ def _check_room(workers: int, batch_bytes: int) -> None:
         return
     # a worker that finds the memory full dies of a bus error without a word: so it is computed before
     needed = (2 * workers + 1) * batch_bytes * (count_in(os.environ, "LOCAL_WORLD_SIZE") or 1)
-    free = needed
-    if batch_bytes:
-        free = shutil.disk_usage("/dev/shm").free
+    free = shutil.disk_usage("/dev/shm").free if batch_bytes else needed
     if free < needed:
         raise NotDelivered(
             f"{workers} workers need {needed / 1e6:.0f} MB of /dev/shm for their batches, and "

@@ -135,8 +135,7 @@ def _find_mounts(root: str) -> list[_Mount]:
     top = PurePosixPath("/")
     usual = Path(root, "sys/fs/cgroup")
     mounts.append(_Mount(usual, top, frozenset({_SECOND_VERSION})))
-    for controller in _CONTROLLERS:
-        mounts.append(_Mount(usual / controller, top, frozenset({controller})))
+    mounts.extend(_Mount(usual / controller, top, frozenset({controller})) for controller in _CONTROLLERS)
     return mounts
 
 

@@ -43,13 +43,9 @@ def read_level(words: Sequence[str]) -> str | None:
         if name.replace("-", "_") != OPTION.replace("-", "_"):
             continue
         if not equals:  # `--cpu_level avx2`
-            value = ""
-            if place + 1 < len(words):
-                value = words[place + 1]
+            value = words[place + 1] if place + 1 < len(words) else ""
         # the last one counts, as in argparse, which refuses another value later
-        level = None
-        if value in LEVELS:
-            level = value
+        level = value if value in LEVELS else None
     return level
 
 

@@ -53,16 +53,12 @@ def explain(error: BaseException, what: str = "") -> str:
     """Return one line for an error because the kernel refused to start a thread or a process; "" for another
     error. what: see shortage(); also how many it needs, for example "8 workers need about 24"."""
     kind = _refused_kind(error)
-    if not kind:
-        return ""
-    return f"a {kind} cannot be started ({error}): {explain_refusal(what)}"
+    return f"a {kind} cannot be started ({error}): {explain_refusal(what)}" if kind else ""
 
 
 def explain_refusal(what: str = "") -> str:
     """Return the limit that was reached, as a part of a line. Others may have ended since."""
-    needs = ""
-    if what:
-        needs = f", and {what}"
+    needs = f", and {what}" if what else ""
     limit = find_limit()
     if limit is None:  # as in a pod, whose limit is that of a group that is not visible inside
         return f"the limit of processes and threads is reached{needs}: {_ADVICE}"
@@ -84,9 +80,7 @@ def _refused_kind(error: BaseException) -> str:
         trace = trace.tb_next
     # A pipe that is full gives the same error: only the function that failed tells them apart.
     names = trace.tb_frame.f_code.co_names
-    if _STARTS.intersection(names):
-        return "process"
-    return ""
+    return "process" if _STARTS.intersection(names) else ""
 
 
 def _user_limit() -> ProcessLimit | None:

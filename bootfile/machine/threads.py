@@ -94,9 +94,7 @@ def _count_in(env: Mapping[str, str], name: str) -> int:
 
 def _is_set_by_launcher(env: Mapping[str, str]) -> bool:
     """Return whether a launcher may have set OMP_NUM_THREADS to 1. torchrun does so for several processes."""
-    if _TORCHRUN in env and _count_in(env, "LOCAL_WORLD_SIZE") > 1:
-        return True
-    return _ACCELERATE in env
+    return (_TORCHRUN in env and _count_in(env, "LOCAL_WORLD_SIZE") > 1) or _ACCELERATE in env
 
 
 def _find_wish(env: Mapping[str, str], cores: int) -> tuple[int, str]:

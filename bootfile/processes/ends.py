@@ -101,9 +101,7 @@ class MemoryKills:
         count = self._count()
         if count is None or self._before is None or count <= self._before:
             return ""
-        limit = ""
-        if self._limit < _UNLIMITED:
-            limit = f" (memory limit {self._limit / 2**30:.1f} GB)"
+        limit = f" (memory limit {self._limit / 2**30:.1f} GB)" if self._limit < _UNLIMITED else ""
         return f": {_OOM} {self._where}{limit}"
 
     def _count(self) -> int | None:
@@ -160,7 +158,5 @@ def describe(status: int | None, kills: MemoryKills) -> str:
     except ValueError:  # a signal without a name
         name = f"signal {-code}"
     # the OOM killer sends the same SIGKILL as a person: only the counter of the group tells them apart
-    reason = ""
-    if code == -signal.SIGKILL:
-        reason = kills.explain()
+    reason = kills.explain() if code == -signal.SIGKILL else ""
     return f"was killed by {name}{reason}"

@@ -318,9 +318,7 @@ class Peers:
                 runs[-1].append(rank)
             else:
                 runs.append([rank])
-        spans = []
-        for run in runs:
-            spans.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]))
+        spans = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
         label = f"rank{'s' if len(members) > 1 else ''} {', '.join(spans)}"
         names = {self._node(rank) for rank in members}
         several = len({self._node(rank) for rank in range(len(self.facts))}) > 1

@@ -93,9 +93,7 @@ def broadcast_object(value: T, source: int = 0, is_known: bool = False) -> T:
         return value
     data = data.new_empty(int(size))
     torch.distributed.broadcast(data, source)
-    if is_known:
-        return value
-    return cast(T, _decode(data))
+    return value if is_known else cast(T, _decode(data))
 
 
 def _encode(value: object) -> torch.Tensor:

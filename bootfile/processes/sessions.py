@@ -57,11 +57,7 @@ def find(mark: str) -> dict[int, dict[str, Any]]:
     else:
         processes = _ask_psutil()
     # a child inherits the variable, also in another session or after its parent's end
-    marked_processes = {}
-    for pid, facts in processes:
-        if facts["environ"].get(_MARK) == mark:
-            marked_processes[pid] = facts
-    return marked_processes
+    return {pid: facts for pid, facts in processes if facts["environ"].get(_MARK) == mark}
 
 
 def _read_processes(wanted: bytes) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -336,9 +336,7 @@ def _explain_files(differences: list[Difference], saved: Saved) -> str:
 
 
 def _count(batches: int) -> str:
-    if batches == 1:
-        return "1 batch"
-    return f"{batches} batches"
+    return "1 batch" if batches == 1 else f"{batches} batches"
 
 
 def _join(names: list[str]) -> str:

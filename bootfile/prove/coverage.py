@@ -40,9 +40,7 @@ def describe(job: Job, rows: list[Row]) -> tuple[str, list[str]]:
     if whole > per_epoch:
         unchecked.append(f"the steps after {per_epoch} of an epoch of {whole}")
     if not ends:
-        hint = ""
-        if per_epoch:
-            hint = f": give --max_steps {per_epoch} or more"
+        hint = f": give --max_steps {per_epoch} or more" if per_epoch else ""
         unchecked.append(f"the end of an epoch{hint}")
     if not _has_late_restart(job, rows, epochs):
         unchecked.append("a restart in a later epoch than 1")
@@ -53,13 +51,9 @@ def _describe_steps(run: Run, last_epoch: int, per_epoch: int) -> str:
     """Return the steps of a run in words. per_epoch: steps of an epoch, 0 if it is not known."""
     steps = f"steps {run.first}-{run.last}"
     if last_epoch > 1:
-        each_has = ""
-        if per_epoch:
-            each_has = f", {per_epoch} steps each"
+        each_has = f", {per_epoch} steps each" if per_epoch else ""
         return f"{steps} of epochs 1-{last_epoch}{each_has}"
-    of_all = ""
-    if per_epoch:
-        of_all = f" of {per_epoch}"
+    of_all = f" of {per_epoch}" if per_epoch else ""
     return f"{steps}{of_all} of epoch 1"
 
 

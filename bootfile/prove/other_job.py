@@ -165,9 +165,7 @@ class OtherJob(Job):
         # to tell the files that the restart has written from those that it has only read
         before = self._versions()
         with _watch_reads(damaged) as read:
-            progress = watch
-            if damaged:
-                progress = watch_nothing
+            progress = watch_nothing if damaged else watch
             start = self._start(case, place)
             began = time.monotonic()
             killed = trial.run(command, self._log(case.name), progress, kills, after_kill, start)

@@ -116,9 +116,7 @@ class OwnJob(Job):
             self.options.append(f"{name}={value}")
         elif not given.isdecimal():
             raise BadInput(f"{name} {given}: `prove` needs a number of steps")
-        if given is None:
-            return value
-        return int(given)
+        return value if given is None else int(given)
 
     def _fit(self, steps: int) -> bool:
         """Choose the options again after a reference of `steps` steps: a small data set has fewer in an epoch
@@ -176,9 +174,7 @@ class OwnJob(Job):
             return []
         if get_option(self.options, PROCESSES) not in (None, "1"):
             return []
-        undisturbed = OTHER_PROCESSES.name
-        if self.same_bits:
-            undisturbed = "2 processes"
+        undisturbed = "2 processes" if self.same_bits else OTHER_PROCESSES.name
         # with the run of 2 processes: another number of processes rounds sums differently
         if all(case.name != undisturbed for case in cases):
             return []
@@ -210,9 +206,7 @@ class OwnJob(Job):
         # the run to compare with was refused, or could not be made
         if not os.path.isdir(self.folder(case.against)) and case.against != REFERENCE:
             raise NotRun(f"there is no run: {case.against}")
-        done = ""
-        if case.damages:
-            done = self._damage(folder, case)
+        done = self._damage(folder, case) if case.damages else ""
         options = []
         if case.option:
             options.append(f"{case.option}={self._choose(case)}")
@@ -273,9 +267,7 @@ class OwnJob(Job):
 
         def watch() -> int:
             """Return the steps so far, or 0 if this start has no checkpoint yet: it is not killed then."""
-            if self._find_newest(folder) > resumed_from:
-                return self._progress(folder)
-            return 0
+            return self._progress(folder) if self._find_newest(folder) > resumed_from else 0
 
         def after_kill() -> list[str]:
             nonlocal resumed_from
@@ -344,9 +336,7 @@ class OwnJob(Job):
             used = start.get("data backend")
         if case.option == PROCESSES:  # the default: one for each GPU
             used = str(start["environment"].get("processes per node", used))
-        if used == case.value:
-            return case.other
-        return case.value
+        return case.other if used == case.value else case.value
 
     def _progress(self, folder: str) -> int:
         """Return the steps so far of a run: each has a record in its receipt."""

@@ -256,6 +256,4 @@ def _show(value: object) -> str:
     """Return a fact as a part of a line. Of a commit, return the first digits."""
     text = str(value)
     text = {"None": "none", "True": "yes", "False": "no"}.get(text, text)
-    if re.fullmatch("[0-9a-f]{40}", text):
-        return text[:12]
-    return text
+    return text[:12] if re.fullmatch("[0-9a-f]{40}", text) else text

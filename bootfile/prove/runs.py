@@ -111,9 +111,7 @@ def check(
     changes = proof.find_changes(known, job, find_modules)
     for line in changes or [f"still holds: {known.verdict}", *known.notes]:
         print_line(line)
-    if changes:
-        return DIFFERS
-    return 0
+    return DIFFERS if changes else 0
 
 
 def _exit_by_signal(number: int, frame: object) -> None:
@@ -143,9 +141,7 @@ def _explain_bits(folder: str) -> str:
     told = starts.read(folder)
     # only a job of Bootfile records what it computed with
     if not told:
-        if not accelerator.count():
-            return ""
-        return f"if it computes on the GPU: {_ANY_ORDER}"
+        return f"if it computes on the GPU: {_ANY_ORDER}" if accelerator.count() else ""
     facts = told[-1]["environment"]
     if "GPU" not in facts:
         return ""

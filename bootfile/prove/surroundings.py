@@ -41,9 +41,7 @@ def choose_other_threads() -> int:
 def find_unchanged() -> list[str]:
     """Return lines on what a repeated run does not change here."""
     seed = os.environ.get("PYTHONHASHSEED")
-    if seed in (None, "random"):
-        return []
-    return [f"{HASH}: the environment has {seed}"]
+    return [] if seed in (None, "random") else [f"{HASH}: the environment has {seed}"]
 
 
 @contextlib.contextmanager

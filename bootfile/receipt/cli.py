@@ -41,9 +41,7 @@ def main(arguments: list[str]) -> int:
             is_right, lines = _compare(paths, histories, options)
     for line in lines:
         print(printable(line))
-    if is_right:
-        return 0
-    return 1
+    return 0 if is_right else 1
 
 
 def _read(path: str) -> History:

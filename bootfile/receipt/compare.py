@@ -88,9 +88,7 @@ def compare_states(first: str, second: str) -> tuple[bool, str]:
     """
     # a state of another run in a folder may have been continued: then the records are not those of one run
     foreign = _find_foreign(first) or _find_foreign(second)
-    if foreign:
-        return False, foreign
-    return _compare_digests(first, second)
+    return (False, foreign) if foreign else _compare_digests(first, second)
 
 
 def _compare_digests(first: str, second: str) -> tuple[bool, str]:
@@ -132,9 +130,7 @@ def _compare_digests(first: str, second: str) -> tuple[bool, str]:
         figure = ""
         if is_exact:  # equal weights have equal figures of evaluations, at any number of processes
             figure = _find_other_figure(_read_figures(first, "val_"), _read_figures(second, "val_"))
-        if figure:
-            return False, f"{equal_text}; {figure}"
-        return True, equal_text
+        return (False, f"{equal_text}; {figure}") if figure else (True, equal_text)
 
     # the first one: differences at later steps follow from it
     step = different[0]
@@ -175,11 +171,7 @@ def _read_machines(line: dict[str, Any]) -> list[dict[str, Any]]:
     machines = line.get("machines")
     if not isinstance(machines, list):
         return []
-    whole = []
-    for machine in machines:
-        if isinstance(machine, dict):
-            whole.append(machine)
-    return whole
+    return [machine for machine in machines if isinstance(machine, dict)]
 
 
 def _form(line: dict[str, Any]) -> tuple[Any, bool]:
@@ -243,9 +235,7 @@ def _describe(step: int, runs: tuple[str, str], lines: tuple[dict[str, Any], dic
     names.sort(key=find_kind)  # a learning rate is a cause, and the weights are its effects
     if not names:
         return "a part that has no digest of its own"
-    others = ""
-    if len(names) > 1:
-        others = f", and {len(names) - 1} more"
+    others = f", and {len(names) - 1} more" if len(names) > 1 else ""
     sizes = _find_differences(runs, step, names)
     if not sizes:
         return f"{names[0]}{others} (by how much: keep the checkpoints of both runs)"
@@ -289,9 +279,7 @@ def _difference(first: object, second: object) -> float:
 def read_setting(run: str, name: str) -> object:
     """Return an option of a run, as its last start had it; None if it is not known."""
     known = starts.read(run, whole=True)
-    if not known:
-        return None
-    return known[-1]["settings"].get(name)
+    return known[-1]["settings"].get(name) if known else None
 
 
 def _world_size(run: str) -> int:
@@ -317,9 +305,7 @@ def _compare_weights(first: str, second: str, first_names: list[str], second_nam
     differences = weights.find_differences(first, second, first_names)
     if differences:
         return Line("weights", False, weights.describe(differences))
-    plural = ""
-    if len(first_names) > 1:
-        plural = "s"
+    plural = "s" if len(first_names) > 1 else ""
     return Line("weights", True, f"equal in {len(first_names)} file{plural}")
 
 

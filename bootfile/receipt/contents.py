@@ -45,10 +45,7 @@ def _sizes(value: Any) -> list[int]:
         return list(value.shape[:1])  # none of a scalar, which counts for each sample
     if not isinstance(value, Mapping | list | tuple):
         return []
-    if isinstance(value, Mapping):
-        parts = list(value.values())
-    else:
-        parts = list(value)
+    parts = list(value.values()) if isinstance(value, Mapping) else list(value)
     lengths = [len(parts)]
     has_names = isinstance(value, Mapping) or hasattr(value, "_fields")
     if has_names:  # its parts are tensors of all samples, and no samples
@@ -60,10 +57,8 @@ def _sizes(value: Any) -> list[int]:
         sizes += _sizes(part)
     times = Counter(sizes)
     most = max(times.values(), default=0)
-    likely = []
-    for size in times:  # in the order of the parts: equally likely sizes keep it
-        if times[size] == most:
-            likely.append(size)
+    # in the order of the parts: equally likely sizes keep it
+    likely = [size for size in times if times[size] == most]
     return likely + lengths
 
 

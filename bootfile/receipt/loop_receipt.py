@@ -68,10 +68,7 @@ class Receipt:
             raise ReceiptError(f"rank {rank} is not in 0..{world_size - 1}")
         os.makedirs(folder, exist_ok=True)
         self._find_ids: Callable[[Any], Any] | None
-        if isinstance(ids, str):
-            self._find_ids = operator.itemgetter(ids)
-        else:
-            self._find_ids = ids
+        self._find_ids = operator.itemgetter(ids) if isinstance(ids, str) else ids
         self._path = os.path.join(folder, LOOP_FILE.format(rank))
         self._samples_path = os.path.join(folder, SAMPLES_FILE.format(rank))
         self._files: list[io.FileIO] = []  # they are opened at the first batch
@@ -125,12 +122,8 @@ class Receipt:
         receipt.truncate(records.nbytes)
         hashes.truncate(8 * int(records["sums"][records["step"] > 0, 1].sum()))
         # 0 is "unknown" in the record of a start
-        seed = 0
-        if self._seed is not None:
-            seed = self._seed + 1
-        first = 0
-        if self._first is not None:
-            first = self._first + 1
+        seed = self._seed + 1 if self._seed is not None else 0
+        first = self._first + 1 if self._first is not None else 0
         sums = self._world_size, seed, time.time_ns()
         receipt.write(np.array([(first, 0, sums)], RECORD).tobytes())
         return self._files
@@ -155,9 +148,7 @@ def main(words: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print("\n".join(lines))
-    if is_right:
-        return 0
-    return 1
+    return 0 if is_right else 1
 
 
 if __name__ == "__main__":

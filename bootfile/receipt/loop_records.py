@@ -23,9 +23,7 @@ def read(folder: str) -> History:
     most = 0  # the largest world size of a start: a restart may have another one
     for start in starts:
         most = max(most, start.world_size)
-    others = []
-    for rank in range(1, most):
-        others.append(_read_rank(folder, rank))
+    others = [_read_rank(folder, rank) for rank in range(1, most)]
     whole = []
     for start in starts:
         # The files of the ranks do not say which starts belong together: it is the nearest one in time. If a
@@ -92,9 +90,7 @@ def _read_rank(folder: str, rank: int) -> list[Start]:
 
 def _subtract_1(number: int) -> int | None:
     """Return the value of a field in the record of a start, where 0 stands for an unknown one."""
-    if number:
-        return number - 1
-    return None
+    return number - 1 if number else None
 
 
 def _merge(ranks: list[Steps]) -> Steps:

@@ -226,9 +226,7 @@ def find_same_ranks(steps: Steps) -> list[str]:
 def find_same_contents(epochs: list[Epoch], has_ids: bool) -> list[str]:
     """Return a line if samples look the same in two epochs, for data that are augmented at random."""
     if not has_ids:  # the hashes of contents
-        contents = []
-        for epoch in epochs:
-            contents.append(np.unique(np.concatenate(epoch.steps.samples)))
+        contents = [np.unique(np.concatenate(epoch.steps.samples)) for epoch in epochs]
         hashes = np.concatenate(contents)
         count = len(hashes) - len(np.unique(hashes))
         if not count:
@@ -258,6 +256,4 @@ def _has_several(numbers: list[int]) -> bool:
 
 
 def _count(samples: int) -> str:
-    if samples == 1:
-        return "1 sample"
-    return f"{samples} samples"
+    return "1 sample" if samples == 1 else f"{samples} samples"

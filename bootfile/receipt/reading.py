@@ -27,10 +27,8 @@ def read(folder: str) -> History:
     if find_receipt(folder) == LOOP:
         with bad_input():
             return loop_records.read(folder)
-    known = []  # the starts; a damaged line is none
-    for start in starts.read(folder):
-        if isinstance(start.get("step"), int):
-            known.append(start)
+    # the starts; a damaged line is none
+    known = [start for start in starts.read(folder) if isinstance(start.get("step"), int)]
     restarts = max(0, len(known) - 1)
     begin = min((start["step"] for start in known), default=0)
     # a run that begins at a step of another one has records from the state on that it has loaded

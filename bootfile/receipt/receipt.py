@@ -176,9 +176,7 @@ class Receipt:
             kept = self._restore(path)
             self._content[:0] = kept
             self._stored = len(kept)
-        size = 0
-        if os.path.exists(path):
-            size = os.path.getsize(path)
+        size = os.path.getsize(path) if os.path.exists(path) else 0
         is_changed = size != self._stored
         if compare and size and not is_changed:
             is_changed = read_file(path, MOST) != self._content
@@ -197,9 +195,7 @@ class Receipt:
         """Return the records of earlier starts, and delete those that a resumed run writes again. A warning
         is printed if steps of this run are missing."""
         step, digest = self._begun
-        content = b""
-        if os.path.exists(path):
-            content = read_file(path, MOST)
+        content = read_file(path, MOST) if os.path.exists(path) else b""
         records, _ = parse_records(content)
         # records that do not ascend are not of this program, or damaged: the steps count as missing
         if (np.diff(records["step"].astype(np.int64)) <= 0).any():

@@ -136,10 +136,9 @@ class Run:
         """Return find_steps() without the steps that were left out, and without the samples that the run has
         removed itself."""
         added = np.setdiff1d(ids, self.removed)
-        uses = {}
-        for step, used in self.find_steps(added, last).items():
-            if not self.is_left_out(step):
-                uses[step] = used
+        uses = {
+            step: used for step, used in self.find_steps(added, last).items() if not self.is_left_out(step)
+        }
         return uses
 
     def sum_removed(self) -> dict[int, tuple[int, int]]:

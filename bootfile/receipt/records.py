@@ -66,9 +66,7 @@ class Steps:
     @property
     def last(self) -> int:
         """Return the number of the last step, 0 without steps."""
-        if not len(self):
-            return 0
-        return int(self.records["step"][-1])
+        return int(self.records["step"][-1]) if len(self) else 0
 
     def select(self, is_chosen: np.ndarray) -> "Steps":
         """Return some of the steps. is_chosen: bool [n]."""

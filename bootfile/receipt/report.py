@@ -19,9 +19,7 @@ def report(folders: list[str], histories: list[History], options: Options) -> tu
             total = 0
             for count, _ in history.removed.values():
                 total += count
-            plural = ""
-            if total != 1:
-                plural = "s"
+            plural = "" if total == 1 else "s"
             lines.append(f"{total} sample{plural} of {name_few([*history.removed])} removed (--without)")
         # a step without any sample (--without) is one of the removed, and not one of --skip_steps
         left_out = [step for step in find_left_out(run.steps) if step not in history.removed]

@@ -38,10 +38,7 @@ def cut(folder: str, step: int) -> None:
     """Delete the lines after `step`, which a resumed run computes again, and those that a kill has cut.
     Raises OSError and BadInput."""
     path = os.path.join(folder, FILE)
-    kept = {}
-    for number, shards in read(folder).items():
-        if number <= step:
-            kept[number] = shards
+    kept = {number: shards for number, shards in read(folder).items() if number <= step}
     # most starts have nothing to cut: then the file is not written again
     if os.path.exists(path) and read_file(path, _MOST) != _format(kept).encode():
         write_atomic(path, _format(kept))

@@ -50,9 +50,7 @@ def find_difference(first: Steps, second: Steps) -> Difference:
         return Difference(len(first_records), 0, 0, ())
     place = int(is_different.argmax())
     record = first_records[place]
-    names: tuple[str, ...] = PARTS
-    if first.samples:
-        names = LOOP_PARTS
+    names: tuple[str, ...] = LOOP_PARTS if first.samples else PARTS
     if is_other[place, 0]:  # if the ids differ, labels and crops differ too: report only the ids
         parts = names[:1]
     elif is_other[place].any():
@@ -164,9 +162,7 @@ def name_ranges(numbers: list[int]) -> str:
             ranges.append([number, number])
     texts = []
     for first, last in ranges:
-        text = str(first)
-        if last > first:
-            text = f"{first}-{last}"
+        text = f"{first}-{last}" if last > first else str(first)
         texts.append(text)
     if len(numbers) == 1:
         return f"step {numbers[0]} was"
@@ -189,9 +185,7 @@ def describe_size(steps: Steps, begin: int = 0) -> str:
     if steps.samples:  # a plain loop may have a stream without epochs
         return f"{steps.last} steps{lost}"
     epochs = int(steps.epochs[-1])
-    plural = ""
-    if epochs != 1:
-        plural = "s"
+    plural = "" if epochs == 1 else "s"
     return f"{steps.last} steps, {epochs} epoch{plural}{lost}"
 
 
@@ -214,9 +208,7 @@ def follow(history: History) -> Kept:
             text += f": {_name(steps.last + 1, first)} have no record"
             is_equal = False
         elif last_again > first:
-            verb = "were"
-            if last_again == first + 1:
-                verb = "was"
+            verb = "was" if last_again == first + 1 else "were"
             text += f": {_name(first + 1, last_again)} {verb} read twice, "
             difference = find_difference(steps, made)
             if difference.step:
@@ -247,9 +239,7 @@ def _count_equal(first: np.ndarray, second: np.ndarray) -> int:
     """Return the number of steps before the first difference. first, second: uint64 [n, 3], sums of steps."""
     count = min(len(first), len(second))
     is_other = (first[:count] != second[:count]).any(axis=1)
-    if is_other.any():
-        return int(is_other.argmax())
-    return count
+    return int(is_other.argmax()) if is_other.any() else count
 
 
 def _continue_epochs(before: Steps, steps: Steps) -> Steps:
@@ -356,6 +346,4 @@ def _join_samples(steps: Steps) -> np.ndarray:
 
 def _name(first: int, last: int) -> str:
     """Return the steps first..last in words."""
-    if last == first:
-        return f"step {last}"
-    return f"steps {first}-{last}"
+    return f"step {last}" if last == first else f"steps {first}-{last}"

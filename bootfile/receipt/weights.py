@@ -62,9 +62,7 @@ def describe_numbers(value: object, other: object, before_other: str = "") -> st
     """Return two values in words, with as few digits as show their difference."""
     texts = []
     for number in (value, other):
-        text = str(number)
-        if isinstance(number, float):
-            text = f"{number:.6g}"
+        text = f"{number:.6g}" if isinstance(number, float) else str(number)
         texts.append(text)
     if texts[0] == texts[1]:
         texts = [str(value), str(other)]
@@ -200,6 +198,4 @@ def _read_number(value: Any) -> bool | int | float | None:
     """Return the number that a value is, None for other values."""
     if isinstance(value, torch.Tensor) and value.dim() == 0 and not value.is_meta:
         value = value.item()
-    if isinstance(value, bool | int | float):
-        return value
-    return None
+    return value if isinstance(value, bool | int | float) else None

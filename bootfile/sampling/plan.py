@@ -77,9 +77,7 @@ class Plan:
     @property
     def size(self) -> int:
         """Return the side of the images of this epoch, pixels."""
-        if callable(self._size):
-            return self._size(self.sampler.epoch)
-        return self._size
+        return self._size(self.sampler.epoch) if callable(self._size) else self._size
 
     @property
     def sizes(self) -> list[int]:
@@ -101,9 +99,7 @@ class Plan:
         for samples, epoch in draws:
             # each view has ids of its own, so it gets crops and seeds of its own
             views = [samples + view * len(self.index) for view in range(self.views)]
-            epochs = epoch
-            if np.ndim(epoch):
-                epochs = np.tile(epoch, self.views)
+            epochs = np.tile(epoch, self.views) if np.ndim(epoch) else epoch
             waiting.append((np.concatenate(views), epochs))
             if sum(len(ids) for ids, _ in waiting) >= _CHUNK:
                 yield from self._batches(waiting)

@@ -75,9 +75,7 @@ class Positions:
         seek() does.
         """
         self.seek(step)
-        last_epoch = math.inf
-        if self.total_steps is not None:
-            last_epoch = -(-self.total_steps // len(self))
+        last_epoch = -(-self.total_steps // len(self)) if self.total_steps is not None else math.inf
         for epoch in itertools.count(max(1, -(-step // len(self)))):
             if epoch > last_epoch:
                 return

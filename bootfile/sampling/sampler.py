@@ -298,9 +298,7 @@ class WholeBatchSampler(BatchSampler):
         return parts
 
     def _permute(self, places: np.ndarray, epoch: int) -> np.ndarray:
-        if not self.shuffle:
-            return places
-        return super()._permute(places, epoch)
+        return super()._permute(places, epoch) if self.shuffle else places
 
 
 class SequentialBatchSampler:

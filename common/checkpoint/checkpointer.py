@@ -332,9 +332,7 @@ class Checkpointer(Events):
                 f"warning: {name} is {abs(score)} after step {step}: this evaluation cannot write best.pth",
                 "score",
             )
-        place = f"epoch {epoch}"
-        if step % len(self.loader):
-            place = f"step {step}"
+        place = f"step {step}" if step % len(self.loader) else f"epoch {epoch}"
         text = f"{self.log.metrics.describe_score(val_sums)} at {place}"
         self.scores.note(score, self.log.metrics.best_of, text)
         if not ranks.is_first() and not exact.state.is_sharded:

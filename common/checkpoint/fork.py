@@ -93,9 +93,7 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
     """Return --skip_steps in one form. Raises BadInput for options that contradict each other."""
     given = vars(args)
     if not args.from_run:
-        name = "--skip_steps"
-        if args.at_step is not None:
-            name = "--at_step"
+        name = "--at_step" if args.at_step is not None else "--skip_steps"
         raise BadInput(f"{name} needs --from RUN, the folder of the run from which this one begins")
     for name in ("evaluate", "prof", "elastic"):
         if given.get(name):

@@ -30,9 +30,7 @@ class UrlLease(Lease):
             holder = json.loads(content)
         if not isinstance(holder, dict) or not holder:
             holder = {"id": None}  # a damaged record is that of an unknown job
-        if holder.get(_RELEASED):
-            return {}, etag
-        return holder, etag
+        return ({}, etag) if holder.get(_RELEASED) else (holder, etag)
 
     def replace(self, version: str | None) -> str | None:
         return self.store.replace(KEY, json.dumps(self.own | {"time": time.time()}).encode(), version)

@@ -151,9 +151,7 @@ class Mirror:
             if seconds is not None and heartbeat.seconds > seconds:
                 self.error = self.error or f"the last upload to {self.url} did not end within {seconds:.0f} s"
                 break
-            reason = ""
-            if self.error:
-                reason = f": {self.error}"
+            reason = f": {self.error}" if self.error else ""
             heartbeat.beat(f"waiting for the upload to {self.url}{reason}")
             self._thread.join(0.1)
         return self.error
@@ -196,9 +194,7 @@ class Mirror:
         names = [f"{CHECKPOINTS}/{name}" for name in checkpoint_names(os.path.join(self.folder, CHECKPOINTS))]
         steps = sorted(restoring.steps_of(names))[-self.keep :]
         early = [step for step in steps if step < self._step and names_of(step)[0] not in self._files]
-        if signals.asked():
-            return [self._step]
-        return [self._step, *reversed(early)]
+        return [self._step] if signals.asked() else [self._step, *reversed(early)]
 
     def _release(self) -> None:
         """Release the lease at the end of the thread, or in the main thread if it was not started."""
@@ -212,10 +208,7 @@ class Mirror:
             self._upload(step)
             self.error = ""
         except Exception as error:  # no error of an upload may stop the training
-            if isinstance(error, BadInput):
-                reason = str(error)
-            else:
-                reason = describe(error, self.folder)
+            reason = str(error) if isinstance(error, BadInput) else describe(error, self.folder)
             self.error = f"not uploaded to {self.url}: {reason}"
             self._may_pass = isinstance(error, StoreError) and error.later
             if self.error != before and not self._ending.is_set():

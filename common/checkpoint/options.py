@@ -232,9 +232,7 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
     wanted = args.resume
     if not wanted:
         # A restart is the same command. Without --output_dir each start has a new folder: nothing to resume.
-        wanted = "never"
-        if args.output_dir:
-            wanted = "auto"
+        wanted = "auto" if args.output_dir else "never"
     has_path = wanted not in ("auto", "never")
     if args.evaluate and has_path == bool(args.weights):
         raise BadInput("--evaluate needs one of --weights FILE and --resume PATH: the weights to evaluate")

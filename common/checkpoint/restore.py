@@ -26,9 +26,7 @@ _TRIED = 100  # newest checkpoints of a list that are tried
 def step_of(path: str) -> int | None:
     """Return the step of a checkpoint, its checksum or a file of its folder; None for another path."""
     match = _STEP.fullmatch(path)
-    if not match:
-        return None
-    return int(match[1])
+    return int(match[1]) if match else None
 
 
 def steps_of(paths: Iterable[str]) -> set[int]:

@@ -74,9 +74,7 @@ def take_output(
 
         # It restores the newest checkpoint of the URL, if the job may continue from it.
         mirror = Mirror(output, arguments.pick(_Resuming, args).resume, keep)
-    at_url: list[str] = []
-    if mirror:
-        at_url = mirror.results()
+    at_url: list[str] = mirror.results() if mirror else []
     reason = refusal(args, output, is_own, at_url, is_later)
     if reason:
         raise BadInput(reason)

@@ -171,9 +171,7 @@ def _choose_state(path: str, content: Any) -> tuple[Any, str]:
     objects = content.get("objects")
     if isinstance(objects, dict):
         state = objects.get("ema") or objects.get("model")
-        if not isinstance(state, dict):
-            return {}, ""
-        return state, ""
+        return (state, "") if isinstance(state, dict) else ({}, "")
     # a file of another program: the weights are the file itself, or one of its dictionaries
     inner = {name: value for name, value in content.items() if _tensors(value)}
     if not inner:
@@ -187,9 +185,7 @@ def _choose_state(path: str, content: Any) -> tuple[Any, str]:
             raise BadInput(f"weights {path}: it holds {_some([*map(repr, inner)])}; keep one: {line}")
         known = list(inner)
     state = inner.pop(known[0])
-    others = ""
-    if inner:
-        others = f" (not of {_some([*map(repr, inner)])})"
+    others = f" (not of {_some([*map(repr, inner)])})" if inner else ""
     return state, f" of its {known[0]!r}{others}"
 
 
@@ -228,9 +224,7 @@ def _hint_for_folder(path: str) -> str:
         return ""
     endings = (".pth", ".pt", ".ckpt", ".bin", ".safetensors")
     files = sorted(name for name in os.listdir(path) if name.endswith(endings))
-    if not files:
-        return ""
-    return f"; name one of its files: {_some(files)}"
+    return f"; name one of its files: {_some(files)}" if files else ""
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -365,10 +359,7 @@ def _check_values(path: str, model: torch.nn.Module, tensors: dict[str, torch.Te
         values = tensor
         if not values.is_complex():
             values = values.float()
-        if name in parameters:
-            is_right = values.isfinite()
-        else:
-            is_right = ~values.isnan()
+        is_right = values.isfinite() if name in parameters else ~values.isnan()
         if not is_right.all():
             raise BadInput(f"weights {path}: {name} holds NaN or infinity")
 
@@ -417,9 +408,7 @@ def match(
         if name_in_file is not None:
             given[name_in_model] = tensors[name_in_file]
             used.add(name_in_file)
-    note = ""
-    if _bare(prefix, _WRAPPERS):
-        note = f" without the prefix {prefix!r:.80}"
+    note = f" without the prefix {prefix!r:.80}" if _bare(prefix, _WRAPPERS) else ""
     unused = [name for name in tensors if name not in used]
     return given, unused, note
 
@@ -478,9 +467,7 @@ def _kind(tensor: torch.Tensor) -> str:
 
 def _some(names: list[str]) -> str:
     """Return the first names as text, and how many more there are."""
-    more = ""
-    if len(names) > _SHOWN:
-        more = f", and {len(names) - _SHOWN} more"
+    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(printable(f"{name:.160}") for name in names[:_SHOWN]) + more
 
 
@@ -501,9 +488,7 @@ def read_class_names(path: str) -> list[str]:
             names = json.loads(file.read(2**24))
     except (OSError, ValueError, RecursionError):
         return []
-    if not isinstance(names, list):
-        return []
-    return names
+    return names if isinstance(names, list) else []
 
 
 def compare_class_names(path: str, names: tuple[str, ...]) -> str:

@@ -60,9 +60,7 @@ def build(name: str, classes: int, image_size: int, kwargs: str = NO_KWARGS) -> 
     if kwargs != NO_KWARGS:
         given += f" --model_kwargs {kwargs}"
     cannot = f"{given} cannot take images of --image_size {image_size}"
-    build_network = _build_torchvision
-    if name.startswith(TIMM):
-        build_network = _build_timm
+    build_network = _build_timm if name.startswith(TIMM) else _build_torchvision
     values = config.table(kwargs)
     if "num_classes" in values:
         raise BadInput(f"--model_kwargs {kwargs}: leave num_classes out: the classes are counted")

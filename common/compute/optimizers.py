@@ -37,10 +37,9 @@ def add_arguments(add: Callable[..., Any]) -> None:
 
 def check(args: argparse.Namespace) -> dict[str, float]:
     """Return the options that were not given and whose default depends on the optimizer. Raises BadInput."""
-    completed = {}
-    for name, default in _DEFAULTS[args.optimizer].items():
-        if getattr(args, name) is None:
-            completed[name] = default
+    completed = {
+        name: default for name, default in _DEFAULTS[args.optimizer].items() if getattr(args, name) is None
+    }
     lr = completed.get("lr", args.lr)
     if args.min_lr > lr:
         raise BadInput(f"--min_lr {args.min_lr} exceeds --lr {lr}")
@@ -145,9 +144,7 @@ def build_scheduler(
         fall = lr_scheduler.LambdaLR(optimizer, cosine)
     else:
         fall = lr_scheduler.CosineAnnealingLR(optimizer, total_steps - warmup, eta_min=args.min_lr)
-    if not warmup:
-        return fall
-    return lr_scheduler.SequentialLR(optimizer, [rise, fall], [warmup])
+    return lr_scheduler.SequentialLR(optimizer, [rise, fall], [warmup]) if warmup else fall
 
 
 def clip(args: argparse.Namespace, model: torch.nn.Module) -> None:

@@ -35,6 +35,4 @@ def choose(device: torch.device, wanted: bool | None) -> tuple[torch.autocast, A
 def half_type(device: torch.device) -> torch.dtype:
     """Return bfloat16, or float16 if the device has no units for bfloat16."""
     is_old = device.type == "cuda" and accelerator.of(device).get_device_capability(device) < (8, 0)
-    if is_old:
-        return torch.float16
-    return torch.bfloat16
+    return torch.float16 if is_old else torch.bfloat16

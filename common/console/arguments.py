@@ -131,18 +131,12 @@ def identity(args: Arguments) -> dict[str, Any]:
 
 def _as_plain(part: Any) -> Any:
     """Return an item of an option with several values as a checkpoint can hold it."""
-    if isinstance(part, PurePath):
-        return str(part)
-    return part
+    return str(part) if isinstance(part, PurePath) else part
 
 
 def without_operation(args: Arguments, values: dict[str, Any]) -> dict[str, Any]:
     """Return the values of options that may change the training."""
-    kept = {}
-    for name, value in values.items():
-        if _role(args, name) != OPERATION:
-            kept[name] = value
-    return kept
+    return {name: value for name, value in values.items() if _role(args, name) != OPERATION}
 
 
 def _role(args: Arguments, name: str) -> str:

@@ -65,9 +65,7 @@ def open_gpu(device: torch.device) -> None:
 def find_topology(args: argparse.Namespace) -> Topology:
     """Return the topology of the job and the place of this process in it. Without --processes_per_node a node
     starts one process per GPU. Every process calls it first. Raises BadInput."""
-    gpus = 0
-    if is_distributed(args):
-        gpus = count_gpus(args)
+    gpus = count_gpus(args) if is_distributed(args) else 0
     return resolve(args, os.environ, gpus)
 
 
@@ -92,7 +90,5 @@ def identify_gpu() -> str:
     index = module.current_device()
     uuid = getattr(module.get_device_properties(index), "uuid", None)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    place = str(index)
-    if index < len(visible) and visible[index]:
-        place = visible[index]
+    place = visible[index] if index < len(visible) and visible[index] else str(index)
     return str(uuid or f"{socket.gethostname()} {place.strip()}")

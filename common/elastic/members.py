@@ -82,9 +82,7 @@ def node_of(name: str) -> int:
 
 def read(store: torch.distributed.Store, key: str) -> str:
     """Return the value of a key; "" without one. Does not wait."""
-    if not store.check([key]):
-        return ""
-    return store.get(key).decode()
+    return store.get(key).decode() if store.check([key]) else ""
 
 
 def announce(store: torch.distributed.Store, key: str, value: str) -> None:
@@ -183,9 +181,7 @@ class Members:
 
         Memory.restore() calls it on every rank of a new generation, in the place of a load from a checkpoint.
         """
-        step = -1
-        if self.kept:
-            step = self.kept["step"]
+        step = self.kept["step"] if self.kept else -1
         steps = ranks.gather_objects(step)
         furthest = max(steps)
         if furthest < 0:
@@ -224,9 +220,7 @@ class Members:
         reasons = [reason for number, reason in plan.said if number > self._told]
         self._told = max([number for number, _ in plan.said], default=self._told)
         if reasons:
-            they = "1 process continues"
-            if count > 1:
-                they = f"{count} processes continue"
+            they = f"{count} processes continue" if count > 1 else "1 process continues"
             say(f"{'; '.join(reasons)}; {they} at step {step}")
         # the roll reads it: what was lost up to here is replaced
         self._store.set(f"begun/{plan.generation}", str(step))

@@ -115,9 +115,7 @@ class Memory(Processes):
         until all members have sent their parts of the next step."""
         parts = self._parts
         # a copy: the next step adds to the sums before it is known whether all members finish it
-        running = None
-        if parts.position.running is not None:
-            running = parts.position.running.clone()
+        running = parts.position.running.clone() if parts.position.running is not None else None
         receipt = parts.loader.receipt
         self._finished = _Finished(
             step,

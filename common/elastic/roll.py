@@ -333,19 +333,14 @@ class Roll:
         The signals that stop a whole job reach the nodes one after the other. So a member leaves only if no
         other signal makes it a stop of the job within _PATIENCE seconds. asked: as for look().
         """
-        asks = []
-        for name in self._plan.ids:
-            if name in self._known and self._known[name].was_asked:
-                asks.append(name)
+        asks = [name for name in self._plan.ids if name in self._known and self._known[name].was_asked]
         if not asks:
             self._asked_at = 0.0
         elif not self._asked_at:
             self._asked_at = now
         if not self._stops and (asked or self._stops_job(asks)):
             self._stops = True
-            number = f"{signal.SIGTERM:d}"
-            if asks:
-                number = read(self._store, f"asked/{asks[0]}")
+            number = read(self._store, f"asked/{asks[0]}") if asks else f"{signal.SIGTERM:d}"
             announce(self._store, "stop", number)
         if not self._stops and now - self._asked_at > _PATIENCE:
             return {*asks}
@@ -358,9 +353,7 @@ class Roll:
                 self._say(f"process {name} leaves, as asked")
         came = [name for name in ids if name not in self._plan.ids]
         if came and self._plan.generation >= 0:
-            processes = "1 process"
-            if len(came) > 1:
-                processes = f"{len(came)} processes"
+            processes = f"{len(came)} processes" if len(came) > 1 else "1 process"
             self._say(f"{processes} joined on node {node_of(came[0])}")
         pids = [self._known[name].pid for name in ids]
         self._plan = Plan(self._plan.generation + 1, ids, pids, [*self._said], self._lost)

@@ -131,8 +131,5 @@ def check_fstab(path: str) -> None:
 def has_digest(file: BinaryIO, digest: str) -> bool:
     """Return whether a sha256 (64 hex digits) or an MD5 is that of an open file from its position. Raises
     OSError."""
-    if len(digest) == 64:
-        kind = hashlib.sha256()
-    else:
-        kind = hashlib.md5(usedforsecurity=False)
+    kind = hashlib.sha256() if len(digest) == 64 else hashlib.md5(usedforsecurity=False)
     return digest_file(file, kind) == digest

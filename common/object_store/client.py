@@ -73,10 +73,7 @@ class Client:
                 entries = page.get(kind, [])
                 before = len(seen)
                 for entry in entries:
-                    if kind == "CommonPrefixes":
-                        name = entry["Prefix"]
-                    else:
-                        name = entry["Key"]
+                    name = entry["Prefix"] if kind == "CommonPrefixes" else entry["Key"]
                     if not name.startswith(parameters["Prefix"]):
                         raise Damaged(f"the answer lists {printable(name)}")
                     identity = name

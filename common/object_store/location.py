@@ -29,9 +29,7 @@ class Location(NamedTuple):
 
     def full(self, key: str) -> str:
         """Return the key in the bucket for a key below the prefix."""
-        if not self.prefix:
-            return key
-        return f"{self.prefix}/{key}"
+        return f"{self.prefix}/{key}" if self.prefix else key
 
     def url(self, key: str = "") -> str:
         """Return the URL of a key below the prefix, safe to print."""
@@ -70,9 +68,7 @@ class Endpoint(NamedTuple):
     @property
     def name(self) -> str:
         """The name of the server for messages."""
-        if not self.url:
-            return "the S3 endpoint"
-        return urlsplit(self.url).netloc
+        return urlsplit(self.url).netloc if self.url else "the S3 endpoint"
 
 
 def find_endpoint(scheme: str, bucket: str = "") -> Endpoint:
@@ -116,9 +112,7 @@ def _check_endpoint(name: str, text: str) -> str:
     """Return an endpoint as scheme://host[:port]. Raises BadInput; it never shows a password. name: the
     variable of the environment."""
     if "://" not in text:
-        protocol = "https"
-        if os.environ.get(_USE_HTTPS) == "0":
-            protocol = "http"
+        protocol = "http" if os.environ.get(_USE_HTTPS) == "0" else "https"
         text = f"{protocol}://{text}"
     try:
         parts = urlsplit(text)

@@ -356,9 +356,7 @@ def _etag_of(answer: dict) -> str:
 
 def _seconds(moment: Any) -> float:
     """Return the seconds since 1970 of a datetime; 0.0 for None."""
-    if not moment:
-        return 0.0
-    return moment.timestamp()
+    return moment.timestamp() if moment else 0.0
 
 
 def _check_count(count: int, size: int) -> None:

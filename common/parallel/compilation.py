@@ -56,9 +56,7 @@ def compile_module(
     log: called with one line.
     graphs: on a GPU, make its kernels a CUDA graph, which overwrites its outputs in the next call.
     """
-    mode = None
-    if graphs and examples[0].is_cuda:
-        mode = "reduce-overhead"
+    mode = "reduce-overhead" if graphs and examples[0].is_cuda else None
     wrapper = None
     module = forward
     if isinstance(forward, DistributedDataParallel):

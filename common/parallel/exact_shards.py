@@ -249,9 +249,7 @@ class Shards:
         if not removal:
             return ()
         counts: tuple[int, ...] = removal.count(self._loader.plan.sampler, self._loader.step, self.count)
-        if sum(counts) == self._loader.plan.sampler.global_batch:
-            return ()
-        return counts
+        return () if sum(counts) == self._loader.plan.sampler.global_batch else counts
 
     def _end_step(self, counts: tuple[int, ...]) -> torch.Tensor:
         """End a step after its last shard on this process, and return the mean loss. All ranks wait for each
@@ -260,9 +258,7 @@ class Shards:
         # elsewhere
         _write(self._after)
         self.index = self.first
-        total = self.count
-        if counts:
-            total = max(1, sum(counts))
+        total = max(1, sum(counts)) if counts else self.count
         self._average(total, _find_whole(counts))
         # each rank adds zeros to the rows of the others: nothing is rounded before sum_rows()
         rows = self._make_rows(self._losses)
@@ -488,8 +484,7 @@ class Shards:
         for results in torch._utils._take_tensors(ordered[0], _FLAT):
             sent = []
             for part in ordered:
-                for result in results:
-                    sent.append(part[places[id(result)]].reshape(-1))
+                sent.extend(part[places[id(result)]].reshape(-1) for result in results)
             rows = torch.cat(sent).view(len(parts), -1)
             total = self._sum_over_ranks(rows)
             sizes = [result.numel() for result in results]

@@ -38,10 +38,8 @@ class GradientSums(Plugin):
 
     def add(self, gradients: Iterable[torch.Tensor]) -> None:
         """Add a shard with these gradients, in the same order in each step and on every rank."""
-        sums = []
-        for gradient in gradients:
-            # any other bit is another sum; a faulty element is not hidden by rounding
-            sums.append(_add_bits(gradient).to(self._device))
+        # any other bit is another sum; a faulty element is not hidden by rounding
+        sums = [_add_bits(gradient).to(self._device) for gradient in gradients]
         added = torch.stack(sums)
         # the gradients have different numbers, so that those of two parameters cannot be exchanged
         if len(self._factors) != len(added):

@@ -185,9 +185,7 @@ class Recheck:
             # a fault is not repeated, and a loss that uses the weights, for example, is
             self._doubts += 1
             self._is_on = self._doubts < _MOST_DOUBTS
-            end = ""
-            if not self._is_on:
-                end = "; --recheck is off"
+            end = "" if self._is_on else "; --recheck is off"
             say(
                 f"warning: step {step}: rank {owner} has computed shard {chosen} twice, and the gradients "
                 f"differ: an error of its hardware, or they do not come from one call of the model alone{end}"
@@ -196,9 +194,7 @@ class Recheck:
         if not flags[0]:
             return
         # all ranks wait for the rank of the shard, and then compute it once more
-        sent = None
-        if self._mine and self._rank == owner:
-            sent = self._mine._asdict()
+        sent = self._mine._asdict() if self._mine and self._rank == owner else None
         received = ranks.gather_objects(sent)[owner]
         assert received is not None
         shard = _Shard(**received)

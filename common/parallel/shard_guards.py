@@ -432,9 +432,7 @@ def _comparable(value: Any, depth: int = _DEPTH) -> Any:
     dictionary of them. None for what is not compared: modules, whose calls are repeated, classes, functions,
     and what is deeper than `depth` levels."""
     if isinstance(value, torch.Tensor):
-        if not is_dense(value):
-            return None
-        return int(ranks.digest(value.detach()))
+        return int(ranks.digest(value.detach())) if is_dense(value) else None
     if isinstance(value, np.ndarray | int | float | str):
         return repr(value)
     if isinstance(value, torch.nn.Module | type | types.ModuleType | types.FunctionType) or depth == 0:

@@ -36,9 +36,7 @@ def missing_interface(variable: str, value: str) -> str:
     else:  # NCCL uses those that exist
         are_whole = value.lstrip("^").startswith("=")
         named = [name for name in names if _is_named(name, given, are_whole)]
-        left = len(named)
-        if value.startswith("^"):
-            left = len(names) - len(named)
+        left = len(names) - len(named) if value.startswith("^") else len(named)
         is_missing = bool(given) and not left
     if not is_missing:
         return ""
@@ -47,9 +45,7 @@ def missing_interface(variable: str, value: str) -> str:
 
 def _is_named(name: str, given: list[str], are_whole: bool) -> bool:
     """Return whether an interface is one of those given: by whole names, or by their beginnings."""
-    if are_whole:
-        return name in given
-    return name.startswith(tuple(given))
+    return name in given if are_whole else name.startswith(tuple(given))
 
 
 def is_loopback(host: str) -> bool:

@@ -121,9 +121,8 @@ def print_findings(args: argparse.Namespace, topology: Topology, folder: str) ->
     folders = [_shm(), _outputs(folder, str)]
     findings = [accelerators, *folders, _limits(), versions, presets]
     facts = [versions.text, accelerators.text]
-    for finding in folders:
-        if finding.verdict == _OK:  # otherwise it has a line of its own
-            facts.append(f"{finding.name} {finding.text}")
+    # otherwise it has a line of its own
+    facts.extend(f"{finding.name} {finding.text}" for finding in folders if finding.verdict == _OK)
     facts.append(f"presets {presets.text}")
     print_line(f"preflight {worst(findings)}: {', '.join(facts)}")
     for finding in findings:
@@ -395,9 +394,7 @@ def infiniband(topology: Topology, root: str = "/") -> Finding:
     modules = ""
     with contextlib.suppress(OSError):
         modules = Path(root, "proc/modules").read_text()
-    peer = "none"
-    if re.search(r"^nvidia_peermem ", modules, re.MULTILINE):
-        peer = "nvidia_peermem"
+    peer = "nvidia_peermem" if re.search(r"^nvidia_peermem ", modules, re.MULTILINE) else "none"
     active = [port for port in ports if " ACTIVE" in port]
     warnings = []
     if topology.nodes > 1 and ports and not active:

@@ -353,9 +353,7 @@ def _slurm(env: Mapping[str, str]) -> Claim | None:
             "srun --ntasks-per-node=N --distribution=block"
         )
     list_name = _first(env, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
-    hosts = []
-    if list_name and not env.get("MASTER_ADDR"):
-        hosts = [first_host(env[list_name])]
+    hosts = [first_host(env[list_name])] if list_name and not env.get("MASTER_ADDR") else []
     # jobs of several users may share the node, each with its own port
     address = find_master(env, hosts, _own_port(whole(env, "SLURM_JOB_ID", 0)))
     if count == 1 and (count_in(env, "SLURM_GPUS_ON_NODE") or 0) > 1:  # this task starts the others
@@ -446,9 +444,7 @@ def find_master(
 
 def _without_address(env: Mapping[str, str], hosts: list[str]) -> list[str]:
     """Return the hosts of a launcher; none if MASTER_ADDR is set, which comes first then."""
-    if env.get("MASTER_ADDR"):
-        return []
-    return hosts
+    return [] if env.get("MASTER_ADDR") else hosts
 
 
 def values_of(env: Mapping[str, str], *names: str) -> str:

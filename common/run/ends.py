@@ -98,9 +98,7 @@ def of_error(error: BaseException) -> tuple[int, str]:
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "interrupted"
     if isinstance(error, SystemExit):
-        code = 1
-        if isinstance(error.code, int):
-            code = error.code & 0xFF
+        code = error.code & 0xFF if isinstance(error.code, int) else 1
         return code, f"sys.exit({error.code!r:.200})"
     if endings.in_group():
         from common.distributed import leaving  # a job of one process has no contact to lose

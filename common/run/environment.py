@@ -70,9 +70,7 @@ def describe(
     lines = [f"model {name}: {count:,} parameters, device {device.type}, precision {precision}"]
     if options.batch_size:
         text = _describe_batch(options.batch_size, not options.batch_size_per_gpu, device)
-        in_all = ""
-        if total_steps:
-            in_all = f", {total_steps:,} in all"
+        in_all = f", {total_steps:,} in all" if total_steps else ""
         lines.append(f"{text}; {steps_per_epoch:,} steps an epoch{in_all}")
     if folder and not writes_nothing(args):
         shown, path = folder
@@ -119,9 +117,7 @@ def facts() -> dict[str, str | int]:
         device = getattr(module, "get_device_name", accelerator.kind)()
     else:
         device = f"CPU, {processor.name()}"
-    backend = "none"
-    if ranks.is_initialized():
-        backend = torch.distributed.get_backend()
+    backend = torch.distributed.get_backend() if ranks.is_initialized() else "none"
     of_process = {
         "job": job(),
         "bootfile": __version__,

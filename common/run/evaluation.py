@@ -146,9 +146,7 @@ def _take_samples(outputs: Any, targets: Any, part: slice) -> Any:
     """Return (outputs, targets) of some samples of a batch."""
 
     def take(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.ndim == 0:
-            return tensor
-        return tensor[part]
+        return tensor if tensor.ndim == 0 else tensor[part]
 
     return tree_map_only(torch.Tensor, take, (outputs, targets))
 

@@ -205,9 +205,7 @@ class Log:
         self._since = now
         self._waited = waited
         loss = loss_sum / (count or math.nan)  # count is 0 if all steps were skipped
-        rate = None
-        if self._rate is not None:
-            rate = self._rate()
+        rate = self._rate() if self._rate is not None else None
         of_ranks = {}
         pace = self.pace()
         if pace:  # several ranks
@@ -351,9 +349,7 @@ class Log:
         """Record the error that ended main(). endings calls it on every rank."""
         if error is None or isinstance(error, endings.Changed) or not ranks.is_first():
             return
-        step = self._last_step
-        if self._loader is not None:
-            step = self._loader.step
+        step = self._loader.step if self._loader is not None else self._last_step
         # a thread: on a mount that hangs this process must end all the same
         writing = threading.Thread(
             target=self._files.write_end, args=[step, *ends.of_error(error)], daemon=True
@@ -432,9 +428,7 @@ class Log:
 
 def _accuracy(name: str, correct: float, count: float) -> dict[str, float]:
     """Return the accuracy under this name; nothing if the job is not a classification."""
-    if math.isnan(correct):
-        return {}
-    return {name: correct / (count or math.nan)}
+    return {} if math.isnan(correct) else {name: correct / (count or math.nan)}
 
 
 def _line(figures: Mapping[str, float | str]) -> str:
@@ -451,9 +445,7 @@ def _short(name: str, value: float | str) -> str:
     whole_from = _WHOLE_FROM.get(name, 1000)
     if name.endswith("_per_s"):
         whole_from = 100
-    if whole_from <= abs(value) < 1e7:
-        return f"{value:.0f}"
-    return f"{value:.4g}"
+    return f"{value:.0f}" if whole_from <= abs(value) < 1e7 else f"{value:.4g}"
 
 
 def _hours(seconds: float) -> str:

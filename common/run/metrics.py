@@ -81,9 +81,7 @@ class Metrics:
         divisor = sums[2]  # without metrics the sums have no divisor of their own
         if len(sums) == 3 + self.size:
             divisor = sums[-1]
-        if not divisor:
-            return math.nan
-        return (sums[0] / divisor).item()
+        return (sums[0] / divisor).item() if divisor else math.nan
 
     def values(self, sums: torch.Tensor) -> dict[str, float]:
         """Return the value of each metric. sums: from evaluate(), over all ranks. Raises BadInput."""
@@ -265,9 +263,7 @@ class ConfusionMatrix:
         predictions = outputs.argmax(dim=1).reshape(-1)
         counted = (labels >= 0) & (labels < self.classes)
         # the place of each sample among the sums; the one after the last is for samples that do not count
-        places = labels
-        if self.has_matrix:
-            places = labels * self.classes + predictions
+        places = labels * self.classes + predictions if self.has_matrix else labels
         # no `if` on the host for each label: the last place takes those that do not count
         places = torch.where(counted, places, self.size)
         # without a matrix each sample has a second place, which counts it if its prediction is right

@@ -126,14 +126,9 @@ def open_output(args: argparse.Namespace, topology: Topology) -> Output:
     if not given:
         # one process of the job makes the folder, and its name has the time: the others must not
         writes = topology.rank == 0 and not writes_nothing(args)
-        if writes or STARTED_BY in os.environ:
-            folder = make_default()
-        else:
-            folder = local_output(PARENT)
+        folder = make_default() if writes or STARTED_BY in os.environ else local_output(PARENT)
         return Output(folder, is_default=os.environ.get(_OWN) == folder)
-    url = None
-    if is_url(given):
-        url = given
+    url = given if is_url(given) else None
     return Output(folder_of(given), url)
 
 
@@ -235,16 +230,13 @@ def make_default() -> str:
 def list_results(folder: str) -> list[str]:
     """Return the names of the results in the folder of a run: checkpoints, then weights, then reports. A
     start calls it on rank 0, to refuse a folder with the results of another run."""
-    names: list[str] = []
-    if os.path.isdir(folder):
-        names = sorted(os.listdir(folder))
+    names: list[str] = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     # classes.json and starts.jsonl do not count: a start may write them before it has a result
     results = [f"{CHECKPOINTS}/{name}" for name in checkpoints(folder)]
     results += [name for name in names if WEIGHTS.fullmatch(name)]
-    reports = []
-    for name in names:
-        if _REPORTS.fullmatch(name) and os.path.getsize(os.path.join(folder, name)):
-            reports.append(name)
+    reports = [
+        name for name in names if _REPORTS.fullmatch(name) and os.path.getsize(os.path.join(folder, name))
+    ]
     # If there is only a receipt, the job was killed during its first report and has no results.
     if reports != ["receipt.bin"]:
         results += reports

@@ -134,9 +134,7 @@ class ReportFiles:
         except MissingPackage as error:
             self._warn_once(str(error))
         except Exception as error:  # OSError if the disk is full; packages of trackers raise other types
-            what = f"reports in {self._output.folder}"
-            if tracker:
-                what = f"figures of {tracker}"
+            what = f"figures of {tracker}" if tracker else f"reports in {self._output.folder}"
             reason = " ".join(str(error).split()) or type(error).__name__  # a MemoryError has no text
             self._warn_once(f"warning: {what} are incomplete: {reason}", tracker)
 
@@ -174,9 +172,7 @@ class ReportFiles:
         """Record the end of this start. step: the last one that it began. A run that has never reported
         leaves no files."""
         folder = self._output.folder
-        start = None
-        if self._trackers is None:
-            start = self._beginning.facts["time"]
+        start = self._beginning.facts["time"] if self._trackers is None else None
         if start is None or os.path.exists(os.path.join(folder, ends.FILE)):
             with self._reported():
                 ends.write(folder, step, code, reason, start)

@@ -163,9 +163,7 @@ class Dataset:
         if rank is None and world_size > 1 and not ranks.is_initialized():
             raise BadInput(f"world_size {world_size} needs a rank: join the process group, or pass rank=")
         if rank is None:
-            rank = 0
-            if world_size > 1:
-                rank = ranks.rank()
+            rank = ranks.rank() if world_size > 1 else 0
         self._place = {"rank": rank, "world_size": world_size}
         self._size = size
         self._scale = (min_crop_size, 1.0)

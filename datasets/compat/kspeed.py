@@ -71,17 +71,12 @@ class KSpeedFolder:
         inner = find_split(self.root, "train") or find_split(self.root, "val")
         if inner:
             raise BadInput(f"{self.root} has splits: expected one of them, such as {self.root}/{inner}")
-        if isinstance(iplist, str):
-            place = iplist
-        else:
-            place = ",".join(map(str, iplist or ()))
+        place = iplist if isinstance(iplist, str) else ",".join(map(str, iplist or ()))
         cache = cache_dir or os.path.expanduser(os.path.join("~", ".cache", "bootfile"))
         stores = _open_stores(place.strip(), user, password, mode, log)
         self._finalizer: Callable | None = weakref.finalize(self, _close, stores, os.getpid())
         # the split's name in its data set, so that the data set's pack is found
-        split = "train"
-        if os.path.basename(self.root).lower() in SPLITS["val"]:
-            split = "val"
+        split = "val" if os.path.basename(self.root).lower() in SPLITS["val"] else "train"
 
         def ignore(text: str) -> None:
             pass

@@ -41,9 +41,7 @@ def check_classes(
 def _refuse_one_class(title: str, source: str, paths: list[str], name: str) -> None:
     """Raise BadInput for a folder with one class. The line says how to name deeper folders, if there are any.
     title: the class, "" for images without a class folder. Others: as in check_classes()."""
-    reason = "images without a class folder"
-    if title:
-        reason = f"one class, {title}"
+    reason = f"one class, {title}" if title else "images without a class folder"
     line = f"{source}: {reason}: expected two or more: {_FORMS}"
     inner = os.path.join(source, title)
     has_folders = any(path.count("/") > 1 for path in paths)
@@ -65,16 +63,12 @@ def _refuse_one_class(title: str, source: str, paths: list[str], name: str) -> N
 def _refuse_other_folders(titles: list[str], source: str, paths: list[str]) -> None:
     """Raise BadInput if folders that would be classes are probably not: by their names, or by a table that
     lists their images (not_classes.py). Arguments: as in check_classes()."""
-    table = None
-    if os.path.isdir(source):
-        table = tables.find([source], paths)
+    table = tables.find([source], paths) if os.path.isdir(source) else None
     reason = not_classes.describe(titles)
     if not reason and table:
         reason = tables.describe_other_labels(table, titles)
     if reason:
-        advice = ""
-        if table:
-            advice = table.advise()
+        advice = table.advise() if table else ""
         raise BadInput(not_classes.advise(reason, source, paths, advice))
 
 
@@ -166,9 +160,7 @@ def number_classes(
         labels = _place_numbers(used, ordered, source)
     elif unknown:
         count = names.count(unknown[0])
-        owner = "no class folder"
-        if unknown[0]:
-            owner = f"class {unknown[0]!r}"
+        owner = f"class {unknown[0]!r}" if unknown[0] else "no class folder"
         raise BadInput(
             f"{source}: {count} images belong to {owner}, but the train split has {len(ordered)} classes: "
             f"{shown(ordered)}; a list with lines `path label` can name their classes"
@@ -185,9 +177,7 @@ def _name_numbers(names: set[str]) -> tuple[str, ...]:
     """Return the classes of a train split whose labels are numbers: as many as there are numbers, from 1 if
     that is the lowest one, otherwise from 0."""
     numbers = {int(name) for name in names}
-    first = 0
-    if min(numbers) == 1:
-        first = 1
+    first = 1 if min(numbers) == 1 else 0
     return tuple(map(str, range(first, first + len(numbers))))
 
 
@@ -215,9 +205,7 @@ def number_sets(
 ) -> tuple[tuple[str, ...], np.ndarray]:
     """Return (classes, labels bool [n, classes]) for images with several labels, "a,b". Arguments: those of
     number_classes(). Raises BadInput."""
-    sets = []
-    for name in names:
-        sets.append([label for label in name.split(",") if label])
+    sets = [[label for label in name.split(",") if label] for name in names]
     if not any(sets):
         raise BadInput(f"{source}: no image has a label")
     all_labels = list(itertools.chain.from_iterable(sets))

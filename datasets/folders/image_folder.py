@@ -201,9 +201,7 @@ def _find_replaced(present: np.ndarray, stored: np.ndarray) -> np.ndarray:
     present, stored: int64 [n], the ctimes of the files and those in an index. A start compares them, of some
     files and then perhaps of all."""
     is_other = present != stored
-    if is_other.all():
-        return np.zeros_like(is_other)
-    return is_other
+    return np.zeros_like(is_other) if is_other.all() else is_other
 
 
 def _judge(index: ImageFolderIndex, max_bad: float, log: Log) -> None:
@@ -257,9 +255,7 @@ def _inspect(path: str, member: Sequence[int] | None) -> tuple:
         images.check_bytes(size)
         content = tar_files.read_descriptor(descriptor, offset, most)
         if len(content) != size:
-            now = "more"
-            if len(content) < size:
-                now = str(len(content))
+            now = str(len(content)) if len(content) < size else "more"
             raise BadInput(f"{size} bytes when it was listed, {now} when read")
         return size, mtime, ctime, zlib.crc32(content), *images.inspect(content)
     except images.BadImage as error:
@@ -302,9 +298,7 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
         part = rows[first : first + FILES_PER_TASK].tolist()
         good_rows = []
         for row in part:
-            member = None
-            if listing.states is not None:
-                member = listing.states[row].tolist()
+            member = listing.states[row].tolist() if listing.states is not None else None
             path = prefix + paths[row]
             try:
                 result = read_again(functools.partial(_inspect, path, member), path)

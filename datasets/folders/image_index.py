@@ -187,9 +187,7 @@ def write_index(folder: str, paths: list[str], columns: dict[str, np.ndarray], *
     paths: relative, ascending. columns: the others of ImageFolderIndex. meta: root, base, split, classes,
     division, stamp, bad (path, size, mtime, reason). Raises OSError.
     """
-    names = []
-    if paths:
-        names = os.fsencode("\0".join(paths)).split(b"\0")
+    names = os.fsencode("\0".join(paths)).split(b"\0") if paths else []
     columns = columns | {
         "offsets": np.cumsum([0, *map(len, names)]),
         "names": np.frombuffer(b"".join(names), np.uint8),

@@ -183,9 +183,7 @@ def _rgb(image: Image.Image) -> Image.Image:
     try:
         if image.mode[0] in "IF":  # integers or floats with more than 8 bits: Pillow would clip at 255
             values = np.asarray(image)
-            most = 65535
-            if image.mode == "F":
-                most = 255
+            most = 255 if image.mode == "F" else 65535
             low = values.min()
             high = values.max()
             is_in_range = low >= 0 and high <= most  # False for NaN
@@ -318,9 +316,7 @@ def _inspect_jpeg(content: bytes) -> Header:
             simplejpeg.decode_jpeg(content)
         except Exception as error:
             raise BadImage(f"is cut or damaged ({_tail(content)}): {_text(error)}") from error
-    orientation = 1
-    if may_be_turned:
-        orientation = _orientation(_open(content, "JPEG"))
+    orientation = _orientation(_open(content, "JPEG")) if may_be_turned else 1
     # a quarter turn: width and height change places
     if orientation >= 5:
         width, height = height, width
@@ -388,9 +384,7 @@ def _inspect_png(content: bytes) -> Header:
     # a text or Exif may hold an orientation: Pillow decides, as in decode()
     if may_be_turned or not plain:
         return _inspect_decoded(content, "PNG", plain)
-    traits = 0
-    if image.mode == "L":
-        traits = GREY
+    traits = GREY if image.mode == "L" else 0
     return Header(*image.size, plain, traits)
 
 
@@ -450,9 +444,7 @@ def _orientation(image: Image.Image) -> int:
         orientation = image.getexif().get(_ORIENTATION, 1)
     except Exception:  # the pixels are usable if only the Exif is damaged
         return 1
-    if orientation not in _TURNS:
-        return 1
-    return orientation
+    return 1 if orientation not in _TURNS else orientation
 
 
 def _tail(content: bytes) -> str:

@@ -72,9 +72,7 @@ def read_list(source: str, log: Log) -> tuple[list[str], list[str]]:
         # an index has paths below its base only
         if os.path.isabs(path) or ".." in path.split("/"):
             raise BadInput(f"{source}, line {number}: {path} is not below the folder of {source}")
-        plain = path
-        if "./" in path or "//" in path:
-            plain = os.path.normpath(path)
+        plain = os.path.normpath(path) if "./" in path or "//" in path else path
         if plain in rows:
             raise BadInput(f"{source} lists {path} twice, with labels {rows[plain][1]} and {label}")
         rows[plain] = path, label
@@ -114,10 +112,7 @@ def _find_columns(first: str, last: str, separator: str) -> _Columns | None:
                 paths.append(column)
     if len(paths) != 1:  # several columns name images: one has the title of a path
         candidates = paths
-        paths = []
-        for column in candidates:
-            if PATH_TITLE.fullmatch(titles[column]):
-                paths.append(column)
+        paths = [column for column in candidates if PATH_TITLE.fullmatch(titles[column])]
     # and one column for the label, which only a title can name if there are more than two
     labels = []
     for column in range(total):
@@ -138,9 +133,7 @@ def _find_columns(first: str, last: str, separator: str) -> _Columns | None:
 def _has_header(first: str, columns: _Columns) -> bool:
     """Return whether the first line is a header. Before spaces any two words look like a row, so both must be
     titles."""
-    needed = 1
-    if columns.separator == " ":
-        needed = 2
+    needed = 2 if columns.separator == " " else 1
     has_image = any(map(is_image, _split(first, columns.separator)))
     return columns.titles >= needed and not has_image
 
@@ -165,9 +158,7 @@ def _read_lines(source: str) -> list[tuple[int, str]]:
     """Return (number, text) of the lines that are neither empty nor comments. Raises BadInput without one."""
     with explained(f"cannot read {source}"):
         content = read_whole(source)
-    code = "utf-8-sig"
-    if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-        code = "utf-16"
+    code = "utf-16" if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
     try:
         text = io.StringIO(content.decode(code, "surrogateescape"), newline=None)
     except UnicodeError as error:

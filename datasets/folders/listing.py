@@ -81,18 +81,14 @@ def look(
     name = find_split(root, split, splits, log)
     if not name:
         # a folder with one split only: if it were divided by hashes, images of that split would be in both
-        other_split = "train"
-        if split == "train":
-            other_split = "val"
+        other_split = "val" if split == "train" else "train"
         other = find_split(root, other_split, splits)
         if other:
             raise BadInput(
                 f"{root} has {other}, but no {' or '.join(SPLITS[split])} (a folder, or a list .txt): "
                 f"--splits TRAIN,VAL names the two folders; --splits {NO_SPLITS} takes all folders as classes"
             )
-    base = root
-    if name:
-        base = os.path.join(root, name)
+    base = os.path.join(root, name) if name else root
     source = f"{base}.txt"
     is_list = bool(name) and is_file(source)
     if is_list:

@@ -109,9 +109,7 @@ def _look(root: str, split: str, log: Log) -> Listing:
     base = os.path.join(root, split)
     links.refuse(base)
     if not is_folder(base):  # the folder of the split may have another name
-        key = "val"
-        if split == "train":
-            key = "train"
+        key = "train" if split == "train" else "val"
         base = os.path.join(root, find_split(root, key, log=log) or split)
     if not is_folder(base):
         raise BadInput(f"{root} has no folder {split}/")
@@ -119,11 +117,8 @@ def _look(root: str, split: str, log: Log) -> Listing:
     blurry = _by_name(base, here[0], log)
     sharp = _by_name(base, here[1], log)
     # all that have no partner at once: a list for the user
-    alone = []
-    for name in sorted(blurry.keys() - sharp.keys()):
-        alone.append(f"{blurry[name]} has no {here[1]}/{name}.*")
-    for name in sorted(sharp.keys() - blurry.keys()):
-        alone.append(f"{sharp[name]} has no {here[0]}/{name}.*")
+    alone = [f"{blurry[name]} has no {here[1]}/{name}.*" for name in sorted(blurry.keys() - sharp.keys())]
+    alone.extend(f"{sharp[name]} has no {here[0]}/{name}.*" for name in sorted(sharp.keys() - blurry.keys()))
     if alone:
         count = f"{len(alone)} of {len(blurry) + len(sharp)}"
         raise BadInput(f"{count} images of {base} have no partner: {shown(alone)}")
@@ -186,8 +181,6 @@ def plan(index: PairIndex, sampler: Any, size: int, augment: bool = False) -> Pl
     if small:
         which = shown([f"{index.path(id)} has {index.shape(id)}" for id in small])
         raise BadInput(f"{len(small)} of {len(index.labels)} images are smaller than --crop {size}: {which}")
-    crop = center_square
-    if augment:
-        crop = square_crop
+    crop = square_crop if augment else center_square
     window = functools.partial(crop, side=size)
     return Plan(index, sampler, window, size, views=2)

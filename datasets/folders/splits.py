@@ -81,9 +81,7 @@ def _choose(names: tuple[str, ...], candidates: set[str], any_capitals: bool) ->
     differ in capitals, the one in small letters is first."""
     ranked = []
     for candidate in candidates:
-        name = candidate
-        if any_capitals:
-            name = candidate.lower()
+        name = candidate.lower() if any_capitals else candidate
         if name in names:
             has_capitals = candidate != candidate.lower()
             ranked.append((names.index(name), has_capitals, candidate))

@@ -347,10 +347,7 @@ def _select_tars(
     unused = [path for path, kind in kinds.items() if not kind]
     if unused:
         log(f"{pattern}: ignored {shown(unused)}")
-    of_split = []
-    for path in paths:
-        if kinds[path.removeprefix(base)] == split:
-            of_split.append(path)
+    of_split = [path for path in paths if kinds[path.removeprefix(base)] == split]
     if not of_split:
         words = " or ".join(split_names(splits)[split])
         raise BadInput(
@@ -417,9 +414,7 @@ def _split_folder(member: _Member) -> str:
     needed = 2  # train/cat/1.jpg
     if member.number:  # train/1.jpg, with the class in a .cls
         needed = 1
-    if member.name.count("/") < needed:
-        return ""
-    return member.name.partition("/")[0]
+    return "" if member.name.count("/") < needed else member.name.partition("/")[0]
 
 
 def _find_splits(source: str, texts: Iterable[str], splits: str | None, matches: Callable) -> dict[str, str]:

@@ -125,9 +125,7 @@ def merge(args: argparse.Namespace) -> dict[str, Any]:
         if backend not in allowed:
             raise BadInput(f"{option} contradicts --data_backend {args.data_backend}")
         if backend == "auto":
-            backend = "dali"
-            if on_gpu:
-                backend = "dali-gpu"
+            backend = "dali-gpu" if on_gpu else "dali"
         merged["data_backend"] = backend
     if args.gather_checkpoints:
         merged["keep"] = args.gather_checkpoints

@@ -37,9 +37,7 @@ _MUCH_MEMORY = 40e9
 def reasons(device: torch.device) -> dict[str, str | None]:
     """Return engine -> the reason why it is not available with this device; None if it is available."""
     dali = missing()
-    dali_gpu = dali
-    if not dali and device.type != "cuda":
-        dali_gpu = "it needs a GPU"
+    dali_gpu = "it needs a GPU" if not dali and device.type != "cuda" else dali
     return {
         "pytorch": None,
         "threads": None,
@@ -109,9 +107,7 @@ def engine(
     if backend == "dali-gpu":
         # each thread has buffers on the GPU: more of them only if it has room
         memory = accelerator.of(device).get_device_properties(device).total_memory
-        most = _MIXED_THREADS
-        if memory >= _MUCH_MEMORY:
-            most = _MORE_THREADS
+        most = _MORE_THREADS if memory >= _MUCH_MEMORY else _MIXED_THREADS
         return Dali(store, min(workers, most), device, interpolation)
     if backend == "dali":
         return Dali(store, workers, None, interpolation)

@@ -369,9 +369,7 @@ def _choose_backend(args: argparse.Namespace, device: torch.device, log: Log, st
 
     open_loaders() calls it on every rank if --data_backend is auto. The others wait for rank 0, which has the
     records of the run. store, plan: of the training."""
-    last = ""
-    if ranks.is_first():
-        last = _last_backend(args, device, log.output)
+    last = _last_backend(args, device, log.output) if ranks.is_first() else ""
     backend = ranks.broadcast_object(last)
     if backend:
         log.info(f"data_backend auto: {backend}, as in the last start of this run: equal pixels")

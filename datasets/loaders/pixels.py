@@ -54,9 +54,7 @@ def plan_change(
     seed = plan.sampler.seed
     epoch = batch.epoch
     ids = batch.ids
-    drawn = None
-    if effects:
-        drawn = draw_effects(effects, ids, seed, epoch, plan.size)
+    drawn = draw_effects(effects, ids, seed, epoch, plan.size) if effects else None
 
     def change(images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the changed images and labels of this batch, on their device."""

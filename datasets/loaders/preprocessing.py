@@ -118,9 +118,7 @@ def complete(args: argparse.Namespace) -> dict[str, Any]:
 
 def values(settings: Mapping[str, Any]) -> Preprocessing:
     """Return the values of the options of a run."""
-    options = {}
-    for name, default in _DEFAULTS.items():
-        options[name] = settings.get(name) or default
+    options = {name: settings.get(name) or default for name, default in _DEFAULTS.items()}
     return Preprocessing(
         _parse(options["mean"]), _parse(options["std"]), options["crop_share"], options["interpolation"]
     )

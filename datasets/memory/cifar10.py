@@ -63,19 +63,14 @@ def load(data_url: str | None, custom_data: bool) -> _Sets:
     if custom_data:
         return generate_sets(_image_set, channels=3, side=32)
     folder = local_folder(data_url)
-    names: list[str] = []
-    if is_folder(folder):
-        names = sorted(os.listdir(folder))
+    names: list[str] = sorted(os.listdir(folder)) if is_folder(folder) else []
     data: _Sets | None = None
     if names:
         data = _load_python(folder) or _load_class_folders(folder)
     if data:
         return data
     # another form, which a download must not replace; the others are what an earlier download has left
-    others = []
-    for name in names:
-        if "cifar" in name.lower() and not name.startswith((".", ARCHIVE)):
-            others.append(name)
+    others = [name for name in names if "cifar" in name.lower() and not name.startswith((".", ARCHIVE))]
     try:
         if others:
             raise BadInput(f"{', '.join(others)} is another form or data set, or one folder deeper")

@@ -75,15 +75,11 @@ def load(data_url: str | None, context: int) -> tuple[TokenWindows, TokenWindows
     None: modules of Python's standard library on this machine (4.7 MB). Of texts, the last tenth is the test
     set. Every rank calls it at the start of a job. Raises BadInput.
     """
-    path = _LIBRARY
-    if data_url is not None:
-        path = data_url
+    path = data_url if data_url is not None else _LIBRARY
     is_text = is_file(path)
     if is_text and path.endswith(".bin"):
         raise BadInput(f"{path}: expected its folder, with {' and '.join(_BINS)}")
-    folder = path
-    if not is_text:
-        folder = local_folder(path)
+    folder = path if is_text else local_folder(path)
     paths = [os.path.join(folder, name) for name in _BINS]
     # also a link that leads nowhere: texts must not take the place of tokens whose disk is not mounted
     if not is_text and any(mode_of(path) is not None or os.path.islink(path) for path in paths):
@@ -96,17 +92,13 @@ def load(data_url: str | None, context: int) -> tuple[TokenWindows, TokenWindows
         vocabulary = -(-(largest + 1) // 64) * 64  # a multiple of 64 is faster
         source = f"{folder} as {train.dtype} and {test.dtype}, highest token {largest}"
     else:
-        paths = [folder]
-        if not is_text:
-            paths = _find_texts(folder)
+        paths = [folder] if is_text else _find_texts(folder)
         tokens = np.frombuffer(b"\n".join(map(_read, paths)), np.uint8)
         split = round(len(tokens) * (1 - _VALIDATED))
         train = tokens[:split]
         test = tokens[split:]
         vocabulary = 256
-        source = folder
-        if data_url is None:
-            source = "modules of Python's standard library"
+        source = "modules of Python's standard library" if data_url is None else folder
     for part, name in ((train, "training"), (test, "test")):
         if len(part) <= 2 * context:
             raise BadInput(

@@ -48,9 +48,7 @@ def read(text: str, index: Any) -> np.ndarray:
             f"{len(unknown)} are unknown: {[*missing, *unknown][0]}"
         )
     values = np.array([weights[name] for name in names])
-    if is_of_classes:
-        return values[labels]
-    return values
+    return values[labels] if is_of_classes else values
 
 
 def _read_file(path: str) -> dict[str, float]:

@@ -96,9 +96,7 @@ def cannot_decode(index: Any, id: int, error: Exception) -> BadInput:
 
 def label(form: str) -> str:
     """Return the name of a form with its short side, for example "decoded256"."""
-    if form in WHOLE:
-        return form
-    return f"{form}{SHORT_SIDE}"
+    return form if form in WHOLE else f"{form}{SHORT_SIDE}"
 
 
 def sizes(index: Any, ids: np.ndarray | slice | int, form: str) -> tuple[np.ndarray, ...]:

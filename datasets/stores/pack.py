@@ -140,9 +140,7 @@ def _decode_part(
     if part is None:
         return None
     size = part.height * part.width * 3
-    buffer = None
-    if scratch is not None and scratch.size >= size:
-        buffer = scratch
+    buffer = scratch if scratch is not None and scratch.size >= size else None
     try:
         pixels = images.simplejpeg.decode_jpeg(part.content, "RGB", buffer=buffer)
     except ValueError:  # libjpeg warns: the whole decode tells what is wrong
@@ -214,9 +212,7 @@ def _sizes(path: str, count: int) -> list[int]:
 
 def place(folder: str, index: Any, form: str = "decoded") -> str:
     """Return the path of a pack in a folder of packs. It differs for each data set and form."""
-    kind = ""
-    if form != "decoded":
-        kind = f"-{forms.label(form)}"
+    kind = "" if form == "decoded" else f"-{forms.label(form)}"
     return os.path.join(folder, f"{index.split}-{index.fingerprint[:12]}{kind}.pack")
 
 
@@ -240,10 +236,7 @@ def _fill(index: Any, path: str, form: str, threads: int) -> None:
     wanted = _description(index, form)
     # whether meta has all of these values already
     same = meta == meta | wanted
-    missing = []
-    for part in range(count):
-        if not same or not _is_part(path, part, len(index)):
-            missing.append(part)
+    missing = [part for part in range(count) if not same or not _is_part(path, part, len(index))]
     size = size_of(index, form) / max(1, count)  # bytes of a part
 
     def check_room(parts: int) -> None:
@@ -388,9 +381,7 @@ def described(path: str) -> dict:
         return {}
     except (ValueError, RecursionError):
         return {}
-    if not isinstance(meta, dict):
-        return {}
-    return meta
+    return meta if isinstance(meta, dict) else {}
 
 
 def _arrow():

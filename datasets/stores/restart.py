@@ -173,9 +173,7 @@ def encode(image: Image.Image, subsampling: str, **options: Any) -> bytes:
     """
     if max(image.size) > MOST_PIXELS:
         raise ValueError(f"{image.width}x{image.height} pixels, a side may have {MOST_PIXELS}")
-    mcu_width = 16
-    if image.mode == "L" or subsampling == "4:4:4":
-        mcu_width = 8
+    mcu_width = 8 if image.mode == "L" or subsampling == "4:4:4" else 16
     interval = _choose_interval(-(-image.width // mcu_width), mcu_width)
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", subsampling=subsampling, restart_marker_blocks=interval, **options)
@@ -197,9 +195,7 @@ def encode_again(content: bytes) -> bytes:
         if image.mode not in ("RGB", "L"):
             return content
         number = JpegImagePlugin.get_sampling(image)
-        subsampling = "4:4:4"
-        if 0 <= number < len(_SAMPLINGS):
-            subsampling = _SAMPLINGS[number]
+        subsampling = _SAMPLINGS[number] if 0 <= number < len(_SAMPLINGS) else "4:4:4"
         # its own tables: the loss is that of rounding once more, not that of another quality
         tables = image.quantization
         image.load()
@@ -271,9 +267,7 @@ def _find_ends(content: bytes, start: int, segments: int) -> np.ndarray | None:
     if len(markers) != segments or not np.array_equal(markers, _list_markers(segments)):
         return None
     ends = places[is_marker] + start + 2
-    if ends[-1] != len(content):
-        return None
-    return ends
+    return ends if ends[-1] == len(content) else None
 
 
 def _cover(begin: int, length: int, step: int, count: int) -> tuple[int, int]:

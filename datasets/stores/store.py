@@ -84,9 +84,7 @@ class Store:
 def fitted(box: Box, planned: int, rows: int, columns: int) -> Box:
     """Return the box in an image of `rows` rows and `columns` columns: packs and caches keep smaller images.
     planned: rows of the image for which the box was planned. decode_box() calls it for each sample."""
-    if rows == planned:
-        return box
-    return scaled(*box, rows / planned, rows, columns)
+    return box if rows == planned else scaled(*box, rows / planned, rows, columns)
 
 
 def scaled(top: int, left: int, height: int, width: int, scale: float, rows: int, columns: int) -> Box:

@@ -99,9 +99,7 @@ def pack(job: str, to: str, allow_secret: Sequence[str] = (), code_dir: str | No
         made = one_file.write(to, manifest, contents, requirements.names(text))
     else:
         target, made = snapshot.write(to, manifest, contents)
-    verb = "unchanged"
-    if made:
-        verb = "packed"
+    verb = "packed" if made else "unchanged"
     git_tree = manifest["git"] or "none"
     print(f"{verb}={target} job={code.job_path} digest={manifest['digest']} git={git_tree}")
     return target

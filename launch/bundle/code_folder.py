@@ -120,9 +120,7 @@ class CodeFolder:
                 continue
             seen.add(path)
             for imported in imports.find(self.root, path, folders):
-                for module in imported.modules:
-                    if self._include(module, path, imported):
-                        todo.append(module)
+                todo.extend(module for module in imported.modules if self._include(module, path, imported))
         self._programs = sorted(seen)
 
     def check_modules_above(self) -> None:
@@ -199,9 +197,7 @@ class CodeFolder:
             if rule:
                 self.skipped[f"{path}/" if is_folder else path] = rule
                 continue
-            source = entry.path
-            if entry.is_symlink():
-                source = self._resolve(path, entry, real)
+            source = self._resolve(path, entry, real) if entry.is_symlink() else entry.path
             if is_folder:
                 self._visit(f"{path}/", (*real, os.path.realpath(source)))
             elif entry.is_file():

@@ -92,9 +92,7 @@ def rm(place: Shared, args: argparse.Namespace) -> int:
     if args.all == bool(args.dataset):
         raise BadInput("rm: name a data set, as ls shows it, or pass --all")
     stored = references.list_sets(place.server)
-    unwanted = stored
-    if not args.all:
-        unwanted = [server.choose(stored, args.dataset)]
+    unwanted = stored if args.all else [server.choose(stored, args.dataset)]
     for data_set in unwanted:
         # all are checked before the first one is deleted
         if data_set.users and not args.force:
@@ -171,9 +169,7 @@ def _load_indexes(args: argparse.Namespace) -> list[image_index.ImageFolderIndex
         return [train]
     # the training set is always indexed: its classes number those of the other split
     val = load("val", classes=train.classes)
-    if args.split == "val":
-        return [val]
-    return [train, val]
+    return [val] if args.split == "val" else [train, val]
 
 
 def _form(place: Packs | Shared, args: argparse.Namespace) -> str:

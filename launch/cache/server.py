@@ -29,10 +29,7 @@ _PART = 32  # samples that a thread makes and sends at a time
 
 def choose(sets: list[StoredSet], text: str) -> StoredSet:
     """Return the data set whose name begins with `text`. Raises BadInput if none or several do."""
-    matching = []
-    for stored in sets:
-        if text and stored.name.startswith(text):
-            matching.append(stored)
+    matching = [stored for stored in sets if text and stored.name.startswith(text)]
     if len(matching) != 1:
         shown = ", ".join(stored.name for stored in matching or sets) or "nothing"
         raise BadInput(f"{text!r} matches {len(matching)} data sets; stored: {shown}")

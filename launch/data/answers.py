@@ -54,8 +54,7 @@ def _list_steps(run: Run, args: argparse.Namespace) -> list[str]:
     run.check(args.step, np.zeros(0, np.int64))  # whether it exists, before the data are read
     steps = []
     with _open(run, args) as data:
-        for number in numbers:
-            steps.append(samples.read_step(run, number, data, bool(args.to)))
+        steps.extend(samples.read_step(run, number, data, bool(args.to)) for number in numbers)
     lines = []
     for step in steps:
         columns = [[name, *map(str, values)] for name, values in step.columns.items()]
@@ -142,9 +141,7 @@ def _skip(run: Run, step: int) -> str:
 def _rank_loss(row: tuple[float, dict]) -> float:
     """Return the key of a row of the table of losses: a loss that is not a number is the largest."""
     loss = row[0]
-    if np.isnan(loss):
-        return np.inf
-    return loss
+    return np.inf if np.isnan(loss) else loss
 
 
 def _find_guilty(args: argparse.Namespace) -> list[str]:
@@ -194,9 +191,7 @@ def _find_sample(run: Run, args: argparse.Namespace) -> list[str]:
         last -= 1
     # the ids were computed and not read: a step that the receipt has proves that they are those of the run
     run.ids(sampler, last)  # also if no step had the sample
-    times = "times"
-    if count == 1:
-        times = "time"
+    times = "time" if count == 1 else "times"
     title = f"sample {shown}: {count} {times} in the steps 1-{run.last}, equal to the receipt"
     return [title, *align(rows)]
 

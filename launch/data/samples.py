@@ -130,9 +130,7 @@ def read_step(run: Run, step: int, data: Any, draws: bool) -> Step:
     batch: Any = next(iter(plan))
     for name, values in batch.crops._asdict().items():
         columns[name] = values.tolist()
-    drawn = None
-    if any(effects):
-        drawn = effects
+    drawn = effects if any(effects) else None
     batch, change = pixels.plan_change(plan, batch, drawn, None, prepared.mean)
     # before a pixel is read: with other data the table would show samples that the run never had
     run.check(step, batch_sums(ids, batch.labels, batch.crops, np.array([len(ids)]))[0])
@@ -167,9 +165,6 @@ def _name_labels(labels: np.ndarray, classes: Sequence[str]) -> list[str]:
     """
     names = []
     for label in labels:
-        if labels.ndim > 1:
-            numbers = np.flatnonzero(label).tolist()
-        else:
-            numbers = [int(label)]
+        numbers = np.flatnonzero(label).tolist() if labels.ndim > 1 else [int(label)]
         names.append(",".join(classes[number] for number in numbers))
     return names

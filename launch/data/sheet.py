@@ -30,8 +30,7 @@ def save(steps: list[Step], path: str) -> str:
             raise BadInput(f"--to {path}: a Dataset of your own has no images to draw here")
         height = max(height, step.pixels.shape[1])
         width = max(width, step.pixels.shape[2])
-        for place in range(len(step.pixels)):
-            cells.append((step, place))
+        cells.extend((step, place) for place in range(len(step.pixels)))
     total = len(cells)
     scale = math.ceil(LEAST / min(LEAST, max(height, width)))
     high = scale * height + 2 * LINE + MARGIN  # of a cell: the image and two lines of text

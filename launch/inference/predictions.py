@@ -64,9 +64,7 @@ def write(args: argparse.Namespace) -> int:
         return 0
     with progress(len(paths), "predicting") as bar:
         unreadable = _write_table(args.to, predictions, network.classes, top, bar)
-    bad = ""
-    if unreadable:
-        bad = f", {unreadable} of them unreadable"
+    bad = f", {unreadable} of them unreadable" if unreadable else ""
     print(f"{args.to}: {len(paths)} images{bad}; {network.name}, {len(network.classes)} classes")
     return 0
 
@@ -160,10 +158,7 @@ def predict(
             with autocast:
                 logits = model(batch)
             logits = logits.float()
-            if is_binary:
-                probabilities = logits.sigmoid()
-            else:
-                probabilities = logits.softmax(1)
+            probabilities = logits.sigmoid() if is_binary else logits.softmax(1)
             begun.append((part, reasons, probabilities))
             # one batch for each device is under way; the oldest is waited for when a further one has begun
             if len(begun) > len(places):

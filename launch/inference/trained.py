@@ -143,21 +143,15 @@ def _call(model: str, size: int) -> tuple[nn.Module, int]:
 def _classes(path: str, count: int) -> tuple[str, ...]:
     """Return the names of the classes of a run, or their numbers if they are not known."""
     names = tuple(map(str, weights.read_class_names(path)))
-    if len(names) == count:
-        return names
-    return tuple(map(str, range(count)))
+    return names if len(names) == count else tuple(map(str, range(count)))
 
 
 def _read_settings(folder: str, given: dict[str, Any], is_own: bool) -> dict[str, Any]:
     """Return the _OPTIONS of the last start in a run's folder, without those that choose a network if it is
     the user's own. given: replaces them unless it is None. Raises BadInput."""
     runs = starts.read(folder)
-    settings: dict[str, Any] = {}
-    if runs:
-        settings = dict(runs[-1]["settings"])
-    for name, value in given.items():
-        if value:
-            settings[name] = value
+    settings: dict[str, Any] = dict(runs[-1]["settings"]) if runs else {}
+    settings.update({name: value for name, value in given.items() if value})
     if settings.get("antialias") is False:  # a run of version 0.31 or earlier
         print_line(
             "warning: the run had --antialias false, which was removed: its accuracy is not exactly met"

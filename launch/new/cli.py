@@ -128,9 +128,7 @@ def _add_ddp(folder: Path) -> None:
     test = folder / "tests/test_train.py"
     option = "--processes_per_node=2"
     line = f'OPTIONS += ["{option}"]\n'
-    content = ""
-    if test.is_file():
-        content = test.read_text(encoding="utf-8")
+    content = test.read_text(encoding="utf-8") if test.is_file() else ""
     if option in content:
         return
     begin, options, rest = content.partition("\nOPTIONS = ")
@@ -171,9 +169,7 @@ def make_job(ddp: bool, amp: bool, exact: bool = False, fsdp: bool = False, text
     # as the variants of Bootfile are made: the base, and the blocks of each
     combined = blocks.combine(base, *variants)
     if exact or fsdp:  # its base is train_ddp.py
-        more = "train_fsdp.py"
-        if exact:
-            more = "train_exact.py"
+        more = "train_exact.py" if exact else "train_fsdp.py"
         names.append(more)
         variant = _read(f"jobs/{names[-1]}")
         if text:
@@ -198,17 +194,12 @@ def make_job(ddp: bool, amp: bool, exact: bool = False, fsdp: bool = False, text
 
 def _choose_job(text: bool) -> str:
     """Return the job of Bootfile whose blocks are the user's. text: a language model."""
-    if text:
-        return "train_text.py"
-    return "train_own.py"
+    return "train_text.py" if text else "train_own.py"
 
 
 def _mark(step: str, mark: str) -> str:
     """Return the step of a job as one block, without the marks inside."""
-    lines = []
-    for line in step.replace("logits", "outputs").split("\n"):
-        if line and "###" not in line:
-            lines.append(line)
+    lines = [line for line in step.replace("logits", "outputs").split("\n") if line and "###" not in line]
     return "\n".join([mark, *lines, mark, ""])
 
 

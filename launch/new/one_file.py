@@ -124,8 +124,6 @@ def _find_names(node: ast.stmt) -> list[str]:
         targets = [node.target] if isinstance(node, ast.AnnAssign) else node.targets
         names = []
         for target in targets:  # a tuple has several names
-            for part in ast.walk(target):
-                if isinstance(part, ast.Name):
-                    names.append(part.id)
+            names.extend(part.id for part in ast.walk(target) if isinstance(part, ast.Name))
         return names
     return []

@@ -301,14 +301,10 @@ def _explain(error: Any) -> str:
     if parts[0] == "platform":  # [platform.NAME] key
         depth = 3
     *tables, key = parts[:depth]
-    place = key
-    if tables:
-        place = f"[{'.'.join(tables)}] {key}"
+    place = f"[{'.'.join(tables)}] {key}" if tables else key
     if first["type"] == "missing":
         return f"{place} is missing (launch/job.example.toml shows it)"
     if first["type"] == "extra_forbidden":
-        table: Any = JobConfig
-        if tables:
-            table = JobConfig.model_fields[tables[0]].annotation
+        table: Any = JobConfig.model_fields[tables[0]].annotation if tables else JobConfig
         return f"{place}: unknown key: expected one of {', '.join(table.model_fields)}"
     return f"{place}: {first.get('ctx', {}).get('error', first['msg'])}"

@@ -55,10 +55,7 @@ def make_body(config: JobConfig, outputs: dict[str, str]) -> dict[str, Any]:
     retries = config.retries.model_dump(exclude_none=True, by_alias=True)
     # the service has the affinity in a table of its own
     schedule = config.schedule.model_dump(exclude_none=True)
-    affinity = {}
-    for name in [*schedule]:
-        if name.startswith("affinity_"):
-            affinity[name] = schedule.pop(name)
+    affinity = {name: schedule.pop(name) for name in [*schedule] if name.startswith("affinity_")}
     if affinity:
         schedule["required_affinity"] = affinity
     # the service passes the folders of its copies, but not those of volumes
@@ -102,11 +99,7 @@ def make_body(config: JobConfig, outputs: dict[str, str]) -> dict[str, Any]:
 
 def _without_empty(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries that have a value."""
-    kept = {}
-    for name, value in table.items():
-        if value:
-            kept[name] = value
-    return kept
+    return {name: value for name, value in table.items() if value}
 
 
 def _volume(folder: str, storage: str) -> dict[str, dict[str, Any]]:
@@ -165,17 +158,12 @@ def make_node_starts(config: JobConfig, outputs: dict[str, str]) -> list[tuple[s
     code = posixpath.join(_JOB_DIR, config.snapshot)
     folders = Folders(code, f"{_MOUNT}/inputs", f"{_MOUNT}/outputs", "/cache", f"{_MOUNT}/log")
     channels = _folders("inputs", config.inputs) | _folders("outputs", outputs)
-    platform = "modelarts"
-    if custom:
-        platform = "modelarts-custom"
+    platform = "modelarts-custom" if custom else "modelarts"
     starts = []
     for node in range(nodes):
         (start,) = make_starts(platform, node, nodes, gpus or 1, hosts, _PORT, folders, gpus)
         # the profile has channels of its own, those of job.toml take their place
-        added = []
-        for word in start.arguments:
-            if not word.startswith(("--data_url=", "--train_url=")):
-                added.append(word)
+        added = [word for word in start.arguments if not word.startswith(("--data_url=", "--train_url="))]
         variables = start.environment | {"MA_CURRENT_IP": f"<address of node {node}>"} | config.environment
         if custom and "MASTER_PORT" not in config.environment:
             del variables["MASTER_PORT"]  # the platform does not set a port here

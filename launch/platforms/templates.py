@@ -73,9 +73,7 @@ def render(platform: str, config: JobConfig, run: str, resume_from: str | None =
 def _fill(platform: str, settings: dict[str, Any], values: dict[str, Any]) -> str:
     """Return the template with its values. settings: the keys of [platform.NAME]. Raises BadInput."""
     name, _ = COMMANDS[platform]
-    finalize = _to_json
-    if name.endswith(".sh"):
-        finalize = _to_shell
+    finalize = _to_shell if name.endswith(".sh") else _to_json
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
         undefined=jinja2.StrictUndefined,

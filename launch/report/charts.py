@@ -92,9 +92,7 @@ def _draw_chart(runs: list[Run], heading: str, names: list[str]) -> dict | None:
     """Return the chart of these figures, inside the style of draw(); None if no run has a value of them."""
     curves = []
     for run in runs:
-        for name in names:
-            if name in run.figures:
-                curves.append(run.figures[name][1])
+        curves.extend(run.figures[name][1] for name in names if name in run.figures)
     # one NaN more: there may be no curve at all
     values = np.concatenate([*curves, [np.nan]])
     if np.isnan(values).all():
@@ -259,9 +257,7 @@ def _draw_curve(
         x, y, low, high = _summarize(x, y)
         axes.fill_between(x, low, high, color=colour, alpha=0.25, linewidth=0)
     most_dots = 1  # a single point has no line
-    alpha = 1.0
-    if width > 2.4:
-        alpha = 0.5
+    alpha = 0.5 if width > 2.4 else 1.0
     if strong:
         width = max(width, 2.4)
         most_dots = _MOST_DOTS

@@ -49,9 +49,7 @@ def main(arguments: list[str]) -> int:
     for run in runs:
         for note in run.notes:
             print(f"{run.path}: {note}")
-    noun = "runs"
-    if len(runs) == 1:
-        noun = "run"
+    noun = "run" if len(runs) == 1 else "runs"
     print(f"{args.to}: {len(runs)} {noun}, {len(content) / 1e3:.0f} kB")
     return 0
 

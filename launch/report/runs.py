@@ -101,9 +101,7 @@ class Run:
 
     def last(self, name: str) -> float:
         """Return the last value of a figure; NaN if there is none."""
-        if name not in self.figures:
-            return math.nan
-        return float(self.figures[name][1][-1])
+        return math.nan if name not in self.figures else float(self.figures[name][1][-1])
 
     @property
     def step(self) -> float:
@@ -271,10 +269,7 @@ def _read_times(run: Run, lines: list[dict[str, float]]) -> None:
         epoch = line.get("epoch", math.nan)
         seconds = [line.get("data_time", math.nan), line.get("compute_time", math.nan), 0.0]  # as in SPLIT
         if "val_loss" in line:  # the evaluation began at the previous line, or at a start after it
-            began = []
-            for start in run.starts:
-                if start.time <= time:
-                    began.append(start.time)
+            began = [start.time for start in run.starts if start.time <= time]
             if times:
                 began.append(times[-1][1])
             seconds = [0.0, 0.0, time - max(began, default=math.nan)]

@@ -100,9 +100,7 @@ def _final(run: Run) -> dict[str, str]:
 
 def _describe_state(run: Run) -> str:
     """Return "40 of 100 steps", with "(finished)" if all are done."""
-    steps = math.nan
-    if run.starts:
-        steps = run.starts[-1].steps
+    steps = run.starts[-1].steps if run.starts else math.nan
     state = f"{run.step:,.0f}"
     if math.isfinite(steps):
         state += f" of {steps:,.0f}"
@@ -114,9 +112,7 @@ def _describe_state(run: Run) -> str:
 
 def choice_of(run: Run) -> tuple[str, bool]:
     """Return the figure that chooses best.pth, and whether its lowest value is the best."""
-    named = ""
-    if run.starts:
-        named = run.starts[-1].best
+    named = run.starts[-1].best if run.starts else ""
     order, _, metric = named.partition(" ")
     if order in ("lowest", "highest") and f"val_{metric}" in run.figures:
         return f"val_{metric}", order == "lowest"
@@ -128,16 +124,12 @@ def choice_of(run: Run) -> tuple[str, bool]:
 def find_best(run: Run, name: str, is_lowest: bool) -> str:
     """Return the best value of a figure of the evaluations and its first step, in words."""
     evaluations = zip(*run.figures.get(name, ((), ())), strict=True)
-    values = {}
-    for step, value in evaluations:
-        if math.isfinite(value):
-            values[step] = value  # a restart may have evaluated a step again
+    # a restart may have evaluated a step again
+    values = {step: value for step, value in evaluations if math.isfinite(value)}
     if not values:
         return NONE
     # The first of several: a later evaluation with the same value did not replace best.pth.
-    best = max(values, key=values.__getitem__)
-    if is_lowest:
-        best = min(values, key=values.__getitem__)
+    best = min(values, key=values.__getitem__) if is_lowest else max(values, key=values.__getitem__)
     return f"{format_number(values[best], _form_of(name))} at step {best:,.0f}"
 
 
@@ -220,9 +212,7 @@ def make_class_table(run: Run) -> list[list[str]]:
         matrix = [[]] * len(counts)
     rows = []
     for name, count, hits, taken in zip(names, counts, right, matrix, strict=True):
-        share = math.nan
-        if count:
-            share = hits / count
+        share = hits / count if count else math.nan
         rows.append((share, [str(name), f"{count:,}", f"{hits:,}", format_number(share, PERCENT), NONE]))
         # the class for which images of this one were taken most often, besides itself
         others = _whole_numbers(taken)
@@ -235,9 +225,7 @@ def make_class_table(run: Run) -> list[list[str]]:
 
 def _share_of(row: tuple[float, list[str]]) -> float:
     """Return the key by which the rows of classes are sorted: classes without images come last."""
-    if math.isnan(row[0]):
-        return math.inf
-    return row[0]
+    return math.inf if math.isnan(row[0]) else row[0]
 
 
 def _whole_numbers(value: object) -> list[int]:
@@ -311,8 +299,7 @@ def make_epoch_table(run: Run) -> tuple[list[str], list[list[str]]]:
     for number in numbers:
         ends = run.ends.get(number, {})
         row = [str(number)]
-        for name in names:
-            row.append(format_number(ends.get(name, math.nan), _form_of(name)))
+        row.extend(format_number(ends.get(name, math.nan), _form_of(name)) for name in names)
         split = run.split.get(number, [math.nan] * len(SPLIT))
         rows.append([*row, *map(format_duration, split)])
     return ["epoch", *names, *SPLIT], rows
@@ -328,9 +315,7 @@ def make_rows(columns: list[dict]) -> list[Row]:
         cells = []
         known = set()
         for column in columns:
-            cell = NONE
-            if name in column:
-                cell = _cell(column[name])
+            cell = _cell(column[name]) if name in column else NONE
             cells.append(cell)
             if column:  # an empty one is a run whose settings were lost
                 known.add(cell)
@@ -399,9 +384,7 @@ def _cell(value: object) -> str:
 
 def format_number(value: float, form: str = ".5g") -> str:
     """Return five digits, or a share as a percentage (form PERCENT); NONE for NaN."""
-    if math.isnan(value):
-        return NONE
-    return format(value, form)
+    return NONE if math.isnan(value) else format(value, form)
 
 
 def format_duration(seconds: float) -> str:

@@ -93,9 +93,7 @@ def main(argv: list[str]) -> int:
         for index in range(args.nodes):
             nodes.append(Node(index, os.path.join(folder, f"node-{index}"), args.code, args.data))
         commands = Commands(args)
-        kept = ""
-        if not args.keep:
-            kept = " (--keep FOLDER keeps them)"
+        kept = "" if args.keep else " (--keep FOLDER keeps them)"
         log(
             f"platform={args.platform} nodes={args.nodes} processes={args.processes} "
             f"device={commands.device} folders={folder}{kept}"
@@ -113,9 +111,7 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     job_arguments: what follows `--`. code: the uploaded files. faults: parsed. data: the folder of
     --data_url, None if the job fetches it or there is none. below: what follows that folder in --data_url.
     """
-    split = len(argv)
-    if "--" in argv:
-        split = argv.index("--")
+    split = argv.index("--") if "--" in argv else len(argv)
     parser = _Parser(__doc__, "python -m launch simulate")
     add = parser.add_argument
     add("job", help="the script; its arguments follow --")

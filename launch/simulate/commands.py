@@ -69,10 +69,7 @@ class Commands:
         job = os.path.join(node.folders.code, args.code.job_path)
         commands = []
         for start in starts:
-            added_words = []
-            for word in start.arguments:
-                if not self._is_mounted(word.partition("=")[0]):
-                    added_words.append(word)
+            added_words = [word for word in start.arguments if not self._is_mounted(word.partition("=")[0])]
             given = self._given(node, added_words, tell_processes)
             command = [sys.executable, *start.prefix, job, *given, *added_words]
             added = dict(start.environment)

@@ -28,9 +28,7 @@ _POLL = 0.02  # seconds
 
 def _describe_target(fault: Fault) -> str:
     """Return "rank 1" or "node 0"."""
-    if fault.rank is not None:
-        return f"rank {fault.rank}"
-    return f"node {fault.node}"
+    return f"rank {fault.rank}" if fault.rank is not None else f"node {fault.node}"
 
 
 def _is_alive(pid: int) -> bool:
@@ -71,9 +69,7 @@ class Injector:
     @property
     def round_seconds(self) -> float:
         """Return the seconds that a round of the simulation waits: a throttle needs short ones."""
-        if self._targets:
-            return _PERIOD * _FINE
-        return _POLL
+        return _PERIOD * _FINE if self._targets else _POLL
 
     def fire(self) -> None:
         """Fire the faults whose step the job has reached. The simulation calls it in each round, after it has
@@ -182,9 +178,7 @@ class Injector:
         _PERIOD.
         """
         now = time.monotonic()
-        pid = None
-        if fault in self.pending:
-            pid = self._find_first(fault)
+        pid = self._find_first(fault) if fault in self.pending else None
         if pid is not None:
             self._ends[fault] = now + (fault.seconds or math.inf)
             if fault.delay:

@@ -67,9 +67,7 @@ class Node:
         """
         self.scheduled += 1
         self.started = 0
-        place = self._folder
-        if self.scheduled > 1:
-            place = f"{self._folder}.{self.scheduled}"
+        place = f"{self._folder}.{self.scheduled}" if self.scheduled > 1 else self._folder
         self.folders = Folders(
             os.path.join(place, f"user-job-dir/{self._code.name}"),
             os.path.join(place, "inputs"),

@@ -120,9 +120,7 @@ def _report(job: Job, injector: Injector, commands: Commands, code: int | None) 
     print(f"\n{'node':<16}{'exit code':>9}{'seconds':>10}  explanation")
     for node in job.nodes:
         for number, run in enumerate(node.runs, start=1):
-            label = str(node.index)
-            if len(node.runs) > 1:
-                label = f"{node.index} run {number}"
+            label = f"{node.index} run {number}" if len(node.runs) > 1 else str(node.index)
             meaning = run.note or explain_end(run.code or 0, run.error)
             print(f"{label:<16}{run.code:>9}{run.ended - run.began:>10.1f}  {meaning}")
     print(flush=True)
@@ -138,6 +136,4 @@ def _report(job: Job, injector: Injector, commands: Commands, code: int | None) 
     for run in sorted(last_runs, key=lambda run: run.ended):
         if run.code:
             return run.code
-    if injector.pending:
-        return NEVER_FIRED
-    return 0
+    return NEVER_FIRED if injector.pending else 0

@@ -64,9 +64,7 @@ def _clean(store: ObjectStore, keep: int, yes: bool) -> int:
         old += [*snapshots_of_a_name][keep:]
     rows = []
     for snapshot in snapshots:
-        action = "keep"
-        if snapshot in old:
-            action = "remove"
+        action = "remove" if snapshot in old else "keep"
         size = human_size(snapshot.size)
         rows.append((action, "snapshot", snapshot.folder, size, format_time(snapshot.modified)))
     left: list[_Upload] = []  # uploads to remove

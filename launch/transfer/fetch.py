@@ -150,9 +150,7 @@ def _output_of(text: str) -> str:
 
 def _read_lists(store: ObjectStore, entries: list[Object]) -> dict[str, str]:
     """Return the sha256 of the files that `upload` or a job has listed, for a store that keeps no digest."""
-    sizes = {}
-    for entry in entries:
-        sizes[entry.key] = entry.size
+    sizes = {entry.key: entry.size for entry in entries}
     listed = {}
     # The list of the job comes last: it may have written files again that `upload` had listed.
     for name in (manifests.NAME, output_list.NAME):

@@ -43,9 +43,7 @@ def show(text: str, objects: Sequence[Object]) -> Iterator[sync.Progress]:
 
 def describe(objects: Sequence[Object]) -> str:
     """Return "3 files, 1.23MB"."""
-    noun = "files"
-    if len(objects) == 1:
-        noun = "file"
+    noun = "file" if len(objects) == 1 else "files"
     return f"{len(objects)} {noun}, {human_size(_add_sizes(objects))}"
 
 

@@ -73,9 +73,7 @@ def _upload(folder: str, url: str) -> int:
         stored_sizes = {}
         for entry in store.list():
             stored_sizes[entry.key] = entry.size
-        stored = None
-        if manifests.NAME in stored_sizes:
-            stored = _read_stored(store)
+        stored = _read_stored(store) if manifests.NAME in stored_sizes else None
         without_digest: list[str] = []
 
         def is_stored(entry: Object) -> bool:

@@ -40,10 +40,7 @@ def _open(
         rank=ranks.rank(),
         world_size=ranks.world_size(),
     )
-    if split == "train":
-        loader = dataset.get_train_loader()
-    else:
-        loader = dataset.get_val_loader()
+    loader = dataset.get_train_loader() if split == "train" else dataset.get_val_loader()
     loader.set_epoch(start_epoch + 1)  # ConvNets counts epochs from 0
     loader.classes = 0
     if one_hot:

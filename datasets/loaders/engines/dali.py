@@ -219,8 +219,6 @@ class Dali(Engine):
             cut = fn.decoders.image_slice(contents, anchors, shapes, output_type=types.RGB, **options)
         else:
             cut = fn.decoders.image_slice(contents, anchors, shapes, output_type=types.RGB, **box)
-        kind = types.INTERP_LINEAR
-        if self.interpolation == BICUBIC:
-            kind = types.INTERP_CUBIC
+        kind = types.INTERP_CUBIC if self.interpolation == BICUBIC else types.INTERP_LINEAR
         resized = fn.resize(cut, size=sizes, interp_type=kind, antialias=True)
         return resized, ids

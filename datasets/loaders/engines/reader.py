@@ -39,10 +39,7 @@ class Reader:
         def run(places: range) -> Any:
             """Do one task, in a thread of the pool. It waits for the samples if they are on their way."""
             task = slice(places.start, places.stop)
-            if fetched:
-                samples = fetched.result()[task]
-            else:
-                samples = self._store.read(ids[task])
+            samples = fetched.result()[task] if fetched else self._store.read(ids[task])
             return work(places, samples)
 
         places = range(len(ids))

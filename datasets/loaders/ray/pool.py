@@ -217,18 +217,14 @@ def _address_of_this_machine() -> str:
     if not path.exists():
         return ""
     address = path.read_text().strip()
-    if not _is_reached(address):
-        return ""
-    return address
+    return address if _is_reached(address) else ""
 
 
 def _no_cluster(address: str, reason: str) -> BadInput:
     """Return the error of connect() that names the address, the reason and what to do."""
     if not address:
         return BadInput(f"Ray does not start on this machine: {reason}")
-    place = address
-    if address == os.environ.get("RAY_ADDRESS"):
-        place = f"{address} (RAY_ADDRESS)"
+    place = f"{address} (RAY_ADDRESS)" if address == os.environ.get("RAY_ADDRESS") else address
     cure = f"run `ray start --head` there and `ray start --address={address}` on this machine"
     return BadInput(f"no Ray cluster at {place}: {reason}; {cure}, or use --ray_address auto")
 

@@ -70,9 +70,7 @@ def parse(text: str) -> Address:
         raise BadInput("--cache names several hosts: name one; one node of a Cluster is enough")
     if not host or parts.scheme not in ("redis", "rediss"):
         raise BadInput("--cache is not redis://host[:port] or rediss://host[:port]")
-    user = None
-    if parts.username:
-        user = urllib.parse.unquote(parts.username)
+    user = urllib.parse.unquote(parts.username) if parts.username else None
     address = Address(host, port, user, parts.scheme == "rediss")
     query = dict(urllib.parse.parse_qsl(parts.query, keep_blank_values=True))
     form = query.get("form", "decoded")
@@ -83,12 +81,8 @@ def parse(text: str) -> Address:
         raise BadInput(f"--cache: the file of certificates {ca} does not exist")
     # /database/prefix, both optional: a number is a database
     folders = [folder for folder in parts.path.split("/") if folder]
-    database = 0
-    if folders and re.fullmatch("[0-9]{1,9}", folders[0]):
-        database = int(folders.pop(0))
-    prefix = "bootfile"
-    if folders:
-        prefix = folders.pop(0)
+    database = int(folders.pop(0)) if folders and re.fullmatch("[0-9]{1,9}", folders[0]) else 0
+    prefix = folders.pop(0) if folders else "bootfile"
     if folders or not re.fullmatch(r"[\w.:-]+", prefix):
         raise BadInput(f"--cache {address}: only [/database][/prefix] is valid after the host")
     return address._replace(ca=ca, database=database, prefix=prefix, form=form)

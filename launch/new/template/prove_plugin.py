@@ -48,8 +48,7 @@ def prove(tmp_path: Path) -> Callable[..., None]:
         for folder in (whole, killed):
             folder.mkdir()
             command = [sys.executable, script]
-            for word in options:
-                command.append(word.replace("{out}", str(folder)))
+            command.extend(word.replace("{out}", str(folder)) for word in options)
             commands.append(command)
         # first without a kill: the other run is compared with this one
         _finish(commands[0], limit)

@@ -15,8 +15,7 @@ def _find_folders() -> tuple[str, ...]:
     """Return the folders whose files are slow: the inputs of the node, and what links in them name."""
     folders = [_INPUTS]
     if os.path.isdir(_INPUTS):
-        for name in os.listdir(_INPUTS):
-            folders.append(os.path.realpath(os.path.join(_INPUTS, name)))
+        folders.extend(os.path.realpath(os.path.join(_INPUTS, name)) for name in os.listdir(_INPUTS))
     return tuple(os.path.join(folder, "") for folder in folders)
 
 
