@@ -1,8 +1,7 @@
 """Checkpoints on disk: write them atomically, verify them by checksum, and refuse damaged ones.
 
     FOLDER/step_400.pt         a dictionary of plain types, torch.load(..., weights_only=True)
-    FOLDER/step_400.pt.json    its size in bytes, step and run, and the sum of its bytes (digest.add_bytes),
-                               which costs about half of a sha256
+    FOLDER/step_400.pt.json    its size in bytes, step and run, and the CRC-32 of its bytes
 
 A file appears under its name only when it and its checksum are on the disk (temporary file, fsync, rename,
 fsync of the folder). So a job that is killed at any moment leaves the files of other names as they were.
@@ -14,7 +13,6 @@ import contextlib
 import glob
 import hashlib
 import io
-import itertools
 import json
 import os
 import pickle
@@ -22,14 +20,14 @@ import shutil
 import sys
 import warnings
 import zipfile
-from collections.abc import Iterator
-from typing import IO, Any, cast
+import zlib
+from typing import IO, Any, BinaryIO, cast
 
 import numpy as np
 import torch
 
 from bootfile.exact import digest_lines
-from bootfile.exact.digest import add_bytes, leaves
+from bootfile.exact.digest import leaves
 from bootfile.ground.errors import in_one_line
 from bootfile.ground.files import (
     explained,
@@ -46,6 +44,8 @@ from bootfile.ground.results import checkpoint_names, dtensor_folder
 _ZIP = b"PK\3\4"  # the first bytes of a zip file
 _TORCHSCRIPT = "constants.pkl"  # a file in an archive of TorchScript
 _PIECE = 2**20  # bytes that are read and added at a time
+_CRC = "crc32:"  # a checksum begins with it; that of a file of a sharded checkpoint is a sha256
+_OF_SHA256 = 64  # characters
 
 
 class Refused(Exception):
@@ -68,7 +68,7 @@ def write(path: str, state: dict[str, Any], **facts: Any) -> None:
     Files of other names are not touched.
     """
     with open_atomic(path) as file:
-        target = _Summing(file)
+        target = _Target(file)
         _save(state, target)
         # The checksum is written first, so a checkpoint always has one.
         write_facts(path, facts | target.facts())
@@ -82,39 +82,48 @@ def write_facts(path: str, facts: dict[str, Any]) -> None:
 
 
 def write_weights(path: str, weights: dict[str, Any]) -> None:
-    """Write a plain state_dict atomically, and before it a line with its size and the sum of its bytes to
-    state.jsonl in the same folder. Raises OSError."""
+    """Write a plain state_dict atomically, and before it a line with its size and checksum to state.jsonl in
+    the same folder. Raises OSError."""
     folder, name = os.path.split(path)
     with open_atomic(path) as file:
-        target = _Summing(file)
+        target = _Target(file)
         _save(weights, target)
         # first: a process that is killed in between leaves the old file, which has an older line
         digest_lines.write(folder, {"file": name, **target.facts()})
     sync_folder(folder)
 
 
-def sum_file(path: str) -> tuple[int, str]:
-    """Return the size of a file in bytes, and the sum of its bytes as write_weights() records it. Raises
-    Refused."""
+def sum_file(path: str, is_former: bool = False) -> tuple[int, str]:
+    """Return the size of a file in bytes, and its checksum as write() records it, or with is_former as
+    version 0.51 and earlier did. Raises Refused."""
     with explained("it cannot be read", kind=Refused), open(path, "rb", opener=opener) as file:
-        return os.fstat(file.fileno()).st_size, _text(_Summed(file).total())
+        return os.fstat(file.fileno()).st_size, _sum_bytes(file, is_former)
 
 
 def verify(path: str) -> dict[str, Any]:
     """Check every byte of a checkpoint and return its facts (facts_of). Raises Refused with the reason."""
     facts = facts_of(path)
-    with _verified(path, facts):
-        return facts
+    shards = facts.get("shards", {})
+    folder = dtensor_folder(path)
+    # what it points to belongs to another run, which may change it at any time
+    if shards and os.path.islink(folder):
+        raise Refused(f"its folder {os.path.basename(folder)} is a link")
+    for name, (size, sha256) in shards.items():
+        _verify_file(os.path.join(folder, name), size, f"its file {name}", sha256)
+    _verify_file(path, facts["size"], "it", facts["sum"])
+    return facts
 
 
-def _verify(path: str, size: int, sha256: str, it: str) -> None:
+def _verify_file(path: str, size: int, it: str, expected: str) -> None:
     with explained(f"{it} cannot be read", kind=Refused), open(path, "rb", opener=opener) as file:
         # a file that was cut off is refused without reading it
         present = os.fstat(file.fileno()).st_size
         if present != size:
             raise Refused(f"{it} has {present} bytes, expected {size}")
-        if sha256_file(file) != sha256:
-            raise Refused(f"{it} changed after it was written: the sha256 differs")
+        is_sha256 = len(expected) == _OF_SHA256
+        actual = sha256_file(file) if is_sha256 else _sum_bytes(file, not expected.startswith(_CRC))
+        if actual != expected:
+            raise Refused(f"{it} changed after it was written: the checksum differs")
 
 
 def facts_of(path: str) -> dict[str, Any]:
@@ -203,18 +212,17 @@ def _sealed(facts: dict[str, Any]) -> str:
 
 
 def read(path: str, whole: bool = True) -> dict[str, Any]:
-    """Verify a checkpoint and return its state, as load() does: each byte is read once. Raises Refused."""
-    with _verified(path, facts_of(path)) as file:
-        return load(path, whole=whole, file=file)
+    """Verify a checkpoint and return its state, as load() does. Raises Refused."""
+    verify(path)
+    return load(path, whole=whole)
 
 
-def load(path: str, most: int = sys.maxsize, whole: bool = True, file: Any = None) -> dict[str, Any]:
+def load(path: str, most: int = sys.maxsize, whole: bool = True) -> dict[str, Any]:
     """Return the dictionary that torch.save wrote to a file, on the CPU; nothing in it is executed.
 
     most: its tensors.
     whole: read the folder of a sharded checkpoint, too. Otherwise its sharded tensors are meta tensors, and
         "shards" is the path for dtensor_files.load().
-    file: the open file, if it is not read by its path.
     Raises Refused, also for the formats of torch before 1.6 and for TorchScript archives: torch.load of torch
     before 2.6 may execute these (CVE-2025-32434).
     """
@@ -239,7 +247,7 @@ def load(path: str, most: int = sys.maxsize, whole: bool = True, file: Any = Non
         # a compressed file may unpack to terabytes: it is refused before torch allocates them
         if len(records) > most or unpacked > size:  # torch.save does not compress
             raise Refused(f"it has {len(records)} records and {size} bytes, and unpacks to {unpacked} bytes")
-        state = _torch_load(file or path)
+        state = _torch_load(path)
         if isinstance(state, dict) and "shards" in state:
             state["shards"] = path
             if whole:
@@ -325,7 +333,7 @@ def discard(path: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _save(state: dict[str, Any], file: "_Checked") -> None:
+def _save(state: dict[str, Any], file: "_Target") -> None:
     """Save into a file with torch.save. Raises OSError."""
     try:
         torch.save(state, cast("IO[bytes]", file))  # it calls write() and flush() only
@@ -335,13 +343,15 @@ def _save(state: dict[str, Any], file: "_Checked") -> None:
         raise file.error
 
 
-class _Checked:
-    """A file for torch.save that keeps the error of the system."""
+class _Target:
+    """A file for torch.save that adds its bytes to a checksum, and keeps the error of the system."""
 
     def __init__(self, file: IO[bytes]):
         self.file = file
         self.flush = file.flush
         self.error: OSError | None = None
+        self._size = 0
+        self._crc = 0
 
     def write(self, chunk: bytes | memoryview) -> int:
         try:
@@ -349,108 +359,25 @@ class _Checked:
         except OSError as error:
             self.error = error
             raise
+        self._crc = zlib.crc32(chunk, self._crc)
+        self._size += len(chunk)
         return len(chunk)
 
-
-class _Summing(_Checked):
-    """A file for torch.save that adds its bytes as they are written."""
-
-    def __init__(self, file: IO[bytes]):
-        super().__init__(file)
-        self._sum = 0  # the sum of the bytes that were added
-        self._size = 0  # bytes that were added
-        self._small = bytearray()  # bytes that were written, and are not added yet
-
-    def write(self, chunk: bytes | memoryview) -> int:
-        size = super().write(chunk)
-        # torch writes many chunks of a few bytes: they are added together
-        if size < _PIECE // 4:
-            self._small += chunk
-        if max(size, len(self._small)) >= _PIECE // 4:
-            self._add(self._small)
-            self._small = bytearray()
-        if size >= _PIECE // 4:
-            self._add(chunk)
-        return size
-
-    def _add(self, content: Any) -> None:
-        self._sum += int(add_bytes(np.frombuffer(content, np.uint8), self._size))
-        self._size += len(content)
-
     def facts(self) -> dict[str, Any]:
-        """Return the sum and the size of what was written."""
-        self._add(self._small)
-        return {"size": self._size, "sum": _text(self._sum)}
+        """Return the size and the checksum of what was written."""
+        return {"size": self._size, "sum": _text(self._crc)}
 
 
-class _Summed:
-    """A file for torch.load that adds its bytes as they are read."""
+def _sum_bytes(file: BinaryIO, is_former: bool) -> str:
+    if is_former:
+        from bootfile.exact import former
 
-    def __init__(self, file: IO[bytes]):
-        self.file = file
-        self.read = file.read
-        self.readline = file.readline
-        self.seek = file.seek
-        self.tell = file.tell
-        self._sum = 0
-        self._parts = [(0, 0)]  # the places that are in the sum: (first byte, first byte after it)
-
-    def readinto(self, buffer: memoryview) -> int:
-        """Fill a buffer. torch reads the content of each tensor with one call."""
-        start = self.tell()
-        size = len(buffer)
-        # torch may read a record twice, and small ones by other calls: total() adds what is missing here
-        is_new = size >= _PIECE // 64 and all(
-            start + size <= low or high <= start for low, high in self._parts
-        )
-        place = 0
-        while place < size:
-            piece = buffer[place : place + _PIECE - (start + place) % _PIECE]
-            if cast("io.BufferedReader", self.file).readinto(piece) < len(piece):
-                return self.tell() - start
-            if is_new:  # while the piece is in the processor's cache
-                self._sum += int(add_bytes(np.frombuffer(piece, np.uint8), start + place))
-            place += len(piece)
-        if is_new:
-            self._parts.append((start, start + size))
-        return size
-
-    def total(self) -> int:
-        """Return the sum of all bytes; those that torch has not read are read now. Raises OSError."""
-        end = os.fstat(self.file.fileno()).st_size
-        parts = [*sorted(self._parts), (end, end)]
-        # what lies between the parts that readinto() has added: headers, small records, the list at the end
-        for (_, gap), (gap_end, _) in itertools.pairwise(parts):
-            place = gap
-            self.seek(place)
-            while content := self.read(min(gap_end - place, _PIECE)):
-                self._sum += int(add_bytes(np.frombuffer(content, np.uint8), place))
-                place += len(content)
-        return self._sum
+        return former.sum_bytes(file)
+    crc = 0
+    while piece := file.read(_PIECE):
+        crc = zlib.crc32(piece, crc)
+    return _text(crc)
 
 
-@contextlib.contextmanager
-def _verified(path: str, facts: dict[str, Any]) -> Iterator[_Summed]:
-    """Open a checkpoint for torch.load, and verify each byte at the end of the block. Raises Refused."""
-    shards = facts.get("shards", {})
-    # what it points to belongs to another run, which may change it at any time
-    if shards and os.path.islink(dtensor_folder(path)):
-        raise Refused(f"its folder {os.path.basename(dtensor_folder(path))} is a link")
-    # before torch reads them on every rank: it has no check of its own
-    for name, (size, sha256) in shards.items():
-        _verify(os.path.join(dtensor_folder(path), name), size, sha256, f"its file {name}")
-    with explained("it cannot be read", kind=Refused), open(path, "rb", opener=opener) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size != facts["size"]:
-            raise Refused(f"it has {size} bytes, expected {facts['size']}")
-        # verified after torch has read it: one pass over the file instead of two
-        summed = _Summed(file)
-        try:
-            yield summed
-        finally:  # also if torch cannot read a damaged file
-            if _text(summed.total()) != facts["sum"]:
-                raise Refused("it changed after it was written: the sum of its bytes differs")
-
-
-def _text(added: int) -> str:
-    return f"{added % 2**64:016x}"
+def _text(crc: int) -> str:
+    return f"{_CRC}{crc:08x}"

@@ -114,7 +114,7 @@ def check_weights(path: str) -> None:
     for is_last in (False, True):
         present = files.sum_file(path)  # first: a run that still trains records a file before it replaces it
         known = _read_or_warn(digest_lines.read_files, folder).get(name)
-        if not known or present in known:
+        if not known or present in known or files.sum_file(path, is_former=True) in known:
             return
         if is_last:
             raise files.Refused(

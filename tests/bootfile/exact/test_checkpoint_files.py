@@ -1,6 +1,5 @@
 """A damaged checkpoint file is refused with its reason, and no other file is lost."""
 
-import io
 import os
 import pickle
 import random
@@ -67,7 +66,7 @@ def test_every_single_bit_flip_is_found(tmp_path):
     ("damage", "reason"),
     [
         (lambda content: content[:-100], r"it has \d+ bytes, expected \d+"),
-        (lambda content: content[:-5000] + bytes(5000), "it changed .*sum of its bytes"),
+        (lambda content: content[:-5000] + bytes(5000), "it changed .*checksum"),
     ],
 )
 def test_damage_is_found(tmp_path, damage, reason):
@@ -89,27 +88,37 @@ def test_a_state_of_an_earlier_format():
         former.upgrade({"format": 2, "step": 1})
 
 
-def test_a_save_of_small_tensors_holds_no_copy_of_all():
-    file = checkpoint._Summing(io.BytesIO())
-    for _ in range(50):
-        file.write(bytes(200_000))
-        assert len(file._small) < 2**20
-    assert file.facts()["size"] == 10**7
-
-
-def test_a_resume_reads_each_byte_once(tmp_path):
-    def count():
-        with open("/proc/self/io") as file:
-            return int(file.readline().split()[1])
-
-    path, weights = (
-        str(tmp_path / "step_1.pt"),
-        {str(place): torch.randn(2**20 + place) for place in range(4)},
+def test_a_checkpoint_with_the_checksum_of_before(tmp_path):
+    """Its bytes are verified as version 0.51 and earlier summed them."""
+    path = _write(tmp_path)
+    facts = checkpoint.facts_of(path)
+    size, added = checkpoint.sum_file(path, is_former=True)
+    assert facts["sum"].startswith("crc32:") and len(added) == 16
+    checkpoint.write_facts(
+        path, {**{key: value for key, value in facts.items() if key != "seal"}, "sum": added}
     )
-    checkpoint.write(path, {"objects": {"model": weights}}, step=1)
-    before = count()
-    checkpoint.read(path)
-    assert count() - before < 1.05 * os.path.getsize(path)
+    assert checkpoint.read(path)["step"] == 1
+    with open(path, "r+b") as file:
+        file.seek(size // 2)
+        byte = file.read(1)[0]
+        file.seek(size // 2)
+        file.write(bytes([byte ^ 1]))
+    with pytest.raises(Refused, match="checksum differs"):
+        checkpoint.verify(path)
+
+
+def test_each_flipped_bit_is_found(tmp_path):
+    """Any byte, also one that torch does not read, such as the padding before a tensor."""
+    path = _write(tmp_path)
+    with open(path, "rb") as file:
+        content = bytearray(file.read())
+    for place in range(0, len(content), max(1, len(content) // 200)):
+        content[place] ^= 4
+        with open(path, "wb") as file:
+            file.write(content)
+        with pytest.raises(Refused, match="checksum differs"):
+            checkpoint.verify(path)
+        content[place] ^= 4
 
 
 def test_a_checkpoint_without_its_checksum_is_refused(tmp_path):
