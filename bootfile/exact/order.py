@@ -1,15 +1,17 @@
-"""The names of what a checkpoint keeps by position.
+"""The names of what a checkpoint keeps by position, in their order, and the comparison with those of a run.
 
 An optimizer keeps its state by the place of each parameter in its groups, and other objects may keep a list
 of tensors in the order of model.parameters(), as some moving averages do. A line that is moved in a model
-changes these places, but no name and no shape. So a checkpoint also holds the names in their order: the state
-of an optimizer is given to the parameters by name, and what has no names is refused.
+changes these places, but no name and no shape. So a checkpoint also holds the names: a run with another
+order is refused with the first name that differs.
 """
 
+import itertools
 from typing import Any, TypedDict
 
 import torch
 
+from bootfile.exact.files import Refused
 from bootfile.exact.optimizer_steps import find_optimizers
 
 
@@ -45,6 +47,31 @@ def order_of(objects: dict[str, Any], generators: list[str]) -> Order:
         for place, optimizer in enumerate(find_held(value)):
             held[f"{owner}.{place}"] = _names_of_groups(optimizer, names)
     return Order(parameters=parameters, groups=groups, held=held, generators=list(generators))
+
+
+def check_order(there: Order, here: Order) -> None:
+    """Raise Refused, with the first names that differ, if a checkpoint has another order than this run. The
+    loop may still add groups of parameters and generators: only what is here is compared."""
+    for was, now in zip(there["generators"], here["generators"], strict=False):
+        if was != now:
+            raise Refused(
+                f"its generators were added in the order {', '.join(there['generators'])}, this run's in the "
+                f"order {', '.join(here['generators'])}: each gets a seed by its place"
+            )
+    for name, groups in (here["groups"] | here["held"]).items():
+        _compare(name, (there["groups"] | there["held"]).get(name, groups), groups)
+    _compare("model", [there["parameters"]], [here["parameters"]])
+
+
+def _compare(owner: str, there: list[list[str]], here: list[list[str]]) -> None:
+    for group, (names_there, names_here) in enumerate(zip(there, here, strict=False)):
+        for was, now in itertools.zip_longest(names_there, names_here, fillvalue="nothing"):
+            if was != now:
+                raise Refused(
+                    f"its {owner} has {was or 'a tensor'} where this run has {now or 'a tensor'} (group "
+                    f"{group}), and keeps tensors by position: restore the order of that run, or start a new "
+                    "run from its weights"
+                )
 
 
 def keeps_own_state(optimizer: torch.optim.Optimizer) -> bool:

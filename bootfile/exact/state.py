@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 from bootfile.exact import code, digest, dtensors, files
 from bootfile.exact.marks import read_mark
 from bootfile.exact.optimizer_steps import find_optimizers
-from bootfile.exact.order import Order, order_of
+from bootfile.exact.order import Order, check_order, order_of
 from bootfile.exact.schedules import ScheduleState, beginning, plain
 from bootfile.ground.errors import BadInput
 
@@ -249,8 +249,7 @@ class RunState:
             )
         # nothing was changed so far: another checkpoint may be tried after a refusal
         self._check_objects(state["objects"])
-        if not self._find_missing_groups(state):  # otherwise before_step() does it
-            self._give_by_name(state)
+        check_order(state["order"], order_of(self.objects, self.generators))
         if not self.is_sharded:
             self.restore(state)
 
@@ -379,7 +378,7 @@ class RunState:
                     f"{missing} at its first step: add them again, if `epoch >= N`, not only if `epoch == N`"
                 )
             try:
-                self._give_by_name(self._later)
+                check_order(self._later["order"], order_of(self.objects, self.generators))
             except files.Refused as reason:
                 raise BadInput(f"the checkpoint cannot be continued: {reason}") from None
             self._restore_optimizers(self._later)
@@ -401,14 +400,6 @@ class RunState:
         from bootfile.exact.refusals import describe_frozen  # after a restart only
 
         return describe_frozen(saved, self._frozen())
-
-    def _give_by_name(self, state: SavedState) -> None:
-        """Give the states of the optimizers the order of the parameters of this run. Raises Refused."""
-        here = order_of(self.objects, self.generators)
-        if state["order"] != here:
-            from bootfile.exact import other_order  # only a program that was changed needs it
-
-            other_order.follow(state["order"], here, self.objects, state["objects"], self.is_sharded)
 
     def _frozen(self) -> set[str]:
         parameters = self.objects["model"].named_parameters()
