@@ -29,6 +29,7 @@ import torch
 
 from bootfile.exact.due import Due, ReportTimes, SaveTimes
 from bootfile.exact.events import Events
+from bootfile.exact.host_copies import size_of
 from bootfile.exact.machines import Machines
 from bootfile.exact.nonfinite import Diverged, Guard, Verdict
 from bootfile.exact.optimizer_steps import OptimizerSteps
@@ -36,7 +37,7 @@ from bootfile.exact.plugins import Agreement, Parts, Plugin, having
 from bootfile.exact.position import Position
 from bootfile.exact.processes import Processes
 from bootfile.exact.protocols import TrainingLoader
-from bootfile.exact.saver import Saver, find_infinite, size_of
+from bootfile.exact.saver import Saver, find_infinite
 from bootfile.exact.state import RunState, SavedState
 from bootfile.exact.usual import usual
 from bootfile.ground import accelerator, errors

@@ -4,19 +4,20 @@ In one step, from left to right; each name is the number of the last step that h
 
     loader.step >= ended >= receipt.step       the batch is handed out; end_step() has counted the step; the
                                                receipt holds its samples
-    ended >= saved >= saver.step >= durable    the state was taken; it is being written; it is on the disk
+    ended >= saved >= submitted >= durable     the state was taken; it is being written; it is on the disk
 
     between two steps    loader.step == ended                    only here a state can be saved
     in a step            loader.step == ended + 1
     after a report       receipt.step == ended                   a save commits it first, too
     save() is missing    asked == ended > saved                  end_step() has said that one is due
-    a write has failed   saver.step == durable < saved           the next planned save tries again
+    a write has failed   submitted == durable < saved            the next planned save tries again
     a fused optimizer    the verdict on the step `ended` is not known to the host before the next one ends; a
                          save waits for it (Guard.settle)
     accumulation         `waits`: no state of this step can be saved, so a save that is due is late
 
 `save_is_late`, `is_stopping` and `waits` are the same on all ranks after each end_step(). Unless
-the model is in parts, saver.step and durable of other ranks than rank 0 stay 0: only rank 0 writes.
+the model is in parts, `submitted` and `durable` of other ranks than rank 0 stay 0 (saver.py): only rank 0
+writes.
 """
 
 import dataclasses

@@ -1,19 +1,16 @@
 """Save checkpoints and weights in the background. A failed save is reported; the training continues."""
 
-import collections
-import concurrent.futures
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from torch.utils._pytree import tree_flatten
 
-from bootfile.exact import digest, dtensors, files
-from bootfile.ground import accelerator
+from bootfile.exact import digest, files
+from bootfile.exact.host_copies import HostCopies, size_of
+from bootfile.exact.writer import Writer
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import check_mounted, explain_write, sweep
 from bootfile.ground.heartbeat import watched
@@ -22,8 +19,20 @@ from bootfile.processes import ranks
 # a file system refuses what a save needs: unlike a full disk, this does not pass
 _FINAL = (errno.ENOSYS, errno.EROFS, errno.EPERM, errno.EOPNOTSUPP, errno.ENODEV)
 _MOST_FAILURES = 3  # such failures in a row, before the first checkpoint, end the job
-_ALIGNED = 64  # bytes: of a tensor in pinned memory
-_PADDING = 2**20  # bytes for all alignment
+
+
+class _Task(NamedTuple):
+    """What is written in the background.
+
+    name: of the file. capture: returns the state, in the thread of the loop. write: writes a copy of it, in
+    the thread of the writer. undo: called if one of the two fails. step: of a whole state; 0: only weights.
+    """
+
+    name: str
+    capture: Callable[[], Mapping[str, Any]]
+    write: Callable[[dict[str, Any]], object]
+    undo: Callable[[], object]
+    step: int = 0
 
 
 class Saver:
@@ -38,8 +47,16 @@ class Saver:
         the checkpoint from which the run continues, so that a restart without it deletes none of them.
     saved: called with the step of each new checkpoint, in the background.
 
-    `durable` is the step of the last checkpoint that is on the disk. The training waits for a copy to host
-    memory, and for writes in flight only if they use the memory that a copy needs.
+    A checkpoint passes these states; a step of 0 stands for none:
+
+        `submitted`   its state is in host memory, and the thread will write it
+        recorded      state.jsonl has its digest, with "saved": true
+        `durable`     the file is on the disk under its name, and older ones may be deleted
+        failed        its line says "saved": false, and `submitted` is that of `durable` again: the next
+                      save of this step, as the last one before a signal, tries it again
+
+    The training waits for a copy to host memory, and for writes in flight only if they use the memory that a
+    copy needs.
     """
 
     def __init__(
@@ -61,25 +78,19 @@ class Saver:
         self.saved: Callable[[int], object] | None = None
         self.checkpoints = os.path.join(folder, "checkpoints")
         check_mounted(folder)  # remembers the mount
-        self._is_writer = ranks.is_first()
-        self._is_alone = False  # this rank saves in place of rank 0
-        self.step = 0  # the step of the last checkpoint that was submitted
-        self.durable = 0  # the step of the last checkpoint on the disk
+        self.submitted = 0
+        self.durable = 0
+        self.newest: dict[str, Any] | None = None  # the line of the newest checkpoint that is on the disk
+        self.hopeless = ""  # why no checkpoint can be saved in this folder: the job has to end
+        self.machines: list[dict[str, Any]] = []  # those that have computed the run, for digest.FILE
+        self.infinite: set[str] = set()  # names of weights that may be infinite, such as a mask
         self._states = HostCopies()
         # the weights after an epoch do not wait for the write of a checkpoint; but rank 0 may have no room
         # for a second copy of a sharded model
         self._weights = self._states if is_sharded and not by_rank else HostCopies()
-        self._pool = concurrent.futures.ThreadPoolExecutor(1, "writer")
-        self._writes: collections.deque[_Write] = collections.deque()  # until collect() has seen their ends
-        self._failures: dict[str, str] = {}  # kind of file -> why its last write failed
-        self._refusals = 0  # failures in a row for a reason that does not pass by itself (_FINAL)
-        self.hopeless = ""  # why no checkpoint can be saved in this folder: the job has to end
-        # the line of state.jsonl of a checkpoint that is being written
-        self._marked: dict[str, Any] | None = None
-        self.newest: dict[str, Any] | None = None  # the line of the newest checkpoint that is on the disk
+        self._writer = Writer(self._report)
         self._digested = 0  # the step of the last state whose digest was submitted
-        self.machines: list[dict[str, Any]] = []  # those that have computed the run, for digest.FILE
-        self.infinite: set[str] = set()  # names of weights that may be infinite, such as a mask
+        self._refusals = 0  # failures in a row for a reason that does not pass by itself (_FINAL)
         self._is_readable = False  # whether it was checked that torch can read the types in a checkpoint
         # path -> identity of checkpoints that are known to be whole
         self._whole: dict[str, tuple[Any, ...]] = {}
@@ -95,27 +106,30 @@ class Saver:
         is_planned: false if it is saved only because the run stops: an uninterrupted run does not have it.
         """
         # this step may be saved already, as the last one before a signal
-        if not self._agree(self.step != step):
+        if not self._agree(self.submitted != step):
             return
-        self.step = step
+        self.submitted = step
+        line: dict[str, Any] = {}  # of state.jsonl, once it is there
 
         def write_parts() -> Mapping[str, Any]:
             """Write the parts of all ranks now, and return the rest of the state for rank 0."""
-            return self._write_parts(capture(), run, is_planned)
+            state = capture()
+            line.update(self._record(state, run, is_planned))
+            return self._write_parts(state)
 
         def write(state: dict[str, Any]) -> None:
             """Write the copy of the state, in the thread of the writer on rank 0."""
-            self._write_checkpoint(state, run, is_planned)
+            if not self.by_rank:
+                line.update(self._record(state, run, is_planned))
+            self._write_checkpoint(state, run, line)
 
         take = write_parts if self.by_rank else capture
-        self._submit(files.name_of(step), take, write, step)
+        self._submit(_Task(files.name_of(step), take, write, lambda: self._take_back(line), step))
 
     def write_alone(self, state: dict[str, Any], run: str) -> None:
         """Write a checkpoint at once, in place of rank 0, which is lost. Called on one other rank, whose
         process ends after it: nothing changes the tensors meanwhile. Raises OSError, ValueError."""
-        self._is_writer = True
-        self._is_alone = True
-        self._write_checkpoint(state, run, is_planned=False)
+        self._write_checkpoint(state, run, self._record(state, run, is_planned=False, is_alone=True))
 
     def save_weights(
         self,
@@ -162,9 +176,9 @@ class Saver:
                 self._digest(step, run, objects())
                 self._digested = step
             else:
-                self._submit(digest.FILE, take_objects, write_digest, step)
+                self._submit(_Task(digest.FILE, take_objects, write_digest, _nothing, step))
         if name:
-            self._submit(name, take_weights, write)
+            self._submit(_Task(name, take_weights, write, _nothing))
 
     def resume_at(self, step: int, from_memory: bool = False) -> None:
         """Begin after a step: record which checkpoint is on the disk, and delete the digests of later steps.
@@ -183,7 +197,7 @@ class Saver:
         else:
             step_on_disk = step
         # save_checkpoint() does not write that of this step again
-        self.step = step_on_disk
+        self.submitted = step_on_disk
         self.durable = step_on_disk
         self._digested = step_on_disk
         if self.keep_every is None:
@@ -196,107 +210,96 @@ class Saver:
 
     def collect(self, wait: bool = False) -> None:
         """Report the writes that have ended with an error. wait: wait for those in flight first."""
-        # in the order of the writes: a later success of the same kind of file takes a failure back
-        while self._writes and (wait or self._writes[0].future.done()):
-            name, _, future = self._writes.popleft()
-            if error := future.exception():
-                self._report(name, error)
-            else:
-                self._failures.pop(os.path.splitext(name)[1], None)
+        self._writer.collect(wait)
 
     def wait(self, seconds: float) -> None:
         """Wait for the writes in flight, at most `seconds`."""
-        concurrent.futures.wait([write.future for write in self._writes], seconds)
+        self._writer.wait(seconds)
 
     def stop(self) -> None:
         """End the thread that writes, after its last write."""
-        self._pool.shutdown(wait=False)
+        self._writer.stop()
 
     def finish(self) -> list[str]:
         """Wait for the last write. Return the reasons why files are missing."""
-        self.collect(wait=True)
-        return list(self._failures.values())
+        self._writer.collect(wait=True)
+        return list(self._writer.failures.values())
 
-    def _submit(
-        self,
-        name: str,
-        capture: Callable[[], Mapping[str, Any]],
-        write: Callable[[dict[str, Any]], object],
-        step: int = 0,
-    ) -> None:
-        """Copy what capture() returns, and write the copy in the background. step: of a whole state; 0 if it
-        is only weights. The copy waits for writes that use its memory. That of a state waits for all writes:
-        they may change values that are part of it."""
-
-        def run(state: dict[str, Any]) -> None:
-            try:
-                with watched(self.folder):
-                    write(state)
-            finally:
-                self._unmark()
-
-        copies = self._states if step else self._weights
+    def _submit(self, task: _Task) -> None:
+        """Copy a state, and write the copy in the background. The copy waits for writes that use its memory.
+        That of a whole state waits for all writes: they may change values that are part of it."""
+        copies = self._states if task.step else self._weights
         try:
             # the loop waits here for the disk, if the copy of the last save is still being written
-            if step or any(in_flight.copies is copies for in_flight in self._writes):
-                self.collect(wait=True)
+            if task.step or self._writer.reads(copies):
+                self._writer.collect(wait=True)
             # the loop continues when the state is in host memory: the next step may change the tensors
-            copy = copies.make(capture())
-            self._digested = step or self._digested
+            copy = copies.make(task.capture())
+            self._digested = task.step or self._digested
+
+            def write() -> None:
+                with watched(self.folder), _undone_if_it_fails(task.undo):
+                    task.write(copy)
+
             if ranks.is_first():
-                self._writes.append(_Write(name, copies, self._pool.submit(run, copy)))
+                self._writer.submit(task.name, copies, write)
         except (RuntimeError, MemoryError, OSError, ValueError) as error:  # no memory or thread, for example
-            if step:  # then no write is in flight
-                self._unmark()
-            self._report(name, error)
+            task.undo()
+            self._report(task.name, error)
 
     def _agree(self, decision: bool) -> bool:
         """Return rank 0's decision: only rank 0 knows which writes have failed."""
         return ranks.broadcast_object(decision) if self.is_sharded else decision
 
+    def _record(
+        self, state: Mapping[str, Any], run: str, is_planned: bool, is_alone: bool = False
+    ) -> dict[str, Any]:
+        """Write the digest of a state whose checkpoint follows: then a run that is resumed from the
+        checkpoint has it. Return its line; {} if it could not be written. is_alone: see write_alone()."""
+        self._check_finite(state["objects"]["model"])
+        return self._digest(state["step"], run, state["objects"], is_planned, True, is_alone)
+
     def _digest(
-        self, step: int, run: str, objects: dict[str, Any], is_planned: bool = True, is_saved: bool = False
-    ) -> None:
-        """Write the digest of the state after `step` steps, before its checkpoint is on the disk: then a run
-        that is resumed from the checkpoint has it."""
-        line = digest.summarize(step, objects, self._is_alone) | {
+        self,
+        step: int,
+        run: str,
+        objects: dict[str, Any],
+        is_planned: bool = True,
+        is_saved: bool = False,
+        is_alone: bool = False,
+    ) -> dict[str, Any]:
+        line = digest.summarize(step, objects, is_alone) | {
             "run": run,
             "planned": is_planned,
             "saved": is_saved,
+            "machines": self.machines,
         }
-        line["machines"] = self.machines
-        if not self._is_writer:
-            return
         try:
-            digest.write(self.folder, line)
-            self._marked = line if is_saved else self._marked
+            if ranks.is_first() or is_alone:
+                digest.write(self.folder, line)
         except OSError as error:
             self.log(f"warning: {digest.FILE} lacks step {step}: {describe(error, self.folder)}")
+            return {}
+        return line
 
-    def _unmark(self) -> None:
-        """Take back the mark `saved` of a checkpoint whose write has failed."""
-        line, self._marked = self._marked, None
+    def _take_back(self, line: dict[str, Any]) -> None:
+        """Write that a checkpoint was not saved, if its line says that it was. Called on rank 0."""
         with contextlib.suppress(OSError):
-            if line:
+            if line and ranks.is_first():
                 digest.write(self.folder, line | {"saved": False})
 
-    def _write_parts(self, state: Mapping[str, Any], run: str, is_planned: bool) -> dict[str, Any]:
+    def _write_parts(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Write the sharded tensors of a state on every rank; the training waits. Return the rest of it."""
-        objects = state["objects"]
         path = os.path.join(self.checkpoints, files.name_of(state["step"]))
-        self._check_finite(objects["model"])
-        self._digest(state["step"], run, objects, is_planned, is_saved=True)
         if ranks.is_first():
             files.discard(path)
         from bootfile.exact import dtensor_files
 
-        rest, facts = dtensor_files.save(path, objects)
+        rest, facts = dtensor_files.save(path, state["objects"])
         return {**state, "objects": rest, "shards": facts}
 
-    def _write_checkpoint(self, state: dict[str, Any], run: str, is_planned: bool) -> None:
-        self._check_finite(state["objects"]["model"])
-        if not self.by_rank:
-            self._digest(state["step"], run, state["objects"], is_planned, is_saved=True)
+    def _write_checkpoint(self, state: dict[str, Any], run: str, line: dict[str, Any]) -> None:
+        """Write a state to its file, and then delete old ones. line: that of state.jsonl."""
         self._prepare(self.checkpoints, state)
         if not self._is_readable:  # once: a later state has the same types
             files.check_readable(state["objects"])
@@ -309,7 +312,8 @@ class Saver:
         # it has its name only when all of it is on the disk: until here the run continues from the one before
         files.write(path, state, step=state["step"], run=run, **facts)
         self.durable = state["step"]
-        self.newest, self._marked = self._marked, None
+        self.newest = dict(line) or None
+        line.clear()  # it stays true from here on
         self._refusals = 0
         # only now: the checkpoints before are needed until the new one is known to be whole
         files.keep(path, self.keep, self._whole, every)
@@ -340,9 +344,9 @@ class Saver:
     def _report(self, name: str, error: BaseException) -> None:
         reason = f"{name} was not saved: {describe(error, self.folder)}"
         if ranks.is_first():  # only it learns later whether a write succeeds
-            self._failures[os.path.splitext(name)[1]] = reason
+            self._writer.failures[os.path.splitext(name)[1]] = reason
         # a later save of the same step, as the last one before a signal, tries the write again
-        self.step = self.durable
+        self.submitted = self.durable
         if isinstance(error, OSError) and error.errno in _FINAL:
             self._refusals += 1
         others = "older checkpoints are unchanged" if self.durable else "there is no checkpoint yet"
@@ -351,83 +355,17 @@ class Saver:
         self.log(f"warning: {reason}; the training continues, {others}")
 
 
-class _Write(NamedTuple):
-    """A write in flight. copies: with the memory that it reads."""
-
-    name: str
-    copies: "HostCopies"
-    future: concurrent.futures.Future[None]
+def _nothing() -> None:
+    """Undo nothing: only a checkpoint has a line that would be wrong."""
 
 
-class HostCopies:
-    """Copies states to the host. All copies use the same memory, so make the next one after the last use."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[tuple[Any, ...], torch.Tensor] = {}
-        # the rest of a pinned block, which tensors share because the driver takes milliseconds for each
-        self._block = np.empty(0, np.uint8)
-        self._size = 0  # bytes of the state that is copied, for the size of a block
-
-    def make(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a copy of nested dictionaries, lists and tuples of tensors and plain types. If tensors are
-        sharded, call it on every rank; only rank 0 has a copy."""
-        self._size = size_of(state) + _PADDING
-        copy: dict[str, Any] = self._copied(state, ())
-        if module := accelerator.in_use():
-            # the copies were only started: the next step must not change what they read
-            stream = module.current_stream() if hasattr(module, "current_stream") else module
-            stream.synchronize()  # the copies from the device have arrived
-        return copy
-
-    def _copied(self, value: Any, place: tuple[Any, ...]) -> Any:
-        """Return a copy of a part of a state. place: its keys in the state."""
-        if isinstance(value, torch.Tensor) and not value.is_meta:
-            whole = dtensors.full(value)  # a collective if the tensor is sharded
-            if not ranks.is_first():
-                return None
-            return self._buffer(whole, place).copy_(whole, non_blocking=True)
-        if isinstance(value, dict):
-            return {key: self._copied(part, (*place, key)) for key, part in value.items()}
-        if isinstance(value, list | tuple):
-            return type(value)(self._copied(part, (*place, index)) for index, part in enumerate(value))
-        if isinstance(value, np.generic):
-            return value.item()
-        if isinstance(value, set | bytearray):  # the other types that may change are refused
-            return value.copy()
-        return value
-
-    def _buffer(self, tensor: torch.Tensor, place: tuple[Any, ...]) -> torch.Tensor:
-        """Return host memory of the tensor's shape and strides, pinned if the tensor is on a GPU."""
-        kept = self._buffers.get(place)
-        if kept is None and tensor.numel() and accelerator.has_streams(tensor.device):
-            kept = self._buffers[place] = self._pinned(tensor)
-        if kept is None or _layout(kept) != _layout(tensor):
-            pins = accelerator.has_streams(tensor.device)
-            kept = self._buffers[place] = torch.empty_like(tensor, device="cpu", pin_memory=pins)
-        return kept
-
-    def _pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a part of the block as a storage of its own: torch.save() writes whole storages."""
-        size = -(-tensor.nbytes // _ALIGNED) * _ALIGNED
-        if len(self._block) < size:
-            self._block = torch.empty(max(size, self._size), dtype=torch.uint8, pin_memory=True).numpy()
-        flat = torch.frombuffer(self._block, dtype=tensor.dtype, count=tensor.numel())
-        self._block = self._block[size:]
-        return flat.as_strided(tensor.shape, torch.empty_like(tensor, device="meta").stride())
-
-
-def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.stride(), tensor.dtype
-
-
-def size_of(state: Any) -> int:
-    """Return the bytes of the tensors in nested dictionaries, lists and tuples."""
-    leaves, _ = tree_flatten(state)
-    size = 0
-    for leaf in leaves:
-        if isinstance(leaf, torch.Tensor) and not leaf.is_meta:
-            size += leaf.numel() * leaf.element_size()
-    return size
+@contextlib.contextmanager
+def _undone_if_it_fails(undo: Callable[[], object]) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        undo()
+        raise
 
 
 def find_infinite(tensors: dict[str, Any]) -> set[str]:

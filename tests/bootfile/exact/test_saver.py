@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from bootfile.exact import digest, files
-from bootfile.exact.saver import HostCopies, Saver, find_infinite, size_of
+from bootfile.exact.host_copies import HostCopies, size_of
+from bootfile.exact.saver import Saver, _nothing, _Task, find_infinite
 from tests.conftest import CAN_FORK, environment, finish, free_port, names, start
 
 
@@ -20,7 +21,7 @@ def test_training_goes_on_while_a_copy_is_written(tmp_path):
         go.wait()
         seen.append(copy["weight"].tolist())
 
-    saver._submit("best.pth", lambda: {"weight": weight}, write)
+    saver._submit(_Task("best.pth", lambda: {"weight": weight}, write, _nothing))
     weight += 1  # the optimizer does not wait
     saver.collect()
     assert not seen
@@ -37,7 +38,7 @@ def test_reports_and_the_end_of_an_epoch_do_not_wait_for_the_writes_before(tmp_p
     """The thread that writes is busy all the time. Digests come in their order, and none is lost."""
     saver, go, weight, written = Saver(str(tmp_path), 3, print), threading.Event(), torch.zeros(4), []
     write = lambda tensors: written.append(tensors["weight"].tolist())  # noqa: E731
-    saver._pool.submit(go.wait)
+    saver._writer._pool.submit(go.wait)
     saver.save_checkpoint(5, "run", lambda: _state(5, weight), True)
     weight += 1  # a job may write other weights than those that it has saved
     saver.save_weights("epoch_1.pth", 5, "run", None, lambda: _state(5, weight)["objects"], write)
@@ -92,10 +93,10 @@ def test_an_error_is_reported_once_and_forgotten_after_a_success(tmp_path):
     def fail(copy):
         raise OSError(28, "No space left on device")
 
-    saver._submit("best.pth", dict, fail)
+    saver._submit(_Task("best.pth", dict, fail, _nothing))
     (reason,) = saver.finish()
     assert names(reason, "best.pth", "not saved", "No space left on device") and len(lines) == 1
-    saver._submit("best.pth", dict, lambda copy: None)
+    saver._submit(_Task("best.pth", dict, lambda copy: None, _nothing))
     assert saver.finish() == [] and len(lines) == 1
 
 
@@ -113,7 +114,7 @@ def test_a_file_system_that_takes_no_checkpoint_at_all(tmp_path, reason, durable
 
     for _ in range(3):
         assert not saver.hopeless
-        saver._submit("step_8.pt", dict, fail)
+        saver._submit(_Task("step_8.pt", dict, fail, _nothing))
         saver.collect(wait=True)
     assert bool(saver.hopeless) == is_hopeless
 

@@ -1,0 +1,86 @@
+"""Copy states to host memory that is used again: the training continues while the copy is written."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_flatten
+
+from bootfile.exact import dtensors
+from bootfile.ground import accelerator
+from bootfile.processes import ranks
+
+_ALIGNED = 64  # bytes: of a tensor in pinned memory
+_PADDING = 2**20  # bytes for all alignment
+
+
+class HostCopies:
+    """Copies states to the host. All copies use the same memory, so make the next one after the last use."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[Any, ...], torch.Tensor] = {}
+        # the rest of a pinned block, which tensors share because the driver takes milliseconds for each
+        self._block = np.empty(0, np.uint8)
+        self._size = 0  # bytes of the state that is copied, for the size of a block
+
+    def make(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a copy of nested dictionaries, lists and tuples of tensors and plain types. If tensors are
+        sharded, call it on every rank; only rank 0 has a copy."""
+        self._size = size_of(state) + _PADDING
+        copy: dict[str, Any] = self._copied(state, ())
+        if module := accelerator.in_use():
+            # the copies were only started: the next step must not change what they read
+            stream = module.current_stream() if hasattr(module, "current_stream") else module
+            stream.synchronize()  # the copies from the device have arrived
+        return copy
+
+    def _copied(self, value: Any, place: tuple[Any, ...]) -> Any:
+        """Return a copy of a part of a state. place: its keys in the state."""
+        if isinstance(value, torch.Tensor) and not value.is_meta:
+            whole = dtensors.full(value)  # a collective if the tensor is sharded
+            if not ranks.is_first():
+                return None
+            return self._buffer(whole, place).copy_(whole, non_blocking=True)
+        if isinstance(value, dict):
+            return {key: self._copied(part, (*place, key)) for key, part in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self._copied(part, (*place, index)) for index, part in enumerate(value))
+        if isinstance(value, np.generic):
+            return value.item()
+        if isinstance(value, set | bytearray):  # the other types that may change are refused
+            return value.copy()
+        return value
+
+    def _buffer(self, tensor: torch.Tensor, place: tuple[Any, ...]) -> torch.Tensor:
+        """Return host memory of the tensor's shape and strides, pinned if the tensor is on a GPU."""
+        kept = self._buffers.get(place)
+        if kept is None and tensor.numel() and accelerator.has_streams(tensor.device):
+            kept = self._buffers[place] = self._pinned(tensor)
+        if kept is None or _layout(kept) != _layout(tensor):
+            pins = accelerator.has_streams(tensor.device)
+            kept = self._buffers[place] = torch.empty_like(tensor, device="cpu", pin_memory=pins)
+        return kept
+
+    def _pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a part of the block as a storage of its own: torch.save() writes whole storages."""
+        size = -(-tensor.nbytes // _ALIGNED) * _ALIGNED
+        if len(self._block) < size:
+            self._block = torch.empty(max(size, self._size), dtype=torch.uint8, pin_memory=True).numpy()
+        flat = torch.frombuffer(self._block, dtype=tensor.dtype, count=tensor.numel())
+        self._block = self._block[size:]
+        return flat.as_strided(tensor.shape, torch.empty_like(tensor, device="meta").stride())
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype
+
+
+def size_of(state: Any) -> int:
+    """Return the bytes of the tensors in nested dictionaries, lists and tuples."""
+    leaves, _ = tree_flatten(state)
+    size = 0
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor) and not leaf.is_meta:
+            size += leaf.numel() * leaf.element_size()
+    return size
