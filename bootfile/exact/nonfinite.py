@@ -178,6 +178,15 @@ class Guard:
         that on the previous step. None before the first, and if no loss was checked since the last call."""
         if not self._checks:
             return None
+        ended = self._gather()
+        # one step at most is outstanding. If `ahead`, the copy of its signs was started a step ago, so this
+        # rarely waits for the device; if not, there is none.
+        before = self.settle()
+        self._outstanding = ended
+        return before if self.ahead else self.settle()
+
+    def _gather(self) -> _Outstanding:
+        """Return the step that ends, of all its losses. Its signs are on their way to the host."""
         checks = self._checks
         self._checks = []
         signs = checks[0].signs
@@ -185,16 +194,13 @@ class Guard:
             signs = torch.stack([check.signs for check in checks]).amax(0)
             self._statistics.judge_loss(signs[0] > 0)
         self._statistics.end_step()
-        # if `ahead`: the copy of the last verdict was started a step ago, so this rarely waits for the device
-        before = self.settle()
         arrived = None
         if self.ahead and accelerator.has_streams(signs.device):
             # copied in the background: the event says when the host may read it
             arrived = accelerator.new_event(signs.device)
             signs = signs.to("cpu", non_blocking=True)
             arrived.record()
-        self._outstanding = _Outstanding(signs, arrived, checks)
-        return before if self.ahead else self.settle()
+        return _Outstanding(signs, arrived, checks)
 
     def settle(self) -> Verdict | None:
         """Wait for the verdict on the last step, let the watchers judge it, and return it; None if it was

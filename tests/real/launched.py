@@ -19,7 +19,15 @@ from tests.conftest import LONGEST, QUICK, ROOT, environment, run, wait_until
 from tests.real.test_slurm import results
 
 _MARK = "REAL_TEST_FOLDER"
-OPTIONS = (*QUICK, "--batch_size=64", "--save_every=5", "--report_every=5", "--enable_gpu=false")
+# the threads are named: accelerate sets OMP_NUM_THREADS, so that of the tests is not taken as a wish
+OPTIONS = (
+    *QUICK,
+    "--batch_size=64",
+    "--save_every=5",
+    "--report_every=5",
+    "--enable_gpu=false",
+    "--threads=1",
+)
 STEPS = 12
 
 
