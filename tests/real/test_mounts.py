@@ -20,6 +20,7 @@ from tests.conftest import (
     run,
     start,
     start_ranks,
+    start_until,
     wait_until,
 )
 from tests.real.mounts import KINDS
@@ -176,9 +177,11 @@ def test_a_mount_that_hangs_longer_than_timeout(storage, whole_pair):
     """The processes end while it hangs, even if the kernel cannot end the one that waits for the mount."""
     place = storage.mount()
     command = (*KILLED, f"--data_url={whole_pair.parent / 'data'}", f"--output_dir={place / 'run'}")
-    job = begin(storage, *command, "--processes_per_node=2", "--timeout=10", fresh=True)
-    read_until(job, " step=21/")
+    # it stops itself after this line: a job on a busy machine may end before its line is read
+    job, _, continue_it = start_until(*command, "--processes_per_node=2", "--timeout=10", at=" step=21/")
+    storage.jobs.append(job)
     storage.send(place, signal.SIGSTOP)
+    continue_it()
     try:
         assert job.wait(90) == 5
     finally:
