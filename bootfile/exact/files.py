@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from bootfile.exact import digest_lines
-from bootfile.exact.digest import leaves
+from bootfile.exact.digest import add_bytes, leaves
 from bootfile.ground.errors import in_one_line
 from bootfile.ground.files import (
     explained,
@@ -369,10 +369,12 @@ class _Target:
 
 
 def _sum_bytes(file: BinaryIO, is_former: bool) -> str:
-    if is_former:
-        from bootfile.exact import former
-
-        return former.sum_bytes(file)
+    if is_former:  # a later version deletes this with former.py
+        added, place = 0, 0
+        while piece := file.read(_PIECE):
+            added += int(add_bytes(np.frombuffer(piece, np.uint8), place))
+            place += len(piece)
+        return f"{added % 2**64:016x}"
     crc = 0
     while piece := file.read(_PIECE):
         crc = zlib.crc32(piece, crc)

@@ -1,18 +1,14 @@
-"""States of versions 0.47 to 0.51, continued as those of today: fields that they lack, and their checksum.
+"""States of versions 0.47 to 0.50, which gave new fields no new format, continued as those of today.
 
 A later version deletes this file as a whole.
 """
 
-from typing import Any, BinaryIO
+from typing import Any
 
-import numpy as np
-
-from bootfile.exact.digest import add_bytes
 from bootfile.exact.files import Refused
 from bootfile.exact.state import FORMAT
 
 _FORMER = 2
-_PIECE = 2**20  # bytes that are read and added at a time
 
 
 def upgrade(state: Any) -> None:
@@ -27,12 +23,3 @@ def upgrade(state: Any) -> None:
     state["format"] = FORMAT
     state.setdefault("attributes", {})  # version 0.50 was the first that wrote it
     state.setdefault("epoch_ended", False)  # only a state at the end of the code of an epoch had it
-
-
-def sum_bytes(file: BinaryIO) -> str:
-    """Return the checksum of a file as version 0.51 and earlier recorded it. Raises OSError."""
-    added, place = 0, 0
-    while piece := file.read(_PIECE):
-        added += int(add_bytes(np.frombuffer(piece, np.uint8), place))
-        place += len(piece)
-    return f"{added % 2**64:016x}"
