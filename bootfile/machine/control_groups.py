@@ -5,16 +5,14 @@ names the groups of this process, and /proc/self/mountinfo says where they are m
 the limits of the groups above it, so the smallest one counts. Version 2 has one tree of groups, version 1 has
 one for each controller, and a node may have both.
 
-root: the folder that has proc and sys; another one than / in tests. Without control groups, nothing is
-limited. This module imports no torch.
+root: the folder that has proc and sys; another one than / in tests. Without control groups that this process
+can see below its own root, nothing is limited. This module imports no torch.
 
 Source: Linux, admin-guide/cgroup-v2.rst and admin-guide/cgroup-v1; cgroups(7); proc_pid_mountinfo(5).
 """
 
 import contextlib
 import math
-import os
-import re
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -63,36 +61,12 @@ def find_folders(controller: str, root: str = "/") -> list[Path]:
 def _list_folders(mount: _Mount, group: PurePosixPath | None) -> list[Path]:
     """Return the folders of a group and of those above it in one mount; [] if the mount has another part of
     the tree."""
-    if group is None:
+    if group is None or not group.is_relative_to(mount.group):
         return []
-    if group.is_relative_to(mount.group):
-        path = group.relative_to(mount.group)
-        if ".." in path.parts:  # a group outside of the root of this process's namespace
-            return []
-    else:
-        below_mount = _search(mount, group)
-        if below_mount is None:
-            return []
-        path = below_mount
+    path = group.relative_to(mount.group)
+    if ".." in path.parts:  # a group outside of the root of this process's namespace
+        return []
     return [mount.folder / below for below in (path, *path.parents)]
-
-
-def _search(mount: _Mount, group: PurePosixPath) -> PurePosixPath | None:
-    """Return the path of a group below a mount that was made outside of this process's namespace; None if it
-    is not there.
-
-    The mount then has the name /.. or /../.., which tells how far above the namespace it is, but not the
-    names on the way. So the group is found by its list of processes.
-    """
-    steps = mount.group.parts[1:]
-    if set(steps) != {".."}:
-        return None
-    process = str(os.getpid())
-    for top in mount.folder.glob("/".join("*" for _ in steps)):
-        folder = top / group.relative_to("/")
-        if process in read_text(folder / "cgroup.procs").split():
-            return PurePosixPath(folder.relative_to(mount.folder))
-    return None
 
 
 def _read_groups(root: str) -> dict[str, PurePosixPath]:
@@ -127,8 +101,7 @@ def _find_mounts(root: str) -> list[_Mount]:
             controllers = frozenset({_SECOND_VERSION})
         elif kind != "cgroup":
             continue
-        place = Path(root, _unescape(folder).lstrip("/"))
-        mounts.append(_Mount(place, PurePosixPath(_unescape(group)), controllers))
+        mounts.append(_Mount(Path(root, folder.lstrip("/")), PurePosixPath(group), controllers))
     # none is listed, or the file cannot be read: then the usual places
     if mounts:
         return mounts
@@ -137,15 +110,6 @@ def _find_mounts(root: str) -> list[_Mount]:
     mounts.append(_Mount(usual, top, frozenset({_SECOND_VERSION})))
     mounts.extend(_Mount(usual / controller, top, frozenset({controller})) for controller in _CONTROLLERS)
     return mounts
-
-
-def _unescape(path: str) -> str:
-    """Return a path of mountinfo, which has spaces and backslashes as octal numbers: "\\040"."""
-    return re.sub(r"\\([0-7]{3})", _to_character, path)
-
-
-def _to_character(match: re.Match[str]) -> str:
-    return chr(int(match[1], 8))
 
 
 def cpu_quota(root: str = "/") -> float:

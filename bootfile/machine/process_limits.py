@@ -20,8 +20,6 @@ from bootfile.machine.control_groups import MANY_PROCESSES, ProcessLimit
 _ADVICE = "raise it (docker run --pids-limit, TasksMax, ulimit -u)"
 _NO_THREAD = "can't start new thread"  # Python's message
 _STARTS = {"fork", "forkpty", "fork_exec", "_fork_exec"}  # functions that start a process
-_EXEMPT = 1 << 21 | 1 << 24  # CAP_SYS_ADMIN and CAP_SYS_RESOURCE: the kernel does not enforce ulimit -u
-_ALL_USERS = "4294967295"  # in /proc/self/uid_map of a process that is in no user namespace
 
 
 def find_limit(root: str = "/") -> ProcessLimit | None:
@@ -86,21 +84,10 @@ def _refused_kind(error: BaseException) -> str:
 def _user_limit() -> ProcessLimit | None:
     """Return `ulimit -u` with what runs of this user; None if it is not enforced, or high."""
     most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    if sys.platform != "linux" or not 0 <= most < MANY_PROCESSES or _is_exempt():
+    # the kernel does not enforce that of root
+    if sys.platform != "linux" or not 0 <= most < MANY_PROCESSES or os.getuid() == 0:
         return None
     return ProcessLimit(most, _count_of_user(os.getuid()), "ulimit -u")
-
-
-def _is_exempt() -> bool:
-    """Return whether the kernel enforces no `ulimit -u` for this process: that of root, and of one with some
-    capabilities, outside of user namespaces."""
-    with contextlib.suppress(OSError, ValueError):
-        if Path("/proc/self/uid_map").read_text().split()[2] != _ALL_USERS:
-            return False
-        # the kernel lets a process with one of these pass the limit
-        capabilities = int(_status("self")["CapEff"], 16)
-        return os.getuid() == 0 or bool(capabilities & _EXEMPT)
-    return False
 
 
 def _count_of_user(user: int) -> int:

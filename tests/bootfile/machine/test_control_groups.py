@@ -4,14 +4,12 @@ import json
 import math
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 
 from bootfile.machine import control_groups, cores
 from common.platform import node
-from tests.conftest import ROOT, run
+from tests.conftest import run
 from tests.support.control_groups import NAMESPACE, enter, make_tree, real_group
 
 GB = 10**9
@@ -32,11 +30,7 @@ PLACES = {
     "host's tree in a container": (
         "0::/job\n", NAMESPACE.replace(" / /sys/fs/cgroup ", " /../.. /host/cgroup ") + NAMESPACE, "job",
     ),
-    "next to the namespace": (
-        "0::/../b\n", NAMESPACE.replace(" / ", " /.. "), "b",
-    ),
     "another name": ("0::/docker/c1\n", NAMESPACE.replace(" / ", " /lxc/c1 "), "."),
-    "space": ("0::/job\n", NAMESPACE.replace("/sys/fs/cgroup", r"/sys/fs/cgroup/a\040b"), "a b/job"),
     "no list of mounts": ("0::/system.slice/job.scope\n", "", "system.slice/job.scope"),
     "empty": ("0::/job\n", "a line of another kernel\n", "job"),
 }  # fmt: skip
@@ -180,26 +174,6 @@ def test_a_real_group(controller, settings):
         assert 0 < memory < 1.5 * GB
     else:
         assert 77 in processes
-
-
-def test_a_group_outside_of_the_namespace(tmp_path):
-    """/proc/self/cgroup says /job, and the mount is one above that root, whose name is not known."""
-    files = {f"{name}/job/cgroup.procs": f"{process}\n" for name, process in (("a", 1), ("b", os.getpid()))}
-    files |= {"a/job/cpu.max": "25000 100000", "b/job/cpu.max": "max 100000", "b/cpu.max": "50000 100000"}
-    root = make_tree(tmp_path, "0::/job\n", NAMESPACE.replace(" / ", " /.. "), files)
-    assert control_groups.cpu_quota(root) == 0.5
-
-
-@pytest.mark.thorough
-def test_a_real_namespace():
-    with real_group("cpu", {"cpu.max": "50000 100000", "cpu.cfs_quota_us": "50000"}) as folder:
-        command = ["unshare", "--cgroup", sys.executable, "-c", SHOW]
-        job = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, preexec_fn=lambda: enter(folder)
-        )
-        if "unshare" in job.stderr:
-            pytest.skip(f"no namespace here: {job.stderr}")
-    assert json.loads(job.stdout)[:2] == [0.5, 1], job.stderr
 
 
 LARGE = """
