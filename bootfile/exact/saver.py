@@ -18,6 +18,7 @@ from bootfile.ground.errors import BadInput
 from bootfile.ground.files import check_mounted, explain_write, sweep
 from bootfile.ground.heartbeat import watched
 from bootfile.processes import ranks
+from bootfile.records import STATES, cut_states, write_state
 
 # a file system refuses what a save needs: unlike a full disk, this does not pass
 _FINAL = (errno.ENOSYS, errno.EROFS, errno.EPERM, errno.EOPNOTSUPP, errno.ENODEV)
@@ -78,7 +79,7 @@ class Saver:
         self._marked: dict[str, Any] | None = None
         self.newest: dict[str, Any] | None = None  # the line of the newest checkpoint that is on the disk
         self._digested = 0  # the step of the last state whose digest was submitted
-        self.machines: list[dict[str, Any]] = []  # those that have computed the run, for digest.FILE
+        self.machines: list[dict[str, Any]] = []  # those that have computed the run, for STATES
         self.infinite: set[str] = set()  # names of weights that may be infinite, such as a mask
         self._is_readable = False  # whether it was checked that torch can read the types in a checkpoint
         # path -> identity of checkpoints that are known to be whole
@@ -162,7 +163,7 @@ class Saver:
                 self._digest(step, run, objects())
                 self._digested = step
             else:
-                self._submit(digest.FILE, take_objects, write_digest, step)
+                self._submit(STATES, take_objects, write_digest, step)
         if name:
             self._submit(name, take_weights, write)
 
@@ -192,7 +193,7 @@ class Saver:
                 path = os.path.join(self.checkpoints, files.name_of(step_on_disk))
                 self.keep_every = int(files.facts_of(path).get("keep_every", 0))
         with contextlib.suppress(OSError, BadInput):  # a digest that is missing is not an error of the run
-            digest.cut(self.folder, step)
+            cut_states(self.folder, step)
 
     def collect(self, wait: bool = False) -> None:
         """Report the writes that have ended with an error. wait: wait for those in flight first."""
@@ -268,17 +269,17 @@ class Saver:
         if not self._is_writer:
             return
         try:
-            digest.write(self.folder, line)
+            write_state(self.folder, line)
             self._marked = line if is_saved else self._marked
         except OSError as error:
-            self.log(f"warning: {digest.FILE} lacks step {step}: {describe(error, self.folder)}")
+            self.log(f"warning: {STATES} lacks step {step}: {describe(error, self.folder)}")
 
     def _unmark(self) -> None:
         """Take back the mark `saved` of a checkpoint whose write has failed."""
         line, self._marked = self._marked, None
         with contextlib.suppress(OSError):
             if line:
-                digest.write(self.folder, line | {"saved": False})
+                write_state(self.folder, line | {"saved": False})
 
     def _write_parts(self, state: Mapping[str, Any], run: str, is_planned: bool) -> dict[str, Any]:
         """Write the sharded tensors of a state on every rank; the training waits. Return the rest of it."""

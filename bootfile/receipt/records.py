@@ -9,11 +9,14 @@ There are two kinds of receipts, in the output folder of a run:
 """
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
+
+from bootfile.ground.errors import BadInput
 
 FILE = "receipt.bin"
 MOST = 2**30  # bytes of FILE: 33 million steps
@@ -26,7 +29,7 @@ LOOP_PARTS = ("samples", "number of samples", "contents")
 RECORD = np.dtype([("epoch", "<u4"), ("step", "<u4"), ("sums", "<u8", (3,))])
 
 
-class ReceiptError(ValueError):
+class ReceiptError(BadInput):
     """A receipt cannot be read or compared. The message has the path and the reason."""
 
 
@@ -70,13 +73,8 @@ class Steps:
 
     def select(self, is_chosen: np.ndarray) -> "Steps":
         """Return some of the steps. is_chosen: bool [n]."""
-        places = np.flatnonzero(is_chosen).tolist()
-        samples = []
-        sizes = []
-        if self.samples:  # else it is the receipt of a Loader, which has only sums
-            samples = [self.samples[place] for place in places]
-        if self.sizes:
-            sizes = [self.sizes[place] for place in places]
+        samples = list(itertools.compress(self.samples, is_chosen))
+        sizes = list(itertools.compress(self.sizes, is_chosen))
         return Steps(self.records[is_chosen], samples, sizes)
 
     def renumber(self, first: int) -> "Steps":

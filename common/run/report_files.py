@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from bootfile.ground.errors import BadInput, MissingPackage, import_optional
-from bootfile.ground.files import append_json_line, check_mounted, opener, write_atomic
+from bootfile.ground.files import append_json_line, check_mounted, opener, parse_json_lines, write_atomic
 from bootfile.ground.heartbeat import watched
 from bootfile.ground.results import CLASSES, CONFUSION
+from bootfile.records import read_starts
 from common.console import arguments
 from common.run import ends, environment, starts
 from common.run.output import Output
@@ -82,18 +83,13 @@ class ReportFiles:
             # steps after the checkpoint are trained again: their reports would be in the file twice
             lost = _keep_lines(self._path, begun.step, begun.repeats)
             # a process that joins an elastic job does not start the run
-            if not begun.continues or not starts.read(folder):
-                known = dict(begun.facts)
-                if lost:
-                    known["lost"] = lost
-                starts.write(folder, self._args, environment.facts(), **known)
+            if not begun.continues or not read_starts(folder):
+                facts = begun.facts | ({"lost": lost} if lost else {})
+                starts.write(folder, self._args, environment.facts(), **facts)
                 with self._reported():  # without it, the other reports are whole
-                    ends.begin(folder, known["time"])
+                    ends.begin(folder, begun.facts["time"])
             # the receipt is that of the whole run: it begins where the first start began
-            known_starts = starts.read(folder)
-            steps = [start["step"] for start in known_starts if type(start.get("step")) is int]
-            if steps:  # else no line can be read, and the receipt begins with its first record
-                begun.receipt.begins_at(min(steps))
+            begun.receipt.begins_at(min(start["step"] for start in read_starts(folder)))
             if self.class_names:
                 write_atomic(os.path.join(folder, CLASSES), json.dumps(self.class_names) + "\n")
             # before the trackers open: one that fails is not tried again with each report
@@ -104,12 +100,9 @@ class ReportFiles:
         """Add the trackers of the run to `opened`, by name: TensorBoard, Kubeflow if it has started the job,
         and --tracker. open() calls it once."""
         begun = self._beginning
-        begin = begun.step
-        if begun.repeats:
-            begin -= 1
         # each has its own warning: one that fails does not keep the others from opening
         with self._reported("TensorBoard"):
-            opened["TensorBoard"] = _TensorBoard(self._output.folder, begin)
+            opened["TensorBoard"] = _TensorBoard(self._output.folder, begun.step - begun.repeats)
         name = arguments.pick(_Tracking, self._args).tracker
         takes_status = "KUBEFLOW_TRAINER_SERVER_URL" in os.environ  # the controller sets it
         if not name and not takes_status:
@@ -213,15 +206,14 @@ def _keep_lines(path: str, step: int, repeats: bool = False) -> dict[str, float]
     last = None
     with open(path, encoding="utf-8", errors="replace", opener=opener) as file:
         for line in file:
-            try:
-                figures = json.loads(line)
-                is_report_at_step = figures["step"] == step and "loss" in figures
-                if figures["step"] < step or (is_report_at_step and not repeats):
+            for figures in parse_json_lines(line.encode()):  # none of an unfinished line
+                at = figures.get("step")
+                if type(at) is not int:
+                    continue
+                if at < step or (at == step and "loss" in figures and not repeats):
                     lines.append(line)
-                elif figures["step"] > step:
-                    last = {"step": figures["step"], "time": figures["time"]}
-            except (ValueError, KeyError, TypeError, RecursionError):
-                continue
+                elif at > step:
+                    last = {"step": at, "time": figures["time"]}
     # in one step: a kill must not leave a part of the earlier reports
     write_atomic(path, "".join(lines))
     return last

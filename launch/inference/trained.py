@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from bootfile.ground.errors import BadInput, in_one_line, print_line
+from bootfile.records import STARTS, read_starts
 from common.checkpoint import weights
 from common.compute import classifiers, heads, models, networks
 from common.console.arguments import boolean, positive_int
@@ -96,7 +97,7 @@ def load(
         make = functools.partial(_build_small, channels, settings.get("width", 64))
     else:
         options = "--arch and --image_size, or --model FILE.py:FUNCTION"
-        raise BadInput(f"{path}: {starts.FILE} next to it names no network: add {options}")
+        raise BadInput(f"{path}: {STARTS} next to it names no network: add {options}")
     # the number of classes is that of the head in the file: built once without memory, to find its name
     first, dim = next(iter(heads.head(make).items()), ("", 0))
     skeleton = classifiers.on_meta(functools.partial(make, 2))
@@ -149,7 +150,7 @@ def _classes(path: str, count: int) -> tuple[str, ...]:
 def _read_settings(folder: str, given: dict[str, Any], is_own: bool) -> dict[str, Any]:
     """Return the _OPTIONS of the last start in a run's folder, without those that choose a network if it is
     the user's own. given: replaces them unless it is None. Raises BadInput."""
-    runs = starts.read(folder)
+    runs = read_starts(folder)
     settings: dict[str, Any] = dict(runs[-1]["settings"]) if runs else {}
     settings.update({name: value for name, value in given.items() if value})
     if settings.get("antialias") is False:  # a run of version 0.31 or earlier
