@@ -153,6 +153,28 @@ def _is_file(line: dict[str, Any]) -> bool:
     return [type(line.get(key)) for key in ("file", "size", "sum")] == [str, int, str]
 
 
+def cut_reports(folder: str, step: int, repeats: bool) -> dict[str, float] | None:
+    """Delete from metrics.jsonl the reports after `step`, the evaluation at `step` (the checkpoint is older),
+    unfinished lines, and if it `repeats` also the report at `step`. Return the step and time of the last
+    report after `step`, or None. Raises OSError."""
+    path = os.path.join(folder, METRICS)
+    if not os.path.exists(path):
+        return None
+    kept = []
+    last = None
+    for text in read_file(path, _MOST).decode(errors="replace").split("\n"):
+        for line in parse_json_lines(text.encode()):  # none of an unfinished line
+            at = line.get("step")
+            is_kept = at == step and "loss" in line and not repeats
+            if is_kept or (type(at) is int and at < step):
+                kept.append(f"{text}\n")
+            elif type(at) is int and at > step:
+                last = {"step": at, "time": line["time"]}
+    # in one step: a kill must not leave a part of the earlier reports
+    write_atomic(path, "".join(kept))
+    return last
+
+
 def write_shards(folder: str, sums: Mapping[int, Sequence[int]]) -> None:
     """Append the sums of the shards of some steps to shards.jsonl. Raises OSError."""
     append_lines(

@@ -61,7 +61,7 @@ def read_all() -> list[dict[str, Any]]:
     """Return all valid records in FOLDER."""
     records = []
     for path in sorted(glob.glob(os.path.join(FOLDER, "*.json"))):
-        with contextlib.suppress(BadInput):
+        with contextlib.suppress(BadInput):  # not a record, or one of another version
             records.append(read(path))
     return records
 

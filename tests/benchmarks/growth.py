@@ -25,11 +25,10 @@ import psutil
 import torch
 
 from bootfile.receipt import contents, reading, receipt
-from bootfile.records import STATES, cut_states, read_states
+from bootfile.records import STATES, cut_reports, cut_states, read_states
 from bootfile.sampling.sampler import BatchSampler
 from common.console.arguments import positive_int
 from common.ground.files import ROOT
-from common.run import report_files
 from tests.benchmarks import start
 from tests.benchmarks.rounds import conditions, make_parser, spread, timed
 
@@ -91,7 +90,7 @@ def restart(run: str, steps: int) -> float:
     """Read and check the files as a restart at the last step does, and return its CPU seconds."""
     begin = time.process_time()
     reading.read_records(run)
-    report_files._keep_lines(os.path.join(run, "metrics.jsonl"), steps)
+    cut_reports(run, steps, False)
     cut_states(run, steps)
     return time.process_time() - begin
 

@@ -153,7 +153,8 @@ def test_weights_of_a_job_of_your_own(trained, tmp_path, capsys):
     (tmp_path / "parts.py").write_text("SIDE = 2")
     network = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Identity(), torch.nn.Linear(12, 3))
     torch.save(network.state_dict(), tmp_path / "best.pth")
-    start = {"settings": {"arch": ["mine"], "width": "wide"}, "environment": {"job": "own.py"}, "time": 1.0}
+    settings = {"arch": ["mine"], "width": "wide"}
+    start = {"step": 0, "settings": settings, "environment": {"job": "own.py"}, "time": 1.0}
     (tmp_path / "classes.json").write_text('["a", "b", "c"]')
     command = [str(tmp_path), str(trained[1] / "val"), "--to", str(tmp_path / "found.csv")]
     model = f"--model={tmp_path}/model.py"
