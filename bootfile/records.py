@@ -105,11 +105,11 @@ def describe_parent(parent: dict[str, Any], last: float) -> str:
     text = f"begins at step {parent['step']} of {parent.get('folder')}"
     if parent["state"] == parent["step"]:
         return text
-    text += f": steps {parent['state'] + 1}-{parent['step']} were computed again, and "
-    if parent.get("unknown"):
-        return text + f"it is not known that they are the same: steps {parent['unknown']} have no record"
+    unknown = f": steps {parent['unknown']} have no record" if parent.get("unknown") else ""
     # a run in which they differ ends there
-    return text + ("are the same" if last > parent["step"] else "it is not known that they are the same")
+    is_known = last > parent["step"] and not unknown
+    verdict = "are the same" if is_known else f"it is not known that they are the same{unknown}"
+    return f"{text}: steps {parent['state'] + 1}-{parent['step']} were computed again, and {verdict}"
 
 
 def write_state(folder: str, line: dict[str, Any]) -> None:

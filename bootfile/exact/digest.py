@@ -40,9 +40,10 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         # an optimizer: which kernel computes its step is not a part of the state
         if value.keys() >= {"state", "param_groups"}:
-            groups = []
-            for group in value["param_groups"]:
-                groups.append({key: option for key, option in group.items() if key not in KERNELS})
+            groups = [
+                {key: option for key, option in group.items() if key not in KERNELS}
+                for group in value["param_groups"]
+            ]
             value = {"state": value["state"], "param_groups": groups}
         parts = value.items()
     elif isinstance(value, list | tuple):

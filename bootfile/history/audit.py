@@ -11,7 +11,7 @@ import math
 import os
 import random
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from bootfile.console import outputs
 from bootfile.exact import files, recorded
@@ -29,16 +29,17 @@ from bootfile.records import parent_of, read_states, read_weights
 class Interval:
     """Steps that can be computed from a state. before: the step of the state. last: the last step.
 
+    From audit() on:
     samples, states: the steps in it whose samples the run has recorded, and its digests, that of `last` too.
     unknown: the steps whose samples the run has not recorded, such as "11-20", or "".
-    difference: the first one, in words; "" without one; None if it was not computed. again: the difference
-    when it was computed a second time, after a first one.
+    difference: the first one, in words; "" without one. again: the difference when it was computed a second
+    time, after a first one.
     changes: what was not as in the run when it was computed (Parent.find_changes()), or "".
     """
 
     before: int
     last: int
-    states: int
+    states: int = 0
     samples: int = 0
     unknown: str = ""
     difference: str | None = None
@@ -80,7 +81,6 @@ def read_records(folder: str) -> Records:
     """Read the states and files of weights that a run has kept, and compare them with its records. Only
     states that are equal begin an interval. Raises BadInput, also for a damaged line in the records."""
     known = read_starts_of_job(folder, whole=True)
-    digests = read_states(folder, whole=True)
     altered = []
 
     def is_recorded(check: Callable[[str], object], path: str) -> bool:
@@ -100,22 +100,14 @@ def read_records(folder: str) -> Records:
         if os.path.exists(path):
             is_recorded(recorded.check_weights, path)
     # from each state to the next one, and from the last one to the last recorded step
-    ends = [*begins[1:], max([0, *digests, *begins])]
-    intervals = [
-        Interval(before, end, _count_states(digests, before, end))
-        for before, end in zip(begins, ends, strict=False)
-        if end > before
-    ]
+    ends = [*begins[1:], max([0, *read_states(folder, whole=True), *begins])]
+    intervals = [Interval(*pair) for pair in zip(begins, ends, strict=False) if pair[0] < pair[1]]
     if not intervals:
         raise BadInput(
             f"{folder} has no state from which steps can be computed, and a later record of a state"
             + (f": {'; '.join(altered)}" if altered else "")
         )
     return Records(intervals, altered)
-
-
-def _count_states(digests: Iterable[int], before: int, last: int) -> int:
-    return sum(before < step <= last for step in digests)
 
 
 def draw(intervals: Sequence[Interval], share: float, seed: int) -> list[Interval]:
@@ -128,11 +120,9 @@ def draw(intervals: Sequence[Interval], share: float, seed: int) -> list[Interva
 def choose(intervals: Sequence[Interval], first: int, last: int, folder: str) -> list[Interval]:
     """Return the intervals that have a step of first..last, the last one cut after `last`. Raises
     BadInput."""
-    digests = read_states(folder)
     chosen = [
-        Interval(interval.before, end, _count_states(digests, interval.before, end))
+        Interval(interval.before, min(interval.last, last))
         for interval in intervals
-        for end in [min(interval.last, last)]
         if interval.last >= first and interval.before < last
     ]
     if not chosen:
@@ -154,7 +144,10 @@ def audit(
     keep: a new folder for the steps; None: a temporary one. job: the script, if it is not where it was.
     processes: their number, if it may be another one. options: words for the job. Raises BadInput.
     """
-    with _place(keep) as place:
+    if keep:
+        outputs.make_empty(keep)
+    kept = contextlib.nullcontext(os.path.abspath(keep or ""))
+    with kept if keep else tempfile.TemporaryDirectory(prefix="bootfile-audit-") as place:
         for interval in chosen:
             parent = Parent(folder, interval.last, interval.before)
             # the run may still train, and delete old states
@@ -173,7 +166,8 @@ def audit(
             interval.difference, interval.changes = _compute(parent, results, script, size, options)
             if interval.difference and not interval.changes:  # an error of this machine does not come twice
                 interval.again, _ = _compute(parent, f"{results}-again", script, size, options)
-            print_line(f"{interval}: {interval.difference or _describe_equal(interval)}")
+            equal, _ = _describe(interval.samples, interval.states, interval.unknown)
+            print_line(f"{interval}: {interval.difference or equal}")
             if interval.cause:
                 print_line(f"{interval}: {interval.cause}")
 
@@ -201,13 +195,14 @@ def conclude(chosen: Sequence[Interval], records: Records) -> tuple[str, int]:
     if reasons:
         return f"differs: {'; '.join(reasons)}", DIFFERS
     states = sum(interval.states for interval in chosen)
-    compared = _count(sum(interval.samples for interval in chosen), states)
     unknown = ",".join(filter(None, (interval.unknown for interval in chosen)))
+    text, compared = _describe(sum(interval.samples for interval in chosen), states, unknown)
     if unknown:
-        return f"not known: steps {unknown} have no record{_add(compared)}", UNVERIFIED
+        return text, UNVERIFIED
     # equal samples alone do not show that the bits are the same
     if not states:
-        return f"unverified: the run has recorded no state in these steps{_add(compared)}", UNVERIFIED
+        equal = f"; {text}" if compared else ""
+        return f"unverified: the run has recorded no state in these steps{equal}", UNVERIFIED
     text = (
         f"equal: {len(chosen)} of {len(records.intervals)} intervals, {compared}. They have "
         f"{find_share(chosen, records.intervals):.1%} of the steps: so likely is it that they would show a "
@@ -222,30 +217,13 @@ def find_share(chosen: Sequence[Interval], every: Sequence[Interval]) -> float:
     return sum(interval.last - interval.before for interval in chosen) / total
 
 
-def _describe_equal(interval: Interval) -> str:
-    compared = _count(interval.samples, interval.states)
-    if interval.unknown:
-        return f"not known: steps {interval.unknown} have no record{_add(compared)}"
-    return f"equal: {compared}"
-
-
-def _add(compared: str) -> str:
-    """Return what is equal as the end of a line; "" if nothing was compared."""
-    return f"; equal: {compared}" if compared else ""
-
-
-def _count(samples: int, states: int) -> str:
-    """Return numbers of comparisons in words; "" without any."""
+def _describe(samples: int, states: int, unknown: str) -> tuple[str, str]:
+    """Return what is equal in words, or that it is not known of some steps; and what was compared. samples,
+    states, unknown: as in an Interval."""
     of_samples = f"the samples of {counted(samples, 'step')}" if samples else ""
     of_states = counted(states, "state") if states else ""
-    return " and ".join(filter(None, [of_samples, of_states]))
-
-
-@contextlib.contextmanager
-def _place(keep: str | None) -> Iterator[str]:
-    if keep:
-        outputs.make_empty(keep)
-        yield os.path.abspath(keep)
-        return
-    with tempfile.TemporaryDirectory(prefix="bootfile-audit-") as folder:
-        yield folder
+    compared = " and ".join(filter(None, [of_samples, of_states]))
+    equal = f"equal: {compared}"
+    if unknown:
+        equal = f"not known: steps {unknown} have no record" + (f"; {equal}" if compared else "")
+    return equal, compared

@@ -82,22 +82,19 @@ def compare(first: History, second: History) -> tuple[bool, str]:
     difference = find_difference(first_steps, second_steps)
     if difference.step:
         return False, _describe_difference(first_steps, second_steps, difference)
-    changes = []
-    if removed:
-        changes.append(f"{name_few(removed)} without some samples in one run, the other ids are equal")
-    if left_out:
-        changes.append(f"{name_ranges(left_out)} left out in one run")
-    if changes:
-        return False, f"different: {', '.join(changes)}, the other steps are equal"
+    if removed or left_out:
+        without = f"{name_few(removed)} without some samples in one run, the other ids are equal, "
+        skipped = f"{name_ranges(left_out)} left out in one run, "
+        changes = without * bool(removed) + skipped * bool(left_out)
+        return False, f"different: {changes}the other steps are equal"
     if not difference.steps:
         return False, "different: the runs have no step in common"
     if difference.steps < max(len(first_steps), len(second_steps)):
         end = _describe_end(first_steps, second_steps)
         return False, f"equal in the {difference.steps} steps of both; {end}"
-    text = f"equal for {difference.steps} steps"
-    if begin:
-        text += f", from step {begin + 1} on"
-    return True, text + ("" if first_steps.samples else ": the same ids, labels and augmentation")
+    since = f", from step {begin + 1} on" if begin else ""
+    parts = "" if first_steps.samples else ": the same ids, labels and augmentation"
+    return True, f"equal for {difference.steps} steps{since}{parts}"
 
 
 def _find_other_rest(histories: Iterable[History], runs: list[Steps], removed: list[int]) -> int:
@@ -174,10 +171,10 @@ def follow(history: History) -> Kept:
             text += f": {_name(steps.last + 1, first)} have no record"
             is_equal = False
         elif last_again > first:
-            difference = find_difference(steps, made)
-            is_equal &= not difference.step
+            other = find_difference(steps, made).step
+            is_equal &= not other
             verb = "was" if last_again == first + 1 else "were"
-            result = _describe(steps, made, difference.step) if difference.step else "with the same samples"
+            result = _describe(steps, made, other) if other else "with the same samples"
             text += f": {_name(first + 1, last_again)} {verb} read twice, {result}"
         lines.append(text)
         # steps that were made again replace those of the start before

@@ -86,8 +86,7 @@ def of_error(error: BaseException) -> tuple[int, str]:
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "interrupted"
     if isinstance(error, SystemExit):
-        code = error.code & 0xFF if isinstance(error.code, int) else 1
-        return code, f"sys.exit({error.code!r:.200})"
+        return error.code & 0xFF if isinstance(error.code, int) else 1, f"sys.exit({error.code!r:.200})"
     if endings.in_group():
         from common.distributed import leaving  # a job of one process has no contact to lose
 

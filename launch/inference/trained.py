@@ -77,14 +77,14 @@ def load(
         channels = 3
         size = settings.get("image_size", 224)
         kwargs = settings.get("model_kwargs", classifiers.NO_KWARGS)
-        make = functools.partial(_build_classifier, str(arch), size, kwargs)
+        make = functools.partial(classifiers.build, str(arch), image_size=size, kwargs=kwargs)
     elif dataset in image_set.NAMES:
         form = importlib.import_module(f"datasets.memory.{dataset}")
         name = _SMALL
         channels = len(form.MEAN)
         mean, std, share = form.MEAN, form.STD, 1.0
         size = image_size or form.SIDE
-        make = functools.partial(_build_small, channels, settings.get("width", 64))
+        make = functools.partial(models.resnet18, channels, width=settings.get("width", 64))
     else:
         options = "--arch and --image_size, or --model FILE.py:FUNCTION"
         raise BadInput(f"{path}: {STARTS} next to it names no network: add {options}")
@@ -93,7 +93,7 @@ def load(
         network, count = _call(model, shown_size)
     else:
         count = _count_classes(path, name, make, tensors)
-        network = make(count)
+        network = make(count).eval()
     weights.fill(path, network, tensors, complete=True)
     classes = _classes(path, count)
     return Trained(network, name, channels, shown_size, mean, std, share, classes, settings)
@@ -113,16 +113,6 @@ def _count_classes(path: str, name: str, make: Callable[[int], nn.Module], tenso
     empty = classifiers.on_meta(functools.partial(make, count))
     weights.fill(path, empty, tensors, complete=True)
     return count
-
-
-def _build_classifier(arch: str, size: int, kwargs: Any, classes: int) -> nn.Module:
-    """Return a network of imagenet.py in evaluation mode. size: of the images. kwargs: --model_kwargs."""
-    return classifiers.build(arch, classes, size, kwargs).eval()
-
-
-def _build_small(channels: int, width: int, classes: int) -> nn.Module:
-    """Return the network of the jobs for small images in evaluation mode."""
-    return models.resnet18(channels, classes, width).eval()
 
 
 @torch.no_grad()
