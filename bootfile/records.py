@@ -245,5 +245,5 @@ def describe_removed(ids: np.ndarray) -> str | None:
 
 def name_samples(ids: list[int]) -> str:
     """Return samples in words: "sample 17", "samples 3, 17", "samples 1, 2, 3, 4, 5 and 8 more"."""
-    text = f"sample{'s' * (len(ids) > 1)} {', '.join(map(str, ids[:5]))}"
-    return text + (f" and {len(ids) - 5} more" if len(ids) > 5 else "")
+    text = f"{'sample' if len(ids) == 1 else 'samples'} {', '.join(map(str, ids[:5]))}"
+    return f"{text} and {len(ids) - 5} more" if len(ids) > 5 else text

@@ -88,7 +88,8 @@ def read_records(folder: str) -> Records:
             check(path)
         except files.Refused as reason:
             # the run may still train, and delete old states
-            altered.extend([f"{path}: {reason}"] * os.path.exists(path))
+            if os.path.exists(path):
+                altered.append(f"{path}: {reason}")
             return False
         return True
 

@@ -215,10 +215,12 @@ class Parent:
             return f"all {count} shards of step {step}"
         start = start_of(self._known, step)
         size = world_size_of(start)
-        names = [", ".join(map(str, shards))]
-        if not start["settings"].get("elastic"):  # its processes come and leave within a start
-            names = []
-            for rank in range(size):
-                of_rank = [str(shard) for shard in shards if shard in part_of(count, rank, size)]
-                names += [f"{', '.join(of_rank)} (rank {rank} of {size})"] * bool(of_rank)
-        return f"shard{'s' * (len(shards) > 1)} {' and '.join(names)} of step {step}"
+        word = "shard" if len(shards) == 1 else "shards"
+        if start["settings"].get("elastic"):  # its processes come and leave within a start
+            return f"{word} {', '.join(map(str, shards))} of step {step}"
+        names = []
+        for rank in range(size):
+            of_rank = [str(shard) for shard in shards if shard in part_of(count, rank, size)]
+            if of_rank:
+                names.append(f"{', '.join(of_rank)} (rank {rank} of {size})")
+        return f"{word} {' and '.join(names)} of step {step}"

@@ -204,7 +204,8 @@ def find_same_contents(epochs: list[Epoch], has_ids: bool) -> list[str]:
         contents = [np.unique(np.concatenate(epoch.steps.samples)) for epoch in epochs]
         hashes = np.concatenate(contents)
         count = len(hashes) - len(np.unique(hashes))
-        return [f"{counted(count, 'sample')} came again with the same content in a later epoch"] * bool(count)
+        line = f"{counted(count, 'sample')} came again with the same content in a later epoch"
+        return [line] if count else []
     # the sum of an epoch is another one if the content of a sample is
     totals: dict[tuple[int, int], list[int]] = {}
     for epoch in filter(operator.attrgetter("is_whole"), epochs):

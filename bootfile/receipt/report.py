@@ -1,5 +1,6 @@
 """Judge one run, or compare two, in the lines that the programs print."""
 
+from bootfile.ground.numbers import counted
 from bootfile.receipt.one_run import Options, find_unusual
 from bootfile.receipt.records import History
 from bootfile.receipt.steps import compare, describe_size, find_left_out, follow, name_few, name_ranges
@@ -16,8 +17,8 @@ def report(folders: list[str], histories: list[History], options: Options) -> tu
         lines += filter(None, [history.origin])
         removed = sum(count for count, _ in history.removed.values())
         if removed:
-            plural = "" if removed == 1 else "s"
-            lines.append(f"{removed} sample{plural} of {name_few([*history.removed])} removed (--without)")
+            samples = counted(removed, "sample")
+            lines.append(f"{samples} of {name_few([*history.removed])} removed (--without)")
         # a step without any sample (--without) is one of the removed, and not one of --skip_steps
         left_out = [step for step in find_left_out(run.steps) if step not in history.removed]
         if left_out:

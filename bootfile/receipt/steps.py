@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bootfile.ground.numbers import counted
 from bootfile.receipt.records import FILE, LOOP_PARTS, PARTS, History, ReceiptError, Steps
 
 
@@ -82,11 +83,13 @@ def compare(first: History, second: History) -> tuple[bool, str]:
     difference = find_difference(first_steps, second_steps)
     if difference.step:
         return False, _describe_difference(first_steps, second_steps, difference)
-    if removed or left_out:
-        without = f"{name_few(removed)} without some samples in one run, the other ids are equal, "
-        skipped = f"{name_ranges(left_out)} left out in one run, "
-        changes = without * bool(removed) + skipped * bool(left_out)
-        return False, f"different: {changes}the other steps are equal"
+    changes = []
+    if removed:
+        changes.append(f"{name_few(removed)} without some samples in one run, the other ids are equal")
+    if left_out:
+        changes.append(f"{name_ranges(left_out)} left out in one run")
+    if changes:
+        return False, f"different: {', '.join(changes)}, the other steps are equal"
     if not difference.steps:
         return False, "different: the runs have no step in common"
     if difference.steps < max(len(first_steps), len(second_steps)):
@@ -147,8 +150,7 @@ def describe_size(steps: Steps, begin: int = 0) -> str:
     begin: the step before the first one that the receipt has to have."""
     text = f"{steps.last} steps"
     if not steps.samples:  # a plain loop may have a stream without epochs
-        epochs = int(steps.epochs[-1])
-        text += f", {epochs} epoch{'s' * (epochs != 1)}"
+        text += f", {counted(int(steps.epochs[-1]), 'epoch')}"
     if steps.last - begin > len(steps):  # a kill was faster than the write of these records
         text += f", {steps.last - begin - len(steps)} without a record"
     return text

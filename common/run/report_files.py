@@ -89,7 +89,8 @@ class ReportFiles:
                 with self._reported():  # without it, the other reports are whole
                     ends.begin(folder, begun.facts["time"])
             # the receipt is that of the whole run: it begins where the first start began
-            begun.receipt.begins_at(min(start["step"] for start in read_starts(folder)))
+            steps = (start["step"] for start in read_starts(folder))
+            begun.receipt.begins_at(min(steps, default=begun.step))
             if self.class_names:
                 write_atomic(os.path.join(folder, CLASSES), json.dumps(self.class_names) + "\n")
             # before the trackers open: one that fails is not tried again with each report
