@@ -20,8 +20,8 @@ from bootfile.receipt.one_run import Options
 from bootfile.receipt.options import parse
 from bootfile.receipt.reading import read
 from bootfile.receipt.recorded_run import Run
-from bootfile.receipt.records import History
 from bootfile.receipt.report import report
+from bootfile.receipt.steps import History
 from bootfile.records import read_removed
 
 

@@ -5,16 +5,8 @@ from collections import Counter
 
 import numpy as np
 
-from bootfile.receipt.records import (
-    LOOP_FILE,
-    RECORD,
-    SAMPLES_FILE,
-    History,
-    ReceiptError,
-    Start,
-    Steps,
-    parse_records,
-)
+from bootfile.receipt.records import LOOP_FILE, RECORD, SAMPLES_FILE, ReceiptError, parse_records
+from bootfile.receipt.steps import History, Start, Steps
 
 
 def read(folder: str) -> History:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bootfile.ground.numbers import counted
-from bootfile.receipt.records import Steps
+from bootfile.receipt.steps import Steps
 
 _EQUAL_SHARE = 0.1  # the share of samples that may have the content of another one
 _SHOWN = 4  # lines about epochs

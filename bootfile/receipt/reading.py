@@ -7,7 +7,8 @@ import numpy as np
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained, read_file
 from bootfile.receipt import loop_records
-from bootfile.receipt.records import FILE, LOOP_FILE, MOST, History, Start, Steps, parse_records
+from bootfile.receipt.records import FILE, LOOP_FILE, MOST, parse_records
+from bootfile.receipt.steps import History, Start, Steps
 from bootfile.records import describe_parent, parent_of, read_starts
 
 LOOP = LOOP_FILE.format(0)  # the receipt of a plain loop has this file

@@ -2,8 +2,15 @@
 
 from bootfile.ground.numbers import counted
 from bootfile.receipt.one_run import Options, find_unusual
-from bootfile.receipt.records import History
-from bootfile.receipt.steps import compare, describe_size, find_left_out, follow, name_few, name_ranges
+from bootfile.receipt.steps import (
+    History,
+    compare,
+    describe_size,
+    find_left_out,
+    follow,
+    name_few,
+    name_ranges,
+)
 
 
 def report(folders: list[str], histories: list[History], options: Options) -> tuple[bool, list[str]]:
