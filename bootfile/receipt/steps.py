@@ -239,9 +239,8 @@ def find_ranges(numbers: Iterable[int]) -> list[str]:
 
 def name_ranges(numbers: list[int]) -> str:
     """Return ascending numbers of steps in words: "step 7 was", "steps 3-5, 9 were"."""
-    if len(numbers) == 1:
-        return f"step {numbers[0]} was"
-    return f"steps {', '.join(find_ranges(numbers))} were"
+    text = ", ".join(find_ranges(numbers))
+    return f"step {text} was" if len(numbers) == 1 else f"steps {text} were"
 
 
 def name_few(numbers: list[int]) -> str:
@@ -254,12 +253,11 @@ def name_few(numbers: list[int]) -> str:
 def describe_size(steps: Steps, begin: int = 0) -> str:
     """Return the number of steps, of epochs for the receipt of a Loader, and of steps without a record.
     begin: the step before the first one that the receipt has to have."""
-    text = f"{steps.last} steps"
-    if not steps.samples:  # a plain loop may have a stream without epochs
-        text += f", {counted(int(steps.epochs[-1]), 'epoch')}"
-    if steps.last - begin > len(steps):  # a kill was faster than the write of these records
-        text += f", {steps.last - begin - len(steps)} without a record"
-    return text
+    # a plain loop may have a stream without epochs
+    epochs = "" if steps.samples else f", {counted(int(steps.epochs[-1]), 'epoch')}"
+    missing = steps.last - begin - len(steps)  # a kill was faster than the write of these records
+    lost = f", {missing} without a record" if missing > 0 else ""
+    return f"{steps.last} steps{epochs}{lost}"
 
 
 def follow(history: History) -> Kept:
