@@ -61,7 +61,7 @@ def read_all() -> list[dict[str, Any]]:
     """Return all valid records in FOLDER."""
     records = []
     for path in sorted(glob.glob(os.path.join(FOLDER, "*.json"))):
-        with contextlib.suppress(BadInput):
+        with contextlib.suppress(BadInput):  # not a record, or one of another version
             records.append(read(path))
     return records
 
@@ -69,11 +69,12 @@ def read_all() -> list[dict[str, Any]]:
 def find(text: str) -> dict[str, Any] | None:
     """Return the record for a path, a name in FOLDER or a job's id; None if it does not exist. Raises
     BadInput."""
-    for path in (text, os.path.join(FOLDER, text), os.path.join(FOLDER, f"{text}.json")):
-        if os.path.isfile(path):
-            record = read(path)
-            if not record["id"]:
-                job = f"job {record.get('name')} was created: see the console"
-                raise BadInput(f"{path}: it is not known whether {job}")
-            return record
-    return next((record for record in read_all() if record["id"] == text), None)
+    paths = (text, os.path.join(FOLDER, text), os.path.join(FOLDER, f"{text}.json"))
+    path = next(filter(os.path.isfile, paths), "")
+    if not path:
+        return next((record for record in read_all() if record["id"] == text), None)
+    record = read(path)
+    if not record["id"]:
+        job = f"job {record.get('name')} was created: see the console"
+        raise BadInput(f"{path}: it is not known whether {job}")
+    return record

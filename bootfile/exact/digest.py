@@ -18,11 +18,8 @@ import numpy as np
 import torch
 
 from bootfile.exact import dtensors
-from bootfile.exact.digest_lines import FILE, cut, read, write
 from bootfile.ground.mixing import mix
 from bootfile.processes import ranks
-
-__all__ = ["FILE", "FORMAT", "KERNELS", "add_bytes", "cut", "leaves", "read", "summarize", "write"]
 
 FORMAT = 2  # digests of other formats cannot be compared
 _WORDS = 2**13  # words of 8 bytes in a block
@@ -43,9 +40,10 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         # an optimizer: which kernel computes its step is not a part of the state
         if value.keys() >= {"state", "param_groups"}:
-            groups = []
-            for group in value["param_groups"]:
-                groups.append({key: option for key, option in group.items() if key not in KERNELS})
+            groups = [
+                {key: option for key, option in group.items() if key not in KERNELS}
+                for group in value["param_groups"]
+            ]
             value = {"state": value["state"], "param_groups": groups}
         parts = value.items()
     elif isinstance(value, list | tuple):
@@ -58,9 +56,9 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def summarize(step: int, objects: dict[str, Any], is_alone: bool = False) -> dict[str, Any]:
-    """Return a line of FILE. objects: those of a checkpoint. If they are sharded, call it on every rank: each
-    rank reads its own part, and one all_reduce adds the sums of all tensors. Otherwise the answer of rank 0
-    counts, or with is_alone that of the only rank that calls it."""
+    """Return a line of state.jsonl. objects: those of a checkpoint. If they are sharded, call it on every
+    rank: each rank reads its own part, and one all_reduce adds the sums of all tensors. Otherwise the answer
+    of rank 0 counts, or with is_alone that of the only rank that calls it."""
     parts = {}
     whole = hashlib.blake2b(digest_size=8)
     named = sorted(leaves(objects), key=operator.itemgetter(0))

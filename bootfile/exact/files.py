@@ -26,7 +26,6 @@ from typing import IO, Any, BinaryIO, cast
 import numpy as np
 import torch
 
-from bootfile.exact import digest_lines
 from bootfile.exact.digest import add_bytes, leaves
 from bootfile.ground.errors import in_one_line
 from bootfile.ground.files import (
@@ -40,6 +39,7 @@ from bootfile.ground.files import (
     write_atomic,
 )
 from bootfile.ground.results import checkpoint_names, dtensor_folder
+from bootfile.records import write_state
 
 _ZIP = b"PK\3\4"  # the first bytes of a zip file
 _TORCHSCRIPT = "constants.pkl"  # a file in an archive of TorchScript
@@ -89,7 +89,7 @@ def write_weights(path: str, weights: dict[str, Any]) -> None:
         target = _Target(file)
         _save(weights, target)
         # first: a process that is killed in between leaves the old file, which has an older line
-        digest_lines.write(folder, {"file": name, **target.facts()})
+        write_state(folder, {"file": name, **target.facts()})
     sync_folder(folder)
 
 

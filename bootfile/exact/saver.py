@@ -15,6 +15,7 @@ from bootfile.ground.errors import BadInput
 from bootfile.ground.files import check_mounted, explain_write, sweep
 from bootfile.ground.heartbeat import watched
 from bootfile.processes import ranks
+from bootfile.records import STATES, cut_states, write_state
 
 # a file system refuses what a save needs: unlike a full disk, this does not pass
 _FINAL = (errno.ENOSYS, errno.EROFS, errno.EPERM, errno.EOPNOTSUPP, errno.ENODEV)
@@ -82,7 +83,7 @@ class Saver:
         self.durable = 0
         self.newest: dict[str, Any] | None = None  # the line of the newest checkpoint that is on the disk
         self.hopeless = ""  # why no checkpoint can be saved in this folder: the job has to end
-        self.machines: list[dict[str, Any]] = []  # those that have computed the run, for digest.FILE
+        self.machines: list[dict[str, Any]] = []  # those that have computed the run, for STATES
         self.infinite: set[str] = set()  # names of weights that may be infinite, such as a mask
         self._states = HostCopies()
         # the weights after an epoch do not wait for the write of a checkpoint; but rank 0 may have no room
@@ -176,7 +177,7 @@ class Saver:
                 self._digest(step, run, objects())
                 self._digested = step
             else:
-                self._submit(_Task(digest.FILE, take_objects, write_digest, _nothing, step))
+                self._submit(_Task(STATES, take_objects, write_digest, _nothing, step))
         if name:
             self._submit(_Task(name, take_weights, write, _nothing))
 
@@ -206,7 +207,7 @@ class Saver:
                 path = os.path.join(self.checkpoints, files.name_of(step_on_disk))
                 self.keep_every = int(files.facts_of(path).get("keep_every", 0))
         with contextlib.suppress(OSError, BadInput):  # a digest that is missing is not an error of the run
-            digest.cut(self.folder, step)
+            cut_states(self.folder, step)
 
     def collect(self, wait: bool = False) -> None:
         """Report the writes that have ended with an error. wait: wait for those in flight first."""
@@ -276,9 +277,9 @@ class Saver:
         }
         try:
             if ranks.is_first() or is_alone:
-                digest.write(self.folder, line)
+                write_state(self.folder, line)
         except OSError as error:
-            self.log(f"warning: {digest.FILE} lacks step {step}: {describe(error, self.folder)}")
+            self.log(f"warning: {STATES} lacks step {step}: {describe(error, self.folder)}")
             return {}
         return line
 
@@ -286,7 +287,7 @@ class Saver:
         """Write that a checkpoint was not saved, if its line says that it was. Called on rank 0."""
         with contextlib.suppress(OSError):
             if line and ranks.is_first():
-                digest.write(self.folder, line | {"saved": False})
+                write_state(self.folder, line | {"saved": False})
 
     def _write_parts(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Write the sharded tensors of a state on every rank; the training waits. Return the rest of it."""

@@ -105,24 +105,6 @@ def _warn_of_locks(reason: str) -> None:
     )
 
 
-def read_json_lines(path: str, most: int, whole: bool = False) -> list[dict[str, Any]]:
-    """Return the objects in a file of JSON lines of at most `most` bytes, without damaged lines; [] if the
-    file is missing. whole: raise BadInput if lines are damaged. Raises OSError."""
-    try:
-        content = read_file(path, most)
-    except FileNotFoundError:
-        return []
-    objects = parse_json_lines(content)
-    if whole:
-        lines = [line for line in content.split(b"\n") if line.strip()]
-        bad = len(lines) - len(objects)
-        if bad:
-            raise BadInput(
-                f"{path}: {bad} of {len(lines)} lines are cut or damaged: delete them to use the others"
-            )
-    return objects
-
-
 def parse_json_lines(content: bytes) -> list[dict[str, Any]]:
     """Return the objects in JSON lines, without damaged lines."""
     objects = []

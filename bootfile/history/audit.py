@@ -11,34 +11,35 @@ import math
 import os
 import random
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from bootfile.console import outputs
-from bootfile.exact import digest_lines, files, recorded
+from bootfile.exact import files, recorded
 from bootfile.exact.forked import Differs
 from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.exit_codes import DIFFERS, UNVERIFIED
 from bootfile.ground.numbers import counted
+from bootfile.ground.results import CHECKPOINTS
 from bootfile.history import compute
-from bootfile.history.changes import NOT_THE_SAME
-from bootfile.history.parent import Parent, read_starts
-from bootfile.receipt import origins
+from bootfile.history.parent import NOT_THE_SAME, Parent, read_starts_of_job
+from bootfile.records import parent_of, read_states, read_weights
 
 
 @dataclasses.dataclass
 class Interval:
     """Steps that can be computed from a state. before: the step of the state. last: the last step.
 
+    From audit() on:
     samples, states: the steps in it whose samples the run has recorded, and its digests, that of `last` too.
     unknown: the steps whose samples the run has not recorded, such as "11-20", or "".
-    difference: the first one, in words; "" without one; None if it was not computed. again: the difference
-    when it was computed a second time, after a first one.
-    changes: what was not as in the run when it was computed (changes.py), or "".
+    difference: the first one, in words; "" without one. again: the difference when it was computed a second
+    time, after a first one.
+    changes: what was not as in the run when it was computed (Parent.find_changes()), or "".
     """
 
     before: int
     last: int
-    states: int
+    states: int = 0
     samples: int = 0
     unknown: str = ""
     difference: str | None = None
@@ -78,42 +79,34 @@ class Records:
 
 def read_records(folder: str) -> Records:
     """Read the states and files of weights that a run has kept, and compare them with its records. Only
-    states that are equal begin an interval. Raises BadInput."""
-    known = read_starts(folder)
-    digests = digest_lines.read(folder)
-    begins = [0]
-    if origins.parent_of(known) or min(start["step"] for start in known) > 0:
-        begins = []  # its first state is that of another run
+    states that are equal begin an interval. Raises BadInput, also for a damaged line in the records."""
+    known = read_starts_of_job(folder, whole=True)
     altered = []
-    for path in reversed(files.list_newest_first(os.path.join(folder, "checkpoints"))):
+
+    def is_recorded(check: Callable[[str], object], path: str) -> bool:
         try:
-            recorded.verify(path)
+            check(path)
         except files.Refused as reason:
             # the run may still train, and delete old states
             if os.path.exists(path):
                 altered.append(f"{path}: {reason}")
-            continue
-        begins.append(files.step_of(path))
-    for name in sorted(digest_lines.read_files(folder)):
-        path = os.path.join(folder, name)
-        try:
-            if os.path.exists(path):
-                recorded.check_weights(path)
-        except files.Refused as reason:
-            altered.append(f"{path}: {reason}")
-    last = max([0, *digests, *begins])
-    intervals = []
+            return False
+        return True
+
+    paths = reversed(files.list_newest_first(os.path.join(folder, CHECKPOINTS)))
+    begins = [files.step_of(path) for path in paths if is_recorded(recorded.verify, path)]
+    if not parent_of(known) and not min(start["step"] for start in known):
+        begins.insert(0, 0)  # else its first state is that of another run
+    for path in [os.path.join(folder, name) for name in sorted(read_weights(folder))]:
+        if os.path.exists(path):
+            is_recorded(recorded.check_weights, path)
     # from each state to the next one, and from the last one to the last recorded step
-    for place, before in enumerate(begins):
-        end = begins[place + 1] if place + 1 < len(begins) else last
-        if end > before:
-            states = sum(1 for step in digests if before < step <= end)
-            intervals.append(Interval(before, end, states))
+    ends = [*begins[1:], max([0, *read_states(folder, whole=True), *begins])]
+    intervals = [Interval(*pair) for pair in zip(begins, ends, strict=False) if pair[0] < pair[1]]
     if not intervals:
-        lines = "; ".join(altered)
         raise BadInput(
             f"{folder} has no state from which steps can be computed, and a later record of a state"
-            + (f": {lines}" if lines else "")
+            + (f": {'; '.join(altered)}" if altered else "")
         )
     return Records(intervals, altered)
 
@@ -128,12 +121,11 @@ def draw(intervals: Sequence[Interval], share: float, seed: int) -> list[Interva
 def choose(intervals: Sequence[Interval], first: int, last: int, folder: str) -> list[Interval]:
     """Return the intervals that have a step of first..last, the last one cut after `last`. Raises
     BadInput."""
-    chosen = []
-    for interval in intervals:
-        if interval.last >= first and interval.before < last:
-            end = min(interval.last, last)
-            states = sum(1 for step in digest_lines.read(folder) if interval.before < step <= end)
-            chosen.append(Interval(interval.before, end, states))
+    chosen = [
+        Interval(interval.before, min(interval.last, last))
+        for interval in intervals
+        if interval.last >= first and interval.before < last
+    ]
     if not chosen:
         begin = intervals[0].before + 1
         raise BadInput(f"--steps {first}-{last}: {begin}-{intervals[-1].last} of {folder} can be computed")
@@ -153,18 +145,18 @@ def audit(
     keep: a new folder for the steps; None: a temporary one. job: the script, if it is not where it was.
     processes: their number, if it may be another one. options: words for the job. Raises BadInput.
     """
-    with _place(keep) as place:
+    if keep:
+        outputs.make_empty(keep)
+    kept = contextlib.nullcontext(os.path.abspath(keep or ""))
+    with kept if keep else tempfile.TemporaryDirectory(prefix="bootfile-audit-") as place:
         for interval in chosen:
             parent = Parent(folder, interval.last, interval.before)
             # the run may still train, and delete old states
             if parent.state != interval.before:
                 raise BadInput(f"the state of step {interval.before} of {folder} is gone")
-            script = job or str(parent.start.get("script", ""))
-            if not os.path.isfile(script):
-                raise BadInput(f"{script}: no such file: name the job of the run with --job FILE")
+            script = parent.find_script(job)
             size = processes or parent.world_size
-            is_exact = parent.settings.get("exact_shards") is not None
-            if size != parent.world_size and not is_exact:
+            if size != parent.world_size and not parent.is_exact:
                 raise BadInput(
                     f"--processes {size}: {folder} had {parent.world_size} in these steps, and without "
                     "--exact_shards sums are rounded differently"
@@ -175,7 +167,8 @@ def audit(
             interval.difference, interval.changes = _compute(parent, results, script, size, options)
             if interval.difference and not interval.changes:  # an error of this machine does not come twice
                 interval.again, _ = _compute(parent, f"{results}-again", script, size, options)
-            print_line(f"{interval}: {interval.difference or _describe_equal(interval)}")
+            equal, _ = _describe(interval.samples, interval.states, interval.unknown)
+            print_line(f"{interval}: {interval.difference or equal}")
             if interval.cause:
                 print_line(f"{interval}: {interval.cause}")
 
@@ -196,20 +189,21 @@ def _compute(
 def conclude(chosen: Sequence[Interval], records: Records) -> tuple[str, int]:
     """Return the verdict in words, and the exit code."""
     different = [interval for interval in chosen if interval.difference]
-    unknown = ",".join(filter(None, (interval.unknown for interval in chosen)))
-    states = sum(interval.states for interval in chosen)
-    compared = _count(sum(interval.samples for interval in chosen), states)
     reasons = [*records.altered]  # a file that was altered needs no other explanation
     if different:
         first = different[0]
         reasons.append(f"{len(different)} of {len(chosen)} intervals, first {first}: {first.cause}")
     if reasons:
         return f"differs: {'; '.join(reasons)}", DIFFERS
+    states = sum(interval.states for interval in chosen)
+    unknown = ",".join(filter(None, (interval.unknown for interval in chosen)))
+    text, compared = _describe(sum(interval.samples for interval in chosen), states, unknown)
     if unknown:
-        return f"not known: steps {unknown} have no record{_add(compared)}", UNVERIFIED
+        return text, UNVERIFIED
     # equal samples alone do not show that the bits are the same
     if not states:
-        return f"unverified: the run has recorded no state in these steps{_add(compared)}", UNVERIFIED
+        equal = f"; {text}" if compared else ""
+        return f"unverified: the run has recorded no state in these steps{equal}", UNVERIFIED
     text = (
         f"equal: {len(chosen)} of {len(records.intervals)} intervals, {compared}. They have "
         f"{find_share(chosen, records.intervals):.1%} of the steps: so likely is it that they would show a "
@@ -224,33 +218,13 @@ def find_share(chosen: Sequence[Interval], every: Sequence[Interval]) -> float:
     return sum(interval.last - interval.before for interval in chosen) / total
 
 
-def _describe_equal(interval: Interval) -> str:
-    compared = _count(interval.samples, interval.states)
-    if interval.unknown:
-        return f"not known: steps {interval.unknown} have no record{_add(compared)}"
-    return f"equal: {compared}"
-
-
-def _add(compared: str) -> str:
-    """Return what is equal as the end of a line; "" if nothing was compared."""
-    return f"; equal: {compared}" if compared else ""
-
-
-def _count(samples: int, states: int) -> str:
-    """Return numbers of comparisons in words; "" without any."""
-    parts = []
-    if samples:
-        parts.append(f"the samples of {counted(samples, 'step')}")
-    if states:
-        parts.append(counted(states, "state"))
-    return " and ".join(parts)
-
-
-@contextlib.contextmanager
-def _place(keep: str | None) -> Iterator[str]:
-    if keep:
-        outputs.make_empty(keep)
-        yield os.path.abspath(keep)
-        return
-    with tempfile.TemporaryDirectory(prefix="bootfile-audit-") as folder:
-        yield folder
+def _describe(samples: int, states: int, unknown: str) -> tuple[str, str]:
+    """Return what is equal in words, or that it is not known of some steps; and what was compared. samples,
+    states, unknown: as in an Interval."""
+    of_samples = f"the samples of {counted(samples, 'step')}" if samples else ""
+    of_states = counted(states, "state") if states else ""
+    compared = " and ".join(filter(None, [of_samples, of_states]))
+    equal = f"equal: {compared}"
+    if unknown:
+        equal = f"not known: steps {unknown} have no record" + (f"; {equal}" if compared else "")
+    return equal, compared

@@ -34,9 +34,8 @@ _MARK = '"made by": "launch audit"'
 
 def _share(text: str) -> float:
     """Parse a share in 0..1, or "all"."""
-    value = 1.0 if text == "all" else 0.0
-    if re.fullmatch(r"\d*\.?\d+", text):
-        value = float(text)
+    is_number = re.fullmatch(r"\d*\.?\d+", text)
+    value = float(text) if is_number else float(text == "all")
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a share such as 0.02, or all")
     return value

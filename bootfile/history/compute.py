@@ -3,6 +3,7 @@
 # `bootfile prove` starts runs with prove/trial.py: whole runs of any program, also in forks, which are killed
 # and start again in their own folder. This starts a job at a state of an old run. Both use sessions.py.
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -65,14 +66,12 @@ def compute(
     heartbeat = Heartbeat()
     with open(log, "wb") as output:
         task = sessions.start(command, log, output, variables)
+        code = None
         try:
-            while True:
+            while code is None:
                 heartbeat.beat(f"computing the steps {parent.state + 1}-{parent.step} again ({log})")
-                try:
+                with contextlib.suppress(subprocess.TimeoutExpired):
                     code = task.wait(1)
-                    break
-                except subprocess.TimeoutExpired:
-                    continue
         finally:  # also those that the job has left behind
             sessions.end([task], signal.SIGTERM)
             sessions.kill([task], log)
@@ -95,7 +94,5 @@ def _explain(log: str, code: int) -> str:
     """Return why the steps were not computed: the error in the log, or the exit code in words."""
     with open(log, encoding="utf-8", errors="replace") as file:
         lines = file.read().splitlines()
-    for line in reversed(lines):
-        if line.startswith("error: "):
-            return line.removeprefix("error: ")
-    return f"the steps were not computed again: {explain_exit_code(code)} ({log})"
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return [f"the steps were not computed again: {explain_exit_code(code)} ({log})", *errors][-1]

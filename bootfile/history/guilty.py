@@ -15,15 +15,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from bootfile.ground.errors import BadInput, print_line
-from bootfile.ground.files import explained, read_json_lines
+from bootfile.ground.numbers import counted
 from bootfile.history import compute
 from bootfile.history.parent import Parent
-from bootfile.receipt import removed
 from bootfile.receipt.recorded_run import Run
+from bootfile.records import METRICS, read_lines
 
 _SPIKE = 1.1  # a mean loss that is larger than without the step by this factor
 _MOST = 8  # samples that are looked for
-_BYTES = 2**30  # the most that the figures of a replay have
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,17 +127,14 @@ class Search:
         compute.compute(self._parent, folder, self._script, self._processes, self._options, variables)
         loss = self._read_loss(folder)
         print_line(
-            f"replay {self._replays}: without {removed.count(len(ids))} of step {self._step}: {loss:.6g}"
+            f"replay {self._replays}: without {counted(len(ids), 'sample')} of step {self._step}: {loss:.6g}"
         )
         return loss
 
     def _read_loss(self, folder: str) -> float:
         """Return the mean of the losses that a replay has reported for the steps after the step."""
-        path = os.path.join(folder, "metrics.jsonl")
-        with explained(f"{path} cannot be read"):
-            lines = read_json_lines(path, _BYTES)
         losses = {}
-        for line in lines:
+        for line in read_lines(folder, METRICS):
             step = line.get("step")
             if type(step) is int and self._step < step <= self._last and "lr" in line:
                 losses[step] = line.get("loss")

@@ -18,16 +18,14 @@ Exit codes before: 0 RUN never had any of the samples, and is the run without th
 import os
 import shlex
 import sys
-from typing import Any
 
 import numpy as np
 
 from bootfile.ground.errors import BadInput, print_line
+from bootfile.ground.numbers import counted
 from bootfile.history.arguments import make_parser, parse
-from bootfile.receipt import origins, removed
 from bootfile.receipt.recorded_run import Run
-
-_SHOWN = 5  # samples that a line names
+from bootfile.records import REMOVED, name_samples, parent_of, parse_ids, write_removed
 
 
 def main(arguments: list[str]) -> int:
@@ -51,75 +49,54 @@ def _plan(folder: str, path: str, output: str, job: str | None, processes: int |
     """Return the script and its options, or [] if the run never had the samples. Raises BadInput."""
     from bootfile.history.parent import Parent  # imports torch, which --help does not need
 
-    ids = removed.parse("--without", path)
+    wanted = parse_ids("--without", path)
     run = Run(folder)
-    known = removed.read(folder)
-    # the run lacks samples already: the new run lacks these and those
-    if len(known):
-        ids = np.union1d(known, ids)
+    ids = np.union1d(
+        run.removed, wanted
+    )  # the run may lack samples already: the new run lacks these and those
     uses = run.find_uses(ids, run.last)
+    never = f"the steps 1-{run.last} of {folder} never had"
     if not uses:
-        print_line(
-            f"the steps 1-{run.last} of {folder} never had {removed.count(len(ids))} of {path}: it is the "
-            "run without them already"
-        )
+        print_line(f"{never} {counted(len(ids), 'sample')} of {path}: it is the run without them already")
         return []
-    used: set[int] = set()
-    for ids_of_step in uses.values():
-        used.update(ids_of_step.tolist())
-    unused = [id for id in ids.tolist() if id not in used and id not in known]
+    unused = np.setdiff1d(ids, np.concatenate([run.removed, *uses.values()])).tolist()
     if unused:
-        print_line(f"the steps 1-{run.last} of {folder} never had {_name(unused)}")
+        print_line(f"{never} {name_samples(unused)}")
     first = min(uses)
-    origin = origins.parent_of(run.starts)
+    samples = name_samples(uses[first].tolist())
+    origin = parent_of(run.starts)
     # the steps before are those of another run, whose records are not in this folder
     if origin and first <= origin["step"]:
         raise BadInput(
-            f"{folder} begins at step {origin['step']} of {origin.get('folder')}, which had "
-            f"{_name(uses[first].tolist())} in step {first}: replay that run"
+            f"{folder} begins at step {origin['step']} of {origin.get('folder')}, which had {samples} in "
+            f"step {first}: replay that run"
         )
     # the newest state before the first use: the steps before it never had the samples
     parent = Parent(folder, first - 1)
-    script = job or str(parent.start.get("script", ""))
-    if not os.path.isfile(script):
-        raise BadInput(f"{script}: no such file: name the job of the run with --job FILE")
+    script = parent.find_script(job)
     size = processes or parent.world_size
-    is_exact = parent.settings.get("exact_shards") is not None
-    if size > 1 and not is_exact:
+    if size > 1 and not parent.is_exact:
         raise BadInput(
             f"{folder} had {parent.world_size} processes without --exact_shards: the mean of a step would "
             "not be over what is left; jobs of one process and jobs with --exact_shards can be replayed"
         )
     begin = f"the state after step {parent.state}" if parent.state else "step 1"
-    samples = _name(uses[first].tolist())
     print_line(f"first use: {samples} in step {first}, of {len(uses)} steps with such; from {begin} on")
+    if len(run.removed):
+        path = _write_list(output, ids, len(run.removed))
     command = [script, f"--from={parent.folder}", f"--at_step={first - 1}"]
-    command += [f"--without={_find_list(output, ids, path, len(known))}", f"--output_dir={output}"]
-    if size > 1:
-        command.append(f"--processes_per_node={size}")
-    return command
+    command += [f"--without={os.path.abspath(path)}", f"--output_dir={output}"]
+    return [*command, f"--processes_per_node={size}"] if size > 1 else command
 
 
-def _find_list(output: str, ids: Any, path: str, known: int) -> str:
-    """Return the path of the ids. If the run lacks `known` samples already, all of them are written into the
-    output folder. Raises BadInput."""
-    if not known:
-        return os.path.abspath(path)
+def _write_list(output: str, ids: np.ndarray, known: int) -> str:
+    """Write the samples of a run that lacks `known` samples already into the output folder, and return the
+    path. Raises BadInput."""
     if "://" in output:
         raise BadInput(
             f"--output_dir {output}: the run lacks {known} samples already: expected a folder, or a file "
             "with their ids, too"
         )
     os.makedirs(output, exist_ok=True)
-    removed.write(output, ids)
-    return os.path.join(os.path.abspath(output), removed.FILE)
-
-
-def _name(ids: list[int]) -> str:
-    """Return samples in words: "sample 17", "samples 3, 17", "samples 1, 2, 3, 4, 5 and 8 more"."""
-    if len(ids) == 1:
-        return f"sample {ids[0]}"
-    text = f"samples {', '.join(map(str, ids[:_SHOWN]))}"
-    if len(ids) > _SHOWN:
-        text += f" and {len(ids) - _SHOWN} more"
-    return text
+    write_removed(output, ids)
+    return os.path.join(output, REMOVED)

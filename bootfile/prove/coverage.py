@@ -6,16 +6,17 @@ from bootfile.ground.errors import BadInput
 from bootfile.prove.cases import REFERENCE
 from bootfile.prove.job import Job
 from bootfile.prove.verdict import Row
-from bootfile.receipt import records, starts
+from bootfile.receipt import records
 from bootfile.receipt.reading import find_receipt
 from bootfile.receipt.recorded_run import Run
+from bootfile.records import read_starts
 
 
 def describe(job: Job, rows: list[Row]) -> tuple[str, list[str]]:
     """Return (what the reference covered, in words; lines on what was not checked); ("", []) for a script
     that does not use Bootfile. Raises BadInput if a record cannot be read."""
     folder = job.folder(REFERENCE)
-    if not starts.read(folder) or find_receipt(folder) != records.FILE:
+    if not read_starts(folder) or find_receipt(folder) != records.FILE:
         return "", []
     run = Run(folder)
     per_epoch = 0  # steps of an epoch as the job cuts it; 0: not known
@@ -62,7 +63,7 @@ def _has_late_restart(job: Job, rows: list[Row], epochs: dict[int, int]) -> bool
     for row in rows:
         if not row.case.kills:
             continue
-        for start in starts.read(job.folder(row.case.name))[1:]:
+        for start in read_starts(job.folder(row.case.name))[1:]:
             if epochs.get(start["step"] + 1, 0) > 1:
                 return True
     return False

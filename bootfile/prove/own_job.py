@@ -8,7 +8,7 @@ import sys
 import time
 
 from bootfile.console.words import get_option
-from bootfile.exact import digest_lines, files
+from bootfile.exact import files
 from bootfile.ground.errors import BadInput
 from bootfile.processes import forking
 from bootfile.prove import surroundings, trial
@@ -27,8 +27,9 @@ from bootfile.prove.cases import (
 from bootfile.prove.damage import change, describe
 from bootfile.prove.job import Job
 from bootfile.prove.losses import Losses
-from bootfile.receipt import records, starts
+from bootfile.receipt import records
 from bootfile.receipt.records import RECORD
+from bootfile.records import cut_states, read_starts
 
 _BAD_INPUT = 2  # exit code of a job that refuses its options
 _STEPS = 24  # steps of a run, if the options name no number
@@ -257,7 +258,7 @@ class OwnJob(Job):
     def _has_trained_on(self, case: Case) -> bool:
         """Return whether a restart of a case had to train on: one from step 0 has lost the checkpoints, and
         one from the last step trains nothing."""
-        return any(0 < start["step"] < self.steps for start in starts.read(self.folder(case.name))[1:])
+        return any(0 < start["step"] < self.steps for start in read_starts(self.folder(case.name))[1:])
 
     def _run_once(self, case: Case, command: list[str], kills: list[float]) -> list[float]:
         """Run a case once, and return the steps so far at each SIGKILL. A kill waits until this start has
@@ -283,7 +284,7 @@ class OwnJob(Job):
 
     def _describe_kills(self, case: Case, killed: list[float]) -> str:
         """Return what was done in a case with SIGKILLs. It is a doubt if no restart had to train on."""
-        resumed = [start["step"] for start in starts.read(self.folder(case.name))[1:]]
+        resumed = [start["step"] for start in read_starts(self.folder(case.name))[1:]]
         if not killed:
             self.doubts.append(f"{case.name}: no SIGKILL came before the end: give more --max_steps")
             return "no SIGKILL"
@@ -325,12 +326,12 @@ class OwnJob(Job):
 
     def refused(self, case: Case) -> bool:
         # the restart continued from another state than the damaged one
-        last_start = starts.read(self.folder(case.name))[-1]
+        last_start = read_starts(self.folder(case.name))[-1]
         return bool(last_start["step"] != self._damaged)
 
     def _choose(self, case: Case) -> str:
         """Return the value of a case's option that the reference does not have."""
-        start = starts.read(self.folder(REFERENCE))[-1]
+        start = read_starts(self.folder(REFERENCE))[-1]
         used = get_option(self.options, case.option)
         if case.option == "--data_backend":  # auto or the default: the reference has chosen one
             used = start.get("data backend")
@@ -373,7 +374,7 @@ class OwnJob(Job):
                 files.write(path, state, **facts)
                 self._damaged = files.step_of(path)
                 # with its record the job would refuse it: that wrong weights are noticed is shown without
-                digest_lines.cut(folder, self._damaged - 1)
+                cut_states(folder, self._damaged - 1)
                 return describe(case, largest, [path])
         shutil.rmtree(folder, ignore_errors=True)
         raise self._not_run("no checkpoint could be damaged")

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bootfile import __version__
 from bootfile.console import outputs
-from bootfile.exact import digest_lines
 from bootfile.ground import accelerator, git
 from bootfile.ground.errors import BadInput, import_optional
 from bootfile.ground.files import explained, read_file, sha256_file
@@ -39,8 +38,9 @@ from bootfile.prove.cases import REFERENCE
 from bootfile.prove.job import Job
 from bootfile.prove.modules import Modules, find_modules
 from bootfile.prove.verdict import Row
-from bootfile.receipt import records, starts
+from bootfile.receipt import records
 from bootfile.receipt.compare import PARTS, find_files
+from bootfile.records import read_starts, read_states
 
 if TYPE_CHECKING:
     import pydantic
@@ -190,12 +190,12 @@ def _describe_run(job: Job, name: str, result: str, done: str) -> dict[str, Any]
             for file in find_files(folder, pattern):
                 digests[file] = sha256_file(os.path.join(folder, file))
     seed = None
-    known = starts.read(folder)
+    known = read_starts(folder)
     if known:
         seed = known[0]["settings"].get("seed")
     # the last state has the history of the whole run
     machines = []
-    states = digest_lines.read(folder)
+    states = read_states(folder)
     if states:
         machines = states[max(states)].get("machines", [])
     return {

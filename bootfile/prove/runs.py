@@ -25,7 +25,7 @@ from bootfile.prove.modules import Modules, find_modules
 from bootfile.prove.other_job import OtherJob
 from bootfile.prove.own_job import OwnJob
 from bootfile.prove.verdict import Row
-from bootfile.receipt import starts
+from bootfile.records import read_starts
 
 # why sums on a GPU round in another way each time, and what to do
 _ANY_ORDER = "some operators add in any order: torch.use_deterministic_algorithms(True)"
@@ -138,7 +138,7 @@ def _find_cause(job: Job, rows: list[Row]) -> str:
 def _explain_bits(folder: str) -> str:
     """Return why two runs with the same samples have other bits on a GPU; "" if no reason is known. folder:
     of a run; if it is one of a job, its start says what it computed with."""
-    told = starts.read(folder)
+    told = read_starts(folder)
     # only a job of Bootfile records what it computed with
     if not told:
         return f"if it computes on the GPU: {_ANY_ORDER}" if accelerator.count() else ""

@@ -14,31 +14,28 @@ or the runs have different seeds. Without --exact_shards another number of proce
 so different states are expected.
 """
 
-import os
-
 from bootfile.ground.errors import BadInput, printable
-from bootfile.receipt import removed
 from bootfile.receipt.compare import compare_states, read_setting
 from bootfile.receipt.one_run import Options
 from bootfile.receipt.options import parse
-from bootfile.receipt.reading import bad_input, read
+from bootfile.receipt.reading import read
 from bootfile.receipt.recorded_run import Run
-from bootfile.receipt.records import History
 from bootfile.receipt.report import report
+from bootfile.receipt.steps import History
+from bootfile.records import read_removed
 
 
 def main(arguments: list[str]) -> int:
     """Print the comparison and return the exit code. Raises BadInput."""
-    with bad_input():
-        paths, options = parse(arguments, __doc__, "bootfile receipt")
-        # the whole receipts: 32 bytes for each step, and for a plain loop 8 bytes for each sample
-        histories = [_read(path) for path in paths]
-        if any(history.is_of_loop for history in histories):
-            is_right, lines = report(paths, histories, options)
-        elif len(paths) == 1:
-            is_right, lines = _judge(paths[0], histories[0], options)
-        else:
-            is_right, lines = _compare(paths, histories, options)
+    paths, options = parse(arguments, __doc__, "bootfile receipt")
+    # the whole receipts: 32 bytes for each step, and for a plain loop 8 bytes for each sample
+    histories = [_read(path) for path in paths]
+    if any(history.is_of_loop for history in histories):
+        is_right, lines = report(paths, histories, options)
+    elif len(paths) == 1:
+        is_right, lines = _judge(paths[0], histories[0], options)
+    else:
+        is_right, lines = _compare(paths, histories, options)
     for line in lines:
         print(printable(line))
     return 0 if is_right else 1
@@ -47,7 +44,7 @@ def main(arguments: list[str]) -> int:
 def _read(path: str) -> History:
     """Return what the receipt has of a run, and which samples it lacks."""
     history = read(path)
-    if history.is_of_loop or not os.path.exists(os.path.join(path, removed.FILE)):
+    if history.is_of_loop or not len(read_removed(path)):
         return history
     return history._replace(removed=Run(path).sum_removed())
 
@@ -73,15 +70,10 @@ def _judge(path: str, history: History, options: Options) -> tuple[bool, list[st
 
 def _compare(paths: list[str], histories: list[History], options: Options) -> tuple[bool, list[str]]:
     """Compare two runs of Bootfile."""
-    first_seed = read_setting(paths[0], "seed")
-    second_seed = read_setting(paths[1], "seed")
+    seeds = [read_setting(path, "seed") for path in paths]
     # a receipt without starts.jsonl, as one that was copied alone, does not name its seed
-    is_known = first_seed is not None and second_seed is not None
-    if is_known and first_seed != second_seed:
-        raise BadInput(
-            f"the runs have the seeds {first_seed} and {second_seed}: their samples differ by design"
-        )
+    if None not in seeds and seeds[0] != seeds[1]:
+        raise BadInput(f"the runs have the seeds {seeds[0]} and {seeds[1]}: their samples differ by design")
     is_right, lines = report(paths, histories, options)
     is_same_state, text = compare_states(paths[0], paths[1])
-    lines.append(f"state {text}")
-    return is_right and is_same_state, lines
+    return is_right and is_same_state, [*lines, f"state {text}"]

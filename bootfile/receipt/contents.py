@@ -46,20 +46,13 @@ def _sizes(value: Any) -> list[int]:
     if not isinstance(value, Mapping | list | tuple):
         return []
     parts = list(value.values()) if isinstance(value, Mapping) else list(value)
-    lengths = [len(parts)]
-    has_names = isinstance(value, Mapping) or hasattr(value, "_fields")
-    if has_names:  # its parts are tensors of all samples, and no samples
-        lengths = []
+    # parts with names are tensors of all samples, and no samples
+    lengths = [] if isinstance(value, Mapping) or hasattr(value, "_fields") else [len(parts)]
     if isinstance(value, list) and all(isinstance(part, str | Mapping | tuple) for part in parts):
         return lengths  # a list of samples
-    sizes = []
-    for part in parts:
-        sizes += _sizes(part)
-    times = Counter(sizes)
-    most = max(times.values(), default=0)
+    times = Counter(size for part in parts for size in _sizes(part))
     # in the order of the parts: equally likely sizes keep it
-    likely = [size for size in times if times[size] == most]
-    return likely + lengths
+    return [size for size in times if times[size] == max(times.values())] + lengths
 
 
 def _hash(value: Any, count: int) -> np.ndarray:
@@ -68,13 +61,9 @@ def _hash(value: Any, count: int) -> np.ndarray:
         value = torch.from_numpy(np.array(value))  # NumPy's arrays and numbers, images of PIL
     if isinstance(value, torch.Tensor):
         has_samples = value.ndim > 0 and len(value) == count
-        if not has_samples:
-            value = value[None]  # one row, which counts for each sample
-        return _hash_rows(value)
+        return _hash_rows(value if has_samples else value[None])  # one row counts for each sample
     if isinstance(value, Mapping):
-        parts = []
-        for key in sorted(value, key=repr):
-            parts += [key, value[key]]
+        parts = [part for key in sorted(value, key=repr) for part in (key, value[key])]
     elif isinstance(value, list | tuple):
         parts = list(value)
         is_list_of_samples = len(parts) == count and not any(count in _sizes(part) for part in parts)

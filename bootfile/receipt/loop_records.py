@@ -5,37 +5,22 @@ from collections import Counter
 
 import numpy as np
 
-from bootfile.receipt.records import (
-    LOOP_FILE,
-    RECORD,
-    SAMPLES_FILE,
-    History,
-    ReceiptError,
-    Start,
-    Steps,
-    parse_records,
-)
+from bootfile.receipt.records import LOOP_FILE, RECORD, SAMPLES_FILE, ReceiptError, parse_records
+from bootfile.receipt.steps import History, Start, Steps
 
 
 def read(folder: str) -> History:
     """Return the starts that have steps, each with the samples of all ranks. Raises ReceiptError."""
     starts = _read_rank(folder, 0)
-    most = 0  # the largest world size of a start: a restart may have another one
-    for start in starts:
-        most = max(most, start.world_size)
+    most = max(start.world_size for start in starts)  # a restart may have another one
     others = [_read_rank(folder, rank) for rank in range(1, most)]
     whole = []
     for start in starts:
         # The files of the ranks do not say which starts belong together: it is the nearest one in time. If a
         # rank was killed before its first batch, its nearest start belongs to another start of rank 0.
-        is_complete = True
-        parts = [start.steps]
-        for rank_starts in others[: start.world_size - 1]:
-            nearest = _find_nearest(rank_starts, start.time)
-            parts.append(nearest.steps)
-            if _find_nearest(starts, nearest.time) is not start:
-                is_complete = False
-        steps = _merge(parts).renumber(start.first or 0)
+        parts = [_find_nearest(rank_starts, start.time) for rank_starts in others[: start.world_size - 1]]
+        is_complete = all(_find_nearest(starts, part.time) is start for part in parts)
+        steps = _merge([start.steps, *(part.steps for part in parts)]).renumber(start.first or 0)
         if len(steps) and is_complete:
             whole.append(start._replace(steps=steps))
     if not whole:
@@ -56,12 +41,13 @@ def _read_rank(folder: str, rank: int) -> list[Start]:
         hashes = np.fromfile(os.path.join(folder, SAMPLES_FILE.format(rank)), "<u8")
     except OSError as error:
         raise ReceiptError(f"no receipt of a loop at {path}: {error.strerror}") from error
-    if len(records) and records["step"][0]:
-        raise ReceiptError(f"{path} is damaged: step {records['step'][0]} does not follow")
     starts: list[Start] = []
     end = 0  # of the samples that were read so far, in the file of hashes
     # a record of step 0 begins a start of the program
-    for part in np.split(records, np.flatnonzero(records["step"] == 0))[1:]:
+    before, *parts = np.split(records, np.flatnonzero(records["step"] == 0))
+    for record in before:
+        raise ReceiptError(f"{path} is damaged: step {record['step']} does not follow")
+    for part in parts:
         head = part[0]  # the record of the start
         steps = part[1:]
         samples = []
@@ -103,24 +89,18 @@ def _merge(ranks: list[Steps]) -> Steps:
         key = (0, 0)
         for epoch, sums, samples in zip(steps.epochs.tolist(), steps.sums, steps.samples, strict=True):
             counts[epoch] += 1
-            key = epoch, counts[epoch]  # the epoch and the number of the step in it
+            key = epoch, counts[epoch]
             parts.setdefault(key, []).append((sums, samples))
         ends.append(key)
-    last = min(ends)  # a kill may end the ranks at different steps: not all of them made the rest
-    keys = [key for key in sorted(parts) if key <= last]
+    # a kill may end the ranks at different steps: not all of them made the rest
+    keys = [key for key in sorted(parts) if key <= min(ends)]
     records = np.zeros(len(keys), RECORD)
     hashes = []
     sizes = []
     for place, key in enumerate(keys):
-        sums_of_ranks = []
-        samples_of_ranks = []
-        sizes_of_ranks = []
-        for sums, samples in parts[key]:
-            sums_of_ranks.append(sums)
-            samples_of_ranks.append(samples)
-            sizes_of_ranks.append(len(samples))
+        sums_of_ranks, samples_of_ranks = zip(*parts[key], strict=True)
         records["epoch"][place] = key[0]
         records["sums"][place] = np.sum(sums_of_ranks, axis=0)  # modulo 2^64
         hashes.append(np.concatenate(samples_of_ranks))
-        sizes.append(tuple(sizes_of_ranks))
+        sizes.append(tuple(map(len, samples_of_ranks)))
     return Steps(records, hashes, sizes)

@@ -5,12 +5,14 @@ Samples are known by 64-bit hashes of their ids or contents. A run that draws wi
 order on purpose, has to say so: it looks as a defect does.
 """
 
+import operator
 from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
 
-from bootfile.receipt.records import Steps
+from bootfile.ground.numbers import counted
+from bootfile.receipt.steps import Steps
 
 _EQUAL_SHARE = 0.1  # the share of samples that may have the content of another one
 _SHOWN = 4  # lines about epochs
@@ -57,15 +59,9 @@ def find_unusual(steps: Steps, restarts: int, options: Options) -> list[str]:
 
     Samples that come twice are not seen if the receipt has only sums.
     """
-    numbers = np.unique(steps.epochs).tolist()
-    epochs = []
-    has_ids = not steps.samples
-    for number in numbers:
-        epoch = Epoch(number, steps.select(steps.epochs == number))
-        epochs.append(epoch)
-        # a loop without ids writes the hashes of contents for both
-        if (epoch.orders != epoch.contents).any():
-            has_ids = True
+    epochs = [Epoch(int(number), steps.select(steps.epochs == number)) for number in np.unique(steps.epochs)]
+    # a loop without ids writes the hashes of contents for both
+    has_ids = not steps.samples or any((epoch.orders != epoch.contents).any() for epoch in epochs)
     epochs = mark_whole(epochs, restarts)
     lines = []
     # what each line names may be right in this run: the options say so
@@ -75,8 +71,7 @@ def find_unusual(steps: Steps, restarts: int, options: Options) -> list[str]:
         repeats = find_repeats(epochs, has_ids)
         if repeats and len(epochs) <= restarts + 1:  # no start has recorded a second epoch
             repeats[-1] += "; if watch() got several epochs at once, call it once for each epoch"
-        lines += repeats
-        lines += find_same_ranks(steps)
+        lines += [*repeats, *find_same_ranks(steps)]
     if options.augmented:
         lines += find_same_contents(epochs, has_ids)
     return lines
@@ -105,15 +100,16 @@ def find_same_orders(epochs: list[Epoch]) -> list[str]:
             groups.setdefault(tuple(epoch.orders[:2].tolist()), []).append(epoch)
     lines = []
     for first, *others in groups.values():
-        numbers = [first.number]
-        begin = 0  # the first step of the second epoch with this order
-        for epoch in others:
-            count = min(len(first.orders), len(epoch.orders))  # a run may end within an epoch
-            if np.array_equal(first.orders[:count], epoch.orders[:count]):
-                numbers.append(epoch.number)
-                begin = begin or epoch.first
-        if begin:
-            lines.append(f"epochs {name_numbers(numbers)} have the same order, from step {begin} on")
+        # a run may end within an epoch: what both have is compared
+        counts = [min(len(first.orders), len(epoch.orders)) for epoch in others]
+        same = [
+            epoch
+            for epoch, count in zip(others, counts, strict=True)
+            if np.array_equal(first.orders[:count], epoch.orders[:count])
+        ]
+        if same:
+            names = name_numbers([epoch.number for epoch in (first, *same)])
+            lines.append(f"epochs {names} have the same order, from step {same[0].first} on")
     return lines
 
 
@@ -123,22 +119,12 @@ def find_repeats(epochs: list[Epoch], has_ids: bool) -> list[str]:
     has_ids: samples are known by ids. Otherwise, up to a tenth of the samples may be equal to another one, if
     all whole epochs have the same ones twice; and a sample is missing only if another one takes its place.
     """
-    tables = []
-    total = 0  # of the different samples of each epoch
-    samples_of_epochs = []
-    for epoch in epochs:
-        # how often each sample of the epoch comes
-        samples, counts = np.unique(np.concatenate(epoch.steps.samples), return_counts=True)
-        tables.append((samples, counts))
-        samples_of_epochs.append(samples)
-        total += len(samples)
-    usual_samples = np.zeros(0, np.uint64)
-    usual_counts = np.zeros(0, np.int64)
-    if not has_ids:
-        usual_samples, usual_counts = _find_usual_repeats(epochs, tables)
-    all_samples = np.unique(np.concatenate(samples_of_epochs))
+    # how often each sample of an epoch comes
+    tables = [np.unique(np.concatenate(epoch.steps.samples), return_counts=True) for epoch in epochs]
+    all_samples = np.unique(np.concatenate([samples for samples, _ in tables]))
     # with random augmentation, no content of an epoch comes again in another one
-    is_each_epoch_new = total == len(all_samples)
+    is_each_epoch_new = sum(len(samples) for samples, _ in tables) == len(all_samples)
+    usual_samples, usual_counts = _find_usual_repeats(epochs, [] if has_ids else tables)
     lines = []
     for epoch, (samples, counts) in zip(epochs, tables, strict=True):
         # once, or as often as equal contents come in every epoch
@@ -150,21 +136,18 @@ def find_repeats(epochs: list[Epoch], has_ids: bool) -> list[str]:
         is_repeated = counts > allowed
         repeated = samples[is_repeated]
         extra = (counts - allowed)[is_repeated].sum()
-        never = 0
-        if epoch.is_whole:
-            never = len(all_samples) - len(samples)
+        never = len(all_samples) - len(samples) if epoch.is_whole else 0
         # by its content a sample is missing only if another one takes its place: else it was augmented again
         if not has_ids and (never != extra or is_each_epoch_new):
             never = 0
         batch = max(map(len, epoch.steps.samples))
         if len(repeated):
             step = _find_repeat(epoch.steps, repeated)
-            text = f"{_count(len(repeated))} came twice or more, first in step {step}"
-            if never:
-                text += f", and {never} never"
-            lines.append(f"epoch {epoch.number}: {text}")
+            text = f"{counted(len(repeated), 'sample')} came twice or more, first in step {step}"
+            lines.append(f"epoch {epoch.number}: {text}{f', and {never} never' if never else ''}")
         elif never >= batch:  # fewer are those of an incomplete batch, which a loader may skip
-            lines.append(f"epoch {epoch.number}: {_count(never)} never came, which other epochs have")
+            text = f"{counted(never, 'sample')} never came, which other epochs have"
+            lines.append(f"epoch {epoch.number}: {text}")
     if len(lines) > _SHOWN:
         return [*lines[:_SHOWN], f"{len(lines) - _SHOWN} more epochs with such samples"]
     return lines
@@ -178,10 +161,8 @@ def _find_usual_repeats(
     Data may have equal samples. None are returned if the whole epochs do not have the same ones, or if they
     are more than _EQUAL_SHARE. tables: for each epoch (the different contents, how often each one comes).
     """
-    whole = []
-    for epoch, table in zip(epochs, tables, strict=True):
-        if epoch.is_whole:  # a part of an epoch may not have come to the second one of two equal samples
-            whole.append(table)
+    # a part of an epoch may not have come to the second one of two equal samples
+    whole = [table for epoch, table in zip(epochs, tables, strict=False) if epoch.is_whole]
     if whole and all(np.array_equal(table, whole[0]) for table in whole):
         samples, counts = whole[0]
         is_repeated = counts > 1
@@ -203,24 +184,18 @@ def _find_repeat(steps: Steps, twice: np.ndarray) -> int:
 
 def find_same_ranks(steps: Steps) -> list[str]:
     """Return a line if ranks were given the same samples in a step, else nothing."""
-    first_text = ""
-    count = 0  # steps in which ranks were given the same samples
+    found = []  # (step, ranks that share samples: of several groups the first one)
     for number, samples, sizes in zip(steps.numbers.tolist(), steps.samples, steps.sizes, strict=True):
         ranks: dict[bytes, list[int]] = {}  # the samples of a rank, in any order -> the ranks that have them
         for rank, part in enumerate(np.split(samples, np.cumsum(sizes[:-1]))):
-            if len(part):
-                ranks.setdefault(np.sort(part).tobytes(), []).append(rank)
-        # the ranks that share samples: of several groups, the first one is named
-        same = next(filter(_has_several, ranks.values()), None)
-        if same:
-            count += 1
-        if same and not first_text:
-            first_text = f"ranks {name_numbers(same)} were given the same samples in step {number}"
-    if not first_text:
+            ranks.setdefault(np.sort(part).tobytes(), []).append(rank)
+        ranks.pop(b"", None)
+        found += [(number, same) for same in ranks.values() if len(same) > 1][:1]
+    if not found:
         return []
-    if count > 1:
-        return [f"{first_text}, and in {count - 1} more"]
-    return [first_text]
+    step, same = found[0]
+    more = f", and in {len(found) - 1} more" if len(found) > 1 else ""
+    return [f"ranks {name_numbers(same)} were given the same samples in step {step}{more}"]
 
 
 def find_same_contents(epochs: list[Epoch], has_ids: bool) -> list[str]:
@@ -229,18 +204,17 @@ def find_same_contents(epochs: list[Epoch], has_ids: bool) -> list[str]:
         contents = [np.unique(np.concatenate(epoch.steps.samples)) for epoch in epochs]
         hashes = np.concatenate(contents)
         count = len(hashes) - len(np.unique(hashes))
-        if not count:
-            return []
-        return [f"{_count(count)} came again with the same content in a later epoch"]
+        line = f"{counted(count, 'sample')} came again with the same content in a later epoch"
+        return [line] if count else []
     # the sum of an epoch is another one if the content of a sample is
     totals: dict[tuple[int, int], list[int]] = {}
-    for epoch in epochs:
-        if epoch.is_whole:
-            totals.setdefault((epoch.orders.sum(), epoch.contents.sum()), []).append(epoch.number)
-    lines = []
-    for numbers in filter(_has_several, totals.values()):
-        lines.append(f"epochs {name_numbers(numbers)} have the same content for each sample")
-    return lines
+    for epoch in filter(operator.attrgetter("is_whole"), epochs):
+        totals.setdefault((epoch.orders.sum(), epoch.contents.sum()), []).append(epoch.number)
+    return [
+        f"epochs {name_numbers(numbers)} have the same content for each sample"
+        for numbers in totals.values()
+        if len(numbers) > 1
+    ]
 
 
 def name_numbers(numbers: list[int]) -> str:
@@ -249,11 +223,3 @@ def name_numbers(numbers: list[int]) -> str:
     if len(shown) > 6:
         shown = [*shown[:2], "...", shown[-1]]
     return f"{', '.join(shown[:-1])} and {shown[-1]}"
-
-
-def _has_several(numbers: list[int]) -> bool:
-    return len(numbers) > 1
-
-
-def _count(samples: int) -> str:
-    return "1 sample" if samples == 1 else f"{samples} samples"

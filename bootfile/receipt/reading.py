@@ -1,44 +1,36 @@
 """Read the receipt in the output folder of a run, of a Loader or of a plain loop."""
 
-import contextlib
 import os
-from collections.abc import Iterator
 
 import numpy as np
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained, read_file
-from bootfile.receipt import loop_records, origins, starts
-from bootfile.receipt.records import FILE, LOOP_FILE, MOST, History, ReceiptError, Start, Steps, parse_records
+from bootfile.receipt import loop_records
+from bootfile.receipt.records import FILE, LOOP_FILE, MOST, parse_records
+from bootfile.receipt.steps import History, Start, Steps
+from bootfile.records import describe_parent, parent_of, read_starts
 
 LOOP = LOOP_FILE.format(0)  # the receipt of a plain loop has this file
 
 
 def find_receipt(folder: str) -> str:
     """Return the name of the receipt in a run's folder, "" without one: FILE or LOOP."""
-    for name in (FILE, LOOP):
-        if os.path.exists(os.path.join(folder, name)):
-            return name
-    return ""
+    return next((name for name in (FILE, LOOP) if os.path.exists(os.path.join(folder, name))), "")
 
 
 def read(folder: str) -> History:
     """Return the starts and the steps of a run. Raises BadInput."""
     if find_receipt(folder) == LOOP:
-        with bad_input():
-            return loop_records.read(folder)
-    # the starts; a damaged line is none
-    known = [start for start in starts.read(folder) if isinstance(start.get("step"), int)]
-    restarts = max(0, len(known) - 1)
-    begin = min((start["step"] for start in known), default=0)
-    # a run that begins at a step of another one has records from the state on that it has loaded
-    parent = origins.parent_of(known)
-    if parent:
-        begin = parent["state"]
+        return loop_records.read(folder)
     steps = Steps(read_records(folder))
+    known = read_starts(folder, whole=True)  # a receipt that was copied alone has none
+    parent = parent_of(known)
+    # a run that begins at a step of another one has records from the state on that it has loaded
+    begin = parent["state"] if parent else min((start["step"] for start in known), default=0)
     # a Loader's receipt has one record of a step, whichever start made it: seed and time are not known
     whole = Start(first=None, world_size=1, seed=None, time=0, steps=steps)
-    return History([whole], restarts, begin, origins.describe_parent(parent, int(steps.numbers[-1])))
+    return History([whole], max(0, len(known) - 1), begin, describe_parent(parent, steps.last))
 
 
 def read_records(folder: str) -> np.ndarray:
@@ -50,12 +42,3 @@ def read_records(folder: str) -> np.ndarray:
     if is_cut or not len(records) or (np.diff(records["step"].astype(np.int64)) <= 0).any():
         raise BadInput(f"{path} is empty, cut or not a receipt: expected records with ascending steps")
     return records
-
-
-@contextlib.contextmanager
-def bad_input() -> Iterator[None]:
-    """Raise BadInput for a ReceiptError of the block."""
-    try:
-        yield
-    except ReceiptError as error:
-        raise BadInput(str(error)) from error

@@ -8,6 +8,7 @@ record of a step has their sums modulo 2^64. So the order inside a global batch 
 ranks do not matter, and one all_reduce combines the ranks. The steps are chained.
 """
 
+import functools
 import hashlib
 import os
 from collections.abc import Sequence
@@ -69,9 +70,7 @@ class Receipt:
         """
         if leaves_out or self.leaves_out:
             # the step keeps a record, with sums of 0: the numbers of the records have no gap
-            ids = ids[:0]
-            labels = labels[:0]
-            crops = [column[:0] for column in crops]
+            ids, labels, *crops = (column[:0] for column in (ids, labels, *crops))
         self._batches.append((ids, labels, crops))
         self._waiting += len(ids)
         if self._waiting >= _CHUNK:
@@ -143,24 +142,17 @@ class Receipt:
         """
         if not self.expects_same:
             return 0
-        try:
-            records, _ = parse_records(read_file(os.path.join(folder, FILE), MOST))
-        except OSError:
-            return 0
+        records = _read_records(folder)
         known = dict(zip(records["step"].tolist(), records["sums"], strict=True))
         for step, of_step in enumerate(sums.view(np.uint64), first):
-            # the sums of a step that was left out are 0
-            if step in known and known[step].any() and not np.array_equal(known[step], of_step):
+            before = known.get(step, of_step)
+            if before.any() and not np.array_equal(before, of_step):  # the sums of a step left out are 0
                 return step
         return 0
 
     def find_last_step(self, folder: str) -> int:
         """Return the last step in FILE, before this start has written to it; 0 if it cannot be read."""
-        try:
-            records, _ = parse_records(read_file(os.path.join(folder, FILE), MOST))
-        except OSError:
-            return 0
-        return int(records["step"].max(initial=0))
+        return int(_read_records(folder)["step"].max(initial=0))
 
     def _store(self, folder: str, compare: bool = False) -> None:
         """Append the new records to FILE, or write it again if it is not as long as this run has left it.
@@ -177,10 +169,7 @@ class Receipt:
             self._content[:0] = kept
             self._stored = len(kept)
         size = os.path.getsize(path) if os.path.exists(path) else 0
-        is_changed = size != self._stored
-        if compare and size and not is_changed:
-            is_changed = read_file(path, MOST) != self._content
-        if is_changed:
+        if size != self._stored or (compare and size and read_file(path, MOST) != self._content):
             self._warn(
                 f"{path} was deleted, cut or changed while the job ran ({size} bytes, expected "
                 f"{self._stored}): all its records are written again"
@@ -195,32 +184,25 @@ class Receipt:
         """Return the records of earlier starts, and delete those that a resumed run writes again. A warning
         is printed if steps of this run are missing."""
         step, digest = self._begun
-        content = read_file(path, MOST) if os.path.exists(path) else b""
-        records, _ = parse_records(content)
+        # a file that cannot be read now is not cut: OSError
+        records, _ = parse_records(read_file(path, MOST) if os.path.exists(path) else b"")
         # records that do not ascend are not of this program, or damaged: the steps count as missing
-        if (np.diff(records["step"].astype(np.int64)) <= 0).any():
-            records = records[:0]
-        kept = records[records["step"] <= step]
+        is_ascending = (np.diff(records["step"].astype(np.int64)) > 0).all()
+        kept = records[records["step"] <= step] if is_ascending else records[:0]
         if os.path.exists(path) and os.path.getsize(path) != kept.nbytes:
             with open(path, "r+b", opener=opener) as file:
                 file.truncate(kept.nbytes)
         first = self._first
-        if first is None:
-            first = step
-            if len(kept):  # the first start of this run began before its first record
-                first = int(kept["step"][0]) - 1
+        if first is None:  # the first start of this run began before its first record
+            first = int(kept["step"][0]) - 1 if len(kept) else step
         missing = max(0, step - first) - int((kept["step"] > first).sum())
-        fault = ""
-        if missing:
-            fault = f"lacks {missing} of the steps"
-        elif first == 0:  # else the digest before the first record is not known
-            chained = bytes(8)
-            for record in kept:
-                chained = _extend(chained, record)
-            if chained != digest:
-                fault = "has other records than those of the steps"
-        if fault:
-            self._warn(f"{path} {fault} {first + 1} to {step}: it was deleted, cut or changed since")
+        # the digest before the first record is known only if that is the first step
+        chained = functools.reduce(_extend, kept, bytes(8)) if first == 0 else digest
+        if missing or chained != digest:
+            fault = f"lacks {missing} of" if missing else "has other records than those of"
+            self._warn(
+                f"{path} {fault} the steps {first + 1} to {step}: it was deleted, cut or changed since"
+            )
         return kept.tobytes()
 
     def __str__(self) -> str:
@@ -242,6 +224,14 @@ class Receipt:
 
 def _print_warning(line: str) -> None:
     print_line(f"warning: {line}")
+
+
+def _read_records(folder: str) -> np.ndarray:
+    """Return the whole records in FILE, RECORD [n]; none if it cannot be read."""
+    try:
+        return parse_records(read_file(os.path.join(folder, FILE), MOST))[0]
+    except OSError:
+        return np.zeros(0, RECORD)
 
 
 def batch_sums(

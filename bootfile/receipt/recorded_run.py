@@ -1,5 +1,6 @@
 """The records of a run: the steps of its receipt, its starts, and the order of its samples."""
 
+import functools
 import itertools
 import operator
 import os
@@ -9,10 +10,10 @@ import numpy as np
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.numbers import part_of
-from bootfile.receipt import origins, removed, starts
 from bootfile.receipt.reading import read_records
 from bootfile.receipt.receipt import batch_sums
 from bootfile.receipt.records import PARTS
+from bootfile.records import STARTS, read_removed, read_starts, start_of
 from bootfile.sampling.sampler import BatchSampler, WholeBatchSampler
 
 _SAMPLERS: dict[str, type[BatchSampler]] = {kind.__name__: kind for kind in (BatchSampler, WholeBatchSampler)}
@@ -25,30 +26,28 @@ class Run:
 
     def __init__(self, folder: str):
         self.folder = folder
-        self.path = os.path.join(folder, starts.FILE)
+        self.path = os.path.join(folder, STARTS)
         self.records = read_records(folder)
-        known = starts.read(folder, whole=True)
-        self.starts = [start for start in known if isinstance(start.get("step"), int)]
+        self.starts = read_starts(folder, whole=True)
         if not self.starts:  # the ids of a step follow from the seed, which only a start has
             raise BadInput(f"{self.path} has no start that can be read: seed and world size are unknown")
-        self.removed = removed.read(folder)  # int64 [n]
+        self.removed = read_removed(folder)  # int64 [n]
         self.first, self.last = self.records["step"][[0, -1]].tolist()
 
     def start_of(self, step: int) -> dict[str, Any]:
         """Return the start that made a step: the last one before it, which made later steps again."""
-        return origins.start_of(self.starts, step)
+        return start_of(self.starts, step)
 
     def ranks(self, sampler: BatchSampler, step: int) -> np.ndarray:
         """Return the rank of each sample of a step, int64 [n], in the order of ids(). Raises BadInput."""
         ids = sampler.batch(step - 1)
-        count = len(ids)
         start = self.start_of(step)
         size = start["environment"].get("world size")
         if not isinstance(size, int) or size < 1:
             raise BadInput(f"{self.path}: the world size of a start is {size!r}")
         # as BatchSampler.split(): the batch is divided among shards, and these among the ranks
-        shards = start.get("settings", {}).get("exact_shards") or size
-        counts = [len(part_of(shards, rank, size)) * count // shards for rank in range(size)]
+        shards = start["settings"].get("exact_shards") or size
+        counts = [len(part_of(shards, rank, size)) * len(ids) // shards for rank in range(size)]
         return np.repeat(np.arange(size), counts)[np.isin(ids, self.removed, invert=True)]
 
     def check(self, step: int, sums: np.ndarray) -> None:
@@ -65,14 +64,16 @@ class Run:
 
     def is_left_out(self, step: int) -> bool:
         """Return whether the run has left out a step (--skip_steps), or all samples of it (--without)."""
-        recorded = self.records[self.records["step"] == step]
-        return len(recorded) > 0 and not recorded["sums"].any()
+        return step in self._left_out
+
+    @functools.cached_property
+    def _left_out(self) -> set[int]:
+        return {*self.records["step"][~self.records["sums"].any(axis=1)].tolist()}
 
     def name_left_out(self) -> str:
         """Return "left out", with the options that this run may have left out a step with."""
-        if len(self.removed):
-            return "left out (--skip_steps, or --without has all its samples)"
-        return "left out (--skip_steps)"
+        or_removed = ", or --without has all its samples" if len(self.removed) else ""
+        return f"left out (--skip_steps{or_removed})"
 
     def sampler(self, step: int, weights: np.ndarray | None = None) -> BatchSampler:
         """Return the batch sampler of all ranks before a step, its last one. Raises BadInput."""
@@ -128,29 +129,26 @@ class Run:
         steps: dict[int, list[int]] = {}
         for id in ids.tolist():
             for step in (sampler.find(id, epochs) + 1).tolist():
-                if 0 < step <= last:
-                    steps.setdefault(step, []).append(id)
-        return {step: np.array(steps[step], np.int64) for step in sorted(steps)}
+                steps.setdefault(step, []).append(id)
+        # 0: an epoch without the sample
+        return {step: np.array(steps[step], np.int64) for step in sorted(steps) if 0 < step <= last}
 
     def find_uses(self, ids: np.ndarray, last: int) -> dict[int, np.ndarray]:
         """Return find_steps() without the steps that were left out, and without the samples that the run has
         removed itself."""
-        added = np.setdiff1d(ids, self.removed)
-        uses = {
-            step: used for step, used in self.find_steps(added, last).items() if not self.is_left_out(step)
-        }
-        return uses
+        steps = self.find_steps(np.setdiff1d(ids, self.removed), last)
+        return {step: used for step, used in steps.items() if not self.is_left_out(step)}
 
     def sum_removed(self) -> dict[int, tuple[int, int]]:
         """Return the steps that lack samples: step -> (number of these, sum of their hashes as the receipt's
         sum of the ids). Raises BadInput."""
-        sums = {}
         sampler = self.sampler(self.last)
-        for step, ids in self.find_steps(self.removed, self.last).items():
-            if self.is_left_out(step) and len(ids) < len(sampler.batch(step - 1)):
-                continue  # --skip_steps has left it out
-            sums[step] = (len(ids), int(self.sum_ids(sampler, ids).view("u8")[0]))
-        return sums
+        return {
+            step: (len(ids), int(self.sum_ids(sampler, ids).view("u8")[0]))
+            for step, ids in self.find_steps(self.removed, self.last).items()
+            # a step that was left out and has other samples, too, is one of --skip_steps
+            if not self.is_left_out(step) or len(ids) == len(sampler.batch(step - 1))
+        }
 
     def find_other_samples(self) -> int:
         """Return the first step that had other samples than those of (seed, epoch, step), 0 if there is none.
@@ -161,6 +159,7 @@ class Run:
 
         # each start has a line of facts of its own: the steps that it made are checked by these
         for _, records in itertools.groupby(self.records, start_of):
+            # the receipt may lack a step: it was deleted while the job ran. A sum of 0 was left out.
             known = {int(record["step"]): record["sums"][0] for record in records}
             step = min(known)
             last = max(known)
@@ -168,10 +167,8 @@ class Run:
             while step <= last:
                 sampler.seek(step - 1)
                 for ids in sampler:  # to the end of the epoch
-                    # the receipt may lack a step: it was deleted while the job ran
-                    is_known = step in known and known[step] != 0  # 0: it was left out
                     rest = self._take_rest(ids)
-                    if is_known and self.sum_ids(sampler, rest).view("u8")[0] != known[step]:
+                    if known.get(step) and self.sum_ids(sampler, rest).view("u8")[0] != known[step]:
                         return step
                     step += 1
         return 0

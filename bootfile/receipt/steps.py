@@ -1,13 +1,121 @@
-"""Compare the steps of two runs, and follow a run over its restarts."""
+"""The steps of a run as a receipt has them; compare those of two runs, and follow a run over its restarts."""
 
+import dataclasses
 import itertools
 import operator
 from collections import Counter
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
-from bootfile.receipt.records import FILE, LOOP_PARTS, PARTS, History, ReceiptError, Steps
+from bootfile.ground.numbers import counted
+from bootfile.receipt.records import FILE, LOOP_PARTS, PARTS, ReceiptError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Steps:
+    """Steps of a run, in the order of their numbers.
+
+    records: RECORD [n].
+    samples: the hashes of the samples of each step, uint64, rank after rank. Empty for the receipt of a
+        Loader, which has only sums.
+    sizes: the number of samples of each rank, for each step that has samples.
+    """
+
+    records: np.ndarray
+    samples: list[np.ndarray] = dataclasses.field(default_factory=list)
+    sizes: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """Return the numbers of the steps, int64 [n]."""
+        return self.records["step"].astype(np.int64)
+
+    @property
+    def epochs(self) -> np.ndarray:
+        """Return the epoch of each step, int64 [n]."""
+        return self.records["epoch"].astype(np.int64)
+
+    @property
+    def sums(self) -> np.ndarray:
+        """Return the sums of each step, uint64 [n, 3]."""
+        sums: np.ndarray = self.records["sums"]
+        return sums
+
+    @property
+    def last(self) -> int:
+        """Return the number of the last step, 0 without steps."""
+        return int(self.records["step"][-1]) if len(self) else 0
+
+    def select(self, is_chosen: np.ndarray) -> "Steps":
+        """Return some of the steps. is_chosen: bool [n]."""
+        samples = list(itertools.compress(self.samples, is_chosen))
+        sizes = list(itertools.compress(self.sizes, is_chosen))
+        return Steps(self.records[is_chosen], samples, sizes)
+
+    def renumber(self, first: int) -> "Steps":
+        """Return the steps with the numbers first + 1, first + 2, ..."""
+        records = self.records.copy()
+        records["step"] = np.arange(first + 1, first + 1 + len(records))
+        return dataclasses.replace(self, records=records)
+
+    def shift_epochs(self, count: int) -> "Steps":
+        """Return the steps, `count` epochs later."""
+        records = self.records.copy()
+        records["epoch"] = self.epochs + count
+        return dataclasses.replace(self, records=records)
+
+    def join(self, following: "Steps") -> "Steps":
+        """Return these steps and those that follow them."""
+        records = np.concatenate([self.records, following.records])
+        return Steps(records, self.samples + following.samples, self.sizes + following.sizes)
+
+
+class Start(NamedTuple):
+    """One start of a program, with the steps that it made.
+
+    first: number of steps that were completed before it; None: unknown, its steps are numbered from 1.
+    seed: of the data; None without one.
+    time: in ns.
+    """
+
+    first: int | None
+    world_size: int
+    seed: int | None
+    time: int
+    steps: Steps
+
+
+class History(NamedTuple):
+    """What a receipt has of a run.
+
+    starts: those of a plain loop. A Loader's receipt has one, with all steps: a restart replaces them.
+    restarts: their number.
+    begin: the step before the first one that a Loader's receipt has to have.
+    origin: of a run that begins at a step of another one: where it begins, in words.
+    removed: the steps whose batches lack samples, see recorded_run.Run.sum_removed().
+    """
+
+    starts: list[Start]
+    restarts: int
+    begin: int = 0
+    origin: str = ""
+    removed: Mapping[int, tuple[int, int]] = MappingProxyType({})
+
+    @property
+    def is_of_loop(self) -> bool:
+        """Return whether it is the receipt of a plain loop, which has the samples of the steps."""
+        return bool(self.starts[0].steps.samples)
+
+    @property
+    def seed(self) -> int | None:
+        """Return the seed of the data; None if the receipt has none, as that of a Loader."""
+        return self.starts[0].seed
 
 
 class Difference(NamedTuple):
@@ -51,12 +159,9 @@ def find_difference(first: Steps, second: Steps) -> Difference:
     place = int(is_different.argmax())
     record = first_records[place]
     names: tuple[str, ...] = LOOP_PARTS if first.samples else PARTS
+    parts = tuple(itertools.compress(names, is_other[place])) or ("epoch",)
     if is_other[place, 0]:  # if the ids differ, labels and crops differ too: report only the ids
         parts = names[:1]
-    elif is_other[place].any():
-        parts = tuple(itertools.compress(names, is_other[place]))
-    else:
-        parts = ("epoch",)
     return Difference(len(first_records), int(record["epoch"]), int(record["step"]), parts)
 
 
@@ -67,106 +172,75 @@ def compare(first: History, second: History) -> tuple[bool, str]:
         raise ReceiptError(f"the runs have the seeds {seeds}: their samples differ by design")
     if first.is_of_loop != second.is_of_loop:
         raise ReceiptError(f"only one run has {FILE}")
+    begin = max(first.begin, second.begin)  # of a run that begins at a step of another one
     # first each run alone: the steps that it kept over its restarts
-    first_steps = follow(first).steps
-    second_steps = follow(second).steps
-    begin = max(first.begin, second.begin)
-    if begin:  # a run begins at a step of another one
-        first_steps = first_steps.select(first_steps.numbers > begin)
-        second_steps = second_steps.select(second_steps.numbers > begin)
+    runs = [follow(history).steps for history in (first, second)]
+    runs = [steps.select(steps.numbers > begin) for steps in runs]
     # --without: these steps differ on purpose, so they are compared with the removed samples added again
-    removed_steps = _find_removed(first, second, begin)
-    step = _find_other_rest(first, second, removed_steps)
+    removed = sorted({step for step, _ in first.removed.items() ^ second.removed.items() if step > begin})
+    step = _find_other_rest((first, second), runs, removed)
     if step:
         return False, f"different: step {step} had other samples, also without those that were removed"
-    first_steps = first_steps.select(~np.isin(first_steps.numbers, removed_steps))
-    second_steps = second_steps.select(~np.isin(second_steps.numbers, removed_steps))
     # --skip_steps in one run only: the other steps are still compared
-    of_one_run = set(find_left_out(first_steps)) ^ set(find_left_out(second_steps))
-    if of_one_run:
-        places = [*of_one_run]
-        first_steps = first_steps.select(~np.isin(first_steps.numbers, places))
-        second_steps = second_steps.select(~np.isin(second_steps.numbers, places))
+    left_out = sorted(({*find_left_out(runs[0])} ^ {*find_left_out(runs[1])}) - {*removed})
+    first_steps, second_steps = (
+        steps.select(~np.isin(steps.numbers, [*removed, *left_out])) for steps in runs
+    )
     difference = find_difference(first_steps, second_steps)
     if difference.step:
         return False, _describe_difference(first_steps, second_steps, difference)
-    if removed_steps or of_one_run:
-        return False, _describe_changes(removed_steps, sorted(of_one_run))
+    changes = []
+    if removed:
+        changes.append(f"{name_few(removed)} without some samples in one run, the other ids are equal")
+    if left_out:
+        changes.append(f"{name_ranges(left_out)} left out in one run")
+    if changes:
+        return False, f"different: {', '.join(changes)}, the other steps are equal"
     if not difference.steps:
         return False, "different: the runs have no step in common"
     if difference.steps < max(len(first_steps), len(second_steps)):
         end = _describe_end(first_steps, second_steps)
         return False, f"equal in the {difference.steps} steps of both; {end}"
-    text = f"equal for {difference.steps} steps"
-    if begin:
-        text += f", from step {begin + 1} on"
-    if not first_steps.samples:
-        text += ": the same ids, labels and augmentation"
-    return True, text
+    since = f", from step {begin + 1} on" if begin else ""
+    parts = "" if first_steps.samples else ": the same ids, labels and augmentation"
+    return True, f"equal for {difference.steps} steps{since}{parts}"
 
 
-def _find_removed(first: History, second: History, begin: int) -> list[int]:
-    """Return the steps after `begin` that lack samples in one run which the other one has, ascending."""
-    steps = []
-    for step in sorted({*first.removed, *second.removed}):
-        if step > begin and first.removed.get(step) != second.removed.get(step):
-            steps.append(step)
-    return steps
-
-
-def _describe_changes(removed_steps: list[int], left_out: list[int]) -> str:
-    """Return in words what two runs have not in common on purpose. left_out: steps."""
-    parts = []
-    if removed_steps:
-        parts.append(f"{name_few(removed_steps)} without some samples in one run, the other ids are equal")
-    if left_out:
-        parts.append(f"{name_ranges(left_out)} left out in one run")
-    return f"different: {', '.join(parts)}, the other steps are equal"
-
-
-def _find_other_rest(first: History, second: History, steps: list[int]) -> int:
-    """Return the first of these steps, from which samples were removed, that has other ids in the two runs
-    when the removed ones are counted, too; 0 without one."""
+def _find_other_rest(histories: Iterable[History], runs: list[Steps], removed: list[int]) -> int:
+    """Return the first of the steps from which samples were removed that has other ids in the two runs when
+    the removed ones are counted, too; 0 without one."""
     sums = []
-    for history in (first, second):
-        known = follow(history).steps
-        ids = dict(zip(known.numbers.tolist(), known.sums[:, 0].tolist(), strict=True))
+    for history, whole in zip(histories, runs, strict=True):
+        steps = whole.select(np.isin(whole.numbers, removed))
         # the sums are modulo 2^64: with the removed hashes added it is the sum of the whole batch
-        for step, (_, removed) in history.removed.items():
-            if step in ids:
-                ids[step] = (ids[step] + removed) % 2**64
-        sums.append(ids)
-    for step in steps:
-        if step in sums[0] and step in sums[1] and sums[0][step] != sums[1][step]:
-            return step
-    return 0
+        added = np.array([history.removed.get(step, (0, 0))[1] for step in steps.numbers.tolist()], np.uint64)
+        sums.append(dict(zip(steps.numbers.tolist(), (steps.sums[:, 0] + added).tolist(), strict=True)))
+    first, second = sums
+    return min((step for step in first.keys() & second.keys() if first[step] != second[step]), default=0)
 
 
 def find_left_out(steps: Steps) -> list[int]:
     """Return the numbers of the steps of a Loader's receipt that --skip_steps has left out: their sums are
-    0."""
-    # a plain loop leaves out no steps
-    if steps.samples:
-        return []
+    0. A plain loop leaves out none."""
     numbers: list[int] = steps.numbers[~steps.sums.any(axis=1)].tolist()
-    return numbers
+    return [] if steps.samples else numbers
+
+
+def find_ranges(numbers: Iterable[int]) -> list[str]:
+    """Return ascending numbers as ranges: "3-5", "9"."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][-1] == number - 1:
+            ranges[-1] = [ranges[-1][0], number]
+        else:
+            ranges.append([number])
+    return ["-".join(map(str, ends)) for ends in ranges]
 
 
 def name_ranges(numbers: list[int]) -> str:
     """Return ascending numbers of steps in words: "step 7 was", "steps 3-5, 9 were"."""
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and ranges[-1][1] == number - 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    texts = []
-    for first, last in ranges:
-        text = f"{first}-{last}" if last > first else str(first)
-        texts.append(text)
-    if len(numbers) == 1:
-        return f"step {numbers[0]} was"
-    return f"steps {', '.join(texts)} were"
+    text = ", ".join(find_ranges(numbers))
+    return f"step {text} was" if len(numbers) == 1 else f"steps {text} were"
 
 
 def name_few(numbers: list[int]) -> str:
@@ -179,14 +253,11 @@ def name_few(numbers: list[int]) -> str:
 def describe_size(steps: Steps, begin: int = 0) -> str:
     """Return the number of steps, of epochs for the receipt of a Loader, and of steps without a record.
     begin: the step before the first one that the receipt has to have."""
-    lost = ""
-    if steps.last - begin > len(steps):  # a kill was faster than the write of these records
-        lost = f", {steps.last - begin - len(steps)} without a record"
-    if steps.samples:  # a plain loop may have a stream without epochs
-        return f"{steps.last} steps{lost}"
-    epochs = int(steps.epochs[-1])
-    plural = "" if epochs == 1 else "s"
-    return f"{steps.last} steps, {epochs} epoch{plural}{lost}"
+    # a plain loop may have a stream without epochs
+    epochs = "" if steps.samples else f", {counted(int(steps.epochs[-1]), 'epoch')}"
+    missing = steps.last - begin - len(steps)  # a kill was faster than the write of these records
+    lost = f", {missing} without a record" if missing > 0 else ""
+    return f"{steps.last} steps{epochs}{lost}"
 
 
 def follow(history: History) -> Kept:
@@ -198,9 +269,7 @@ def follow(history: History) -> Kept:
     lines = []
     is_equal = True
     for number, start in enumerate(history.starts[1:], 2):
-        first = start.first
-        if first is None:
-            first = _find_first(steps, start.steps)
+        first = _find_first(steps, start.steps) if start.first is None else start.first
         made = start.steps.renumber(first)
         text = f"start {number} continues at step {first + 1}"
         last_again = min(steps.last, made.last)  # the last step that was made again
@@ -208,14 +277,11 @@ def follow(history: History) -> Kept:
             text += f": {_name(steps.last + 1, first)} have no record"
             is_equal = False
         elif last_again > first:
+            other = find_difference(steps, made).step
+            is_equal &= not other
             verb = "was" if last_again == first + 1 else "were"
-            text += f": {_name(first + 1, last_again)} {verb} read twice, "
-            difference = find_difference(steps, made)
-            if difference.step:
-                text += _describe(steps, made, difference.step)
-                is_equal = False
-            else:
-                text += "with the same samples"
+            result = _describe(steps, made, other) if other else "with the same samples"
+            text += f": {_name(first + 1, last_again)} {verb} read twice, {result}"
         lines.append(text)
         # steps that were made again replace those of the start before
         steps = steps.select(steps.numbers <= first)
@@ -229,8 +295,7 @@ def _find_first(before: Steps, steps: Steps) -> int:
     same_as_first = np.flatnonzero((before.sums == steps.sums[0]).all(axis=1))
     # backwards: of several places the latest one counts, near which a run continues
     for place in same_as_first[::-1].tolist():
-        common = min(len(before) - place, len(steps))
-        if _count_equal(before.sums[place:], steps.sums) == common:
+        if _count_equal(before.sums[place:], steps.sums) == min(len(before) - place, len(steps)):
             return int(before.numbers[place]) - 1
     return before.last
 
@@ -244,9 +309,9 @@ def _count_equal(first: np.ndarray, second: np.ndarray) -> int:
 
 def _continue_epochs(before: Steps, steps: Steps) -> Steps:
     """Return the steps of a start, which may count its epochs from 1, with epochs that follow the others."""
-    last = 0
-    if len(before):  # else the start before was killed before its first step
-        last = int(before.epochs[-1])
+    last = (
+        int(before.epochs[-1]) if len(before) else 0
+    )  # 0: the start before was killed before its first step
     first = int(steps.epochs[0])
     if first > last:
         return steps
@@ -254,9 +319,8 @@ def _continue_epochs(before: Steps, steps: Steps) -> Steps:
     counts = Counter(steps.epochs.tolist())
     longest = max([*counts_before.values(), *counts.values()])
     # it continues the last epoch if both parts together are not longer than an epoch, else it begins the next
-    if counts_before[last] + counts[first] <= longest:
-        return steps.shift_epochs(last - first)
-    return steps.shift_epochs(last - first + 1)
+    begins_next = counts_before[last] + counts[first] > longest
+    return steps.shift_epochs(last - first + begins_next)
 
 
 def _describe_difference(first: Steps, second: Steps, difference: Difference) -> str:
@@ -298,13 +362,9 @@ def _describe(expected: Steps, read: Steps, step: int) -> str:
     if expected_sums[0] == sums[0]:
         return "the same samples with other contents (augmentation, random numbers)"
     # the longest row of expected steps that were read from this step on, at another place
-    length = 0
-    start = 0
-    for same_place in np.flatnonzero((expected.sums == sums).all(axis=1)).tolist():
-        count = _count_equal(expected.sums[same_place:], read.sums[place:])
-        if count >= length:
-            length = count
-            start = same_place
+    places = np.flatnonzero((expected.sums == sums).all(axis=1)).tolist()
+    rows = [(_count_equal(expected.sums[same:], read.sums[place:]), same) for same in places]
+    length, start = max(rows, default=(0, 0))
     if length >= min(3, len(read) - place):
         other = int(expected.numbers[start])
         if other > step:
@@ -325,18 +385,15 @@ def _describe_epoch(expected: Steps, read: Steps, step: int, epoch: int) -> str:
     samples = _join_samples(read.select(np.isin(read.numbers, rest.numbers)))
     if np.array_equal(np.sort(wanted), np.sort(samples)):
         return f"the samples of {_name(step, rest.last)} were reordered"
-    if not np.isin(samples, [*before, *wanted]).any():
-        return _OTHER
     twice = np.isin(samples, before).sum()
     skipped = np.isin(wanted, samples, invert=True).sum()
-    if not twice and not skipped:
+    is_other = not np.isin(samples, [*before, *wanted]).any()
+    if is_other or not (twice or skipped):
         return _OTHER
     if not twice:
         return f"{skipped} samples of the epoch were skipped up to step {rest.last}"
-    text = f"{twice} samples of the epoch were read twice"
-    if skipped:
-        text += f", {skipped} were skipped"
-    return f"{text} up to step {rest.last}"
+    more = f", {skipped} were skipped" if skipped else ""
+    return f"{twice} samples of the epoch were read twice{more} up to step {rest.last}"
 
 
 def _join_samples(steps: Steps) -> np.ndarray:

@@ -37,11 +37,7 @@ class Difference(NamedTuple):
 
     @property
     def kind(self) -> int:
-        kind = OTHER
-        for part in (self.first, self.second):
-            if part:
-                kind = min(kind, part.kind)
-        return kind
+        return min([OTHER, *(part.kind for part in (self.first, self.second) if part)])
 
     @property
     def is_number(self) -> bool:
@@ -53,20 +49,18 @@ class Difference(NamedTuple):
         """Return the name, and both values of a number."""
         if not self.first or not self.second:
             return f"{self.name} (only one run has it)"
-        if self.first.number is None or self.second.number is None:
-            return self.name
-        return f"{self.name} ({describe_numbers(self.first.number, self.second.number)})"
+        numbers = self.first.number, self.second.number
+        return self.name if None in numbers else f"{self.name} ({describe_numbers(*numbers)})"
 
 
 def describe_numbers(value: object, other: object, before_other: str = "") -> str:
     """Return two values in words, with as few digits as show their difference."""
-    texts = []
-    for number in (value, other):
-        text = f"{number:.6g}" if isinstance(number, float) else str(number)
-        texts.append(text)
-    if texts[0] == texts[1]:
-        texts = [str(value), str(other)]
-    return f"{texts[0]}, {before_other}{texts[1]}"
+    first, second = (
+        f"{number:.6g}" if isinstance(number, float) else str(number) for number in (value, other)
+    )
+    if first == second:
+        first, second = str(value), str(other)
+    return f"{first}, {before_other}{second}"
 
 
 def load(path: str) -> dict[str, Any]:
@@ -86,23 +80,19 @@ def read_parts(path: str) -> dict[str, Part]:
     except files.Refused as reason:
         raise BadInput(f"{path} cannot be compared: {reason}") from reason
     values = dict(digest.leaves(_shorten(state)))
-    parts = {}
-    for name, text in digest.summarize(0, values)["parts"].items():
-        parts[name] = Part(text, _find_kind(name, values[name]), _read_number(values[name]))
-    return parts
+    digests = digest.summarize(0, values)["parts"]
+    return {
+        name: Part(text, _find_kind(name, values[name]), _read_number(values[name]))
+        for name, text in digests.items()
+    }
 
 
 def read_progress(path: str) -> set[str]:
     """Return the digests of the tensors in a file of weights, and of its counters with their names: training
     changes some of them. Raises BadInput."""
-    digests = set()
-    for name, part in read_parts(path).items():
-        # with the name: two counters may have the same value
-        if part.kind == COUNTER:
-            digests.add(f"{name} {part.digest}")
-        elif part.kind == OTHER and part.number is None:
-            digests.add(part.digest)
-    return digests
+    parts = read_parts(path)
+    counters = {f"{name} {part.digest}" for name, part in parts.items() if part.kind == COUNTER}
+    return counters | {part.digest for part in parts.values() if part.kind == OTHER and part.number is None}
 
 
 def find_differences(first: str, second: str, names: list[str]) -> list[Difference]:
@@ -125,14 +115,8 @@ def find_differences(first: str, second: str, names: list[str]) -> list[Differen
 def describe(differences: list[Difference]) -> str:
     """Return the first of some differences, and how many more its file has."""
     first = differences[0]
-    others = -1
-    for difference in differences:
-        if difference.file == first.file:
-            others += 1
-    text = f"{first.file} differs: {first.text}"
-    if others:
-        text += f", and {others} more"
-    return text
+    others = sum(difference.file == first.file for difference in differences[1:])
+    return f"{first.file} differs: {first.text}" + (f", and {others} more" if others else "")
 
 
 class _Random(str):
@@ -145,15 +129,13 @@ def _numpy_is_allowed() -> AbstractContextManager[Any]:
     allow = getattr(torch.serialization, "safe_globals", None)
     if allow is None:
         return nullcontext()
-    name = "numpy.core.multiarray"
-    if hasattr(np, "_core"):  # NumPy 2
-        name = "numpy._core.multiarray"
-    multiarray: Any = importlib.import_module(name)
-    known = [multiarray._reconstruct, multiarray.scalar, np.ndarray, np.dtype]
-    dtypes: Any = getattr(np, "dtypes", None)
-    if dtypes:  # NumPy 1.25 and later
-        known += [getattr(dtypes, name) for name in dtypes.__all__]
-    context: AbstractContextManager[Any] = allow(known)
+    core = "_core" if hasattr(np, "_core") else "core"  # NumPy 2
+    multiarray: Any = importlib.import_module(f"numpy.{core}.multiarray")
+    dtypes: Any = getattr(np, "dtypes", None)  # NumPy 1.25 and later
+    known = [getattr(dtypes, name) for name in getattr(dtypes, "__all__", ())]
+    context: AbstractContextManager[Any] = allow(
+        [multiarray._reconstruct, multiarray.scalar, np.ndarray, np.dtype, *known]
+    )
     return context
 
 
@@ -171,9 +153,7 @@ def _shorten(value: Any) -> Any:
     is_python = len(value) == 3 and isinstance(value[1], list | tuple) and len(value[1]) == _PYTHON_STATE
     is_numpy = len(value) == 5 and value[0] == "MT19937"
     parts = [_shorten(part) for part in value]
-    if is_python or is_numpy:
-        return _Random(parts)
-    return parts
+    return _Random(parts) if is_python or is_numpy else parts
 
 
 def _find_kind(name: str, value: Any) -> int:
@@ -182,16 +162,14 @@ def _find_kind(name: str, value: Any) -> int:
         return kind
     if isinstance(value, _Random) or is_random_state(value):
         return RANDOM
-    if isinstance(value, int):
-        return COUNTER
-    return OTHER
+    return COUNTER if isinstance(value, int) else OTHER
 
 
 def is_random_state(value: object) -> bool:
     """Return whether a value is one of torch.get_rng_state(), or of a generator."""
     if not isinstance(value, torch.Tensor):
         return False
-    return value.dtype == torch.uint8 and value.dim() == 1 and value.numel() in _TORCH_STATES
+    return value.dtype == torch.uint8 and value.dim() == 1 and len(value) in _TORCH_STATES
 
 
 def _read_number(value: Any) -> bool | int | float | None:

@@ -37,12 +37,8 @@ class Removal:
         first = sampler.step
         for number, (ids, epoch) in enumerate(draws):
             rest = self.find_rest(ids, first + number // sampler.shards + 1)
-            if rest.all() or not rest.any():
-                yield ids, epoch
-            elif np.ndim(epoch):
-                yield ids[rest], epoch[rest]
-            else:
-                yield ids[rest], epoch
+            rest |= not rest.any()
+            yield ids[rest], epoch[rest] if np.ndim(epoch) else epoch
 
     def takes_all(self, ids: np.ndarray, step: int) -> bool:
         """Return whether no sample of a batch stays; also of one that cut() has yielded."""

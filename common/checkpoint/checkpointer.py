@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from bootfile.console.words import mask_words
-from bootfile.exact import digest, files, recorded
+from bootfile.exact import files, recorded
 from bootfile.exact.choose import newest
 from bootfile.exact.due import Due
 from bootfile.exact.events import Events, stopped_line
@@ -28,6 +28,7 @@ from bootfile.ground.again import refusal
 from bootfile.ground.errors import BadInput
 from bootfile.machine import instructions
 from bootfile.processes import ranks, signals, stuck
+from bootfile.records import read_states
 from common.checkpoint import resume
 from common.checkpoint.options import TrainingParser as TrainingParser  # jobs import both
 from common.checkpoint.plain_names import plain_names
@@ -580,7 +581,7 @@ class Checkpointer(Events):
         total = self.total_steps
         every = self.exact.parts.saves.every.steps(len(self.loader))
         first_save = min(every or total or 0, total or every)
-        lines = digest.read(folder)
+        lines = read_states(folder)
         if any("saved" in line for line in lines.values()):
             # They are right also if a save has waited for an optimizer step, or has failed.
             first_save = min((step for step, line in lines.items() if line.get("saved")), default=0)

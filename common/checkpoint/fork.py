@@ -24,11 +24,11 @@ from bootfile.ground import git
 from bootfile.ground.errors import BadInput
 from bootfile.ground.numbers import counted
 from bootfile.ground.results import checkpoints
-from bootfile.history import changes, compute, ranges
-from bootfile.history.parent import Parent, read_starts
+from bootfile.history import compute, ranges
+from bootfile.history.parent import NOT_THE_SAME, Parent, read_starts_of_job
 from bootfile.machine.differences import THREADS
 from bootfile.processes import ranks
-from bootfile.receipt import origins, removed, starts
+from bootfile.records import REMOVED, read_starts, start_of
 from common.checkpoint.scores import Scores
 from common.console import arguments
 from common.console.arguments import OPERATION
@@ -60,7 +60,7 @@ def inherit(args: argparse.Namespace) -> dict[str, Any]:
     source = args.from_run
     # a restart: the new run has begun, and its first start has the options
     if args.output_dir and not is_url(args.output_dir):
-        begun = starts.read(args.output_dir)
+        begun = read_starts(args.output_dir)
         if begun and begun[0].get("parent"):
             settings = begun[0]["settings"]
             source = args.output_dir
@@ -70,7 +70,7 @@ def inherit(args: argparse.Namespace) -> dict[str, Any]:
         step = sys.maxsize  # then it is that of the last start
         if args.at_step is not None:
             step = max(1, args.at_step)
-        start = origins.start_of(read_starts(args.from_run), step)
+        start = start_of(read_starts_of_job(args.from_run), step)
         # without a state at or before the step, nothing else names the threads of the run
         given = start["settings"].get("threads")
         settings = {**start["settings"], "threads": start["environment"].get(THREADS, given)}
@@ -83,7 +83,7 @@ def inherit(args: argparse.Namespace) -> dict[str, Any]:
         if name not in _OF_A_START and "***" not in str(value):  # a part that is secret
             defaults[name] = value
     if settings.get("without"):  # the file may be gone: the run has kept its content
-        defaults["without"] = os.path.join(os.path.realpath(source), removed.FILE)
+        defaults["without"] = os.path.join(os.path.realpath(source), REMOVED)
     if settings.get("weights") and settings.get("partial_weights"):
         defaults["weights"] = f"{settings['weights']},partial"
     return defaults
@@ -137,7 +137,7 @@ class Fork:
     def choose(self, wanted: str, state: RunState) -> str:
         """Return what the run continues from: "auto" for its own checkpoints, the path of one of the old
         run, or "never" to begin with step 1. Called on rank 0, which holds the folder. Raises BadInput."""
-        known = starts.read(self._folder)
+        known = read_starts(self._folder)
         names = checkpoints(self._folder)
         # a restart: the folder must hold this new run, not another one
         if known or names:
@@ -239,9 +239,9 @@ class Fork:
         parent = self._parent
         difference = parent.check(self._folder, step, line)
         if difference:
-            found = "; ".join(changes.find(parent, self._describe_start()))
+            found = "; ".join(parent.find_changes(self._describe_start()))
             if found:
-                difference += f"{changes.NOT_THE_SAME}{found}"
+                difference += f"{NOT_THE_SAME}{found}"
         elif step == parent.step:
             samples, states = parent.compared
             steps = f"steps {parent.state + 1}-{step}"
@@ -258,7 +258,7 @@ class Fork:
         return difference
 
     def _describe_start(self) -> dict[str, Any]:
-        """Return what this start computes with; see changes.find()."""
+        """Return what this start computes with; see Parent.find_changes()."""
         parts = self._parts
         given = arguments.settings(self._args)
         settings = arguments.without_operation(self._args, given)

@@ -9,11 +9,12 @@ from typing import Any
 from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.results import checkpoints
 from bootfile.processes import ranks
+from bootfile.records import read_starts
 from common.console import arguments
 from common.distributed import barrier
 from common.ground.files import check_rename
 from common.platform import platforms
-from common.run import environment, starts
+from common.run import environment
 from common.run.output import Output, list_results
 
 
@@ -64,7 +65,7 @@ def take_output(
     # before the training: a file system that cannot replace a file shows it at the first save, hours later
     check_rename(output.folder)
     count = platforms.count_restarts(os.environ)
-    if count and not output.url and not list_results(output.folder) and not starts.read(output.folder):
+    if count and not output.url and not list_results(output.folder) and not read_starts(output.folder):
         print_line(
             f"warning: restart {count} of this job, and {output} holds no results: if an earlier start had "
             "some, its file system is not mounted here"
@@ -99,7 +100,7 @@ def refusal(
     folder = output.folder
     resumes_from = wanted(args, output, is_later)
     results = list_results(folder)
-    starts_before = starts.read(folder)
+    starts_before = read_starts(folder)
     has_checkpoint = bool(checkpoints(folder))
     if resumes_from == "auto":
         at_url = ()  # what a restart continues from is not replaced
@@ -131,7 +132,7 @@ def wanted(args: argparse.Namespace, output: Output, is_later: bool = False) -> 
     if is_later:
         # The members of the generation before have saved these, and no living one has a later state.
         return "auto"
-    for start in starts.read(output.folder):
+    for start in read_starts(output.folder):
         # The same command was started before, and its own checkpoints are newer than the given one.
         if start["settings"].get("resume", "") == given != "never":
             return "auto"

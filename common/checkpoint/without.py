@@ -15,10 +15,12 @@ from bootfile.exact.forked import Forked, Plan
 from bootfile.exact.plugins import Parts
 from bootfile.exact.state import RunState
 from bootfile.ground.errors import BadInput
+from bootfile.ground.numbers import counted
 from bootfile.history import compute
 from bootfile.history.parent import Parent
 from bootfile.processes import ranks
-from bootfile.receipt import recorded_run, removed
+from bootfile.receipt import recorded_run
+from bootfile.records import REMOVED, describe_removed, parse_ids, read_removed, write_removed
 from bootfile.sampling.removal import Removal
 from bootfile.sampling.sampler import BatchSampler
 
@@ -64,7 +66,7 @@ class Without:
     def __init__(self, path: str | None, loader: Any, forward: Any):
         self.ids = np.zeros(0, np.int64)
         if path:
-            self.ids = removed.parse("--without", path)
+            self.ids = parse_ids("--without", path)
         self._loader = loader
         if ranks.world_size() > 1 and not hasattr(forward, "exact_shards"):
             raise BadInput(
@@ -86,7 +88,7 @@ class Without:
         step, _, path_of_step = os.environ.get(compute.WITHOUT_IN, "0").partition(":")
         self.step = int(step)  # the only one without further samples
         if path_of_step:
-            ids_of_step = removed.parse("--without", path_of_step)
+            ids_of_step = parse_ids("--without", path_of_step)
         loader.removal = Removal(self.ids, self.step, ids_of_step)
 
     def takes_all(self, step: int) -> bool:
@@ -103,18 +105,18 @@ class Without:
         if parent:
             before = np.zeros(0, np.int64)
             if parent.settings.get("without"):
-                before = removed.read(parent.folder)
+                before = read_removed(parent.folder)
             self._check(parent, before)
         if len(before):
-            state.identity[_REMOVED] = removed.describe(before)
+            state.identity[_REMOVED] = describe_removed(before)
 
     def _check(self, parent: Parent, before: np.ndarray) -> None:
         # the state was trained without these samples: they cannot come back in the middle of a run
         missing = np.setdiff1d(before, self.ids)
         if len(missing):
             raise BadInput(
-                f"--without: {parent.folder} never had {removed.count(len(before))}, and the list lacks "
-                f"{_name(missing)} of them: add the ids of {os.path.join(parent.folder, removed.FILE)}"
+                f"--without: {parent.folder} never had {counted(len(before), 'sample')}, and the list lacks "
+                f"{_name(missing)} of them: add the ids of {os.path.join(parent.folder, REMOVED)}"
             )
         added = np.setdiff1d(self.ids, before)
         if not len(added) or not parent.step:
@@ -136,8 +138,8 @@ class Without:
             return
         if folder and ranks.is_first():
             os.makedirs(folder, exist_ok=True)
-            removed.write(folder, self.ids)
-        parts.say(f"without {removed.describe(self.ids)}: no batch has them")
+            write_removed(folder, self.ids)
+        parts.say(f"without {describe_removed(self.ids)}: no batch has them")
 
 
 def _name(ids: np.ndarray) -> str:

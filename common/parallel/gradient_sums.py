@@ -2,7 +2,7 @@
 
 A sum is one of the bits of all gradients of the shard, before they are added to those of other shards. It
 needs one pass over the gradients, and no message of its own: the sums travel with the losses of the step.
-Rank 0 writes them with each report and each save (bootfile/receipt/shard_lines.py).
+Rank 0 writes them with each report and each save (bootfile/records.py).
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explain_write
 from bootfile.ground.mixing import mix
-from bootfile.receipt import shard_lines
+from bootfile.records import SHARDS, cut_shards, write_shards
 
 _BITS = 48  # of a sum: float64 holds it, and adding zeros does not round it
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes -> a type with the bits
@@ -68,7 +68,7 @@ class GradientSums(Plugin):
         self._writes = parts.writes
         if self._keeps and self._writes:
             with contextlib.suppress(OSError, BadInput):  # a sum that is missing is not an error of the run
-                shard_lines.cut(self._folder, step)
+                cut_shards(self._folder, step)
 
     def ended(self, step: int, due: Due) -> None:
         if due.report or due.save:
@@ -81,10 +81,10 @@ class GradientSums(Plugin):
         if not steps or not self._writes:
             return
         try:
-            shard_lines.write(self._folder, steps)
+            write_shards(self._folder, steps)
         except OSError as error:
             reason = explain_write(error, self._folder)
-            self._say_once(f"warning: {shard_lines.FILE} lacks steps: {reason}", shard_lines.FILE)
+            self._say_once(f"warning: {SHARDS} lacks steps: {reason}", SHARDS)
 
 
 def _add_bits(tensor: torch.Tensor) -> torch.Tensor:

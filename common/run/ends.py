@@ -17,19 +17,17 @@ wrote no such file. This module imports no torch.
 import os
 import signal
 import time
-from typing import Any
 
 from bootfile.ground.errors import INTERRUPTED, LOST_CONTACT, BadInput, in_one_line
-from bootfile.ground.files import append_json_line, read_json_lines
+from bootfile.ground.files import append_json_line
 from bootfile.ground.secrets import mask
 from bootfile.processes import signals
-from bootfile.receipt import starts
+from bootfile.records import read_lines, read_starts
 from common.ground import endings
 
 FILE = "ends.jsonl"  # in a run's output folder
 DONE = "done"
 KILLED = "not recorded: SIGKILL, full memory, a loss of power, --stuck_exit, or no time after a signal"
-_MOST = 2**26  # bytes of FILE
 
 
 def begin(folder: str, time: float) -> None:
@@ -39,9 +37,9 @@ def begin(folder: str, time: float) -> None:
 
 def write(folder: str, step: int, code: int, reason: str, start: float | None = None) -> None:
     """Append the end of a start to FILE in the folder. start: the time of one that is not in starts.jsonl,
-    because it has reported nothing; None: the newest one. Raises OSError."""
+    because it has reported nothing; None: the newest one. Raises OSError and BadInput."""
     if start is None:
-        known = starts.read(folder)
+        known = read_starts(folder)
         if not known:
             return
         start = known[-1].get("time")
@@ -50,37 +48,27 @@ def write(folder: str, step: int, code: int, reason: str, start: float | None = 
 
 
 def read(folder: str) -> dict[float, str]:
-    """Return how the starts of a run ended, in words, by the time of the start. Raises OSError, BadInput."""
-    ends = {}
-    for line in read_json_lines(os.path.join(folder, FILE), _MOST):
-        if type(line.get("start")) is float:
-            ends[line["start"]] = _describe(line)
-    return ends
+    """Return how the starts of a run ended, by the time of the start: DONE, KILLED, or "REASON at step N
+    (exit code C)". Raises BadInput."""
+    words = {None: KILLED, 0: DONE}
+    return {
+        line["start"]: words.get(line.get("code"))
+        or f"{line.get('reason')} at step {line.get('step')} (exit code {line['code']})"
+        for line in read_lines(folder, FILE)
+        if type(line.get("start")) is float
+    }
 
 
 def describe_last(folder: str) -> str:
     """Return one line on how the training before ended; "" if it was done, or if its end is not known. A
-    start calls it on rank 0, before it writes its own lines. Raises OSError and BadInput."""
-    known = starts.read(folder)
+    start calls it on rank 0, before it writes its own lines. Raises BadInput."""
+    known = read_starts(folder)
     ends = read(folder)
     if not known or not ends:
         return ""
     newest = [*ends][-1]  # not the greatest time: a clock may have been set back
-    last = known[-1].get("time")
-    is_older = isinstance(last, float) and newest < last  # version 0.47 has continued the run
-    if is_older or ends[newest] == DONE:
-        return ""
-    return f"the end of the training before: {ends[newest]}"
-
-
-def _describe(line: dict[str, Any]) -> str:
-    """Return "REASON at step N (exit code C)" of a line; DONE for the code 0."""
-    code = line.get("code")
-    if code is None:
-        return KILLED
-    if code == 0:
-        return DONE
-    return f"{line.get('reason')} at step {line.get('step')} (exit code {code})"
+    is_older = newest < known[-1].get("time", 0)  # version 0.47 has continued the run
+    return "" if is_older or ends[newest] == DONE else f"the end of the training before: {ends[newest]}"
 
 
 def of_signal() -> tuple[int, str]:
@@ -98,8 +86,7 @@ def of_error(error: BaseException) -> tuple[int, str]:
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "interrupted"
     if isinstance(error, SystemExit):
-        code = error.code & 0xFF if isinstance(error.code, int) else 1
-        return code, f"sys.exit({error.code!r:.200})"
+        return error.code & 0xFF if isinstance(error.code, int) else 1, f"sys.exit({error.code!r:.200})"
     if endings.in_group():
         from common.distributed import leaving  # a job of one process has no contact to lose
 

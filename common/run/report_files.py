@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from bootfile.ground.errors import BadInput, MissingPackage, import_optional
-from bootfile.ground.files import append_json_line, check_mounted, opener, write_atomic
+from bootfile.ground.files import append_json_line, check_mounted, write_atomic
 from bootfile.ground.heartbeat import watched
 from bootfile.ground.results import CLASSES, CONFUSION
+from bootfile.records import METRICS, cut_reports, read_starts
 from common.console import arguments
 from common.run import ends, environment, starts
 from common.run.output import Output
@@ -57,7 +58,7 @@ class ReportFiles:
         self._args = args
         self._output = output
         self._warn_once = warn_once
-        self._path = os.path.join(output.folder, "metrics.jsonl")
+        self._path = os.path.join(output.folder, METRICS)
         self._trackers: dict[str, Any] | None = None  # name -> tracker; from the first report on
         self._beginning: Beginning  # from begin() on
         self.class_names: tuple[str, ...] = ()  # of the training set
@@ -80,20 +81,16 @@ class ReportFiles:
             if self._trackers is not None:
                 return
             # steps after the checkpoint are trained again: their reports would be in the file twice
-            lost = _keep_lines(self._path, begun.step, begun.repeats)
+            lost = cut_reports(folder, begun.step, begun.repeats)
             # a process that joins an elastic job does not start the run
-            if not begun.continues or not starts.read(folder):
-                known = dict(begun.facts)
-                if lost:
-                    known["lost"] = lost
-                starts.write(folder, self._args, environment.facts(), **known)
+            if not begun.continues or not read_starts(folder):
+                facts = begun.facts | ({"lost": lost} if lost else {})
+                starts.write(folder, self._args, environment.facts(), **facts)
                 with self._reported():  # without it, the other reports are whole
-                    ends.begin(folder, known["time"])
+                    ends.begin(folder, begun.facts["time"])
             # the receipt is that of the whole run: it begins where the first start began
-            known_starts = starts.read(folder)
-            steps = [start["step"] for start in known_starts if type(start.get("step")) is int]
-            if steps:  # else no line can be read, and the receipt begins with its first record
-                begun.receipt.begins_at(min(steps))
+            steps = (start["step"] for start in read_starts(folder))
+            begun.receipt.begins_at(min(steps, default=begun.step))
             if self.class_names:
                 write_atomic(os.path.join(folder, CLASSES), json.dumps(self.class_names) + "\n")
             # before the trackers open: one that fails is not tried again with each report
@@ -104,21 +101,17 @@ class ReportFiles:
         """Add the trackers of the run to `opened`, by name: TensorBoard, Kubeflow if it has started the job,
         and --tracker. open() calls it once."""
         begun = self._beginning
-        begin = begun.step
-        if begun.repeats:
-            begin -= 1
         # each has its own warning: one that fails does not keep the others from opening
         with self._reported("TensorBoard"):
-            opened["TensorBoard"] = _TensorBoard(self._output.folder, begin)
-        name = arguments.pick(_Tracking, self._args).tracker
-        takes_status = "KUBEFLOW_TRAINER_SERVER_URL" in os.environ  # the controller sets it
-        if not name and not takes_status:
-            return
-        from common.run import trackers  # most jobs have none
+            opened["TensorBoard"] = _TensorBoard(self._output.folder, begun.step - begun.repeats)
+        if "KUBEFLOW_TRAINER_SERVER_URL" in os.environ:  # the controller sets it
+            from common.run import trackers  # most jobs have none
 
-        if takes_status:
             opened["Kubeflow"] = trackers.Kubeflow(begun.step, begun.total_steps)
+        name = arguments.pick(_Tracking, self._args).tracker
         if name:
+            from common.run import trackers
+
             title = os.path.basename(str(self._output).rstrip("/"))
             with self._reported(f"--tracker {name}"):
                 tracker = trackers.start(name, begun.run, title, arguments.settings(self._args))
@@ -200,28 +193,3 @@ class _TensorBoard:
 
     def finish(self) -> None:
         self._events.close()
-
-
-def _keep_lines(path: str, step: int, repeats: bool = False) -> dict[str, float] | None:
-    """Delete from a metrics.jsonl the reports after `step`, the evaluation at `step` (the checkpoint is
-    older), unfinished lines, and if it `repeats` also the report at `step`. Return the step and time of the
-    last report after `step`, or None. The first report of a start calls it, on rank 0: without it, a restart
-    would report these steps twice."""
-    if not os.path.exists(path):
-        return None
-    lines = []
-    last = None
-    with open(path, encoding="utf-8", errors="replace", opener=opener) as file:
-        for line in file:
-            try:
-                figures = json.loads(line)
-                is_report_at_step = figures["step"] == step and "loss" in figures
-                if figures["step"] < step or (is_report_at_step and not repeats):
-                    lines.append(line)
-                elif figures["step"] > step:
-                    last = {"step": figures["step"], "time": figures["time"]}
-            except (ValueError, KeyError, TypeError, RecursionError):
-                continue
-    # in one step: a kill must not leave a part of the earlier reports
-    write_atomic(path, "".join(lines))
-    return last

@@ -22,7 +22,7 @@ command: the command line of the job, with *** for credentials.
 code: the commit of the script, with -dirty at its end if tracked files differ from it; null without git.
 environment: versions, device, nodes (environment.py).
 
-This module imports no torch.
+bootfile/records.py reads it. This module imports no torch.
 """
 
 import argparse
@@ -36,13 +36,13 @@ from bootfile.console.words import mask_words
 from bootfile.ground import git
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import append_json_line, parse_json_lines
-from bootfile.receipt.starts import FILE, keep_complete, read
+from bootfile.records import STARTS, keep_starts, read_starts
 from common.console import arguments
 from common.run.output import Output
 
 
 def write(folder: str, args: argparse.Namespace, environment: Mapping[str, Any], **facts: Any) -> None:
-    """Append a start to FILE in the folder. facts: the other entries of the line. Raises OSError."""
+    """Append a start to the file in the folder. facts: the other entries of the line. Raises OSError."""
     words, _ = mask_words(sys.argv[1:], getattr(args, "ignored", []))
     known = {
         "settings": arguments.settings(args),
@@ -52,16 +52,16 @@ def write(folder: str, args: argparse.Namespace, environment: Mapping[str, Any],
         "command": shlex.join([sys.argv[0], *words]),
         "code": git.find_commit(sys.argv[0]),
     }
-    append_json_line(os.path.join(folder, FILE), facts | known)
+    append_json_line(os.path.join(folder, STARTS), facts | known)
 
 
 def read_output(output: Output) -> list[dict]:
     """Return the starts of the run in an output, those at its URL on a new node. Raises BadInput."""
-    starts = read(output.folder)
+    starts = read_starts(output.folder)
     if not starts and output.url:
         from common.object_store.store import ObjectStore  # a job without a URL imports nothing of it
 
-        starts = keep_complete(parse_json_lines(ObjectStore(output.url).read_version(FILE)[0]))
+        starts = keep_starts(parse_json_lines(ObjectStore(output.url).read_version(STARTS)[0]))
     return starts
 
 
@@ -69,10 +69,9 @@ def check_settings(settings: Mapping[str, Any], kinds: dict[str, Any], folder: s
     """Return the settings of a start that have a type in `kinds`, checked as those of a command line: the
     run's folder may be another user's. Raises BadInput."""
     checked = {}
-    for name, kind in kinds.items():
-        if settings.get(name) is not None:
-            try:
-                checked[name] = kind(str(settings[name]))
-            except argparse.ArgumentTypeError as error:
-                raise BadInput(f"{os.path.join(folder, FILE)}: {name}: {error!s:.200}") from None
+    for name in [name for name in kinds if settings.get(name) is not None]:
+        try:
+            checked[name] = kinds[name](str(settings[name]))
+        except argparse.ArgumentTypeError as error:
+            raise BadInput(f"{os.path.join(folder, STARTS)}: {name}: {error!s:.200}") from None
     return checked

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bootfile import records
 from bootfile.ground.errors import BadInput
 from bootfile.processes import ranks
 from bootfile.sampling.plan import Plan
@@ -214,7 +215,7 @@ def _is_by_class(args: argparse.Namespace, output: Output) -> bool:
         """Return the starts of the run of a file of weights or a checkpoint; [] for published weights."""
         if not path or not os.path.exists(path):
             return []
-        return starts.read(weights.run_folder(path))
+        return records.read_starts(weights.run_folder(path))
 
     # the run whose weights this start uses: those that it evaluates, continues from, or begins with
     known: list[dict] = []

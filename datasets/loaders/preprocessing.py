@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bootfile.ground.errors import BadInput
+from bootfile.records import read_starts
 from common.checkpoint import pretrained, weights
 from common.compute.networks import TIMM, import_timm
 from common.console.arguments import IDENTITY, non_negative_float, positive_float
@@ -132,7 +133,7 @@ def find(arch: str, name: str | None) -> dict[str, Any]:
         pretrained.check(arch, str(name))
     elif name:
         folder = weights.run_folder(name)
-        runs = starts.read(folder)
+        runs = read_starts(folder)
         # weights of a run of ours: as its options were, whatever its network wants by default
         if runs:
             known = {"mean": _DEFAULTS["mean"], "std": _DEFAULTS["std"]}

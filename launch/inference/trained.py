@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from bootfile.ground.errors import BadInput, in_one_line, print_line
+from bootfile.records import STARTS, read_starts
 from common.checkpoint import weights
 from common.compute import classifiers, heads, models, networks
 from common.console.arguments import boolean, positive_int
@@ -70,58 +71,48 @@ def load(
     dataset = settings.get("dataset")
     make: Callable[[int], nn.Module]  # builds the network for a number of classes
     if model or arch:
-        if arch:
-            settings |= preprocessing.find(arch, path)
+        settings |= preprocessing.find(arch, path) if arch else {}
         mean, std, share, settings["interpolation"] = preprocessing.values(settings)
         name = model or str(arch)
         channels = 3
         size = settings.get("image_size", 224)
-    # code that the user names: the number of its classes is that of its output
-    if model:
-        size = settings.get("val_image_size", size)
-        network, count = _call(model, size)
-        weights.fill(path, network, tensors, complete=True)
-        return Trained(network, name, channels, size, mean, std, share, _classes(path, count), settings)
-    if arch:
         kwargs = settings.get("model_kwargs", classifiers.NO_KWARGS)
-        make = functools.partial(_build_classifier, arch, size, kwargs)
+        make = functools.partial(classifiers.build, str(arch), image_size=size, kwargs=kwargs)
     elif dataset in image_set.NAMES:
         form = importlib.import_module(f"datasets.memory.{dataset}")
         name = _SMALL
         channels = len(form.MEAN)
-        mean = form.MEAN
-        std = form.STD
-        share = 1.0
+        mean, std, share = form.MEAN, form.STD, 1.0
         size = image_size or form.SIDE
-        make = functools.partial(_build_small, channels, settings.get("width", 64))
+        make = functools.partial(models.resnet18, channels, width=settings.get("width", 64))
     else:
         options = "--arch and --image_size, or --model FILE.py:FUNCTION"
-        raise BadInput(f"{path}: {starts.FILE} next to it names no network: add {options}")
-    # the number of classes is that of the head in the file: built once without memory, to find its name
+        raise BadInput(f"{path}: {STARTS} next to it names no network: add {options}")
+    shown_size = settings.get("val_image_size", size)
+    if model:  # code that the user names: the number of its classes is that of its output
+        network, count = _call(model, shown_size)
+    else:
+        count = _count_classes(path, name, make, tensors)
+        network = make(count).eval()
+    weights.fill(path, network, tensors, complete=True)
+    classes = _classes(path, count)
+    return Trained(network, name, channels, shown_size, mean, std, share, classes, settings)
+
+
+def _count_classes(path: str, name: str, make: Callable[[int], nn.Module], tensors: Any) -> int:
+    """Return the number of classes of a file of weights. Raises BadInput if they are of another network."""
+    # that of the head in the file: the network is built once without memory, to find its name
     first, dim = next(iter(heads.head(make).items()), ("", 0))
     skeleton = classifiers.on_meta(functools.partial(make, 2))
     matching, *_ = weights.match(path, skeleton.state_dict(), tensors)
     shape = matching[first].shape if first in matching else ()
     if dim >= len(shape) or 0 in shape:
         raise BadInput(f"{path}: no classifier weights of {name}: the file is of another network")
-    count = shape[dim]
+    count: int = shape[dim]
     # wrong weights are refused before they take memory
     empty = classifiers.on_meta(functools.partial(make, count))
     weights.fill(path, empty, tensors, complete=True)
-    network = make(count)
-    weights.fill(path, network, tensors, complete=True)
-    size = settings.get("val_image_size", size)
-    return Trained(network, name, channels, size, mean, std, share, _classes(path, count), settings)
-
-
-def _build_classifier(arch: str, size: int, kwargs: Any, classes: int) -> nn.Module:
-    """Return a network of imagenet.py in evaluation mode. size: of the images. kwargs: --model_kwargs."""
-    return classifiers.build(arch, classes, size, kwargs).eval()
-
-
-def _build_small(channels: int, width: int, classes: int) -> nn.Module:
-    """Return the network of the jobs for small images in evaluation mode."""
-    return models.resnet18(channels, classes, width).eval()
+    return count
 
 
 @torch.no_grad()
@@ -149,16 +140,15 @@ def _classes(path: str, count: int) -> tuple[str, ...]:
 def _read_settings(folder: str, given: dict[str, Any], is_own: bool) -> dict[str, Any]:
     """Return the _OPTIONS of the last start in a run's folder, without those that choose a network if it is
     the user's own. given: replaces them unless it is None. Raises BadInput."""
-    runs = starts.read(folder)
-    settings: dict[str, Any] = dict(runs[-1]["settings"]) if runs else {}
-    settings.update({name: value for name, value in given.items() if value})
+    settings: dict[str, Any] = {}
+    for start in read_starts(folder)[-1:]:
+        settings |= start["settings"]
+    settings |= {name: value for name, value in given.items() if value}
     if settings.get("antialias") is False:  # a run of version 0.31 or earlier
         print_line(
             "warning: the run had --antialias false, which was removed: its accuracy is not exactly met"
         )
     # the folder may be another user's: each option is checked as one of a command line
-    kinds = dict(_OPTIONS)
-    if is_own:
-        for name in _NETWORK:
-            kinds.pop(name, None)
+    left_out = _NETWORK if is_own else ()
+    kinds = {name: kind for name, kind in _OPTIONS.items() if name not in left_out}
     return starts.check_settings(settings, kinds, folder)

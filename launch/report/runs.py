@@ -3,21 +3,18 @@
 Unreadable lines are skipped and noted. A folder with neither metrics.jsonl nor starts.jsonl is an error.
 """
 
-import contextlib
 import math
 import operator
 import os
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from bootfile.ground.errors import BadInput
-from bootfile.ground.files import explained, parse_json_lines, read_file
-from bootfile.receipt.origins import parent_of
-from common.run import ends, starts
+from bootfile.records import METRICS, STARTS, parent_of, read_counted, read_starts
+from common.run import ends
 
-METRICS = "metrics.jsonl"
-_MOST = 2**30  # bytes of it
 _MOST_FIGURES = 40  # names in one run
 _GREATEST = 10**100
 _NO_FIGURES = {"epoch", "step", "time", "data_time", "compute_time", "val_count"}
@@ -41,11 +38,8 @@ _WORDS = {
 
 def in_words(figure: str) -> str:
     """Return the name of a figure of metrics.jsonl as the page shows it."""
-    if figure in _WORDS:
-        return _WORDS[figure]
-    if figure.startswith("val_"):
-        return figure.replace("val_", "validation ", 1)
-    return figure
+    shown = f"validation {figure.removeprefix('val_')}" if figure.startswith("val_") else figure
+    return _WORDS.get(figure, shown)
 
 
 @dataclass
@@ -53,7 +47,7 @@ class Start:
     """A start of training.
 
     begun: start time of the process, if known
-    parent: the step of another run at which it begins (origins.parent_of), {} for one that begins with step 1
+    parent: the step of another run at which it begins (parent_of), {} for one that begins with step 1
     best: the metric that chooses best.pth, such as "lowest rmse"; "" for the accuracy, or the loss
     lost_step, lost_time: the last report before this start, if its step is later than `step`; else NaN
     end: how it ended, in words; "" if that is not known, or it may still run
@@ -113,23 +107,19 @@ def find_runs(path: str) -> list[str]:
     """Return the output folders in a folder, by name; the folder itself if it is one or has none."""
     if is_run(path) or not os.path.isdir(path):
         return [path]
-    runs = []
-    for name in sorted(os.listdir(path)):
-        below = os.path.join(path, name)
-        if is_run(below) and not os.path.islink(below):
-            runs.append(below)
-    return runs or [path]
+    below = [os.path.join(path, name) for name in sorted(os.listdir(path))]
+    return [run for run in below if is_run(run) and not os.path.islink(run)] or [path]
 
 
 def is_run(path: str) -> bool:
     """Return whether a job has reported to this folder."""
-    return any(os.path.exists(os.path.join(path, name)) for name in (METRICS, starts.FILE))
+    return any(os.path.exists(os.path.join(path, name)) for name in (METRICS, STARTS))
 
 
 def read(path: str, name: str) -> Run:
     """Return the run whose output folder is `path`, as far as it has reported. Raises BadInput."""
     if not is_run(path):
-        raise BadInput(f"no run at {path}: neither {METRICS} nor {starts.FILE} is there")
+        raise BadInput(f"no run at {path}: neither {METRICS} nor {STARTS} is there")
     run = Run(path, name)
     run.starts = _read_starts(run)
     _read_metrics(run)
@@ -138,15 +128,13 @@ def read(path: str, name: str) -> Run:
 
 def _numbers(value: object) -> dict[str, float]:
     """Return the numbers in an object of JSON; NaN for those that are too large for a chart."""
-    if not isinstance(value, dict):
-        return {}
-    numbers = {}
-    for name, number in value.items():
-        if isinstance(number, int | float) and not isinstance(number, bool):
-            numbers[name] = math.nan  # JSON has integers that are too large for a float
-            if abs(number) <= _GREATEST:
-                numbers[name] = float(number)
-    return numbers
+    items = value.items() if isinstance(value, dict) else ()
+    # JSON has integers that are too large for a float
+    return {
+        name: float(number) if abs(number) <= _GREATEST else math.nan
+        for name, number in items
+        if isinstance(number, int | float) and not isinstance(number, bool)
+    }
 
 
 def _read_starts(run: Run) -> list[Start]:
@@ -155,33 +143,29 @@ def _read_starts(run: Run) -> list[Start]:
     read() calls it first: the evaluation after a start is measured from that start.
     """
     history: list[Start] = []
-    recorded: dict[float, str] = {}
-    with contextlib.suppress(OSError, BadInput):  # the page shows the starts without their ends
-        recorded = ends.read(run.path)
-    for line in starts.read(run.path):
+    recorded = ends.read(run.path)
+    for line in read_starts(run.path):
         numbers = _numbers(line)
-        lost = _numbers(line.get("lost"))
         time = numbers.get("time", math.nan)
-        step = numbers.get("step", math.nan)
+        step = numbers["step"]
         is_known = bool(history) and (history[-1].time, history[-1].step) == (time, step)
-        if is_known or not (math.isfinite(time) and math.isfinite(step)):
+        if is_known or not math.isfinite(time + step):
             continue
         settings = line["settings"]
+        lost = _numbers(line.get("lost"))
         if settings.get("resume") == "never":  # another training in the same folder began here
             history = []
             lost = {}
         # the process began earlier, by the seconds of the laps before its training
         set_up = sum(seconds for seconds in _numbers(line.get("laps")).values() if seconds >= 0)
-        environment = dict(line["environment"])
-        if line.get("code"):
-            environment["code"] = str(line["code"])
+        code = {"code": str(line["code"])} if line.get("code") else {}
         start = Start(
             time=time,
             step=step,
             steps=numbers.get("steps", math.nan),
             begun=time - set_up,
             settings=settings,
-            environment=environment,
+            environment=line["environment"] | code,
             lost_step=lost.get("step", math.nan),
             lost_time=lost.get("time", math.nan),
             parent=parent_of([line]),
@@ -193,30 +177,22 @@ def _read_starts(run: Run) -> list[Start]:
     if history and history[-1].end == ends.KILLED:
         history[-1].end = ""
     if not history:
-        run.notes.append(f"no start in {starts.FILE}: settings, environment and restarts are unknown")
+        run.notes.append(f"no start in {STARTS}: settings, environment and restarts are unknown")
     return history
 
 
 def _read_lines(run: Run) -> list[dict[str, float]]:
-    """Return the numbers of each line of metrics.jsonl that has a step, and set the receipt of the run. Note
-    how many lines are left out. Raises BadInput."""
+    """Return the numbers of each line of metrics.jsonl that has a step, and set what other lines tell of the
+    run: its receipt and its ranks. Note how many lines are left out. Raises BadInput."""
     # a job that has not reported yet has no file: the page shows its settings
-    path = os.path.join(run.path, METRICS)
-    content = b""
-    with explained(f"cannot read {path}"), contextlib.suppress(FileNotFoundError):
-        content = read_file(path, _MOST)
-    objects = parse_json_lines(content)
-    lines = []
-    for line in objects:
-        if isinstance(line.get("receipt"), str):
-            run.receipt = line["receipt"]  # the last one counts
-        numbers = _numbers(line)
-        if numbers.get("step", math.nan) >= 0:
-            lines.append(numbers)
+    objects, damaged = read_counted(run.path, METRICS)
+    lines = [numbers for numbers in map(_numbers, objects) if numbers.get("step", math.nan) >= 0]
+    receipts = [line["receipt"] for line in objects if isinstance(line.get("receipt"), str)]
+    run.receipt = [run.receipt, *receipts][-1]
     _read_ranks(run, objects)
     if not lines:
         run.notes.append(f"{METRICS} is missing or empty: nothing was reported yet")
-    bad = len(content.splitlines()) - len(lines)
+    bad = damaged + len(objects) - len(lines)
     if bad:
         run.notes.append(
             f"{METRICS}: {bad} lines could not be read (a killed job leaves the last one incomplete)"
@@ -224,17 +200,15 @@ def _read_lines(run: Run) -> list[dict[str, float]]:
     return lines
 
 
-def _read_ranks(run: Run, objects: list[dict]) -> None:
+def _read_ranks(run: Run, objects: list[dict[str, Any]]) -> None:
     """Fill what the lines of metrics.jsonl tell of the ranks, if there were several."""
     rows = []
     for line in objects:
         of_ranks = line.get("ranks")
-        if not isinstance(of_ranks, dict):
-            continue
-        step = _numbers(line).get("step", math.nan)
-        # the file may be damaged, or of another version: a line without all five numbers is left out
-        busy = _numbers(of_ranks.get("busy"))
-        row = [step, *(busy.get(name, math.nan) for name in ("min", "median", "max", "rank"))]
+        busy = _numbers(of_ranks.get("busy")) if isinstance(of_ranks, dict) else {}
+        figures = _numbers(line) | busy
+        row = [figures.get(name, math.nan) for name in ("step", "min", "median", "max", "rank")]
+        # a line of another version may not have all five numbers
         if np.isfinite(row).all():
             rows.append(row)
             run.lost = _numbers(of_ranks).get("lost", math.nan)
@@ -244,15 +218,14 @@ def _read_ranks(run: Run, objects: list[dict]) -> None:
 def _read_metrics(run: Run) -> None:
     """Fill the run from the lines of metrics.jsonl, whose starts it has already."""
     lines = _read_lines(run)
-    names: dict[str, None] = {}  # in the order in which the job has reported them first
-    for line in lines:
-        names.update(dict.fromkeys(line))
-    for name in _NO_FIGURES:
-        names.pop(name, None)
+    # in the order in which the job has reported them first
+    names = [
+        name for name in dict.fromkeys(name for line in lines for name in line) if name not in _NO_FIGURES
+    ]
     if len(names) > _MOST_FIGURES:
         run.notes.append(f"only the first {_MOST_FIGURES} figures are shown")
     # a loop may report a name for each layer: the page would have hundreds of charts
-    for name in [*names][:_MOST_FIGURES]:
+    for name in names[:_MOST_FIGURES]:
         steps, values = np.array([(line["step"], line[name]) for line in lines if name in line]).T
         run.figures[name] = steps, values
         wrong = np.isnan(values).sum()
@@ -270,14 +243,11 @@ def _read_times(run: Run, lines: list[dict[str, float]]) -> None:
         seconds = [line.get("data_time", math.nan), line.get("compute_time", math.nan), 0.0]  # as in SPLIT
         if "val_loss" in line:  # the evaluation began at the previous line, or at a start after it
             began = [start.time for start in run.starts if start.time <= time]
-            if times:
-                began.append(times[-1][1])
+            began += [before for _, before in times[-1:]]
             seconds = [0.0, 0.0, time - max(began, default=math.nan)]
         if math.isfinite(epoch):
-            ends = run.ends.setdefault(int(epoch), {})
-            for name, value in line.items():
-                if name in run.figures:
-                    ends[name] = value  # a later line of the epoch replaces it
+            known = run.ends.setdefault(int(epoch), {})
+            known |= {name: value for name, value in line.items() if name in run.figures}
             # A clock that was set back gives negative times, which say nothing.
             if math.isfinite(time + sum(seconds)) and min(seconds) >= 0:
                 before = run.split.get(int(epoch), [0.0] * len(SPLIT))

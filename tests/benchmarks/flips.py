@@ -48,7 +48,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from bootfile.exact import digest_lines
+from bootfile import records
 from bootfile.ground.heartbeat import Heartbeat
 from bootfile.history import audit
 from bootfile.processes import sessions
@@ -233,7 +233,7 @@ class Proof:
 
 def read_states(run: Path) -> dict[int, str]:
     """Return step -> the digest of the state."""
-    return {step: line["digest"] for step, line in digest_lines.read(str(run)).items()}
+    return {step: line["digest"] for step, line in records.read_states(str(run)).items()}
 
 
 def find_first(run: dict[int, str], clean: dict[int, str]) -> int:

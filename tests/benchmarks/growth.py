@@ -24,12 +24,11 @@ import numpy as np
 import psutil
 import torch
 
-from bootfile.exact import digest_lines
 from bootfile.receipt import contents, reading, receipt
+from bootfile.records import STATES, cut_reports, cut_states, read_states
 from bootfile.sampling.sampler import BatchSampler
 from common.console.arguments import positive_int
 from common.ground.files import ROOT
-from common.run import report_files
 from tests.benchmarks import start
 from tests.benchmarks.rounds import conditions, make_parser, spread, timed
 
@@ -59,7 +58,7 @@ def measure_steps(steps: int, run: str, rounds: int) -> None:
         ("jobs/train.py", "--dataset=digits", "--max_steps=1", "--report_every=1", f"--output_dir={run}"), []
     )
     make_longer(run, steps)
-    for name in (receipt.FILE, "metrics.jsonl", digest_lines.FILE):
+    for name in (receipt.FILE, "metrics.jsonl", STATES):
         print(f"{steps} steps: {name} {os.path.getsize(os.path.join(run, name)) / 1e6:.2f} MB")
     verbs = {
         "launch receipt RUN RUN": ("-m", "launch", "receipt", run, run),
@@ -81,8 +80,8 @@ def make_longer(run: str, steps: int) -> None:
     with open(reports, "w") as file:
         for step in range(10, steps + 1, 10):
             file.write(json.dumps(line | {"step": step, "epoch": step // 1000 + 1}) + "\n")
-    [state, *_] = digest_lines.read(run).values()
-    with open(os.path.join(run, digest_lines.FILE), "w") as file:
+    [state, *_] = read_states(run).values()
+    with open(os.path.join(run, STATES), "w") as file:
         for step in range(1000, steps + 1, 1000):
             file.write(json.dumps(state | {"step": step}) + "\n")
 
@@ -91,8 +90,8 @@ def restart(run: str, steps: int) -> float:
     """Read and check the files as a restart at the last step does, and return its CPU seconds."""
     begin = time.process_time()
     reading.read_records(run)
-    report_files._keep_lines(os.path.join(run, "metrics.jsonl"), steps)
-    digest_lines.cut(run, steps)
+    cut_reports(run, steps, False)
+    cut_states(run, steps)
     return time.process_time() - begin
 
 

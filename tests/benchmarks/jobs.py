@@ -13,8 +13,8 @@ from pathlib import Path
 from bootfile.ground import errors
 from bootfile.ground.errors import BadInput
 from bootfile.processes import children
+from bootfile.records import read_starts
 from common.ground.files import ROOT
-from common.run import starts
 from tests.benchmarks.rounds import tail
 
 _POLL = 0.1  # seconds
@@ -69,7 +69,7 @@ def measure(command: list[str], timeout: float, env: dict | None = None) -> dict
             return [line for line in read_metrics(output) if "loss" in line]
 
         started = run([*command, f"--output_dir={output}"], lambda: len(reports()) > _WARM, timeout, env)
-        found, laps = reports(), starts.read(output)[-1]["laps"]
+        found, laps = reports(), read_starts(output)[-1]["laps"]
     if len(found) <= _WARM:
         raise BadInput(f"{' '.join(command)} ended after {len(found)} reports, expected {_WARM + 1}")
     last = found[_WARM]

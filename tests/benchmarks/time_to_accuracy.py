@@ -26,9 +26,9 @@ import time
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import write_atomic
+from bootfile.records import read_starts
 from common.console import arguments
 from common.distributed.entry import entry
-from common.run import starts
 from launch.loader_rates import log
 from tests.benchmarks import jobs, rounds
 from tests.benchmarks.train import BASELINE
@@ -104,7 +104,7 @@ def run(job: str, options: list[str], target: float, limit: float, keep_compiled
             env |= {f"{name}_CACHE_DIR": f"{folder}/{name}" for name in ("TORCHINDUCTOR", "TRITON")}
 
         def read() -> dict:
-            begun = starts.read(output)
+            begun = read_starts(output)
             begin = begun[-1]["time"] if begun else math.nan
             points = [line for line in jobs.read_metrics(output) if "val_acc" in line]
             curve = [(round(line["time"] - begin, 3), line["val_acc"]) for line in points]

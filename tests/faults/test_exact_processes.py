@@ -12,7 +12,7 @@ import pytest
 from bootfile.ground.errors import BadInput
 from bootfile.processes import sessions
 from bootfile.receipt import reading, receipt
-from common.run import starts
+from bootfile.records import read_starts
 from tests.conftest import LONGEST, QUICK, ROOT, environment, free_port, run, wait_until
 from tests.support.exact import changed, facts
 from tests.support.simulated import rows
@@ -85,7 +85,7 @@ def test_processes_leave_and_come_back_three_times(tmp_path):
                 mark = f"{tmp_path}/{len(agents)}"
                 agents.append(sessions.start(command, mark, log, environment(**variables), str(ROOT)))
         wait_until(lambda: _worlds(output)[-1:] == [count], agents[0])
-        last = starts.read(str(output))[-1]["step"] + EACH - 1
+        last = read_starts(str(output))[-1]["step"] + EACH - 1
         wait_until(lambda: progress() >= last, agents[0])
 
     def want(count: int) -> None:

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bootfile.exact import digest
 from bootfile.exact import files as checkpoint
 from bootfile.receipt import receipt
+from bootfile.records import read_states
 from tests.conftest import finish, processes_of, run, start
 
 pytestmark = pytest.mark.thorough
@@ -55,7 +55,7 @@ def _same(output: Path, whole: Path) -> None:
         )
         assert all(torch.equal(own[name], other[name]) for name in other), f"epoch {epoch} has other weights"
     assert (output / receipt.FILE).read_bytes() == (whole / receipt.FILE).read_bytes()
-    states = [{step: line["digest"] for step, line in digest.read(each).items()} for each in (output, whole)]
+    states = [{step: line["digest"] for step, line in read_states(each).items()} for each in (output, whole)]
     both = states[0].keys() & states[1].keys()  # a stopped run has more of them
     assert len(both) > EPOCHS and all(states[0][step] == states[1][step] for step in both)
 

@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from bootfile.exact import digest
 from bootfile.receipt import receipt
+from bootfile.records import read_states
 from tests.conftest import QUICK, finish, losses, processes_of, read_until, run, start
 
 pytestmark = pytest.mark.thorough
@@ -66,5 +66,5 @@ def test_a_random_end_and_start(case, whole, tmp_path):
     assert (output / receipt.FILE).read_bytes() == (unbroken / receipt.FILE).read_bytes()
     assert losses(output) == pytest.approx(losses(unbroken), abs=1e-5) and len(losses(output)) == STEPS
     if following == processes:
-        own, other = digest.read(str(output)), digest.read(str(unbroken))
+        own, other = read_states(str(output)), read_states(str(unbroken))
         assert {step: own[step]["parts"] for step in other} == {step: other[step]["parts"] for step in other}

@@ -9,9 +9,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from bootfile.exact import digest
 from bootfile.machine.cores import available_cores
 from bootfile.receipt import receipt
+from bootfile.records import read_states
 from tests.gpu.lab import Failed, Run, Stage
 from tests.support import on_gpu
 
@@ -235,7 +235,7 @@ def prove_jobs(run: Run) -> None:
 
 def read_state(output: str) -> str:
     """Return the digest of the last state of a run."""
-    last: str = list(digest.read(output).values())[-1]["digest"]
+    last: str = list(read_states(output).values())[-1]["digest"]
     return last
 
 

@@ -87,7 +87,7 @@ def test_ends_that_cannot_be_written_cost_no_other_report(tmp_path):
 
 
 def test_an_error_with_a_password_is_masked(tmp_path):
-    (tmp_path / "starts.jsonl").write_text('{"time": 1.5, "settings": {}, "environment": {}}\n')
+    (tmp_path / "starts.jsonl").write_text('{"time": 1.5, "step": 0, "settings": {}, "environment": {}}\n')
     ends.write(str(tmp_path), 3, *ends.of_error(OSError("no answer of https://me:hunter2@host/path")))
     [end] = ends_of(tmp_path)
     assert end["start"] == 1.5 and end["reason"].startswith("OSError: no answer of")

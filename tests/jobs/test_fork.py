@@ -11,9 +11,10 @@ import stat
 
 import pytest
 
-from bootfile.exact import digest, files
+from bootfile.exact import files
 from bootfile.ground.exit_codes import DIFFERS, UNVERIFIED
 from bootfile.receipt.reading import read_records
+from bootfile.records import read_states
 from tests.conftest import QUICK, environment, finish, names, records, refused, run, run_ranks, start_until
 from tests.support.exact import changed
 from tests.support.proofs import audit
@@ -62,7 +63,7 @@ def differs(*words) -> str:
 
 
 def state(folder, step: int) -> str:
-    return digest.read(str(folder))[step]["digest"]
+    return read_states(str(folder))[step]["digest"]
 
 
 def starts(folder) -> list[dict]:
@@ -171,7 +172,7 @@ def test_a_state_of_another_run_is_not_continued(old, tmp_path):
 
 
 def names_of_runs(folder) -> set[str]:
-    return {line["run"] for line in digest.read(str(folder)).values()}
+    return {line["run"] for line in read_states(str(folder)).values()}
 
 
 def test_what_has_no_record_is_not_known(old, tmp_path):
@@ -260,7 +261,7 @@ def test_steps_are_left_out(old, tmp_path):
     assert (
         rate(new, 20) == rate(old, 20) and rate(new, 22) == rate(old, 22) and rate(new, 24) == rate(old, 24)
     )
-    states = {step: line["parts"] for step, line in digest.read(str(new)).items()}
+    states = {step: line["parts"] for step, line in read_states(str(new)).items()}
     weights = [
         {name: part for name, part in states[step].items() if name.startswith("model.")} for step in (17, 20)
     ]

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from bootfile.exact import digest
+from bootfile.records import read_states
 from launch.new.cli import make_job
 from tests.conftest import QUICK, losses, names, refused, run, run_ranks
 from tests.support.exact import changed, facts
@@ -166,7 +166,7 @@ def test_a_run_that_is_killed_on_2_and_8_processes_ends_on_1_as_the_undisturbed_
         monkeypatch.setenv("KILL_AT", str(kill_at))
         run_ranks(*options, f"--output_dir={tmp_path / 'killed'}", ranks=processes, code=code)
     assert facts(tmp_path / "killed") == facts(tmp_path / "whole")
-    assert digest.read(str(tmp_path / "killed")).keys() == {2, 4, 6, 8, 10, 12}
+    assert read_states(str(tmp_path / "killed")).keys() == {2, 4, 6, 8, 10, 12}
 
 
 def test_a_checkpoint_of_another_number_of_shards_is_refused(tmp_path):
@@ -223,7 +223,7 @@ def test_labels_that_are_ignored_in_a_later_step_are_refused(tmp_path):
     job = changed("train_exact.py", tmp_path / "job.py", (LOSS, masked))
     line = refused(job, *SMALL, f"--output_dir={tmp_path / 'output'}")
     assert names(line, "--exact_shards: the loss", "not a mean", "labels")
-    assert digest.read(str(tmp_path / "output")).keys() == {2}
+    assert read_states(str(tmp_path / "output")).keys() == {2}
 
 
 def test_a_value_that_each_process_keeps_from_its_first_shard_is_refused(tmp_path):

@@ -11,6 +11,7 @@ from bootfile.exact import files as checkpoint
 from bootfile.ground import errors
 from bootfile.ground.errors import BadInput
 from bootfile.receipt import receipt
+from bootfile.records import read_states
 from common.checkpoint.weights import read
 from common.parallel import fsdp
 from tests.common.checkpoint.test_mirror import keys, read_list
@@ -48,13 +49,13 @@ def test_losses_are_those_of_train_on_1_2_and_4_processes(tmp_path):
 def test_a_state_moves_between_jobs_and_1_2_and_4_processes_without_a_changed_bit(tmp_path):
     """A run that is resumed at its last step only evaluates, and writes the digest of what it has loaded."""
     run("jobs/train.py", *SMALL, f"--output_dir={tmp_path / '0'}")
-    expected = digest.read(str(tmp_path / "0"))[6]
+    expected = read_states(str(tmp_path / "0"))[6]
     assert any("momentum_buffer" in name for name in expected["parts"])
     path = tmp_path / "0" / "checkpoints" / "step_6.pt"
     for number, ranks in enumerate((2, 4, 1), start=1):
         output = tmp_path / str(number)
         run_ranks(JOB, *SMALL, f"--resume={path}", f"--output_dir={output}", ranks=ranks)
-        assert digest.read(str(output))[6]["parts"] == expected["parts"]
+        assert read_states(str(output))[6]["parts"] == expected["parts"]
         weights = torch.load(output / "best.pth", weights_only=True)  # in this process: plain tensors
         assert digest.summarize(6, {"model": weights})["parts"].items() <= expected["parts"].items()
 
@@ -154,7 +155,7 @@ def test_a_sharded_checkpoint_has_the_state_of_a_full_one_and_a_damaged_shard_is
     for command, ranks in (("jobs/train.py", 1), ("jobs/train_ddp.py", 2), (JOB, 4)):
         moved = tmp_path / str(ranks)
         run_ranks(command, *SMALL, f"--resume={path}", f"--output_dir={moved}", ranks=ranks)
-        assert digest.read(str(moved))[6]["parts"] == whole["state"][6]
+        assert read_states(str(moved))[6]["parts"] == whole["state"][6]
     assert digest.summarize(6, {"model": read(str(path))[0]})["parts"].items() <= whole["state"][6].items()
 
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 from PIL import Image
 
-from bootfile.exact import digest, digest_lines
 from bootfile.exact import files as checkpoint
 from bootfile.receipt import reading, receipt
+from bootfile.records import read_states, read_weights
 from common.checkpoint import lease
 from datasets.memory import cifar10
 from tests.common.checkpoint.test_mirror import keys, read_list, read_object, steps
@@ -168,8 +168,8 @@ def results_of(output: Path) -> dict[str, object]:
         "step": Path(newest).name,
         "model": {name: each.tolist() for name, each in state.items()},
         "figures": figures(output),
-        "states": [line | {"run": ""} for line in digest.read(str(output)).values()],  # its name is random
-        "weights": {name: known[-1] for name, known in digest_lines.read_files(str(output)).items()},
+        "states": [line | {"run": ""} for line in read_states(str(output)).values()],  # its name is random
+        "weights": {name: known[-1] for name, known in read_weights(str(output)).items()},
     }
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bootfile.exact import digest
 from bootfile.receipt.recorded_run import Run
+from bootfile.records import read_states
 from tests.conftest import QUICK, finish, names, read_until, refused, run, run_ranks, start
 from tests.support.exact import changed
 
@@ -56,7 +56,7 @@ def sums(folder) -> dict[str, str]:
 
 
 def state(folder, step: int) -> str:
-    return digest.read(str(folder))[step]["digest"]
+    return read_states(str(folder))[step]["digest"]
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def test_a_step_without_any_sample_is_left_out(old, tmp_path):
         *SMALL, "--max_steps=4", "--save_every=1", f"--without={listed}", f"--output_dir={new}"
     ).stdout
     assert re.search("step 3 is left out: .*samples .*removed", shown)
-    parts = {step: line["parts"] for step, line in digest.read(str(new)).items()}
+    parts = {step: line["parts"] for step, line in read_states(str(new)).items()}
     weights = [name for name in parts[2] if name.startswith("model.")]
     assert all(parts[2][name] == parts[3][name] for name in weights)
     assert any(parts[3][name] != parts[4][name] for name in weights)

@@ -11,6 +11,7 @@ import torch
 from bootfile.exact import digest, files
 from bootfile.receipt import compare  #
 from bootfile.receipt.receipt import Receipt
+from bootfile.records import STATES, cut_states, read_states, write_state
 from tests.conftest import run
 
 
@@ -34,10 +35,10 @@ def _make(folder, processes=1, change=0.0, steps=(11, 22, 33), kept=(33,), **set
     data.chain(33, 11, data.take(), str(folder))
     for step in steps:
         objects = _objects(step, change if step == 33 else 0.0)
-        digest.write(str(folder), digest.summarize(step, objects) | {"planned": True})
+        write_state(str(folder), digest.summarize(step, objects) | {"planned": True})
         if step in kept:
             files.write(str(folder / "checkpoints" / f"step_{step}.pt"), {"objects": objects}, step=step)
-    start = {"settings": {"seed": 0} | settings, "environment": {"world size": processes}}
+    start = {"step": 0, "settings": {"seed": 0} | settings, "environment": {"world size": processes}}
     (folder / "starts.jsonl").write_text(json.dumps(start) + "\n")
     return folder
 
@@ -77,7 +78,7 @@ def test_the_report_compares_the_states_too(tmp_path):
     """guides/receipts.md: `report` shows both lines. Runs with other weights are not only called equal."""
     folders = [_make(tmp_path / "whole"), _make(tmp_path / "changed", change=2e-3), _make(tmp_path / "other")]
     damaged = _make(tmp_path / "damaged")
-    (damaged / digest.FILE).write_text("{")
+    (damaged / STATES).write_text("{")
     texts = []
     for folder in folders[1:]:
         texts.append(_receipt(folders[0], folder, code=int(folder.name == "changed")))
@@ -91,8 +92,8 @@ def test_the_report_compares_the_states_too(tmp_path):
 @pytest.mark.parametrize("line", ['{"step": "11"}', '{"step": 11, "digest": 5, "parts": []}', ""])
 def test_lines_of_another_form_are_left_out(tmp_path, line):
     whole, other = _make(tmp_path / "whole"), _make(tmp_path / "other")
-    lines = (other / digest.FILE).read_text().splitlines()
-    (other / digest.FILE).write_text("\n".join([line, *lines[1:]]))
+    lines = (other / STATES).read_text().splitlines()
+    (other / STATES).write_text("\n".join([line, *lines[1:]]))
     assert _receipt(whole, other, code=0)[1] == "state equal at steps 22, 33"
 
 
@@ -100,13 +101,13 @@ def test_a_digest_of_version_0_25_is_read_and_not_compared_with_a_later_one(tmp_
     """A run that continues keeps its old lines."""
     whole, old, continued = (str(_make(tmp_path / name)) for name in ("whole", "old", "continued"))
     for folder, count in ((old, 3), (continued, 2)):
-        lines = list(digest.read(folder).values())
+        lines = list(read_states(folder).values())
         assert {line["format"] for line in lines} == {digest.FORMAT}
         for line in lines[:count]:
             del line["format"]
-        (tmp_path / folder / digest.FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    digest.cut(continued, 33)
-    assert ["format" in line for line in digest.read(continued).values()] == [False, False, True]
+        (tmp_path / folder / STATES).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    cut_states(continued, 33)
+    assert ["format" in line for line in read_states(continued).values()] == [False, False, True]
     equal, text = compare.compare_states(whole, old)
     assert equal and re.match("not comparable at steps 11, 22, 33: .*version", text)
     equal, text = compare.compare_states(continued, whole)
@@ -117,7 +118,7 @@ def test_a_digest_of_version_0_25_is_read_and_not_compared_with_a_later_one(tmp_
     )
 
 
-@pytest.mark.parametrize("name", [digest.FILE, "starts.jsonl", "receipt.bin"])
+@pytest.mark.parametrize("name", [STATES, "starts.jsonl", "receipt.bin"])
 @pytest.mark.parametrize("end", [b"[", b"[1]", b"[" * 100_000, b"\0\xff"])
 def test_a_damaged_file_is_one_error(tmp_path, name, end):
     whole, damaged = _make(tmp_path / "whole"), _make(tmp_path / "damaged")
@@ -133,7 +134,7 @@ def test_the_numbers_of_parameter_groups(tmp_path):
     def line(folder, **group):
         objects = {"optimizer": {"state": {}, "param_groups": [{"params": [0], "foreach": None} | group]}}
         os.makedirs(folder, exist_ok=True)
-        digest.write(str(folder), digest.summarize(1, objects))
+        write_state(str(folder), digest.summarize(1, objects))
 
     line(tmp_path / "a", lr=0.1, betas=(0.9, 0.99))
     for name, lr, betas in (("b", 0.1, (0.9, 0.99)), ("c", 0.2, (0.9, 0.99)), ("d", 0.1, (0.9, 0.9))):
@@ -164,8 +165,8 @@ def test_equal_bits_have_equal_digests():
 def test_a_resumed_run_replaces_later_lines(lost, tmp_path):
     """The last line may be cut."""
     folder = _make(tmp_path / "run")
-    os.truncate(folder / digest.FILE, os.path.getsize(folder / digest.FILE) - lost)
-    digest.cut(str(folder), 22)
-    assert list(digest.read(str(folder), whole=True)) == [11, 22]
-    digest.write(str(folder), digest.summarize(22, _objects(5)))
-    assert digest.read(str(folder), whole=True)[22]["digest"] == digest.summarize(22, _objects(5))["digest"]
+    os.truncate(folder / STATES, os.path.getsize(folder / STATES) - lost)
+    cut_states(str(folder), 22)
+    assert list(read_states(str(folder), whole=True)) == [11, 22]
+    write_state(str(folder), digest.summarize(22, _objects(5)))
+    assert read_states(str(folder), whole=True)[22]["digest"] == digest.summarize(22, _objects(5))["digest"]

@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, os.path.abspath(f"{__file__}/../../.."))  # the root: a platform starts this as a file
+from bootfile.records import read_states
 from common.distributed.entry import entry
 
 # isort: split
@@ -46,7 +47,6 @@ import sklearn  # noqa: F401  # of digits: pack then lists it for the platform
 import torch
 
 import bootfile
-from bootfile.exact import digest
 from bootfile.ground.errors import BadInput, print_line
 from bootfile.machine.cores import available_cores
 from bootfile.receipt import receipt
@@ -160,7 +160,7 @@ class Report:
         self._run(figures, name, job, is_alone)
         if not self.is_first:
             return
-        figures["state"] = list(digest.read(output).values())[-1]["digest"]
+        figures["state"] = list(read_states(output).values())[-1]["digest"]
         figures["receipt"] = hashlib.sha256(Path(output, receipt.FILE).read_bytes()).hexdigest()[:16]
         reports = [json.loads(line) for line in _read_lines(output, "metrics.jsonl")]
         steps = [line for line in reports if "loss" in line]

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from botocore.exceptions import ResponseStreamingError
 
-from bootfile.exact import digest
 from bootfile.receipt import receipt
+from bootfile.records import STATES
 from common.checkpoint import lease, output_list
 from common.object_store.store import ObjectStore
 from launch import manifests
@@ -73,7 +73,7 @@ def whole(images, tmp_path_factory):
 
 def results(folder: Path) -> tuple[bytes, dict[int, str], dict[str, str]]:
     """Return the receipt, the states of the planned saves, and the sha256 of the weights."""
-    states = [json.loads(line) for line in (folder / digest.FILE).read_text().splitlines()]
+    states = [json.loads(line) for line in (folder / STATES).read_text().splitlines()]
     weights = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.pth")}
     planned = {line["step"]: line["digest"] for line in states if line.get("planned")}
     return (folder / receipt.FILE).read_bytes(), planned, weights

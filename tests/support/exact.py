@@ -5,6 +5,7 @@ from pathlib import Path
 
 from bootfile.exact import digest, files
 from bootfile.receipt.reading import read_records
+from bootfile.records import read_states
 from tests.conftest import ROOT
 
 _OF_TIME = {
@@ -30,7 +31,7 @@ def facts(output: Path) -> dict:
     lines = [json.loads(line, parse_constant=str) for line in text.splitlines()]  # NaN equals NaN
     figures = [{name: each for name, each in line.items() if name not in _OF_TIME} for line in lines]
     return {
-        "state": {step: line["parts"] for step, line in digest.read(str(output)).items()},
+        "state": {step: line["parts"] for step, line in read_states(str(output)).items()},
         "figures": figures,
         "samples": read_records(str(output)).tobytes(),
         "weights": {

@@ -6,7 +6,8 @@ import shutil
 import pytest
 import torch
 
-from bootfile.exact import digest, digest_lines, files, recorded
+from bootfile.exact import digest, files, recorded
+from bootfile.records import STATES, cut_states, write_state
 from tests.conftest import names
 
 STEPS = (10, 20, 30)
@@ -23,7 +24,7 @@ def save(folder, step: int, run: str, value: float, is_recorded: bool = True) ->
     path = str(folder / "checkpoints" / files.name_of(step))
     os.makedirs(os.path.dirname(path), exist_ok=True)
     if is_recorded:
-        digest.write(str(folder), digest.summarize(step, content["objects"]) | {"run": run})
+        write_state(str(folder), digest.summarize(step, content["objects"]) | {"run": run})
     files.write(path, content, step=step, run=run)
     return path
 
@@ -43,7 +44,7 @@ def test_the_states_of_a_run_are_its_own(folder):
     # one that was saved although its line could not be written
     assert recorded.verify(save(folder, 25, "ours", 1, is_recorded=False))
     # a folder with checkpoints only records nothing
-    os.unlink(folder / digest_lines.FILE)
+    os.unlink(folder / STATES)
     assert recorded.verify(save(folder, 30, "theirs", 1, is_recorded=False))
 
 
@@ -58,7 +59,7 @@ def test_a_state_of_another_run_is_refused_with_both_names(folder, step):
 
 def test_a_run_that_continued_another_one_in_its_folder_owns_the_later_steps(folder):
     """--resume FILE begins a new run: the steps before it are still those of the first one."""
-    digest.cut(str(folder), 20)
+    cut_states(str(folder), 20)
     save(folder, 40, "second", 40)
     assert recorded.verify(str(folder / "checkpoints" / files.name_of(20)))
     assert recorded.verify(str(folder / "checkpoints" / files.name_of(40)))
@@ -96,7 +97,7 @@ def test_files_of_weights_have_a_record(tmp_path):
     recorded.check_weights(path)
     shutil.copy(kept, path)
     recorded.check_weights(path)
-    digest.cut(str(tmp_path), 0)  # a restart keeps the files, and what is recorded of them
+    cut_states(str(tmp_path), 0)  # a restart keeps the files, and what is recorded of them
     recorded.check_weights(path)
     torch.save({"weight": torch.ones(3) * 2}, path)
     with pytest.raises(files.Refused, match="altered or replaced"):

@@ -10,6 +10,7 @@ import torch
 from bootfile.exact import digest, files
 from bootfile.exact.host_copies import HostCopies, size_of
 from bootfile.exact.saver import Saver, _nothing, _Task, find_infinite
+from bootfile.records import read_states, write_state
 from tests.conftest import CAN_FORK, environment, finish, free_port, names, start
 
 
@@ -50,7 +51,7 @@ def test_reports_and_the_end_of_an_epoch_do_not_wait_for_the_writes_before(tmp_p
     assert saver.finish() == [] and saver.durable == 5
     assert written == [[1.0] * 4, [2.0] * 4]
     assert files.read(str(tmp_path / "checkpoints" / "step_5.pt"))["objects"]["model"]["weight"].sum() == 0
-    lines = digest.read(str(tmp_path))
+    lines = read_states(str(tmp_path))
     assert list(lines) == [5, 9]
 
 
@@ -66,16 +67,16 @@ def test_weights_that_cannot_be_copied_do_not_touch_the_checkpoint_in_flight(tmp
     go.set()
     (reason,) = saver.finish()
     assert names(reason, "epoch_1.pth", "not saved", "no memory")
-    assert digest.read(str(tmp_path))[5]["saved"] is True
+    assert read_states(str(tmp_path))[5]["saved"] is True
 
 
 def test_a_restart_deletes_the_digests_of_later_steps(tmp_path):
     for step, planned in ((5, True), (8, True), (10, True), (12, True)):
         line = digest.summarize(step, _state(step, torch.full((4,), 1.0))["objects"])
-        digest.write(str(tmp_path), line | {"planned": planned, "saved": True})
+        write_state(str(tmp_path), line | {"planned": planned, "saved": True})
     saver = Saver(str(tmp_path), 3, print)
     saver.resume_at(10)
-    assert list(digest.read(str(tmp_path))) == [5, 8, 10]
+    assert list(read_states(str(tmp_path))) == [5, 8, 10]
 
 
 def test_memory_is_used_again():
@@ -163,7 +164,7 @@ def test_a_sharded_save_gathers_no_tensor_and_has_the_digest_of_a_full_one(tmp_p
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     jobs = [start("-c", JOB, tmp_path, env=environment(**shared, RANK=str(rank))) for rank in range(2)]
     assert [finish(job).stdout for job in jobs] == ["sharded False []\nfull True []\n"] * 2
-    lines = [digest.read(str(tmp_path / name))[3] for name in ("sharded", "full")]
+    lines = [read_states(str(tmp_path / name))[3] for name in ("sharded", "full")]
     assert lines[0] == lines[1] and len(lines[0]["parts"]) > 20 and lines[0]["saved"]
     for name in ("sharded", "full"):
         state = files.read(str(tmp_path / name / "checkpoints" / "step_3.pt"))

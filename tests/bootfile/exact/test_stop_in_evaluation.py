@@ -7,7 +7,7 @@ import signal
 import pytest
 import torch
 
-from bootfile.exact import digest
+from bootfile.records import read_states
 from tests.conftest import ROOT, finish, run, start
 
 LOOP = """
@@ -109,5 +109,5 @@ def test_a_restart_equals_the_whole_run(tmp_path, how, kind, place):
         averaged = objects["average"]["module.weight"]
         assert not torch.equal(objects["model"]["weight"], averaged), os.path.basename(path)
     run(loop, "none", kind, place, cwd=stopped)
-    last = [digest.read(str(folder / "OUT"))[16]["digest"] for folder in (whole, stopped)]
+    last = [read_states(str(folder / "OUT"))[16]["digest"] for folder in (whole, stopped)]
     assert last[0] == last[1]

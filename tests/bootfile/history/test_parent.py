@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bootfile.history import parent
-from bootfile.receipt import shard_lines
+from bootfile.records import write_shards
 
 OLD = {5: [1, 2, 3, 4], 6: [5, 6, 7, 8]}
 STATE = {"step": 6, "format": 2, "digest": "aa", "parts": {"model.fc": "1"}}
@@ -44,14 +44,14 @@ OTHER = STATE | {"digest": "bb", "parts": {"model.fc": "2"}}
 )
 def test_the_first_shards_that_differ_are_named(new, line, expected, tmp_path, monkeypatch):
     run = make_parent(monkeypatch, world_size=3)
-    shard_lines.write(str(tmp_path), new)
+    write_shards(str(tmp_path), new)
     shown = run.check(str(tmp_path), 6, line)
     assert re.search(expected, shown) and bool(shown) == bool(expected)
 
 
 def test_a_rank_of_an_elastic_job_is_not_known(tmp_path, monkeypatch):
     run = make_parent(monkeypatch, world_size=2, elastic=True)
-    shard_lines.write(str(tmp_path), {5: [1, 2, 9, 4]})
+    write_shards(str(tmp_path), {5: [1, 2, 9, 4]})
     assert "differ: shard 2 of step 5 had" in run.check(str(tmp_path), 6, OTHER)
 
 

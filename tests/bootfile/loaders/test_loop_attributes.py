@@ -6,8 +6,8 @@ import types
 import pytest
 import torch
 
-from bootfile.exact import digest
 from bootfile.loaders.loop_attributes import LoopAttributes
+from bootfile.records import read_states
 from tests.conftest import ROOT, finish, run, start
 
 LOOP = """
@@ -87,7 +87,7 @@ def test_a_restart_equals_the_whole_run(tmp_path, kind, where, die, save_every):
             assert "length = " in shown and "reads" not in shown
         else:
             run(*words, cwd=folder)
-        states.append(digest.read(str(folder / "OUT"))[16]["digest"])
+        states.append(read_states(str(folder / "OUT"))[16]["digest"])
     assert states[0] == states[1]
 
 

@@ -180,7 +180,7 @@ def test_a_lucky_restart_with_the_same_threads_is_no_excuse(depends):
 )
 def test_two_equal_runs_with_other_bits_on_a_gpu_have_a_cause(settings, cudnn, cause, tmp_path):
     """An H200 gave other bits in two runs of train.py."""
-    start = {"settings": {}, "environment": {"GPU": "H200", "settings": settings, "cuDNN": cudnn}}
+    start = {"step": 0, "settings": {}, "environment": {"GPU": "H200", "settings": settings, "cuDNN": cudnn}}
     (tmp_path / "starts.jsonl").write_text(json.dumps(start) + "\n")
     said = runs._explain_bits(str(tmp_path))
     assert bool(said) == bool(cause) and names(said, *cause.split(" ... "))

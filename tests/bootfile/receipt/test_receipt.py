@@ -14,6 +14,7 @@ from bootfile.receipt import receipt
 from bootfile.receipt.reading import read, read_records
 from bootfile.receipt.receipt import Receipt
 from bootfile.receipt.steps import Difference, find_difference
+from bootfile.records import STARTS
 from bootfile.sampling.sampler import BatchSampler
 from common.run import starts
 from datasets.loaders.engines.memory import make_loader
@@ -149,7 +150,7 @@ def test_a_link_is_not_written_through(tmp_path, capsys):
     """The output folder may be another user's: a link in it may name any file of this user."""
     mine = tmp_path / "mine"
     mine.write_text("mine")
-    for name in (receipt.FILE, starts.FILE):
+    for name in (receipt.FILE, STARTS):
         (tmp_path / name).symlink_to(mine)
     receipt.Receipt().chain(1, 2, np.zeros((1, 3), np.int64), str(tmp_path))
     assert f"warning: {receipt.FILE} in " in capsys.readouterr().out

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from bootfile.exact import digest
 from bootfile.ground.errors import BadInput
 from bootfile.ground.intervals import Interval
 from bootfile.loaders.map_style import map_style_loader
+from bootfile.records import read_states
 from bootfile.sampling.sampler import BatchSampler
 from common.checkpoint.checkpointer import Checkpointer
 from tests.support.checkpointers import run_of
@@ -446,7 +446,7 @@ def quiet(monkeypatch):
 
 
 def digests(folder):
-    return {step: line["digest"] for step, line in digest.read(str(folder)).items()}
+    return {step: line["digest"] for step, line in read_states(str(folder)).items()}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -15,10 +15,10 @@ from torch import nn
 from bootfile.exact import files as checkpoint
 from bootfile.ground.errors import BadInput
 from bootfile.ground.results import CLASSES
+from bootfile.records import STARTS, read_starts
 from common.checkpoint import weights
 from common.checkpoint.plain_names import plain_names
 from common.compute.models import resnet18
-from common.run import starts
 from tests.support.hostile_pickle import Hostile
 
 
@@ -417,10 +417,12 @@ def test_files_that_never_end(tmp_path):
     os.mkfifo(tmp_path / CLASSES)
     assert weights.read_class_names(str(tmp_path / "best.pth")) == []
     os.unlink(tmp_path / CLASSES)
-    for name in (CLASSES, starts.FILE, "step_1.pt", "step_1.pt.json"):
+    for name in (CLASSES, STARTS, "step_1.pt", "step_1.pt.json"):
         with open(tmp_path / name, "wb") as file:
             file.truncate(10**12)
-    assert weights.read_class_names(str(tmp_path / "best.pth")) == starts.read(str(tmp_path)) == []
+    assert weights.read_class_names(str(tmp_path / "best.pth")) == []
+    with pytest.raises(BadInput, match=STARTS):
+        read_starts(str(tmp_path))
     with pytest.raises(BadInput, match="expected b'PK"):
         weights.load(str(tmp_path / "step_1.pt"), _model())
 

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
+from bootfile import records
 from bootfile.exact import files
 from bootfile.ground.exit_codes import DIFFERS
-from bootfile.receipt import shard_lines
 from bootfile.receipt.compare import compare_states
 from common.parallel import recheck
 from tests.conftest import QUICK, names, refused, run_ranks
@@ -49,9 +49,9 @@ def test_a_process_that_computes_wrongly_is_named_before_the_step_is_used(proces
     again = run_ranks(job, *words, output, ranks=processes)[0].stdout
     assert "step 4 of 9" in re.search("resumed from .*", again)[0]
     assert compare_states(str(whole), str(tmp_path / "run"))[0]
-    sums = shard_lines.read(str(whole))
+    sums = records.read_shards(str(whole))
     assert list(sums) == list(range(1, 10)) and {len(of_step) for of_step in sums.values()} == {SHARDS}
-    assert (tmp_path / "run" / shard_lines.FILE).read_text() == (whole / shard_lines.FILE).read_text()
+    assert (tmp_path / "run" / records.SHARDS).read_text() == (whole / records.SHARDS).read_text()
 
 
 @pytest.mark.thorough
@@ -63,9 +63,11 @@ def test_the_bits_are_those_of_a_run_without_it(tmp_path):
         ].stdout
         assert "warning" not in shown
         assert compare_states(str(tmp_path / "0-2"), str(tmp_path / f"{every}-{processes}"))[0]
-    expected = shard_lines.read(str(tmp_path / "1-1"))
-    assert expected == shard_lines.read(str(tmp_path / "2-2")) == shard_lines.read(str(tmp_path / "1-3"))
-    assert expected and not shard_lines.read(str(tmp_path / "0-2"))
+    expected = records.read_shards(str(tmp_path / "1-1"))
+    assert (
+        expected == records.read_shards(str(tmp_path / "2-2")) == records.read_shards(str(tmp_path / "1-3"))
+    )
+    assert expected and not records.read_shards(str(tmp_path / "0-2"))
 
 
 @pytest.mark.thorough
@@ -112,7 +114,7 @@ def test_a_start_without_it_computes_the_steps_of_an_earlier_one_again(tmp_path)
     delete(5, 6, 8, 9)
     run_ranks(job, *words, "--recheck=100", ranks=1)
     delete(7)
-    assert list(shard_lines.read(str(tmp_path / "run"))) == list(range(1, 10))
+    assert list(records.read_shards(str(tmp_path / "run"))) == list(range(1, 10))
     shown = audit(tmp_path / "run", "--share=all")
     assert re.search("^steps 5-8: equal", shown, re.MULTILINE), shown
     assert re.search("^equal: 6 of 6 intervals", shown, re.MULTILINE), shown

@@ -150,6 +150,6 @@ def test_a_restart_that_finds_no_results(variable, first, tmp_path, monkeypatch,
     monkeypatch.setenv(variable, str(first + 2))
     resume.take_output(args, run, lambda start: True)
     assert re.search(f"warning: restart 2 .*{run.folder} .*no results", capsys.readouterr().out)
-    (tmp_path / "run/starts.jsonl").write_text('{"settings": {}, "environment": {}}\n')
+    (tmp_path / "run/starts.jsonl").write_text('{"step": 0, "settings": {}, "environment": {}}\n')
     resume.take_output(args, run, lambda start: True)
     assert "warning" not in capsys.readouterr().out

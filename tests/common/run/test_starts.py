@@ -5,6 +5,7 @@ import sys
 
 import torchvision
 
+from bootfile.records import STARTS
 from common.console import arguments
 from common.run import environment, starts
 from common.run.job import JobParser
@@ -23,7 +24,7 @@ def test_a_start_is_one_line_without_credentials(tmp_path, monkeypatch):
     for step in (0, 8):
         chosen = args.replaced({"backend": "threads"})  # values that the job has chosen are also written
         starts.write(str(tmp_path), chosen, environment.facts(), step=step)
-    content = (tmp_path / starts.FILE).read_text()
+    content = (tmp_path / STARTS).read_text()
     first, second = map(json.loads, content.splitlines())
     assert "testing" not in content and (first["step"], second["step"]) == (0, 8)
     assert first["settings"] == {

@@ -121,7 +121,7 @@ def test_values_that_cannot_be_are_refused(name, text):
 
 
 def test_those_of_a_file_of_weights_are_checked(tmp_path):
-    start = {"settings": {"mean": "a,b,c"}, "environment": {}}
+    start = {"step": 0, "settings": {"mean": "a,b,c"}, "environment": {}}
     (tmp_path / "starts.jsonl").write_text(json.dumps(start) + "\n")
     with pytest.raises(BadInput, match=r"starts\.jsonl: mean: 'a' is not a number"):
         complete("resnet18", str(tmp_path / "best.pth"))

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from bootfile.ground.errors import BadInput
-from common.run import starts
+from bootfile.records import STARTS, read_starts
 from datasets.memory import digits as digit_set
 from launch.inference import predict, predictions
 from launch.inference.trained import load
@@ -153,7 +153,8 @@ def test_weights_of_a_job_of_your_own(trained, tmp_path, capsys):
     (tmp_path / "parts.py").write_text("SIDE = 2")
     network = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Identity(), torch.nn.Linear(12, 3))
     torch.save(network.state_dict(), tmp_path / "best.pth")
-    start = {"settings": {"arch": ["mine"], "width": "wide"}, "environment": {"job": "own.py"}, "time": 1.0}
+    settings = {"arch": ["mine"], "width": "wide"}
+    start = {"step": 0, "settings": settings, "environment": {"job": "own.py"}, "time": 1.0}
     (tmp_path / "classes.json").write_text('["a", "b", "c"]')
     command = [str(tmp_path), str(trained[1] / "val"), "--to", str(tmp_path / "found.csv")]
     model = f"--model={tmp_path}/model.py"
@@ -164,11 +165,11 @@ def test_weights_of_a_job_of_your_own(trained, tmp_path, capsys):
         (start["settings"], (f"{model}:leave",), "SystemExit: 0"),
         (start["settings"], ("--model=build",), r"--model build with .*expected FILE.py:FUNCTION"),
     ):
-        (tmp_path / starts.FILE).write_text(json.dumps(start | {"settings": settings}) + "\n")
+        (tmp_path / STARTS).write_text(json.dumps(start | {"settings": settings}) + "\n")
         with pytest.raises(BadInput, match=message):
             predict.main([*command, *option])
     sizes = {"settings": {"image_size": 32, "val_image_size": 48}}
-    (tmp_path / starts.FILE).write_text(json.dumps(start | sizes) + "\n")
+    (tmp_path / STARTS).write_text(json.dumps(start | sizes) + "\n")
     assert load(str(tmp_path), model=f"{tmp_path}/model.py:build").size == 48
     assert predict.main([*command, f"{model}:build", "--image_size=32"]) == 0
     assert ": 160 images; " in capsys.readouterr().out
@@ -242,9 +243,9 @@ def test_options_of_a_file_are_checked_as_those_of_a_command(digits, trained, tm
     source = digits if option == "width" else trained[0]
     shutil.copy(source / "best.pth", tmp_path / "best.pth")
     for value in SETTINGS[option]:
-        start = starts.read(str(source))[-1]
+        start = read_starts(str(source))[-1]
         start["settings"][option] = value
-        (tmp_path / starts.FILE).write_text(json.dumps(start) + "\n")
+        (tmp_path / STARTS).write_text(json.dumps(start) + "\n")
         with pytest.raises(BadInput) as refused:
             predict.main([str(tmp_path), str(trained[1]), "--to", str(tmp_path / "found.csv")])
         assert option in str(refused.value) and len(str(refused.value)) < 1000
@@ -252,7 +253,7 @@ def test_options_of_a_file_are_checked_as_those_of_a_command(digits, trained, tm
 
 
 def test_heads_that_give_no_number_of_classes(digits, tmp_path):
-    shutil.copy(digits / starts.FILE, tmp_path)
+    shutil.copy(digits / STARTS, tmp_path)
     state = torch.load(digits / "best.pth", weights_only=True)
     for head in (torch.tensor(1.0), torch.zeros(0, 64), torch.zeros(10**9, 0), torch.zeros(3, 4, 5)):
         torch.save(state | {"dense_layer.weight": head}, tmp_path / "best.pth")

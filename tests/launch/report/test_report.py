@@ -236,7 +236,7 @@ def test_errors_are_one_line(tmp_path):
     for arguments, words in [
         ([tmp_path / "gone"], f"no run at {tmp_path / 'gone'}: neither metrics.jsonl nor starts"),
         ([tmp_path / "empty"], f"no run at {tmp_path / 'empty'}: neither metrics.jsonl nor starts.jsonl"),
-        ([tmp_path / "odd"], f"cannot read {tmp_path / 'odd' / 'metrics.jsonl'}: Is a directory"),
+        ([tmp_path / "odd"], f"{tmp_path / 'odd' / 'metrics.jsonl'} cannot be read: Is a directory"),
         ([good, "--to", tmp_path / "no" / "page.html"], "not a folder"),
         ([good, "--to", tmp_path / "gone.html" / "a.html"], "not a folder"),
         ([good, "--to", tmp_path / "best.pth"], "best.pth: expected"),

@@ -1,0 +1,249 @@
+"""Read and write the files of lines in the output folder of a run. Every program uses these functions.
+
+    starts.jsonl    a line for each start, with a step, settings and environment (common/run/starts.py)
+    state.jsonl     a line for each state that was saved (exact/digest.py), and for each file of weights
+    shards.jsonl    a line for each step: the sums of the gradients of each shard, of a job with --recheck
+    metrics.jsonl, ends.jsonl    a line for each report; for the begin and the end of each start
+    removed.txt     the ids of the samples that no batch of the run has (--without)
+
+A missing file has no lines. A file that cannot be read raises BadInput. Lines that a kill has cut, or that
+are damaged, are left out; a verdict passes whole=True, and is refused with their number. JSON objects of
+another form than those above are left out. The receipt is read by bootfile/receipt.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bootfile.ground.errors import BadInput
+from bootfile.ground.files import (
+    append_json_line,
+    append_lines,
+    explained,
+    parse_json_lines,
+    read_file,
+    write_atomic,
+)
+from bootfile.ground.numbers import counted
+
+STARTS = "starts.jsonl"
+STATES = "state.jsonl"
+SHARDS = "shards.jsonl"
+METRICS = "metrics.jsonl"
+REMOVED = "removed.txt"
+_MOST = 2**30  # bytes of a file
+
+
+def read_counted(folder: str, name: str) -> tuple[list[dict[str, Any]], int]:
+    """Return the objects in a file of JSON lines, and how many lines are cut or damaged. Raises BadInput."""
+    path = os.path.join(folder, name)
+    content = b""
+    with explained(f"{path} cannot be read"), contextlib.suppress(FileNotFoundError):
+        content = read_file(path, _MOST)
+    objects = parse_json_lines(content)
+    return objects, sum(bool(line.strip()) for line in content.split(b"\n")) - len(objects)
+
+
+def read_lines(folder: str, name: str, whole: bool = False) -> list[dict[str, Any]]:
+    """Return the objects in a file of JSON lines. whole: lines may not be damaged. Raises BadInput."""
+    objects, damaged = read_counted(folder, name)
+    if whole and damaged:
+        raise BadInput(
+            f"{os.path.join(folder, name)}: {damaged} of {damaged + len(objects)} lines are cut or damaged: "
+            "delete them to use the others"
+        )
+    return objects
+
+
+def _cut(folder: str, name: str, kept: Iterable[Mapping[str, Any]]) -> None:
+    """Replace the lines of a file. Most starts have nothing to cut: then it is not written again."""
+    path = os.path.join(folder, name)
+    text = "".join(json.dumps(line) + "\n" for line in kept)
+    if os.path.exists(path) and read_file(path, _MOST) != text.encode():
+        write_atomic(path, text)
+
+
+def read_starts(folder: str, whole: bool = False) -> list[dict[str, Any]]:
+    """Return the starts of a run, in order; [] for a loop of your own. Raises BadInput."""
+    return keep_starts(read_lines(folder, STARTS, whole))
+
+
+def keep_starts(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the lines that are starts."""
+    kinds = {"step": int, "settings": dict, "environment": dict}
+    return [line for line in lines if all(isinstance(line.get(key), kind) for key, kind in kinds.items())]
+
+
+def start_of(starts: list[dict[str, Any]], step: int) -> dict[str, Any]:
+    """Return the start that made a step: the last one before it, which made later steps again."""
+    return [starts[0], *(start for start in starts[1:] if start["step"] < step)][-1]
+
+
+def world_size_of(start: Mapping[str, Any]) -> int:
+    """Return the number of processes of a start; 1 if it is not known."""
+    size = start["environment"].get("world size", 1)
+    return size if isinstance(size, int) else 1
+
+
+def parent_of(starts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return where a run begins, if that is a step of another one: "folder", "run", "step" and "state", the
+    step of the state that it has loaded. {} for another run."""
+    parent = starts[0].get("parent") if starts else None
+    return parent if isinstance(parent, dict) else {}
+
+
+def describe_parent(parent: dict[str, Any], last: float) -> str:
+    """Return a result of parent_of() in words, "" for {}. last: the last step that the run has recorded
+    or reported."""
+    if not parent:
+        return ""
+    text = f"begins at step {parent['step']} of {parent.get('folder')}"
+    if parent["state"] == parent["step"]:
+        return text
+    unknown = f": steps {parent['unknown']} have no record" if parent.get("unknown") else ""
+    # a run in which they differ ends there
+    is_known = last > parent["step"] and not unknown
+    verdict = "are the same" if is_known else f"it is not known that they are the same{unknown}"
+    return f"{text}: steps {parent['state'] + 1}-{parent['step']} were computed again, and {verdict}"
+
+
+def write_state(folder: str, line: dict[str, Any]) -> None:
+    """Append a line to state.jsonl: digest.summarize(), or the "file", "size" and "sum" of a file of weights.
+    Raises OSError."""
+    append_json_line(os.path.join(folder, STATES), line)
+
+
+def read_states(folder: str, whole: bool = False) -> dict[int, dict[str, Any]]:
+    """Return the recorded states by step, the last one of each step. Raises BadInput."""
+    lines = filter(_is_state, read_lines(folder, STATES, whole))
+    return dict(sorted({line["step"]: line | {"digest": str(line["digest"])} for line in lines}.items()))
+
+
+def read_weights(folder: str) -> dict[str, list[tuple[int, str]]]:
+    """Return (size in bytes, sum) of each version of the files of weights, by name. Raises BadInput."""
+    versions: dict[str, list[tuple[int, str]]] = {}
+    for line in filter(_is_file, read_lines(folder, STATES)):
+        versions.setdefault(line["file"], []).append((line["size"], line["sum"]))
+    return versions
+
+
+def cut_states(folder: str, step: int) -> None:
+    """Delete the states after `step`, which a resumed run writes again, and the lines that a kill has cut.
+    The lines of files of weights stay, as the files do. Raises OSError and BadInput."""
+    kept: dict[Any, dict[str, Any]] = {}  # (place of a line of a file) or (step) -> line
+    for place, line in enumerate(read_lines(folder, STATES)):
+        if _is_file(line):
+            kept["file", place] = line
+        elif _is_state(line) and line["step"] <= step:
+            kept.pop(line["step"], None)  # the last one of a step counts
+            kept[line["step"]] = line
+    _cut(folder, STATES, kept.values())
+
+
+def _is_state(line: dict[str, Any]) -> bool:
+    return type(line.get("step")) is int and isinstance(line.get("parts"), dict) and "digest" in line
+
+
+def _is_file(line: dict[str, Any]) -> bool:
+    return [type(line.get(key)) for key in ("file", "size", "sum")] == [str, int, str]
+
+
+def cut_reports(folder: str, step: int, repeats: bool) -> dict[str, float] | None:
+    """Delete from metrics.jsonl the reports after `step`, the evaluation at `step` (the checkpoint is older),
+    unfinished lines, and if it `repeats` also the report at `step`. Return the step and time of the last
+    report after `step`, or None. Raises OSError."""
+    path = os.path.join(folder, METRICS)
+    if not os.path.exists(path):
+        return None
+    kept = []
+    last = None
+    for text in read_file(path, _MOST).decode(errors="replace").split("\n"):
+        for line in parse_json_lines(text.encode()):  # none of an unfinished line
+            at = line.get("step")
+            is_kept = at == step and "loss" in line and not repeats
+            if is_kept or (type(at) is int and at < step):
+                kept.append(f"{text}\n")
+            elif type(at) is int and at > step:
+                last = {"step": at, "time": line["time"]}
+    # in one step: a kill must not leave a part of the earlier reports
+    write_atomic(path, "".join(kept))
+    return last
+
+
+def write_shards(folder: str, sums: Mapping[int, Sequence[int]]) -> None:
+    """Append the sums of the shards of some steps to shards.jsonl. Raises OSError."""
+    append_lines(
+        os.path.join(folder, SHARDS), "".join(json.dumps(line) + "\n" for line in _format_shards(sums))
+    )
+
+
+def read_shards(folder: str) -> dict[int, list[int]]:
+    """Return the sums of the shards by step, the last ones of each step. Raises BadInput."""
+    by_step = {}
+    for line in read_lines(folder, SHARDS):
+        if type(line.get("step")) is int and isinstance(line.get("shards"), list):
+            by_step[line["step"]] = line["shards"]
+    return dict(sorted(by_step.items()))
+
+
+def cut_shards(folder: str, step: int) -> None:
+    """Delete the steps after `step`, which a resumed run computes again, and the lines that a kill has cut.
+    Raises OSError and BadInput."""
+    sums = read_shards(folder)
+    _cut(folder, SHARDS, _format_shards({number: sums[number] for number in sums if number <= step}))
+
+
+def _format_shards(sums: Mapping[int, Sequence[int]]) -> list[dict[str, Any]]:
+    return [{"step": step, "shards": list(shards)} for step, shards in sums.items()]
+
+
+def parse_ids(option: str, path: str) -> np.ndarray:
+    """Return the ids in the file of an option, ascending, each once: int64 [n]. Empty lines, and lines that
+    begin with #, do not count. Raises BadInput."""
+    with explained(f"{option}: cannot read {path}"):
+        content = read_file(path, _MOST)
+    lines = [line.strip() for line in content.decode("utf-8", "replace").splitlines()]
+    ids = set()
+    for number, text in enumerate(lines, 1):
+        if text.isdecimal() and len(text) <= 18:  # 18 digits fit into int64
+            ids.add(int(text))
+        elif text and not text.startswith("#"):
+            raise BadInput(
+                f"{option} {path}: line {number} is {text[:40]!r}: expected the id of a sample, such as 17 "
+                "(`launch data RUN --sample FILE` shows the id of an image)"
+            )
+    if not ids:
+        raise BadInput(f"{option} {path}: the file has no id: expected one on each line")
+    return np.array(sorted(ids), np.int64)
+
+
+def read_removed(folder: str) -> np.ndarray:
+    """Return the ids of the samples that a run has left out of all its batches, int64 [n]; [0] for another
+    run. Raises BadInput."""
+    path = os.path.join(folder, REMOVED)
+    return parse_ids("removed samples", path) if os.path.exists(path) else np.zeros(0, np.int64)
+
+
+def write_removed(folder: str, ids: np.ndarray) -> None:
+    """Write the samples that a run leaves out. Raises OSError."""
+    write_atomic(os.path.join(folder, REMOVED), "".join(f"{id}\n" for id in ids.tolist()))
+
+
+def describe_removed(ids: np.ndarray) -> str | None:
+    """Return the samples in short, as checkpoints and messages have them: "3 samples (1f0c...)"; None for
+    []."""
+    if not len(ids):
+        return None
+    digest = hashlib.sha256(ids.astype("<i8").tobytes()).hexdigest()[:12]
+    return f"{counted(len(ids), 'sample')} ({digest})"
+
+
+def name_samples(ids: list[int]) -> str:
+    """Return samples in words: "sample 17", "samples 3, 17", "samples 1, 2, 3, 4, 5 and 8 more"."""
+    text = f"{'sample' if len(ids) == 1 else 'samples'} {', '.join(map(str, ids[:5]))}"
+    return f"{text} and {len(ids) - 5} more" if len(ids) > 5 else text
