@@ -17,7 +17,6 @@ INTERNAL = {
     "PROCESSES_OF",
     "ONLY_FROM_STEP",
     "WITHOUT_IN_STEP",
-    "FLIP",
     "SLOW_DATA",
     "ERROR_PIPE",
     "HELP_IMPORTS",

@@ -126,17 +126,19 @@ class Checkpointer(Events):
         shards = getattr(forward, "exact_shards", None)
         if args.recheck:
             self._recheck_shards(args.recheck, shards)
+        if args.without:
+            from common.checkpoint.without import Without
+
+            called = parts["model"] if forward is None else forward
+            self._without = Without(args.without, self.loader, called)
+        if args.from_run:
+            from common.checkpoint.fork import Fork
+
+            self._fork = Fork(run, self.say, self._without)
         if args.without or args.from_run:
-            from common.checkpoint import without  # most runs begin with step 1, and have all samples
+            from bootfile.exact.forked import Forked
 
-            self._without = without.find(args.without, self.loader, parts)
-            check = None
-            if args.from_run:
-                from common.checkpoint.fork import Fork
-
-                self._fork = Fork(run, self.say, self._without)
-                check = self._check_fork
-            self._forked = without.Forked(check)
+            self._forked = Forked(self._check_fork if self._fork else None)
             plugins.append(self._forked)
         survivors = self._find_survivors()
         if self._gradient_sums:

@@ -27,8 +27,6 @@ def find(args: argparse.Namespace) -> list[str]:
     """Return the lines of the answer. args: those of the verb. Raises BadInput."""
     if args.to:
         outputs.check_replaceable(args.to, sheet.MARK, args.force)
-    if args.guilty:
-        return _find_guilty(args)
     run = Run(args.run)
     if args.around:
         return _list_losses(run, args)
@@ -142,17 +140,6 @@ def _rank_loss(row: tuple[float, dict]) -> float:
     """Return the key of a row of the table of losses: a loss that is not a number is the largest."""
     loss = row[0]
     return np.inf if np.isnan(loss) else loss
-
-
-def _find_guilty(args: argparse.Namespace) -> list[str]:
-    """Return the samples of --step that made a spike."""
-    from bootfile.history import guilty  # the other answers start no job
-
-    options = []
-    if args.data_url:
-        options.append(f"--data_url={args.data_url}")
-    result = guilty.Search(args.run, args.step, args.ahead, args.job, None, options).find()
-    return guilty.describe(result, args.run, args.step)
 
 
 def _find_sample(run: Run, args: argparse.Namespace) -> list[str]:

@@ -18,7 +18,6 @@ from launch.simulate import slow_data
 from launch.simulate.faults import HANGS
 from launch.simulate.nodes import INPUT, Node
 
-_FLIPPING = os.path.join(os.path.dirname(os.path.abspath(__file__)), "flipping")  # its sitecustomize.py
 _HANGING = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hanging")  # its sitecustomize.py
 
 
@@ -87,11 +86,6 @@ class Commands:
                 environment = slow_data.prepare(environment, node.folders)
             if any(fault.kind in HANGS for fault in args.faults):
                 _add_path(environment, _HANGING)
-            flips = [fault for fault in args.faults if fault.kind == "flip"]
-            if flips:
-                _add_path(environment, _FLIPPING)
-                texts = [f"{flip.rank},{flip.step},{flip.tensor},{flip.bit}" for flip in flips]
-                environment["BOOTFILE_FLIP"] = f"{node.folders.logs}:{';'.join(texts)}"
             commands.append((command, environment, added))
         return commands
 

@@ -82,9 +82,7 @@ class Injector:
         for fault in self._faults:
             if self._job.step < fault.step:
                 continue
-            if fault.kind == "flip":  # the job does it itself
-                self.note_flips()
-            elif fault.kind == "pause":
+            if fault.kind == "pause":
                 self._pause(fault)
             elif fault.kind in ("throttle", "slow_data"):
                 self._slow_down(fault)
@@ -239,13 +237,6 @@ class Injector:
     def _continue(self, fault: Fault) -> None:
         """Send SIGCONT to the processes that a fault has stopped for a while."""
         _send(self._paused.pop(fault, set()), signal.SIGCONT)
-
-    def note_flips(self) -> None:
-        """Mark the flips as fired of which a process has printed that it flipped the bit. The simulation
-        calls it after the last lines, too."""
-        for fault in [*self.pending]:
-            if (fault.rank, fault.step, fault.tensor.partition(".")[0]) in self._job.flips:
-                self.pending.remove(fault)
 
     def _signal_rank(self, fault: Fault, rank: int) -> None:
         """Send the fault's signal to a rank. If the rank is just being replaced, a later round does it."""

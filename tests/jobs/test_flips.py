@@ -1,4 +1,4 @@
-"""A bit is flipped in a simulated job, as by an error of the hardware, and an audit finds the step."""
+"""A bit of a job is flipped, as by an error of the hardware, and an audit finds the step."""
 
 import json
 import re
@@ -6,7 +6,9 @@ import re
 import pytest
 
 from tests.benchmarks import flips
-from tests.conftest import QUICK, refused, run
+from tests.conftest import QUICK, run
+from tests.support.exact import changed
+from tests.support.flipping import LINES
 from tests.support.proofs import audit
 
 WORDS = (*QUICK, "--batch_size=128", "--max_steps=4", "--save_every=1", "--keep_every=2", "--keep=1")
@@ -14,49 +16,23 @@ WORDS = (*QUICK, "--batch_size=128", "--max_steps=4", "--save_every=1", "--keep_
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("tensor", ["weights.conv1.0.weight", "gradients", "optimizer", "batch"])
-def test_an_audit_finds_the_step_of_a_flip(tensor, tmp_path):
-    fault = f"flip:rank=0,step=3,tensor={tensor},bit=20"  # the mantissa has it: all stays finite
-    simulate = (
-        "-m",
-        "launch",
-        "simulate",
-        "--fault",
-        fault,
-        "--keep",
-        tmp_path / "kept",
-        "jobs/train.py",
-        "--",
-    )
-    shown = run(*simulate, *WORDS).stdout
+def test_an_audit_finds_the_step_of_a_flip(tensor, tmp_path, monkeypatch):
+    job = changed("train.py", tmp_path / "job.py", (flips.ENTRY, flips.ENTRY + LINES))
+    output = tmp_path / "run"
+    monkeypatch.setenv("BOOTFILE_FLIP", f"{tmp_path}:0,3,{tensor},20")  # the mantissa has it: all is finite
+    shown = run(job, *WORDS, f"--output_dir={output}").stdout
+    monkeypatch.delenv("BOOTFILE_FLIP")
     kind = tensor.partition(".")[0]
     assert re.search(rf"flip: rank 0, step 3: bit 20 of element 0 of {kind} \S+: \S+ -> \S+$", shown, re.M)
-    [output] = (tmp_path / "kept").glob("node-0/outputs/*")
-    audited = audit(output, "--share=all", "--job", "jobs/train.py", code=20)
+    audited = audit(output, "--share=all", code=20)
     assert "steps 1-2: equal" in audited and re.search("state after step 3 .*another", audited)
     assert re.search("same difference twice: .*hardware of the run", audited)
     starts = output / "starts.jsonl"
     start = json.loads(starts.read_text())
-    assert start["code"] is None  # the copy of the simulation has no git
+    assert start["code"] is None  # the folder of the copy has no git
     starts.write_text(json.dumps(start | {"code": "c0ffee"}) + "\n")
     audited = audit(output, "--steps=3-3", "--job", "jobs/train.py", code=20)
     assert re.search(r"not .*this machine.*\. .* commit c0ffee, .*jobs/t", audited)
-
-
-@pytest.mark.thorough
-def test_a_flip_that_never_comes_is_said(tmp_path):
-    fault = "flip:rank=0,step=40,tensor=weights,bit=3"
-    simulate = ("-m", "launch", "simulate", "--fault", fault, "jobs/train.py", "--", *WORDS)
-    assert "flip:rank=0,step=40" in run(*simulate, code=3).stdout
-    for tensor in ("loss", "weights;1"):
-        line = refused(
-            "-m",
-            "launch",
-            "simulate",
-            "--fault",
-            f"flip:rank=0,step=1,tensor={tensor},bit=3",
-            "jobs/train.py",
-        )
-        assert "is not one of weights, gradients, optimizer, batch" in line
 
 
 @pytest.mark.thorough
