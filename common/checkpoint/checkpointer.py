@@ -106,7 +106,7 @@ class Checkpointer(Events):
         self._fork: Any = None  # of a run that begins at a step of another one
         self._without: Any = None  # the samples that its batches lack
         self._forked: Any = None  # the plugin that does what these two want
-        self._gradient_sums: Any = None  # the plugin that keeps them, with --recheck
+        self._recheck: Any = None  # the plugin of --recheck
         self._is_later = members is not None and members.generation > 0
         self._class_names: tuple[str, ...] = getattr(loader.plan.index, "class_names", ())
         plugins = self._find_plugins(run, parts)
@@ -124,8 +124,11 @@ class Checkpointer(Events):
         writing: list[Plugin] = []  # after those that measure: their files may be on a slow mount
         forward = parts.get("forward")
         shards = getattr(forward, "exact_shards", None)
-        if args.recheck:
-            self._recheck_shards(args.recheck, shards)
+        if args.recheck and not shards:
+            raise BadInput(f"--recheck {args.recheck} needs --exact_shards: jobs/train_exact.py has it")
+        if args.recheck and shards and not args.evaluate:
+            self._recheck = shards.recheck(args.recheck, self.say)
+            writing.append(self._recheck)
         if args.without:
             from common.checkpoint.without import Without
 
@@ -141,8 +144,6 @@ class Checkpointer(Events):
             self._forked = Forked(self._check_fork if self._fork else None)
             plugins.append(self._forked)
         survivors = self._find_survivors()
-        if self._gradient_sums:
-            writing.append(self._gradient_sums)
         if args.sample_losses and self._writes:
             from common.run.sample_losses import SampleLosses  # most jobs do not keep them
 
@@ -199,8 +200,8 @@ class Checkpointer(Events):
 
     def _check_fork(self, step: int, line: dict[str, Any]) -> str:
         """Return the first difference from the old run up to a step; see Forked."""
-        if self._gradient_sums:
-            self._gradient_sums.write()  # they are compared, too
+        if self._recheck:
+            self._recheck.write()  # the sums of the shards are compared, too
         difference: str = self._fork.check(step, line)
         return difference
 
@@ -211,14 +212,6 @@ class Checkpointer(Events):
             self.say("warning: --survivors any has no effect: rank 0 alone uploads results to a URL")
             return "first"
         return survivors
-
-    def _recheck_shards(self, every: int, shards: Any) -> None:
-        """Let another process compute one shard of every N-th step again. Raises BadInput without shards."""
-        if shards is None:
-            raise BadInput(f"--recheck {every} needs --exact_shards: jobs/train_exact.py has it")
-        if not self.args.evaluate:
-            shards.recheck(every, self.say)
-            self._gradient_sums = shards.gradient_sums
 
     def _refuse_unused_limits(self) -> None:
         """Raise BadInput if the job does not give a limit of its options to its sampler."""

@@ -1,11 +1,9 @@
 """The list of members of a job whose processes may die or come: the agent of node 0 keeps it (agent.py)."""
 
-import itertools
 import json
 import signal
-import statistics
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +11,7 @@ import torch
 from bootfile.ground.errors import print_line
 from common.distributed import launcher
 from common.distributed.barrier import tick
-from common.elastic import crash
+from common.elastic.losses import Losses
 from common.elastic.members import Plan, announce, announce_failure, node_of, read
 
 HEARTBEAT = 0.25  # seconds between heartbeats of a node
@@ -22,9 +20,6 @@ _POLL = 0.05  # seconds
 _TICK = 10.0  # seconds between ticks of nothing new: networks close connections that are idle
 _PATIENCE = 1.0  # seconds from a signal to one node until it counts as one for this node only
 _DELAY = 0.3  # seconds from a broken group to a new one of the same processes: mostly one of them is dead
-_WARN_LOSSES = 5  # losses in a row in the same step until a warning
-_MOST_LOSSES = 20  # losses in a row in the same step until the end of the job
-_TOGETHER = 1.0  # seconds: losses of one generation count once, and of those before it has begun
 
 
 @dataclass
@@ -35,20 +30,6 @@ class _Process:
     agent: int  # the number of its agent
     is_ready: bool = False  # it can be a member
     was_asked: bool = False  # it got a signal to stop
-
-
-@dataclass
-class _Loss:
-    """Members that were lost together."""
-
-    begun: int  # the last generation that had begun
-    at: float  # time.monotonic()
-    seconds: float = 0.0  # until the next generation had begun; 0 before
-    members: list[tuple[str, str]] = field(default_factory=list)  # the rank and the reason of each
-
-    def is_crash(self) -> bool:
-        """Return whether all members have crashed: after another loss a library may abort in the others."""
-        return all(crash.is_crash(reason) for _, reason in self.members)
 
 
 class Roll:
@@ -70,7 +51,6 @@ class Roll:
         self._open_tickets: list[int] = []  # numbers of tickets that were not written yet
         self._news = 0  # the store's counter of news when it was last read
         # in seconds of time.monotonic(); 0: not yet
-        self._looked = 0.0  # the last call of look()
         self._beats_at = 0.0  # when the heartbeats were last read
         self._ticked_at = 0.0  # the last tick of nothing new
         self._asked_at = 0.0  # since when members of the plan have a signal to stop
@@ -80,15 +60,7 @@ class Roll:
         self._said: list[tuple[int, str]] = []  # numbered reasons of changes that the user was not told
         self._count = 0  # of the reasons so far: the number of the last one
         self._lost = 0  # members that were lost so far
-        self._step = -1  # after which the members have begun
-        self._began_at = 0.0  # when they have begun
-        self._losses: list[_Loss] = []  # in a row in the same step, while other members continue
-        self._total_losses: list[_Loss] = []  # in a row, of all members, before a further step
-        self._furthest = -1  # the last step since the last total loss
-        self._furthest_of_all = -1  # the last step since the start
-        self._done_steps = 0  # steps of the generations
-        self._done_seconds = 0.0  # the time of these steps
-        self._has_warned = False  # of the losses in this step
+        self._losses = Losses()
         self._stops = False  # the job stops: no process joins any more
 
     def look(self, asked: bool) -> None:
@@ -98,9 +70,6 @@ class Roll:
         job.
         """
         now = time.monotonic()
-        if now - self._looked > SILENCE / 2:  # this process was stopped itself: no heartbeat is late
-            self._beats.clear()
-        self._looked = now
         if now - self._ticked_at > _TICK:
             self._ticked_at = now
             tick(self._store)
@@ -109,6 +78,8 @@ class Roll:
         is_due = news != self._news
         self._news = news
         if now - self._beats_at > HEARTBEAT:
+            if now - self._beats_at > SILENCE / 2:  # this process was stopped itself: no heartbeat is late
+                self._beats.clear()
             self._beats_at = now
             self._listen(now)
             is_due = True
@@ -170,7 +141,7 @@ class Roll:
                         who = f"rank {self._began.ids.index(name)} on node {node_of(name)}"
                     self._say(f"{who} is gone: {reason}")
                     self._lost += 1
-                    self._note_loss(who, reason)
+                    self._end_after(self._losses.add(who, reason, time.monotonic()))
                 continue
             if not process.was_asked:
                 process.was_asked = self._store.check([f"asked/{name}"])
@@ -181,97 +152,19 @@ class Roll:
                     process.is_ready = self._admit(name, json.loads(facts))
 
     def _note_begin(self, step: int) -> None:
-        """Note that the members of the plan have begun after `step`. If they do not come further, end the
-        job. Called once for each generation that begins."""
-        now = time.monotonic()
-        told = {number for number, _ in self._plan.said}
-        # the losses that this begin ends
-        recent = [loss for loss in self._losses if loss.begun == self._began.generation]
-        for loss in recent:
-            loss.seconds = now - loss.at
+        """Note that the members of the plan have begun after `step`. Called once for each generation that
+        begins."""
         has_survivors = bool({*self._plan.ids} & {*self._began.ids})
-        if not has_survivors and recent:  # the newest checkpoint was loaded
-            if self._furthest > self._furthest_of_all:
-                self._furthest_of_all = self._furthest
-                self._total_losses.clear()
-                self._has_warned = False
-            self._total_losses.append(recent[-1])
-            self._losses = []
-            self._furthest = step
-        elif step > self._step:  # the losses before the last begin were in an earlier step
-            self._losses = recent
-            self._has_warned = False
-            if self._step >= 0:
-                ended_at = recent[0].at if recent else now
-                self._done_steps += step - self._step
-                self._done_seconds += ended_at - self._began_at
         self._began = self._plan
-        self._step = step
-        self._began_at = now
-        self._furthest = max(self._furthest, step)
         # rank 0 of this generation has printed these
+        told = {number for number, _ in self._plan.said}
         self._said = [(number, reason) for number, reason in self._said if number not in told]
-        self._check_losses(self._losses, f"in step {step + 1}")
-        self._check_losses(self._total_losses, f"after step {self._furthest_of_all}")
+        self._end_after(self._losses.begin(step, has_survivors))
 
-    def _note_loss(self, who: str, reason: str) -> None:
-        """Note the loss of a member. If generation after generation is lost before it has begun, end the
-        job."""
-        now = time.monotonic()
-        begun = self._began.generation
-        is_together = False
-        if self._losses:
-            last = self._losses[-1]
-            is_together = last.begun == begun and now - last.at <= _TOGETHER
-        # a node dies with several members: they are one loss
-        if not is_together:
-            self._losses.append(_Loss(begun, now))
-        self._losses[-1].members.append((who, reason))
-        place = "before its first step"
-        if self._step >= 0:
-            place = f"after step {self._step}, before another one"
-        self._check_losses([loss for loss in self._losses if loss.begun == begun], place)
-
-    def _check_losses(self, losses: list[_Loss], place: str) -> None:
-        """End the job after too many losses in a row, and warn before. place: of the losses.
-
-        Called after each loss, and when members begin: without an end, a job whose step kills its processes
-        would replace them for ever.
-        """
-        # a crash comes again in the same step, so few are enough; machines may be lost many times in a long
-        # step
-        crashes = [*itertools.takewhile(_Loss.is_crash, reversed(losses))]  # the newest first
-        if len(crashes) >= crash.MOST:
-            who, reason = crashes[0].members[0]
-            name = reason.partition(" ")[0]
-            line = crash.describe(who, reason, place, len(crashes))
-            announce_failure(self._store, 128 + crash.SIGNALS[name], line)
-        elif len(losses) >= _MOST_LOSSES:
-            figures, remedy = self._describe_losses(losses, place)
-            announce_failure(self._store, 128 + signal.SIGKILL, f"{figures}: the job ends; {remedy}")
-        elif len(losses) >= _WARN_LOSSES and not self._has_warned:
-            self._has_warned = True
-            figures, remedy = self._describe_losses(losses, place)
-            print_line(f"warning: {figures}: after {_MOST_LOSSES} times the job ends; {remedy}")
-
-    def _describe_losses(self, losses: list[_Loss], place: str) -> tuple[str, str]:
-        """Return how often members are lost and what a step needs, and what to do."""
-        # a step that needs longer than the time between two losses never ends
-        gaps = [later.at - earlier.at for earlier, later in itertools.pairwise(losses)]
-        every = statistics.median(gaps)
-        begins = [loss.seconds for loss in losses if loss.seconds]
-        need = f"more than {max(gaps):.1f} s"  # no step was finished in this time
-        remedy = "a step must be shorter than this time: use more processes, or look for what ends them"
-        if self._done_steps and begins:
-            seconds = self._done_seconds / self._done_steps + statistics.median(begins)
-            need = f"{seconds:.1f} s"
-            if seconds < every:
-                remedy = "this step may end them: look for a lack of memory (dmesg -T)"
-        figures = (
-            f"processes were lost {len(losses)} times in a row {place}, every {every:.1f} s (median), and a "
-            f"step and its new generation need {need}"
-        )
-        return figures, remedy
+    def _end_after(self, end: tuple[int, str] | None) -> None:
+        """End the job if there were too many losses. end: the exit code and the line of Losses."""
+        if end:
+            announce_failure(self._store, *end)
 
     def _say(self, reason: str) -> None:
         """Keep a reason of a change for rank 0, which prints it when the next generation begins."""

@@ -106,7 +106,7 @@ class _Methods:
         """Begin a run, and remember its loader."""
         self._begin(run, *arguments, **options)
         self._leading.append(run.loader)
-        shards = getattr(run.forward, "exact_shards", None)
+        shards = run.parts.shards
         if shards:  # before the gradients of the ranks are added
             add = shards.add
 
