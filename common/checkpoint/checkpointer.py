@@ -103,10 +103,7 @@ class Checkpointer(Events):
         self._wanted = run.args.resume  # "auto", "never", or the path to continue from
         self._mirror: Any = None  # of an output with a URL
         members = run.topology.members
-        self._fork: Any = None  # of a run that begins at a step of another one
-        self._without: Any = None  # the samples that its batches lack
-        self._forked: Any = None  # the plugin that does what these two want
-        self._recheck: Any = None  # the plugin of --recheck
+        self._other_run: Any = None  # with --from or --without
         self._is_later = members is not None and members.generation > 0
         self._class_names: tuple[str, ...] = getattr(loader.plan.index, "class_names", ())
         plugins = self._find_plugins(run, parts)
@@ -126,23 +123,16 @@ class Checkpointer(Events):
         shards = getattr(forward, "exact_shards", None)
         if args.recheck and not shards:
             raise BadInput(f"--recheck {args.recheck} needs --exact_shards: jobs/train_exact.py has it")
+        write_sums = None
         if args.recheck and shards and not args.evaluate:
-            self._recheck = shards.recheck(args.recheck, self.say)
-            writing.append(self._recheck)
-        if args.without:
-            from common.checkpoint.without import Without
-
-            called = parts["model"] if forward is None else forward
-            self._without = Without(args.without, self.loader, called)
-        if args.from_run:
-            from common.checkpoint.fork import Fork
-
-            self._fork = Fork(run, self.say, self._without)
+            recheck = shards.recheck(args.recheck, self.say)
+            writing.append(recheck)
+            write_sums = recheck.write
         if args.without or args.from_run:
-            from bootfile.exact.forked import Forked
+            from common.checkpoint.other_run import OtherRun  # most runs begin with step 1
 
-            self._forked = Forked(self._check_fork if self._fork else None)
-            plugins.append(self._forked)
+            self._other_run = OtherRun(run, self.loader, parts, self.say, write_sums)
+            plugins.append(self._other_run.plugin)
         survivors = self._find_survivors()
         if args.sample_losses and self._writes:
             from common.run.sample_losses import SampleLosses  # most jobs do not keep them
@@ -197,13 +187,6 @@ class Checkpointer(Events):
             ),
             **parts,
         )
-
-    def _check_fork(self, step: int, line: dict[str, Any]) -> str:
-        """Return the first difference from the old run up to a step; see Forked."""
-        if self._recheck:
-            self._recheck.write()  # the sums of the shards are compared, too
-        difference: str = self._fork.check(step, line)
-        return difference
 
     def _find_survivors(self) -> str:
         """Return --survivors, or "first" and a warning if only rank 0's results are kept."""
@@ -260,11 +243,9 @@ class Checkpointer(Events):
             self._wanted = "auto"  # a process that comes did not open the output folder
         elif step:
             self._warn_of_checkpoint()
-        if self._without:
-            self._without.settle(exact.parts, self._forked, self.output.folder if self._writes else None)
-        if self._fork:
-            self._fork.settle(exact.parts, self._forked, step)
-            self.log.parent = self._fork.facts
+        if self._other_run:
+            folder = self.output.folder if self._writes else None
+            self.log.parent = self._other_run.settle(exact.parts, step, folder)
         self._load_initial_weights(step)
         self._compare_validation_sets()
         if step:
@@ -407,10 +388,8 @@ class Checkpointer(Events):
                 self.args, self.output, self._is_of_this_run, self.args.keep, self._is_later
             )
             self._wanted = resume.wanted(self.args, self.output, self._is_later)
-            if self._without:
-                self._without.identify(self.exact.state)
-            if self._fork:
-                self._wanted = self._fork.choose(self._wanted, self.exact.state)
+            if self._other_run:
+                self._wanted = self._other_run.choose(self._wanted, self.exact.state)
             if self._mirror:
                 # The thread that writes wakes the one that uploads.
                 self.exact.saver.saved = self._mirror.saved

@@ -38,9 +38,8 @@ class Losses:
         if len(self._losses) == self._counted or now - self._losses[-1].at > _TOGETHER:
             self._losses.append(_Loss(now))
         self._losses[-1].members.append((who, reason))
-        place = "before its first step"
-        if self._furthest >= 0:
-            place = f"after step {self._furthest}, before another one"
+        is_begun = self._furthest >= 0
+        place = f"after step {self._furthest}, before another one" if is_begun else "before its first step"
         return _find_end(self._losses[self._counted :], place)
 
     def begin(self, step: int, has_survivors: bool) -> tuple[int, str] | None:

@@ -186,9 +186,7 @@ class Members:
         furthest = max(steps)
         if furthest < 0:
             return None
-        state = None
-        if step == furthest:
-            state = self.kept
+        state = self.kept if step == furthest else None
         # if all are at the same step, each continues from its own state and nothing is sent
         if min(steps) < furthest:
             state = ranks.broadcast_object(state, steps.index(furthest), is_known=state is not None)

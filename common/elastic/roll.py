@@ -1,6 +1,7 @@
 """The list of members of a job whose processes may die or come: the agent of node 0 keeps it (agent.py)."""
 
 import json
+import math
 import signal
 import time
 from dataclasses import dataclass
@@ -50,11 +51,11 @@ class Roll:
         self._tickets = 0  # numbers of tickets that were given out; each new process has one
         self._open_tickets: list[int] = []  # numbers of tickets that were not written yet
         self._news = 0  # the store's counter of news when it was last read
-        # in seconds of time.monotonic(); 0: not yet
+        # in seconds of time.monotonic()
         self._beats_at = 0.0  # when the heartbeats were last read
         self._ticked_at = 0.0  # the last tick of nothing new
-        self._asked_at = 0.0  # since when members of the plan have a signal to stop
-        self._broken_at = 0.0  # since when the group of the plan is broken
+        self._asked_at = math.inf  # since when members of the plan have a signal to stop
+        self._broken_at = math.inf  # since when the group of the plan is broken
         self._deadline = time.monotonic() + timeout
         self._began = self._plan  # the last one with which the members have begun
         self._said: list[tuple[int, str]] = []  # numbered reasons of changes that the user was not told
@@ -119,11 +120,10 @@ class Roll:
             self._open_tickets.append(self._tickets)
         for number in [*self._open_tickets]:
             text = read(self._store, f"ticket/{number}")
-            if not text:  # its agent writes it now, or was killed before it could
-                continue
-            self._open_tickets.remove(number)
-            name, pid, agent = json.loads(text)
-            self._known[name] = _Process(pid, agent)
+            if text:  # else its agent writes it now, or was killed before it could
+                self._open_tickets.remove(number)
+                name, pid, agent = json.loads(text)
+                self._known[name] = _Process(pid, agent)
         reasons = {name: read(self._store, f"gone/{name}") for name in self._known}
         # The losses are read first: a member writes that its generation has begun, and can be lost after it.
         # In the other order a loss could be seen without its begin, and be counted for the generation before.
@@ -136,20 +136,22 @@ class Roll:
                 del self._known[name]
                 # no loss: a spare, a process that has done its last step, one that leaves
                 if name in self._plan.ids and reason != "exit code 0" and not process.was_asked:
-                    who = f"new process {name} on node {node_of(name)}"
-                    if name in self._began.ids:
-                        who = f"rank {self._began.ids.index(name)} on node {node_of(name)}"
-                    self._say(f"{who} is gone: {reason}")
-                    self._lost += 1
-                    self._end_after(self._losses.add(who, reason, time.monotonic()))
+                    self._note_loss(name, reason)
                 continue
-            if not process.was_asked:
-                process.was_asked = self._store.check([f"asked/{name}"])
+            process.was_asked = process.was_asked or self._store.check([f"asked/{name}"])
             # a process is ready when its main() has loaded the data, alone, up to resume()
-            if not process.is_ready:
-                facts = read(self._store, f"ready/{name}")
-                if facts:
-                    process.is_ready = self._admit(name, json.loads(facts))
+            facts = "" if process.is_ready else read(self._store, f"ready/{name}")
+            if facts:
+                process.is_ready = self._admit(name, json.loads(facts))
+
+    def _note_loss(self, name: str, reason: str) -> None:
+        """Note that a member is lost, for the user and for the end after too many losses."""
+        began = self._began.ids
+        who = f"rank {began.index(name)}" if name in began else f"new process {name}"
+        who += f" on node {node_of(name)}"
+        self._say(f"{who} is gone: {reason}")
+        self._lost += 1
+        self._end_after(self._losses.add(who, reason, time.monotonic()))
 
     def _note_begin(self, step: int) -> None:
         """Note that the members of the plan have begun after `step`. Called once for each generation that
@@ -177,20 +179,19 @@ class Roll:
         The first process of node 0 that is ready decides what that is: others wait for it. Called again at
         each look until it returns True.
         """
-        if self._facts is None:
-            if node_of(name) != 0:
-                return False
+        if self._facts is None and node_of(name) == 0:
             self._facts = facts
+        expected = self._facts
+        if expected is None:
+            return False
         # versions, options and data: with others the states of the two would not be those of one training
-        for key in sorted(facts.keys() | self._facts.keys()):
-            value = facts.get(key)
-            expected = self._facts.get(key)
-            if value != expected:
-                reason = f"its {key} is {value}, that of the members is {expected}"
-                announce(self._store, f"refused/{name}", reason)
-                print_line(f"process {name} is refused: {reason}")
-                return False
-        return True
+        different = [key for key in facts.keys() | expected.keys() if facts.get(key) != expected.get(key)]
+        if different:
+            key = min(different)
+            reason = f"its {key} is {facts.get(key)}, that of the members is {expected.get(key)}"
+            announce(self._store, f"refused/{name}", reason)
+            print_line(f"process {name} is refused: {reason}")
+        return not different
 
     def _publish(self, now: float, asked: bool) -> None:
         """Write another plan if the members change, or if a group of them is broken.
@@ -204,9 +205,9 @@ class Roll:
             ids += names[: self._per_node]
         is_whole = len(ids) == self._nodes * self._per_node or now > self._deadline
         # a collective has failed: mostly a member is lost, and its loss makes a plan of others
-        if not self._broken_at and self._store.check([f"broken/{self._plan.generation}"]):
-            self._broken_at = now
-        is_broken = self._broken_at and now - self._broken_at > _DELAY
+        if self._store.check([f"broken/{self._plan.generation}"]):
+            self._broken_at = min(self._broken_at, now)
+        is_broken = now - self._broken_at > _DELAY
         if not of_nodes[0] or (self._plan.generation < 0 and not is_whole):
             return  # rank 0 has to be on node 0, and the first generation waits for all
         if ids == self._plan.ids and not is_broken:
@@ -227,44 +228,31 @@ class Roll:
         other signal makes it a stop of the job within _PATIENCE seconds. asked: as for look().
         """
         asks = [name for name in self._plan.ids if name in self._known and self._known[name].was_asked]
-        if not asks:
-            self._asked_at = 0.0
-        elif not self._asked_at:
-            self._asked_at = now
-        if not self._stops and (asked or self._stops_job(asks)):
+        self._asked_at = min(self._asked_at, now) if asks else math.inf
+        # one is on node 0, or all have got one
+        is_stop = asked or any(node_of(name) == 0 for name in asks) or 0 < len(asks) == len(self._plan.ids)
+        if is_stop and not self._stops:
             self._stops = True
             number = read(self._store, f"asked/{asks[0]}") if asks else f"{signal.SIGTERM:d}"
             announce(self._store, "stop", number)
-        if not self._stops and now - self._asked_at > _PATIENCE:
-            return {*asks}
-        return set()
+        return {*asks} if not self._stops and now - self._asked_at > _PATIENCE else set()
 
     def _write_plan(self, ids: list[str], leaves: set[str]) -> None:
         """Publish the next plan, with these members. leaves: members that leave, which the user is told."""
-        for name in self._plan.ids:
-            if name in leaves:
-                self._say(f"process {name} leaves, as asked")
+        for name in sorted(leaves, key=self._plan.ids.index):
+            self._say(f"process {name} leaves, as asked")
         came = [name for name in ids if name not in self._plan.ids]
         if came and self._plan.generation >= 0:
             processes = f"{len(came)} processes" if len(came) > 1 else "1 process"
             self._say(f"{processes} joined on node {node_of(came[0])}")
         pids = [self._known[name].pid for name in ids]
         self._plan = Plan(self._plan.generation + 1, ids, pids, [*self._said], self._lost)
-        self._broken_at = 0.0
+        self._broken_at = math.inf
         # before the plan: a process that reads the plan, and an agent that judges its end, need these keys
         self._store.set("first", ids[0])
         for name in came:
             self._store.set(f"member/{name}", "")
         announce(self._store, Plan.key(self._plan.generation), json.dumps(self._plan))
-
-    def _stops_job(self, asks: list[str]) -> bool:
-        """Return whether signals to members stop the whole job: one is on node 0, or all have got one.
-
-        Other signals let their processes leave. asks: the members that have got a signal.
-        """
-        if any(node_of(name) == 0 for name in asks):
-            return True
-        return bool(asks) and len(asks) == len(self._plan.ids)
 
     def _choose(self, leaves: set[str]) -> dict[int, list[str]]:
         """Return who may be a member now, by node: the members in their order, then the spares.

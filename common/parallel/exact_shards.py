@@ -175,19 +175,14 @@ class Shards:
         loader: that of the training, which hands out a shard as a batch. processes: those of the run; they
         may stop a step between two shards.
         """
-        modules = {}
-        optimizers = []
-        for name, value in objects.items():
-            if isinstance(value, torch.nn.Module):
-                modules[name] = value
-            elif isinstance(value, torch.optim.Optimizer):
-                optimizers.append(value)
-                value.register_step_pre_hook(self._check_optimizer)
+        modules = {name: value for name, value in objects.items() if isinstance(value, torch.nn.Module)}
         parts = dict.fromkeys(self._forward.module.modules())
         for module in modules.values():
             parts |= dict.fromkeys(module.modules())
         self._modules = list(parts)  # a part of several modules is there once
-        self._optimizers = optimizers
+        self._optimizers = [value for value in objects.values() if isinstance(value, torch.optim.Optimizer)]
+        for optimizer in self._optimizers:
+            optimizer.register_step_pre_hook(self._check_optimizer)
         self._loader = loader
         self._processes = processes
         self._buffers = []
@@ -290,11 +285,10 @@ class Shards:
     def _check_loader(self, is_first: bool) -> None:
         """Raise BadInput if the loader has begun another step since the first shard of this one: the job then
         called add() for fewer batches than the rank has shards."""
-        if self._loader is None:
-            return
+        step = 0 if self._loader is None else self._loader.step
         if is_first:
-            self._step = self._loader.step
-        if self._loader.step != self._step:
+            self._step = step
+        if step != self._step:
             raise BadInput("--exact_shards: expected one shards.add() for each batch of the training loader")
 
     def undo(self) -> None:
@@ -315,9 +309,7 @@ class Shards:
         local = slice(self.first, self.first + self.local)
         gathered = torch.zeros_like(rows)
         gathered[local] = rows[local]
-        for shard, count in enumerate(self._count_rest()):
-            if not count:
-                gathered[shard] = 0
+        gathered[[shard for shard, count in enumerate(self._count_rest()) if not count]] = 0
         if self.world_size > 1:
             torch.distributed.all_reduce(gathered)
         return gathered
@@ -397,10 +389,8 @@ class Shards:
         """Set a gradient from before the step aside. autograd calls it in a backward pass, before it adds the
         gradient to that of the parameter."""
         if gradient.layout != torch.strided:
-            shown = "a parameter"
-            for name, candidate in self._forward.module.named_parameters():
-                if candidate is parameter:
-                    shown = name
+            named = self._forward.module.named_parameters()
+            shown = next((name for name, candidate in named if candidate is parameter), "a parameter")
             raise BadInput(f"--exact_shards: the gradient of {shown} is sparse, expected a dense one")
         if self.is_repeating:
             return  # a shard is computed again, and its gradients are only compared
@@ -489,9 +479,7 @@ class Shards:
         slices = rows.tensor_split(size, dim=1)  # for each rank
         widths = [columns.shape[1] for columns in slices]
         width = widths[ranks.rank()]  # of the slice that this rank adds
-        sent = rows.view(-1)
-        if len(rows) > 1:  # the slices of several nodes do not lie in a row
-            sent = torch.cat([columns.reshape(-1) for columns in slices])
+        sent = torch.cat([columns.reshape(-1) for columns in slices])
         received = rows.new_empty(sum(map(len, nodes)), width)
         with ranks.waiting():
             torch.distributed.all_to_all_single(
@@ -527,11 +515,12 @@ class _Buffer(NamedTuple):
 
 def _list_buffers(modules: Iterable[torch.nn.Module]) -> list[_Buffer]:
     """Return the buffers of these modules, with copies of their present values."""
-    buffers = []
-    for module in modules:
-        for name, tensor in module._buffers.items():
-            if tensor is None or is_dense(tensor):
-                buffers.append(_Buffer(module._buffers, name, tensor, None))
+    buffers = [
+        _Buffer(module._buffers, name, tensor, None)
+        for module in modules
+        for name, tensor in module._buffers.items()
+        if tensor is None or is_dense(tensor)
+    ]
     return _read(buffers)
 
 
@@ -540,9 +529,7 @@ def _read(buffers: list[_Buffer]) -> list[_Buffer]:
     present = []
     for buffer in buffers:
         value = buffer.holder.get(buffer.name)
-        if value is not None:
-            value = value.detach().clone()
-        present.append(buffer._replace(value=value))
+        present.append(buffer._replace(value=None if value is None else value.detach().clone()))
     return present
 
 

@@ -78,16 +78,15 @@ class Guards:
             inputs, states = sent_by_first[name]
             repeated = recorder.repeat(inputs, states, functools.partial(digest_results, module))
             recorder.forget()
-            for part, digest in (repeated or {}).items():
-                if name in expected and digest != expected[name].get(part):
-                    differences.append(f"{name}: {part}")
+            first = expected.get(name) or {}
+            pairs = (repeated or {}).items() if first else ()
+            differences += [f"{name}: {part}" for part, digest in pairs if digest != first.get(part)]
         self._results = {}
         # on all ranks: one that continued would wait for the others in the next collective
-        for of_rank in ranks.gather_objects(differences):
-            if of_rank:
-                raise BadInput(
-                    f"--exact_shards: {of_rank[0]} changes if a shard is computed again after others or on "
-                    "another process: expected state between two calls only in buffers (register_buffer) of "
-                    "the model, the criterion and other objects of the Checkpointer, with which each shard "
-                    "begins"
-                )
+        of_all = [difference for of_rank in ranks.gather_objects(differences) for difference in of_rank]
+        if of_all:
+            raise BadInput(
+                f"--exact_shards: {of_all[0]} changes if a shard is computed again after others or on "
+                "another process: expected state between two calls only in buffers (register_buffer) of "
+                "the model, the criterion and other objects of the Checkpointer, with which each shard begins"
+            )

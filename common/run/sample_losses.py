@@ -173,9 +173,7 @@ class SampleLosses(Plugin):
         # the first write of this start: steps after the checkpoint are in the file already, and come again
         if self._end is None:
             os.makedirs(folder, exist_ok=True)
-            self._end = 0
-            if os.path.exists(self._path):
-                self._end = self._find_end()
+            self._end = self._find_end() if os.path.exists(self._path) else 0
         # one write of the whole report, at the end that the last write has left
         with open(self._path, "ab", opener=opener) as file:
             file.truncate(min(file.tell(), self._end))  # a write that failed left a part

@@ -2,6 +2,7 @@
 
 import argparse
 from dataclasses import dataclass
+from typing import Any
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.intervals import Interval
@@ -69,23 +70,17 @@ def parse(spec: str, nodes: int, processes: int) -> Fault:
         raise BadInput(f"--fault {spec}: expected {kind} with the keys {names}, each once")
     # keys that are whole numbers, with the least and the greatest
     limits = {"step": (1, _MOST), "rank": (0, nodes * processes - 1), "node": (0, nodes - 1)}
-    numbers = {key: _number(spec, key, value, *limits[key]) for key, value in pairs if key in limits}
-    seconds = 0.0
-    steps = 0
-    delay = 0.0
-    share = 1.0
+    fields: dict[str, Any] = {}
     for key, value in pairs:
-        if key == "to":
-            share = _share(spec, value)
-        elif key not in limits:
+        if key in limits:
+            fields[key] = _number(spec, key, value, *limits[key])
+        elif key == "to":
+            fields["share"] = _share(spec, value)
+        else:
             time = _interval(spec, kind, key, value)
-            if time.unit == "step":
-                steps = int(time.number)
-            elif key == "by":
-                delay = time.number
-            else:
-                seconds = time.number
-    return Fault(spec, kind, **numbers, seconds=seconds, steps=steps, delay=delay, share=share)
+            name = "delay" if key == "by" else "seconds"
+            fields |= {"steps": int(time.number)} if time.unit == "step" else {name: time.number}
+    return Fault(spec, kind, **fields)
 
 
 def _are_keys(given: list[str], keys: list[str]) -> bool:
