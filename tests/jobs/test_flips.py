@@ -1,6 +1,5 @@
 """A bit of a job is flipped, as by an error of the hardware, and an audit finds the step."""
 
-import json
 import re
 
 import pytest
@@ -26,13 +25,7 @@ def test_an_audit_finds_the_step_of_a_flip(tensor, tmp_path, monkeypatch):
     assert re.search(rf"flip: rank 0, step 3: bit 20 of element 0 of {kind} \S+: \S+ -> \S+$", shown, re.M)
     audited = audit(output, "--share=all", code=20)
     assert "steps 1-2: equal" in audited and re.search("state after step 3 .*another", audited)
-    assert re.search("same difference twice: .*hardware of the run", audited)
-    starts = output / "starts.jsonl"
-    start = json.loads(starts.read_text())
-    assert start["code"] is None  # the folder of the copy has no git
-    starts.write_text(json.dumps(start | {"code": "c0ffee"}) + "\n")
-    audited = audit(output, "--steps=3-3", "--job", "jobs/train.py", code=20)
-    assert re.search(r"not .*this machine.*\. .* commit c0ffee, .*jobs/t", audited)
+    assert re.search(r"same difference twice\b.*hardware of the run", audited)
 
 
 @pytest.mark.thorough
