@@ -16,8 +16,6 @@ from tests.support.options import ROOT, documents, read_parsers, render, rewrite
 INTERNAL = {
     "PROCESSES_OF",
     "ONLY_FROM_STEP",
-    "WITHOUT_IN_STEP",
-    "FLIP",
     "SLOW_DATA",
     "ERROR_PIPE",
     "HELP_IMPORTS",

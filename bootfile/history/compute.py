@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from bootfile.exact import files
 from bootfile.exact.forked import Differs
@@ -20,8 +20,6 @@ from bootfile.processes import sessions
 
 # a variable: the run begins at the checkpoint of this step, and ends after --at_step
 ONLY = "BOOTFILE_ONLY_FROM_STEP"
-# a variable: "STEP:FILE", a step whose batch lacks the samples of the file; from it on nothing is compared
-WITHOUT_IN = "BOOTFILE_WITHOUT_IN_STEP"
 # what launchers, and jobs that start their processes, set for these
 _OF_LAUNCHERS = (
     "RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "BOOTFILE_STARTED",
@@ -36,7 +34,6 @@ def compute(
     script: str,
     processes: int = 1,
     options: Sequence[str] = (),
-    extra: Mapping[str, str] | None = None,
 ) -> str:
     """Compute the steps parent.state + 1 to parent.step in a folder, and return the path of the checkpoint
     with their result. The steps are compared with those of the run on the way.
@@ -45,8 +42,7 @@ def compute(
     call before this one was killed, it continues.
 
     folder: for the results of these steps; its log is folder + ".log".
-    script: the job. processes: their number, on this node. options: words for its command line. extra:
-        variables for it.
+    script: the job. processes: their number, on this node. options: words for its command line.
     Raises Differs with the first difference, and BadInput with the error in the log if the job fails.
     """
     path = os.path.join(folder, "checkpoints", files.name_of(parent.step))
@@ -59,7 +55,6 @@ def compute(
         command.append(f"--processes_per_node={processes}")
     # without these: the job would take itself for a rank of the program that calls this
     variables = {name: value for name, value in os.environ.items() if not name.startswith(_OF_LAUNCHERS)}
-    variables |= extra or {}
     variables[ONLY] = str(parent.state)
     log = f"{folder}.log"
     os.makedirs(os.path.dirname(log), exist_ok=True)

@@ -383,7 +383,7 @@ class Loader:
                 batch, copy = following
                 # when the batch is handed out, not when it was read: batches ahead are none of a step yet
                 if self.removal:
-                    self.is_removed = self.removal.takes_all(batch.ids % sampler.size, step + 1)
+                    self.is_removed = self.removal.takes_all(batch.ids % sampler.size)
                 self.receipt.add(batch.ids, batch.labels, batch.crops, self.is_removed)
                 # a step that the loop did before the restart: its samples only complete the receipt
                 if lacking:

@@ -95,7 +95,7 @@ class Plan:
         waiting: list[tuple[np.ndarray, Any]] = []  # (ids, epoch) of the next steps, without labels and crops
         draws = self.sampler.draws()
         if self.removal:
-            draws = self.removal.cut(draws, self.sampler)
+            draws = self.removal.cut(draws)
         for samples, epoch in draws:
             # each view has ids of its own, so it gets crops and seeds of its own
             views = [samples + view * len(self.index) for view in range(self.views)]

@@ -104,10 +104,7 @@ class Checkpointer(Events):
         self._wanted = run.args.resume  # "auto", "never", or the path to continue from
         self._mirror: Any = None  # of an output with a URL
         members = run.topology.members
-        self._fork: Any = None  # of a run that begins at a step of another one
-        self._without: Any = None  # the samples that its batches lack
-        self._forked: Any = None  # the plugin that does what these two want
-        self._gradient_sums: Any = None  # the plugin that keeps them, with --recheck
+        self._other_run: Any = None  # with --from or --without
         self._is_later = members is not None and members.generation > 0
         self._class_names: tuple[str, ...] = getattr(loader.plan.index, "class_names", ())
         plugins = self._find_plugins(run, parts)
@@ -125,23 +122,19 @@ class Checkpointer(Events):
         writing: list[Plugin] = []  # after those that measure: their files may be on a slow mount
         forward = parts.get("forward")
         shards = getattr(forward, "exact_shards", None)
-        if args.recheck:
-            self._recheck_shards(args.recheck, shards)
+        if args.recheck and not shards:
+            raise BadInput(f"--recheck {args.recheck} needs --exact_shards: jobs/train_exact.py has it")
+        write_sums = None
+        if args.recheck and shards and not args.evaluate:
+            recheck = shards.recheck(args.recheck, self.say)
+            writing.append(recheck)
+            write_sums = recheck.write
         if args.without or args.from_run:
-            from common.checkpoint import without  # most runs begin with step 1, and have all samples
+            from common.checkpoint.other_run import OtherRun  # most runs begin with step 1
 
-            self._without = without.find(args.without, self.loader, parts)
-            check = None
-            if args.from_run:
-                from common.checkpoint.fork import Fork
-
-                self._fork = Fork(run, self.say, self._without)
-                check = self._check_fork
-            self._forked = without.Forked(check)
-            plugins.append(self._forked)
+            self._other_run = OtherRun(run, self.loader, parts, self.say, write_sums)
+            plugins.append(self._other_run.plugin)
         survivors = self._find_survivors()
-        if self._gradient_sums:
-            writing.append(self._gradient_sums)
         if args.sample_losses and self._writes:
             from common.run.sample_losses import SampleLosses  # most jobs do not keep them
 
@@ -196,13 +189,6 @@ class Checkpointer(Events):
             **parts,
         )
 
-    def _check_fork(self, step: int, line: dict[str, Any]) -> str:
-        """Return the first difference from the old run up to a step; see Forked."""
-        if self._gradient_sums:
-            self._gradient_sums.write()  # they are compared, too
-        difference: str = self._fork.check(step, line)
-        return difference
-
     def _find_survivors(self) -> str:
         """Return --survivors, or "first" and a warning if only rank 0's results are kept."""
         survivors: str = self.args.survivors
@@ -210,14 +196,6 @@ class Checkpointer(Events):
             self.say("warning: --survivors any has no effect: rank 0 alone uploads results to a URL")
             return "first"
         return survivors
-
-    def _recheck_shards(self, every: int, shards: Any) -> None:
-        """Let another process compute one shard of every N-th step again. Raises BadInput without shards."""
-        if shards is None:
-            raise BadInput(f"--recheck {every} needs --exact_shards: jobs/train_exact.py has it")
-        if not self.args.evaluate:
-            shards.recheck(every, self.say)
-            self._gradient_sums = shards.gradient_sums
 
     def _refuse_unused_limits(self) -> None:
         """Raise BadInput if the job does not give a limit of its options to its sampler."""
@@ -266,11 +244,9 @@ class Checkpointer(Events):
             self._wanted = "auto"  # a process that comes did not open the output folder
         elif step:
             self._warn_of_checkpoint()
-        if self._without:
-            self._without.settle(exact.parts, self._forked, self.output.folder if self._writes else None)
-        if self._fork:
-            self._fork.settle(exact.parts, self._forked, step)
-            self.log.parent = self._fork.facts
+        if self._other_run:
+            folder = self.output.folder if self._writes else None
+            self.log.parent = self._other_run.settle(exact.parts, step, folder)
         self._load_initial_weights(step)
         self._compare_validation_sets()
         if step:
@@ -413,10 +389,8 @@ class Checkpointer(Events):
                 self.args, self.output, self._is_of_this_run, self.args.keep, self._is_later
             )
             self._wanted = resume.wanted(self.args, self.output, self._is_later)
-            if self._without:
-                self._without.identify(self.exact.state)
-            if self._fork:
-                self._wanted = self._fork.choose(self._wanted, self.exact.state)
+            if self._other_run:
+                self._wanted = self._other_run.choose(self._wanted, self.exact.state)
             if self._mirror:
                 # The thread that writes wakes the one that uploads.
                 self.exact.saver.saved = self._mirror.saved

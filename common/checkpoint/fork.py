@@ -222,12 +222,7 @@ class Fork:
                     "expected earlier steps"
                 )
             skipped = [*skipped, *steps]
-        removes = None
-        if self._without:
-            removes = self._without.takes_all
-            # from a step with fewer samples on, the state is not that of the old run
-            if self._without.step:
-                points = [point for point in points if point < self._without.step]
+        removes = self._without.takes_all if self._without else None
         is_part = compute.ONLY in os.environ
         forked.follow(Plan(self.facts["step"], points, frozenset(skipped), removes, is_part))
         if ranks.is_first():

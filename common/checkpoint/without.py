@@ -3,6 +3,10 @@
 The other samples keep their batch, their crops and their seeds; sums and means are over what is left. A step
 that has no sample left is left out, as one of --skip_steps. The ids are kept in OUT/removed.txt, and their
 digest in each checkpoint: a restart with other ones is refused.
+
+It takes a file of ids of the training set, and a Loader with a BatchSampler. The gradient of a step must be a
+mean over its samples: one process, or exact shards. Outside are --evaluate, --elastic, --mixup, --cutmix and
+--accumulate, and a state of another run that was trained with one of the samples.
 """
 
 import argparse
@@ -16,7 +20,6 @@ from bootfile.exact.plugins import Parts
 from bootfile.exact.state import RunState
 from bootfile.ground.errors import BadInput
 from bootfile.ground.numbers import counted
-from bootfile.history import compute
 from bootfile.history.parent import Parent
 from bootfile.processes import ranks
 from bootfile.receipt import recorded_run
@@ -25,48 +28,32 @@ from bootfile.sampling.removal import Removal
 from bootfile.sampling.sampler import BatchSampler
 
 _REMOVED = "list of removed samples"  # a name in the identity
+_REFUSED = {
+    "evaluate": "it trains nothing",
+    "elastic": "its processes leave and come",
+    "mixup": "a sample would be in the pictures of others",
+    "cutmix": "a sample would be in the pictures of others",
+    "accumulate": "the mean of a step would not be over what is left",
+}
 
 
 def check(args: argparse.Namespace) -> None:
     """Raise BadInput for options that contradict --without."""
-    given = vars(args)
-    for name in ("evaluate", "elastic"):
-        if given.get(name):
-            raise BadInput(f"--without: expected a training without --{name}")
-    for name in ("mixup", "cutmix"):
-        if given.get(name):
-            raise BadInput(f"--without --{name} {given[name]}: a sample would be in the pictures of others")
-    if (given.get("accumulate") or 1) > 1:
-        raise BadInput(
-            f"--without --accumulate {args.accumulate}: the mean of a step would not be over what is left: "
-            "expected --accumulate 1"
-        )
-
-
-def find(path: str | None, loader: Any, parts: dict[str, Any]) -> "Without | None":
-    """Return the samples that a run leaves out; None if it has all. parts: the objects of the job. Raises
-    BadInput."""
-    if not path and compute.WITHOUT_IN not in os.environ:
-        return None
-    forward = parts.get("forward")
-    if forward is None:
-        forward = parts["model"]
-    return Without(path, loader, forward)
+    for name, reason in _REFUSED.items():
+        value = vars(args).get(name)
+        if value and (name != "accumulate" or value > 1):
+            raise BadInput(f"--without: expected a training without --{name} {value}: {reason}")
 
 
 class Without:
     """The samples that a run leaves out. The Checkpointer has one on each rank.
 
-    path: of the file with their ids; None if only a step has less of them (compute.WITHOUT_IN). loader: that
-    of the training. forward: the module that the loop calls.
-    `ids`: int64 [n], ascending. `step`: this step, 0 without one.
-    Raises BadInput if the job cannot leave them out exactly.
+    path: of the file with their ids. loader: that of the training. forward: the module that the loop calls.
+    `ids`: int64 [n], ascending. Raises BadInput if the job cannot leave them out exactly.
     """
 
-    def __init__(self, path: str | None, loader: Any, forward: Any):
-        self.ids = np.zeros(0, np.int64)
-        if path:
-            self.ids = parse_ids("--without", path)
+    def __init__(self, path: str, loader: Any, forward: Any):
+        self.ids = parse_ids("--without", path)
         self._loader = loader
         if ranks.world_size() > 1 and not hasattr(forward, "exact_shards"):
             raise BadInput(
@@ -80,16 +67,10 @@ class Without:
                 f"{type(sampler).__name__}"
             )
         # an id of another data set would remove nothing, and no error would tell it
-        last = self.ids.max(initial=0)
+        last = self.ids[-1]
         if last >= sampler.size:
             raise BadInput(f"--without {path}: sample {last} is not in 0..{sampler.size - 1}")
-        # `launch data --guilty` starts the job again, and leaves samples out of one step only
-        ids_of_step = None
-        step, _, path_of_step = os.environ.get(compute.WITHOUT_IN, "0").partition(":")
-        self.step = int(step)  # the only one without further samples
-        if path_of_step:
-            ids_of_step = parse_ids("--without", path_of_step)
-        loader.removal = Removal(self.ids, self.step, ids_of_step)
+        loader.removal = Removal(self.ids)
 
     def takes_all(self, step: int) -> bool:
         """Return whether a step has no sample left."""
@@ -101,16 +82,13 @@ class Without:
         Called on rank 0 before a checkpoint is chosen, and without a parent on every rank after it was
         restored. Raises BadInput if the run had one of the samples up to the step."""
         state.identity.pop(_REMOVED, None)
-        before = self.ids
-        if parent:
-            before = np.zeros(0, np.int64)
-            if parent.settings.get("without"):
-                before = read_removed(parent.folder)
-            self._check(parent, before)
+        before = self._compare(parent) if parent else self.ids
         if len(before):
             state.identity[_REMOVED] = describe_removed(before)
 
-    def _check(self, parent: Parent, before: np.ndarray) -> None:
+    def _compare(self, parent: Parent) -> np.ndarray:
+        """Return the samples that another run lacks, int64 [n]. Raises BadInput if it had one of ours."""
+        before = read_removed(parent.folder) if parent.settings.get("without") else np.zeros(0, np.int64)
         # the state was trained without these samples: they cannot come back in the middle of a run
         missing = np.setdiff1d(before, self.ids)
         if len(missing):
@@ -119,23 +97,22 @@ class Without:
                 f"{_name(missing)} of them: add the ids of {os.path.join(parent.folder, REMOVED)}"
             )
         added = np.setdiff1d(self.ids, before)
-        if not len(added) or not parent.step:
-            return
-        used = recorded_run.Run(parent.folder).find_uses(added, parent.step)
+        used = {}
+        if len(added) and parent.step:
+            used = recorded_run.Run(parent.folder).find_uses(added, parent.step)
         if used:
             step = min(used)
             raise BadInput(
                 f"--without: {_name(used[step])} is in step {step} of {parent.folder} already: begin at step "
                 f"{step - 1} or before it (`launch replay` does), not at {parent.step}"
             )
+        return before
 
     def settle(self, parts: Parts, forked: Forked, folder: str | None) -> None:
         """Tell the plugin what it has to do, on every rank, when the state is restored. folder: of the
         results, None if nothing is written."""
         self.identify(parts.state)
         forked.follow(Plan(0, removes=self.takes_all))
-        if not len(self.ids):
-            return
         if folder and ranks.is_first():
             os.makedirs(folder, exist_ok=True)
             write_removed(folder, self.ids)

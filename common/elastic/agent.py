@@ -72,9 +72,9 @@ def start(topology: Topology, args: argparse.Namespace, hold: Callable[[], objec
     """
     if MEMBER in os.environ:
         return
-    for name in ("evaluate", "prof", "sample_losses"):
-        if getattr(args, name, None):
-            raise BadInput(f"--elastic: expected a training without --{name}")
+    refused = [name for name in ("evaluate", "prof", "sample_losses") if getattr(args, name, None)]
+    if refused:
+        raise BadInput(f"--elastic: expected a training without --{refused[0]}")
     if "://" in (args.output_dir or ""):
         raise BadInput(f"--elastic --output_dir {args.output_dir}: expected a folder, not a URL")
     reason = why_not()
@@ -108,7 +108,8 @@ class _Agent:
         self._ticks = -1  # the store's counter of changes when this agent last read what has changed
         # in seconds of time.monotonic()
         self._beat_at = 0.0  # when the next heartbeat is due
-        self._spare_at = 0.0  # when the next spare may be forked; 0 until there are members
+        self._fork_at = 0.0  # when the next process may be forked
+        self._spare_at = math.inf  # when the next spare may be forked; infinite until there are members
         self._ends_at = math.inf  # when what still runs gets SIGKILL; infinite until the job ends
         self._code = 0  # the exit code of the job
         self._is_over = False  # the job ends: nothing is forked any more
@@ -180,7 +181,7 @@ class _Agent:
             sentinels = [child.sentinel for child in self._children.values()]
             multiprocessing.connection.wait(sentinels, _POLL)  # until a child ends
             self._reap()
-            if self._asked and not self._is_over and not self._has_members():
+            if self._asked and not self._is_over and not any(map(self._was_member, self._children)):
                 self._end(signals.code_after(self._asked))  # no process of this node has anything to save
             self._beat()
             self._hear()
@@ -204,20 +205,17 @@ class _Agent:
         """
         now = time.monotonic()
         # no spare before the first generation: the cores load the data of the members
-        if not self._spare_at and self._store.check([Plan.key(0)]):
+        if self._spare_at == math.inf and self._store.check([Plan.key(0)]):
             self._spare_at = now + _CALM
-        count = self._topology.processes_per_node
-        if 0 < self._spare_at < now:
-            count += _SPARES
-        while not self._is_over and not self._asked and len(self._children) < count:
+        count = self._topology.processes_per_node + _SPARES * (now > self._spare_at)
+        is_closed = self._is_over or self._asked or now < self._fork_at
+        while not is_closed and len(self._children) < count:
             name = f"{self._topology.node_rank}.{self._store.add('names', 1)}"
             try:
                 self._fork(name)
             except (OSError, EOFError) as error:  # the fork server has ended meanwhile
                 self._deaths.append(errors.in_one_line(error))
-                line = self._explain_deaths()
-                if line:
-                    self._fail(128 + signal.SIGKILL, line)
+                self._end_after_deaths(128 + signal.SIGKILL)
                 return  # the next round forks again, from a new server, unless the job has failed
 
     def _fork(self, name: str) -> None:
@@ -231,17 +229,14 @@ class _Agent:
             "LOCAL_WORLD_SIZE": "1",
             "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
         }
-        reader, writer = self._context.Pipe(duplex=False)
-        try:
+        with contextlib.ExitStack() as pipe:
+            reader, writer = map(pipe.enter_context, self._context.Pipe(duplex=False))
             arguments = (variables, entry.main_of_job, writer)
             child = self._context.Process(target=_run, args=arguments, name=name)
             with _search_path():
                 child.start()
-        except (OSError, EOFError):
-            reader.close()
-            raise
-        finally:
             writer.close()
+            pipe.pop_all()  # it has started: the reader stays open
         self._children[name] = child
         self._stacks[name] = reader
         # the roll learns from the ticket that the process exists
@@ -251,49 +246,30 @@ class _Agent:
 
     def _reap(self) -> None:
         """Judge the children that have ended. Each round calls it when a child has ended, or after _POLL."""
-        for name, child in list(self._children.items()):
-            if child.exitcode is None:
-                continue
-            # the server reports the ends of its forks: without it this code comes for all, also for those
-            # that run
-            if child.exitcode == _SERVER_LOST:
-                end_of_server = _find_end_of_server()
-                if end_of_server:
-                    self._replace_server(end_of_server)
-                    return
+        ended = {name: child for name, child in self._children.items() if child.exitcode is not None}
+        # a fork server reports the ends of its forks: without it this code comes for all, also if they run
+        lost = [name for name, child in ended.items() if child.exitcode == _SERVER_LOST]
+        for name in lost:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(ended.pop(name).pid, signal.SIGKILL)
+            del self._children[name]
+            self._stacks.pop(name).close()
+        if lost:  # together: the next rounds fork as many, from a new server
+            self._fork_at = time.monotonic() + _LONGEST_END
+            self._judge(lost, -signal.SIGKILL, "its fork server has ended")
+        for name, child in ended.items():
             child.join()
             del self._children[name]
             place = crash.read_place(self._stacks.pop(name))
-            reason = f"exit code {child.exitcode}"
-            if child.exitcode < 0:
-                reason = signal.Signals(-child.exitcode).name
-            if child.exitcode == -signal.SIGKILL:
-                lack_of_memory = self._kills.explain()
-                if lack_of_memory:
-                    reason += lack_of_memory
-                    self._kills = MemoryKills()  # the next one may have another reason
+            code = child.exitcode
+            reason = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            lack_of_memory = self._kills.explain() if code == -signal.SIGKILL else ""
+            if lack_of_memory:
+                reason += lack_of_memory
+                self._kills = MemoryKills()  # the next one may have another reason
             if place and crash.is_crash(reason):
                 reason = f"{reason} at {place}"
-            self._judge([name], child.exitcode, reason)
-
-    def _replace_server(self, reason: str) -> None:
-        """End the processes of a fork server that has ended: their ends would not be noticed. The next fork
-        starts another server. reason: why it has ended."""
-        if not self._is_over:
-            errors.print_line(
-                f"node {self._topology.node_rank}: the fork server, which starts the processes of the node, "
-                f"has ended ({reason}): they end with it and are started again"
-            )
-        for child in self._children.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child.pid, signal.SIGKILL)
-        for reader in self._stacks.values():
-            reader.close()
-        # all together: the next round forks as many, from a new server
-        names = [*self._children]
-        self._children.clear()
-        self._stacks.clear()
-        self._judge(names, -signal.SIGKILL, f"its fork server has ended ({reason})")
+            self._judge([name], code, reason)
 
     def _judge(self, names: list[str], code: int, reason: str) -> None:
         """Decide what the end of processes means: the end of the job or of its part here, or nothing.
@@ -302,13 +278,12 @@ class _Agent:
         reason: begins with the name of the signal, if they crashed.
         """
         # deaths of members are counted by the roll; here only those of processes that never were one
-        was_member = any(self._store.check([f"member/{name}"]) for name in names)
+        was_member = any(map(self._was_member, names))
         if was_member:
             self._deaths.clear()
         else:
             self._deaths.append(reason)
-        if self._spare_at:
-            self._spare_at = time.monotonic() + _CALM
+        self._spare_at = max(time.monotonic() + _CALM, self._spare_at)
         for name in names:
             self._store.compare_set(f"gone/{name}", "", reason)  # it may have a reason: it was stopped
         self._store.add("news", 1)
@@ -328,35 +303,32 @@ class _Agent:
         if code == 0 or self._asked or self._store.check(["stop"]):
             self._end(code)
             return
-        line = self._explain_deaths()
-        if line:
-            self._fail(code, line)
-        elif code in _ENDS:
+        self._end_after_deaths(code)
+        if code in _ENDS and not self._is_over:
             if was_member:
                 announce(self._store, "failed", str(code))
             self._end(code)
         # else the next round forks another process
 
-    def _has_members(self) -> bool:
-        return any(self._store.check([f"member/{name}"]) for name in self._children)
+    def _was_member(self, name: str) -> bool:
+        """Return whether a process is or was a member."""
+        return self._store.check([f"member/{name}"])
 
-    def _explain_deaths(self) -> str:
-        """Return why the job ends, if too many processes in a row did not become members; else ""."""
+    def _end_after_deaths(self, code: int) -> None:
+        """End the job with this code if too many processes in a row did not become members."""
         node = self._topology.node_rank
         deaths = self._deaths
         crashes = [*itertools.takewhile(crash.is_crash, reversed(deaths))]  # the newest first
         if len(crashes) >= crash.MOST:
             who = f"a new process on node {node}"
-            return crash.describe(who, crashes[0], "before it was a member of the job", len(crashes))
-        if len(deaths) >= _MOST_DEATHS:
-            return (
+            line = crash.describe(who, crashes[0], "before it was a member of the job", len(crashes))
+        elif len(deaths) >= _MOST_DEATHS:
+            line = (
                 f"{len(deaths)} times in a row processes on node {node} ended before they were members of "
                 f"the job, the last time with: {deaths[-1]}"
             )
-        return ""
-
-    def _fail(self, code: int, line: str) -> None:
-        """End the job with an exit code and a line."""
+        else:
+            return
         announce_failure(self._store, code, line)
         self._end(code)
 
@@ -391,12 +363,9 @@ class _Agent:
         if ticks == self._ticks:
             return
         self._ticks = ticks
-        if not self._is_over:
-            failed = read(self._store, "failed")
-            if failed:
-                self._end(int(failed))
-            elif self._store.check(["done"]):
-                self._end(0)
+        failed = read(self._store, "failed")
+        if not self._is_over and (failed or self._store.check(["done"])):
+            self._end(int(failed or 0))
         for name, child in self._children.items():  # this node was silent: they must not write
             if self._store.check([f"gone/{name}"]):
                 child.kill()
@@ -412,12 +381,10 @@ class _Agent:
         # no error: the job is done, or a signal stops it, and its members end by themselves
         is_stop = bool(self._asked) or code in (0, signals.exit_code())
         is_error = code in _ENDS or not is_stop
-        if is_error:
-            self._limit(launcher.GRACE)
-        elif code:
-            self._limit(self._grace + launcher.GRACE)
+        if code:
+            self._limit(launcher.GRACE + (0 if is_error else self._grace))
         for name, child in self._children.items():
-            if not self._store.check([f"member/{name}"]):
+            if not self._was_member(name):
                 child.kill()
             elif is_error:
                 child.terminate()
@@ -439,26 +406,6 @@ class _Agent:
         for child in self._children.values():
             with contextlib.suppress(ProcessLookupError, TypeError):  # it has ended, or has no pid yet
                 os.kill(child.pid, number)
-
-
-def _find_end_of_server() -> str:
-    """Return how the fork server has ended; "" if it runs.
-
-    _reap() calls it if a child seems to have ended with its server. Waits for the end of the server for up to
-    _LONGEST_END: the kernel closes its pipes first. ensure_running() of multiprocessing still gets its exit
-    code.
-    """
-    pid = getattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", None)
-    deadline = time.monotonic() + _LONGEST_END
-    while pid and time.monotonic() < deadline:
-        end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if end is None:
-            time.sleep(_POLL / 10)
-        elif end.si_code == os.CLD_EXITED:
-            return f"exit code {end.si_status}"
-        else:
-            return signal.Signals(end.si_status).name
-    return ""
 
 
 @contextlib.contextmanager

@@ -186,9 +186,7 @@ class Members:
         furthest = max(steps)
         if furthest < 0:
             return None
-        state = None
-        if step == furthest:
-            state = self.kept
+        state = self.kept if step == furthest else None
         # if all are at the same step, each continues from its own state and nothing is sent
         if min(steps) < furthest:
             state = ranks.broadcast_object(state, steps.index(furthest), is_known=state is not None)
@@ -225,16 +223,6 @@ class Members:
         # the roll reads it: what was lost up to here is replaced
         self._store.set(f"begun/{plan.generation}", str(step))
         say(f"generation {plan.generation + 1}: pids {' '.join(map(str, plan.pids))}")
-
-    def figures(self, pauses: float, began: float) -> dict[str, float]:
-        """Return the figures of a report. pauses: seconds between the last step before a change and the first
-        one after it, of all changes. began: time.time() when training began."""
-        return {
-            "generations": self.plan.generation + 1,
-            "lost_processes": self.plan.lost,
-            "lost_seconds": round(pauses, 3),
-            "useful_share": round(1 - pauses / (time.time() - began), 4),
-        }
 
     def options(self, topology: Any, timeout: float) -> dict[str, Any]:
         """Return the arguments of init_process_group() for this generation.
@@ -368,26 +356,21 @@ class Members:
         The thread of bootfile/processes/signals.py calls it. If the parent has ended, the kernel has sent the
         signal, and the process ends at once: another one may have its place soon.
         """
-        if os.getppid() != int(os.environ[STARTED_BY]):
-            thread = threading.Thread(target=self._report_orphan, daemon=True)
-            thread.start()
+        self._number = number
+        is_orphan = os.getppid() != int(os.environ[STARTED_BY])
+        news = ("gone", "its parent process has ended") if is_orphan else ("asked", str(number))
+        thread = threading.Thread(target=self._tell, args=news, daemon=True)  # a request may block
+        thread.start()
+        if is_orphan:
             thread.join(_FAREWELL)
             errors.leave(endings.LOST_CONTACT)
-        self._number = number
-        threading.Thread(target=self._ask, args=[number], daemon=True).start()
 
-    def _report_orphan(self) -> None:
-        """Tell the roll that this process ends with its parent; a thread, as a request may block."""
+    def _tell(self, key: str, value: str) -> None:
+        """Tell the roll something about this process, once: a thread that _note_signal() starts."""
         with contextlib.suppress(RuntimeError):  # node 0, which has the store, is lost too
-            store = connect()
-            store.compare_set(f"gone/{self.name}", "", "its parent process has ended")
+            store = connect()  # the main thread may hold the other one, in a wait
+            store.compare_set(f"{key}/{self.name}", "", value)
             store.add("news", 1)
-
-    def _ask(self, number: int) -> None:
-        """Tell the roll that this process got a signal; a thread, as a request may block."""
-        store = connect()  # the main thread may hold the other one, in a wait
-        store.set(f"asked/{self.name}", str(number))
-        store.add("news", 1)
 
     def _listen(self) -> None:
         """Follow the store as long as the process lives: the thread "members"."""

@@ -139,7 +139,13 @@ class Memory(Processes):
 
     def figures(self) -> dict[str, float]:
         """Return the figures of a report. The Log asks for them."""
-        return self._members.figures(self.pauses, self.began)
+        plan = self._members.plan
+        return {
+            "generations": plan.generation + 1,
+            "lost_processes": plan.lost,
+            "lost_seconds": round(self.pauses, 3),
+            "useful_share": round(1 - self.pauses / (time.time() - self.began), 4),
+        }
 
     def _keep(self) -> dict[str, Any]:
         """Return the state after the last finished step. What the present one has changed is undone.

@@ -1,11 +1,10 @@
 """The list of members of a job whose processes may die or come: the agent of node 0 keeps it (agent.py)."""
 
-import itertools
 import json
+import math
 import signal
-import statistics
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ import torch
 from bootfile.ground.errors import print_line
 from common.distributed import launcher
 from common.distributed.barrier import tick
-from common.elastic import crash
+from common.elastic.losses import Losses
 from common.elastic.members import Plan, announce, announce_failure, node_of, read
 
 HEARTBEAT = 0.25  # seconds between heartbeats of a node
@@ -22,9 +21,6 @@ _POLL = 0.05  # seconds
 _TICK = 10.0  # seconds between ticks of nothing new: networks close connections that are idle
 _PATIENCE = 1.0  # seconds from a signal to one node until it counts as one for this node only
 _DELAY = 0.3  # seconds from a broken group to a new one of the same processes: mostly one of them is dead
-_WARN_LOSSES = 5  # losses in a row in the same step until a warning
-_MOST_LOSSES = 20  # losses in a row in the same step until the end of the job
-_TOGETHER = 1.0  # seconds: losses of one generation count once, and of those before it has begun
 
 
 @dataclass
@@ -35,20 +31,6 @@ class _Process:
     agent: int  # the number of its agent
     is_ready: bool = False  # it can be a member
     was_asked: bool = False  # it got a signal to stop
-
-
-@dataclass
-class _Loss:
-    """Members that were lost together."""
-
-    begun: int  # the last generation that had begun
-    at: float  # time.monotonic()
-    seconds: float = 0.0  # until the next generation had begun; 0 before
-    members: list[tuple[str, str]] = field(default_factory=list)  # the rank and the reason of each
-
-    def is_crash(self) -> bool:
-        """Return whether all members have crashed: after another loss a library may abort in the others."""
-        return all(crash.is_crash(reason) for _, reason in self.members)
 
 
 class Roll:
@@ -69,26 +51,17 @@ class Roll:
         self._tickets = 0  # numbers of tickets that were given out; each new process has one
         self._open_tickets: list[int] = []  # numbers of tickets that were not written yet
         self._news = 0  # the store's counter of news when it was last read
-        # in seconds of time.monotonic(); 0: not yet
-        self._looked = 0.0  # the last call of look()
+        # in seconds of time.monotonic()
         self._beats_at = 0.0  # when the heartbeats were last read
         self._ticked_at = 0.0  # the last tick of nothing new
-        self._asked_at = 0.0  # since when members of the plan have a signal to stop
-        self._broken_at = 0.0  # since when the group of the plan is broken
+        self._asked_at = math.inf  # since when members of the plan have a signal to stop
+        self._broken_at = math.inf  # since when the group of the plan is broken
         self._deadline = time.monotonic() + timeout
         self._began = self._plan  # the last one with which the members have begun
         self._said: list[tuple[int, str]] = []  # numbered reasons of changes that the user was not told
         self._count = 0  # of the reasons so far: the number of the last one
         self._lost = 0  # members that were lost so far
-        self._step = -1  # after which the members have begun
-        self._began_at = 0.0  # when they have begun
-        self._losses: list[_Loss] = []  # in a row in the same step, while other members continue
-        self._total_losses: list[_Loss] = []  # in a row, of all members, before a further step
-        self._furthest = -1  # the last step since the last total loss
-        self._furthest_of_all = -1  # the last step since the start
-        self._done_steps = 0  # steps of the generations
-        self._done_seconds = 0.0  # the time of these steps
-        self._has_warned = False  # of the losses in this step
+        self._losses = Losses()
         self._stops = False  # the job stops: no process joins any more
 
     def look(self, asked: bool) -> None:
@@ -98,9 +71,6 @@ class Roll:
         job.
         """
         now = time.monotonic()
-        if now - self._looked > SILENCE / 2:  # this process was stopped itself: no heartbeat is late
-            self._beats.clear()
-        self._looked = now
         if now - self._ticked_at > _TICK:
             self._ticked_at = now
             tick(self._store)
@@ -109,6 +79,8 @@ class Roll:
         is_due = news != self._news
         self._news = news
         if now - self._beats_at > HEARTBEAT:
+            if now - self._beats_at > SILENCE / 2:  # this process was stopped itself: no heartbeat is late
+                self._beats.clear()
             self._beats_at = now
             self._listen(now)
             is_due = True
@@ -148,11 +120,10 @@ class Roll:
             self._open_tickets.append(self._tickets)
         for number in [*self._open_tickets]:
             text = read(self._store, f"ticket/{number}")
-            if not text:  # its agent writes it now, or was killed before it could
-                continue
-            self._open_tickets.remove(number)
-            name, pid, agent = json.loads(text)
-            self._known[name] = _Process(pid, agent)
+            if text:  # else its agent writes it now, or was killed before it could
+                self._open_tickets.remove(number)
+                name, pid, agent = json.loads(text)
+                self._known[name] = _Process(pid, agent)
         reasons = {name: read(self._store, f"gone/{name}") for name in self._known}
         # The losses are read first: a member writes that its generation has begun, and can be lost after it.
         # In the other order a loss could be seen without its begin, and be counted for the generation before.
@@ -165,113 +136,37 @@ class Roll:
                 del self._known[name]
                 # no loss: a spare, a process that has done its last step, one that leaves
                 if name in self._plan.ids and reason != "exit code 0" and not process.was_asked:
-                    who = f"new process {name} on node {node_of(name)}"
-                    if name in self._began.ids:
-                        who = f"rank {self._began.ids.index(name)} on node {node_of(name)}"
-                    self._say(f"{who} is gone: {reason}")
-                    self._lost += 1
-                    self._note_loss(who, reason)
+                    self._note_loss(name, reason)
                 continue
-            if not process.was_asked:
-                process.was_asked = self._store.check([f"asked/{name}"])
+            process.was_asked = process.was_asked or self._store.check([f"asked/{name}"])
             # a process is ready when its main() has loaded the data, alone, up to resume()
-            if not process.is_ready:
-                facts = read(self._store, f"ready/{name}")
-                if facts:
-                    process.is_ready = self._admit(name, json.loads(facts))
+            facts = "" if process.is_ready else read(self._store, f"ready/{name}")
+            if facts:
+                process.is_ready = self._admit(name, json.loads(facts))
+
+    def _note_loss(self, name: str, reason: str) -> None:
+        """Note that a member is lost, for the user and for the end after too many losses."""
+        began = self._began.ids
+        who = f"rank {began.index(name)}" if name in began else f"new process {name}"
+        who += f" on node {node_of(name)}"
+        self._say(f"{who} is gone: {reason}")
+        self._lost += 1
+        self._end_after(self._losses.add(who, reason, time.monotonic()))
 
     def _note_begin(self, step: int) -> None:
-        """Note that the members of the plan have begun after `step`. If they do not come further, end the
-        job. Called once for each generation that begins."""
-        now = time.monotonic()
-        told = {number for number, _ in self._plan.said}
-        # the losses that this begin ends
-        recent = [loss for loss in self._losses if loss.begun == self._began.generation]
-        for loss in recent:
-            loss.seconds = now - loss.at
+        """Note that the members of the plan have begun after `step`. Called once for each generation that
+        begins."""
         has_survivors = bool({*self._plan.ids} & {*self._began.ids})
-        if not has_survivors and recent:  # the newest checkpoint was loaded
-            if self._furthest > self._furthest_of_all:
-                self._furthest_of_all = self._furthest
-                self._total_losses.clear()
-                self._has_warned = False
-            self._total_losses.append(recent[-1])
-            self._losses = []
-            self._furthest = step
-        elif step > self._step:  # the losses before the last begin were in an earlier step
-            self._losses = recent
-            self._has_warned = False
-            if self._step >= 0:
-                ended_at = recent[0].at if recent else now
-                self._done_steps += step - self._step
-                self._done_seconds += ended_at - self._began_at
         self._began = self._plan
-        self._step = step
-        self._began_at = now
-        self._furthest = max(self._furthest, step)
         # rank 0 of this generation has printed these
+        told = {number for number, _ in self._plan.said}
         self._said = [(number, reason) for number, reason in self._said if number not in told]
-        self._check_losses(self._losses, f"in step {step + 1}")
-        self._check_losses(self._total_losses, f"after step {self._furthest_of_all}")
+        self._end_after(self._losses.begin(step, has_survivors))
 
-    def _note_loss(self, who: str, reason: str) -> None:
-        """Note the loss of a member. If generation after generation is lost before it has begun, end the
-        job."""
-        now = time.monotonic()
-        begun = self._began.generation
-        is_together = False
-        if self._losses:
-            last = self._losses[-1]
-            is_together = last.begun == begun and now - last.at <= _TOGETHER
-        # a node dies with several members: they are one loss
-        if not is_together:
-            self._losses.append(_Loss(begun, now))
-        self._losses[-1].members.append((who, reason))
-        place = "before its first step"
-        if self._step >= 0:
-            place = f"after step {self._step}, before another one"
-        self._check_losses([loss for loss in self._losses if loss.begun == begun], place)
-
-    def _check_losses(self, losses: list[_Loss], place: str) -> None:
-        """End the job after too many losses in a row, and warn before. place: of the losses.
-
-        Called after each loss, and when members begin: without an end, a job whose step kills its processes
-        would replace them for ever.
-        """
-        # a crash comes again in the same step, so few are enough; machines may be lost many times in a long
-        # step
-        crashes = [*itertools.takewhile(_Loss.is_crash, reversed(losses))]  # the newest first
-        if len(crashes) >= crash.MOST:
-            who, reason = crashes[0].members[0]
-            name = reason.partition(" ")[0]
-            line = crash.describe(who, reason, place, len(crashes))
-            announce_failure(self._store, 128 + crash.SIGNALS[name], line)
-        elif len(losses) >= _MOST_LOSSES:
-            figures, remedy = self._describe_losses(losses, place)
-            announce_failure(self._store, 128 + signal.SIGKILL, f"{figures}: the job ends; {remedy}")
-        elif len(losses) >= _WARN_LOSSES and not self._has_warned:
-            self._has_warned = True
-            figures, remedy = self._describe_losses(losses, place)
-            print_line(f"warning: {figures}: after {_MOST_LOSSES} times the job ends; {remedy}")
-
-    def _describe_losses(self, losses: list[_Loss], place: str) -> tuple[str, str]:
-        """Return how often members are lost and what a step needs, and what to do."""
-        # a step that needs longer than the time between two losses never ends
-        gaps = [later.at - earlier.at for earlier, later in itertools.pairwise(losses)]
-        every = statistics.median(gaps)
-        begins = [loss.seconds for loss in losses if loss.seconds]
-        need = f"more than {max(gaps):.1f} s"  # no step was finished in this time
-        remedy = "a step must be shorter than this time: use more processes, or look for what ends them"
-        if self._done_steps and begins:
-            seconds = self._done_seconds / self._done_steps + statistics.median(begins)
-            need = f"{seconds:.1f} s"
-            if seconds < every:
-                remedy = "this step may end them: look for a lack of memory (dmesg -T)"
-        figures = (
-            f"processes were lost {len(losses)} times in a row {place}, every {every:.1f} s (median), and a "
-            f"step and its new generation need {need}"
-        )
-        return figures, remedy
+    def _end_after(self, end: tuple[int, str] | None) -> None:
+        """End the job if there were too many losses. end: the exit code and the line of Losses."""
+        if end:
+            announce_failure(self._store, *end)
 
     def _say(self, reason: str) -> None:
         """Keep a reason of a change for rank 0, which prints it when the next generation begins."""
@@ -284,20 +179,19 @@ class Roll:
         The first process of node 0 that is ready decides what that is: others wait for it. Called again at
         each look until it returns True.
         """
-        if self._facts is None:
-            if node_of(name) != 0:
-                return False
+        if self._facts is None and node_of(name) == 0:
             self._facts = facts
+        expected = self._facts
+        if expected is None:
+            return False
         # versions, options and data: with others the states of the two would not be those of one training
-        for key in sorted(facts.keys() | self._facts.keys()):
-            value = facts.get(key)
-            expected = self._facts.get(key)
-            if value != expected:
-                reason = f"its {key} is {value}, that of the members is {expected}"
-                announce(self._store, f"refused/{name}", reason)
-                print_line(f"process {name} is refused: {reason}")
-                return False
-        return True
+        different = [key for key in facts.keys() | expected.keys() if facts.get(key) != expected.get(key)]
+        if different:
+            key = min(different)
+            reason = f"its {key} is {facts.get(key)}, that of the members is {expected.get(key)}"
+            announce(self._store, f"refused/{name}", reason)
+            print_line(f"process {name} is refused: {reason}")
+        return not different
 
     def _publish(self, now: float, asked: bool) -> None:
         """Write another plan if the members change, or if a group of them is broken.
@@ -311,9 +205,9 @@ class Roll:
             ids += names[: self._per_node]
         is_whole = len(ids) == self._nodes * self._per_node or now > self._deadline
         # a collective has failed: mostly a member is lost, and its loss makes a plan of others
-        if not self._broken_at and self._store.check([f"broken/{self._plan.generation}"]):
-            self._broken_at = now
-        is_broken = self._broken_at and now - self._broken_at > _DELAY
+        if self._store.check([f"broken/{self._plan.generation}"]):
+            self._broken_at = min(self._broken_at, now)
+        is_broken = now - self._broken_at > _DELAY
         if not of_nodes[0] or (self._plan.generation < 0 and not is_whole):
             return  # rank 0 has to be on node 0, and the first generation waits for all
         if ids == self._plan.ids and not is_broken:
@@ -334,44 +228,31 @@ class Roll:
         other signal makes it a stop of the job within _PATIENCE seconds. asked: as for look().
         """
         asks = [name for name in self._plan.ids if name in self._known and self._known[name].was_asked]
-        if not asks:
-            self._asked_at = 0.0
-        elif not self._asked_at:
-            self._asked_at = now
-        if not self._stops and (asked or self._stops_job(asks)):
+        self._asked_at = min(self._asked_at, now) if asks else math.inf
+        # one is on node 0, or all have got one
+        is_stop = asked or any(node_of(name) == 0 for name in asks) or 0 < len(asks) == len(self._plan.ids)
+        if is_stop and not self._stops:
             self._stops = True
             number = read(self._store, f"asked/{asks[0]}") if asks else f"{signal.SIGTERM:d}"
             announce(self._store, "stop", number)
-        if not self._stops and now - self._asked_at > _PATIENCE:
-            return {*asks}
-        return set()
+        return {*asks} if not self._stops and now - self._asked_at > _PATIENCE else set()
 
     def _write_plan(self, ids: list[str], leaves: set[str]) -> None:
         """Publish the next plan, with these members. leaves: members that leave, which the user is told."""
-        for name in self._plan.ids:
-            if name in leaves:
-                self._say(f"process {name} leaves, as asked")
+        for name in sorted(leaves, key=self._plan.ids.index):
+            self._say(f"process {name} leaves, as asked")
         came = [name for name in ids if name not in self._plan.ids]
         if came and self._plan.generation >= 0:
             processes = f"{len(came)} processes" if len(came) > 1 else "1 process"
             self._say(f"{processes} joined on node {node_of(came[0])}")
         pids = [self._known[name].pid for name in ids]
         self._plan = Plan(self._plan.generation + 1, ids, pids, [*self._said], self._lost)
-        self._broken_at = 0.0
+        self._broken_at = math.inf
         # before the plan: a process that reads the plan, and an agent that judges its end, need these keys
         self._store.set("first", ids[0])
         for name in came:
             self._store.set(f"member/{name}", "")
         announce(self._store, Plan.key(self._plan.generation), json.dumps(self._plan))
-
-    def _stops_job(self, asks: list[str]) -> bool:
-        """Return whether signals to members stop the whole job: one is on node 0, or all have got one.
-
-        Other signals let their processes leave. asks: the members that have got a signal.
-        """
-        if any(node_of(name) == 0 for name in asks):
-            return True
-        return bool(asks) and len(asks) == len(self._plan.ids)
 
     def _choose(self, leaves: set[str]) -> dict[int, list[str]]:
         """Return who may be a member now, by node: the members in their order, then the spares.

@@ -10,7 +10,9 @@ V / N, and all gradients are added in one binary tree over the shards:
 N need not divide V. With 3 processes and V = 8 the second one has the shards 2, 3 and 4, and sends two sums,
 of 2 + 3 and of 4. A process sends at most 2 log2(V) - 2 sums, and one if N divides V.
 
-Code of the user that would break this is refused by shard_guards.py.
+A job gives it a DistributedDataParallel, and computes each shard by forward(inputs), loss.backward() and
+shards.add(loss). Outside are other wrappers such as FSDP, sparse gradients, collectives in a shard, a
+closure of an optimizer, and a model or a criterion with state that is not in buffers (shard_guards.py).
 
 Related work: M. Li et al., "EasyScale", SC '23, whose virtual workers move between GPUs.
 """
@@ -19,8 +21,9 @@ import contextlib
 import functools
 import itertools
 import math
+import os
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,8 +34,10 @@ from bootfile.exact.processes import Processes
 from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput
 from bootfile.ground.numbers import part_of
+from bootfile.machine import convolution
 from bootfile.processes import ranks
-from common.parallel.shard_guards import Guards, check_settings, fix_settings, is_dense
+from common.parallel.repeated_calls import is_dense
+from common.parallel.shard_guards import Guards
 
 HELP = "shards of a step, a power of two: the same bits on any number of processes up to V"
 _FLAT = 2**25  # bytes that are sent together
@@ -82,7 +87,7 @@ class Shards:
 
     A job makes one on every rank before the model. On every rank a step runs so:
 
-        forward()      of the DistributedDataParallel, whose hooks call _begin_forward() and _end_forward()
+        forward()      of the DistributedDataParallel, whose hook calls _begin_forward()
         backward()     autograd calls _note_gradient() for each parameter; nothing is sent
         add(loss)      ends the shard: its gradients go to the partial sums. These three for each shard.
         _end_step()    in the add() of the last shard: the ranks exchange sums, and the gradients are complete
@@ -91,7 +96,8 @@ class Shards:
     thread on the CPU, and deterministic algorithms on a GPU, from now on. Raises BadInput if V is not a power
     of two, or less than the number of processes.
     `local`: number of shards of this process. `first`: the first of them. `index`: the shard that is computed
-    now, 0..V-1. `guards`: what watches the user's code, from attach() on.
+    now, 0..V-1. `guards`: what checks the model in the first steps, from attach() on. `is_repeating`: a
+    module is called now only to compare its results: a hook that counts calls ignores this one.
     """
 
     guards: Guards
@@ -99,7 +105,8 @@ class Shards:
     def __init__(self, count: int, device: torch.device):
         self.count = count
         self.world_size = ranks.world_size()
-        self._device = device
+        self.device = device
+        self.is_repeating = False
         is_power_of_two = count.bit_count() == 1
         if not is_power_of_two or count < self.world_size:
             if ranks.is_initialized():  # a rank that leaves before the others are connected is their error
@@ -123,11 +130,9 @@ class Shards:
         self._before: list[_Buffer] = []  # before the last step that was begun
         self._processes: Processes | None = None  # those of the run
         self._is_open = False  # from the forward pass of a shard until add()
-        self._recheck: Any = None  # if a shard is computed twice in some steps (recheck.py)
-        self._flags: list[float] = []  # what this rank has found in such a step
-        self.gradient_sums: Any = None  # as well: of each shard in each step (gradient_sums.py)
-        self._say: Callable[[str], object] | None = None
-        fix_settings(device)
+        self._collectives = 0  # of torch.distributed, when the shard began
+        self._recheck: Any = None  # with --recheck (recheck.py)
+        _fix_settings(device)
 
     def attach(self, forward: Any) -> None:
         """Add the gradients of a DistributedDataParallel in the tree. Call it once on every rank, before the
@@ -141,31 +146,26 @@ class Shards:
         forward.broadcast_buffers = False
         forward.find_unused_parameters = False
         forward.static_graph = False
-        # hooks of the wrapper, not of the module, which may be copied
+        # a hook of the wrapper, not of the module, which may be copied
         forward.register_forward_pre_hook(self._begin_forward)
-        forward.register_forward_hook(self._end_forward)
-        self.guards = Guards(forward, self._list_trained)  # its hooks run after those above
+        self.guards = Guards(forward)  # its hooks run after those above
         self.watch({})
-        self.guards.install()
 
-    def recheck(self, every: int, say: Callable[[str], object]) -> None:
-        """Compute one shard in `every` steps a second time, on the next process, from now on. Call it on
-        every rank after attach(), before the first step. say: prints a line on rank 0. A process that
-        computes wrongly then ends the run with WrongResult (recheck.py), before the step is used.
+    def recheck(self, every: int, say: Callable[[str], object]) -> Any:
+        """Compute one shard in `every` steps a second time, on the next process, from now on, and return the
+        plugin that does it. Call it on every rank after attach(), before the first step. say: prints a line
+        on rank 0."""
+        from common.parallel.recheck import Recheck  # most jobs compute each shard once
 
-        From then on `gradient_sums` has the sums of all shards of each step."""
-        from common.parallel.gradient_sums import GradientSums  # most jobs compute each shard once
-        from common.parallel.recheck import Recheck
+        self._recheck = Recheck(self, self._forward, every, say)
+        return self._recheck
 
-        def find_owner(shard: int) -> int:
-            for rank in range(self.world_size):
-                if shard in part_of(self.count, rank, self.world_size):
-                    return rank
-            raise AssertionError(shard)
-
-        self._recheck = Recheck(self._forward, every, find_owner, self.count, self._device)
-        self.gradient_sums = GradientSums(self._device, ranks.is_first())
-        self._say = say
+    def find_owner(self, shard: int) -> int:
+        """Return the rank that computes a shard."""
+        owner = 0
+        while shard not in part_of(self.count, owner, self.world_size):
+            owner += 1
+        return owner
 
     def watch(self, objects: dict[str, Any], loader: Any = None, processes: Processes | None = None) -> None:
         """Treat the modules and the optimizers among these objects as those of the model: a shard begins with
@@ -175,23 +175,19 @@ class Shards:
         loader: that of the training, which hands out a shard as a batch. processes: those of the run; they
         may stop a step between two shards.
         """
-        modules = {}
-        optimizers = []
-        for name, value in objects.items():
-            if isinstance(value, torch.nn.Module):
-                modules[name] = value
-            elif isinstance(value, torch.optim.Optimizer):
-                optimizers.append(value)
+        modules = {name: value for name, value in objects.items() if isinstance(value, torch.nn.Module)}
         parts = dict.fromkeys(self._forward.module.modules())
         for module in modules.values():
             parts |= dict.fromkeys(module.modules())
         self._modules = list(parts)  # a part of several modules is there once
-        self._optimizers = optimizers
+        self._optimizers = [value for value in objects.values() if isinstance(value, torch.optim.Optimizer)]
+        for optimizer in self._optimizers:
+            optimizer.register_step_pre_hook(self._check_optimizer)
         self._loader = loader
         self._processes = processes
         self._buffers = []
         self._is_open = False
-        self.guards.watch(modules, objects.get("criterion"))
+        self.guards.watch(modules)
 
     @torch.no_grad()
     def add(self, loss: torch.Tensor) -> torch.Tensor | None:
@@ -205,17 +201,15 @@ class Shards:
         """
         if not self._is_open:
             raise BadInput("--exact_shards: shards.add() without forward(inputs): call forward, not model")
-        self.guards.check_criterion()
         if self._processes:
             self._processes.check()
-        self.guards.check_collectives()
+        # a process with fewer shards would not take part, and the others would wait
+        if self._collectives != _count_collectives():
+            raise BadInput("--exact_shards: the model or the criterion communicates with other processes")
         counts = self._count_rest()
         loss = accelerator.double(loss.detach()).squeeze()
-        if counts:
-            if counts[self.index]:
-                loss = loss * counts[self.index]
-            else:  # the loss of a shard without a sample may be NaN
-                loss = torch.zeros_like(loss)
+        if counts:  # the loss of a shard without a sample may be NaN
+            loss = loss * counts[self.index] if counts[self.index] else torch.zeros_like(loss)
         self._losses.append(loss)
         is_first = len(self._losses) == 1
         is_last = len(self._losses) == self.local
@@ -223,24 +217,39 @@ class Shards:
         if is_first or self.index == _find_whole(counts):
             self._after = _read(self._buffers)
         self._check_loader(is_first)
-        if self._recheck:
-            self._recheck.end(self._loader.step, self.index)
         self._keep_gradients(is_first, counts)
         restore_buffers = functools.partial(_write, self._buffers)
         # before the gradients are added over the ranks: code that is refused has not changed the weights
         if is_last and self.guards.is_checked:
-            self.guards.repeat_calls(restore_buffers)
+            with self.repeating():
+                self.guards.repeat_calls(restore_buffers)
         if is_last and self._recheck:
-            with self.guards.repeating():
-                self._flags = self._recheck.compare(self._loader.step, restore_buffers)
+            self._recheck.compare(self._loader.step, restore_buffers)
         self._is_open = False
         if is_last:
             return self._end_step(counts)
         # the next shard begins with the buffers that the step has begun with
         _write(self._buffers)
         self.index += 1
-        self.guards.count_collectives()
         return None
+
+    @contextlib.contextmanager
+    def repeating(self) -> Iterator[None]:
+        """Let is_repeating be true in a block."""
+        self.is_repeating = True
+        try:
+            yield
+        finally:
+            self.is_repeating = False
+
+    def _check_optimizer(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
+        """Raise BadInput for a step with a closure, which sees one shard, or between two shards. torch calls
+        it before each step of an optimizer, with the arguments of step(); the first one is the optimizer."""
+        name = f"--exact_shards: {type(optimizer).__name__}.step()"
+        if any(closure is not None for closure in [*args[1:2], kwargs.get("closure")]):
+            raise BadInput(f"{name} got a closure, which sees one shard: expected an optimizer without one")
+        if self._is_open or self._losses:
+            raise BadInput(f"{name} between two shards: expected it after shards.add() has returned a loss")
 
     def _count_rest(self) -> tuple[int, ...]:
         """Return the samples that each of the V shards of this step has, if some were removed (--without):
@@ -261,10 +270,11 @@ class Shards:
         total = max(1, sum(counts)) if counts else self.count
         self._average(total, _find_whole(counts))
         # each rank adds zeros to the rows of the others: nothing is rounded before sum_rows()
-        rows = self._make_rows(self._losses)
+        rows = self.make_rows(self._losses)
         self._losses = []
         if self._recheck:
-            rows = self._judge(rows)
+            restore_buffers = functools.partial(_write, self._buffers)
+            rows = self._recheck.exchange(self._loader.step, rows, restore_buffers)
         elif self.world_size > 1:
             with ranks.waiting():
                 torch.distributed.all_reduce(rows)
@@ -272,35 +282,13 @@ class Shards:
         self.guards.end_step()
         return sum_rows(rows) / total
 
-    def _judge(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the losses of all shards [V], as all ranks do here, unless one that was computed twice
-        differs: then all raise WrongResult. rows: those of this rank's shards; its flags and the sums of the
-        gradients travel with them."""
-        flags = rows.new_tensor(self._flags)
-        sent = torch.cat([rows, self._make_rows(self.gradient_sums.take()), flags])
-        if self.world_size > 1:
-            with ranks.waiting():
-                torch.distributed.all_reduce(sent)
-        rows, rest = sent.split([self.count, self.count + len(flags)])
-        # the host waits for the device here
-        values = rest.tolist()
-        sums = values[: self.count]
-        values = values[self.count :]
-        if any(values):
-            restore_buffers = functools.partial(_write, self._buffers)
-            with self.guards.repeating():
-                self._recheck.judge(self._loader.step, values, restore_buffers, self._say)
-        self.gradient_sums.end_step(self._loader.step, sums)
-        return rows
-
     def _check_loader(self, is_first: bool) -> None:
         """Raise BadInput if the loader has begun another step since the first shard of this one: the job then
         called add() for fewer batches than the rank has shards."""
-        if self._loader is None:
-            return
+        step = 0 if self._loader is None else self._loader.step
         if is_first:
-            self._step = self._loader.step
-        if self._loader.step != self._step:
+            self._step = step
+        if step != self._step:
             raise BadInput("--exact_shards: expected one shards.add() for each batch of the training loader")
 
     def undo(self) -> None:
@@ -313,7 +301,6 @@ class Shards:
         parameters, to which DistributedDataParallel refers in C++, would keep the model in memory."""
         for handle in self._hooked.values():
             handle.remove()
-        self.guards.remove_hooks()
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the rows [V, n] of all shards on every process. Of the given rows only this process's count;
@@ -322,9 +309,7 @@ class Shards:
         local = slice(self.first, self.first + self.local)
         gathered = torch.zeros_like(rows)
         gathered[local] = rows[local]
-        for shard, count in enumerate(self._count_rest()):
-            if not count:
-                gathered[shard] = 0
+        gathered[[shard for shard, count in enumerate(self._count_rest()) if not count]] = 0
         if self.world_size > 1:
             torch.distributed.all_reduce(gathered)
         return gathered
@@ -337,7 +322,7 @@ class Shards:
         evaluate: returns the sums [n] over the batches that it gets. loader: has the batches of all shards of
         this process in a row, from a sampler that was split() into V shards.
         """
-        check_settings()
+        _check_settings()
         sampler = loader.plan.sampler
         sums = []
         # each shard by itself, as another rank would evaluate it: no sum has samples of two shards
@@ -345,9 +330,9 @@ class Shards:
             for shard in sampler.parts:
                 count = math.ceil(len(shard) / sampler.largest)  # batches of the shard
                 sums.append(evaluate(itertools.islice(batches, count)))
-        return self._make_rows(sums)
+        return self.make_rows(sums)
 
-    def _make_rows(self, values: list[torch.Tensor]) -> torch.Tensor:
+    def make_rows(self, values: list[torch.Tensor]) -> torch.Tensor:
         """Return the values [...] of this process's shards as rows [V, ...] with zeros for the others."""
         rows = values[0].new_zeros(self.count, *values[0].shape)
         rows[self.first : self.first + self.local] = torch.stack(values)
@@ -356,28 +341,29 @@ class Shards:
     def _begin_forward(self, *_: Any) -> None:
         """Begin a shard, and with the first one the step. DistributedDataParallel calls it before each
         forward pass, also of an evaluation."""
-        self.guards.before_forward()
-        check_settings()
+        _check_settings()
         # the first forward pass since the last step: each shard begins with these values
         if not self._buffers:
             self._buffers = _list_buffers(self._modules)
             self._before = self._buffers
-        if self._recheck and self._is_open:
-            self._recheck.note_more()
-        if self._is_open or not torch.is_grad_enabled():
-            return  # a second forward pass of a shard, or an evaluation
-        self._is_open = True
-        is_first = not self._losses
-        if is_first:
-            self._hook_gradients()
-            self.guards.begin_step(self._list_sources())
+        if not torch.is_grad_enabled():
+            return  # an evaluation
+        is_new = not self._is_open  # else a second forward pass of the shard
+        if is_new:
+            self._is_open = True
+            self._collectives = _count_collectives()
+            if not self._losses:
+                self._hook_gradients()
+                self.guards.begin_step(self._list_sources())
         if self._recheck:
-            self._recheck.begin(self._loader.step, self.index, is_first, self._list_sources())
+            self._recheck.begin_forward(
+                self._loader.step, self.index, self._list_sources() if is_new else None
+            )
 
     def _hook_gradients(self) -> None:
         """Call _note_gradient() for each parameter that is trained. _begin_forward() calls it in each step:
         an optimizer may have got more of them since the last one."""
-        for parameter in self._list_trained():
+        for parameter in self.list_trained():
             if parameter not in self._hooked:
                 hook = functools.partial(self._note_gradient, parameter)
                 self._hooked[parameter] = parameter.register_hook(hook)
@@ -385,18 +371,13 @@ class Shards:
     def _list_sources(self) -> list[Any]:
         """Return the generators from which a module may draw random numbers in this step."""
         sources = [torch, random, np.random]
-        if self._device.type != "cpu":
-            sources.append(accelerator.of(self._device))
+        if self.device.type != "cpu":
+            sources.append(accelerator.of(self.device))
         if self._loader is not None:
             sources += [generator.value for generator in self._loader.generators]
         return sources
 
-    def _end_forward(self, *_: Any) -> None:
-        """Watch the loop until the shard ends. DistributedDataParallel calls it after each forward pass."""
-        if self._is_open:
-            self.guards.after_forward()
-
-    def _list_trained(self) -> list[torch.Tensor]:
+    def list_trained(self) -> list[torch.Tensor]:
         """Return the parameters whose gradients are added, in the same order on every rank."""
         parameters: dict[torch.Tensor, None] = dict.fromkeys(self._forward.module.parameters())
         for optimizer in self._optimizers:
@@ -408,12 +389,10 @@ class Shards:
         """Set a gradient from before the step aside. autograd calls it in a backward pass, before it adds the
         gradient to that of the parameter."""
         if gradient.layout != torch.strided:
-            shown = "a parameter"
-            for name, candidate in self._forward.module.named_parameters():
-                if candidate is parameter:
-                    shown = name
+            named = self._forward.module.named_parameters()
+            shown = next((name for name, candidate in named if candidate is parameter), "a parameter")
             raise BadInput(f"--exact_shards: the gradient of {shown} is sparse, expected a dense one")
-        if self.guards.is_repeating:
+        if self.is_repeating:
             return  # a shard is computed again, and its gradients are only compared
         is_first_shard = not self._losses
         if is_first_shard and parameter not in self._used and parameter.grad is not None:
@@ -426,7 +405,7 @@ class Shards:
         the backward pass has ended. is_first: whether the shard is the first of the step on this process.
         counts: see _count_rest(); a gradient is then multiplied by the samples of its shard."""
         sums: _Sums = {}
-        for parameter in self._list_trained():
+        for parameter in self.list_trained():
             gradient = parameter.grad
             # the next backward() would add to it, in another order than that of the tree
             parameter.grad = None
@@ -439,8 +418,9 @@ class Shards:
                 sums[parameter] = gradient.detach()
         if counts:
             torch._foreach_mul_(list(sums.values()), counts[self.index])
-        if self.gradient_sums:
-            self.gradient_sums.add(sums.values())
+        if self._recheck:
+            factor = counts[self.index] if counts else 1
+            self._recheck.add(self._loader.step, self.index, sums.values(), factor)
         self._used.clear()
         # the tree says when two sums are added, so the order does not depend on the number of processes
         for _ in range(_push_node(self._nodes, range(self.index, self.index + 1))):
@@ -458,10 +438,7 @@ class Shards:
             self._add_over_ranks(parts)
             buffers = [buffer.holder.get(buffer.name) for buffer in self._buffers]
             # the buffers come from the rank that has computed this shard
-            source = 0
-            while whole not in part_of(self.count, source, self.world_size):
-                source += 1
-            _broadcast([buffer for buffer in buffers if buffer is not None], source)
+            _broadcast([buffer for buffer in buffers if buffer is not None], self.find_owner(whole))
         sums = parts[0]
         torch._foreach_div_(list(sums.values()), total)  # a power of two, and exact, if none was removed
         for parameter, gradient in sums.items():
@@ -502,9 +479,7 @@ class Shards:
         slices = rows.tensor_split(size, dim=1)  # for each rank
         widths = [columns.shape[1] for columns in slices]
         width = widths[ranks.rank()]  # of the slice that this rank adds
-        sent = rows.view(-1)
-        if len(rows) > 1:  # the slices of several nodes do not lie in a row
-            sent = torch.cat([columns.reshape(-1) for columns in slices])
+        sent = torch.cat([columns.reshape(-1) for columns in slices])
         received = rows.new_empty(sum(map(len, nodes)), width)
         with ranks.waiting():
             torch.distributed.all_to_all_single(
@@ -540,11 +515,12 @@ class _Buffer(NamedTuple):
 
 def _list_buffers(modules: Iterable[torch.nn.Module]) -> list[_Buffer]:
     """Return the buffers of these modules, with copies of their present values."""
-    buffers = []
-    for module in modules:
-        for name, tensor in module._buffers.items():
-            if tensor is None or is_dense(tensor):
-                buffers.append(_Buffer(module._buffers, name, tensor, None))
+    buffers = [
+        _Buffer(module._buffers, name, tensor, None)
+        for module in modules
+        for name, tensor in module._buffers.items()
+        if tensor is None or is_dense(tensor)
+    ]
     return _read(buffers)
 
 
@@ -553,9 +529,7 @@ def _read(buffers: list[_Buffer]) -> list[_Buffer]:
     present = []
     for buffer in buffers:
         value = buffer.holder.get(buffer.name)
-        if value is not None:
-            value = value.detach().clone()
-        present.append(buffer._replace(value=value))
+        present.append(buffer._replace(value=None if value is None else value.detach().clone()))
     return present
 
 
@@ -572,10 +546,7 @@ def _write(buffers: list[_Buffer]) -> None:
 def _find_whole(counts: tuple[int, ...]) -> int:
     """Return the first shard with a sample, whose buffers are those of the step: shard 0, if none was
     removed."""
-    for shard, count in enumerate(counts):
-        if count:
-            return shard
-    return 0
+    return next((shard for shard, count in enumerate(counts) if count), 0)
 
 
 def _broadcast(tensors: list[torch.Tensor], source: int) -> None:
@@ -587,3 +558,33 @@ def _broadcast(tensors: list[torch.Tensor], source: int) -> None:
         pieces = flat.split([tensor.numel() for tensor in part])
         for tensor, piece in zip(part, pieces, strict=True):
             tensor.copy_(piece.view_as(tensor))
+
+
+def _fix_settings(device: torch.device) -> None:
+    """Set what the sums inside an operator depend on, for this process: one thread on the CPU, deterministic
+    algorithms on a GPU. It comes before the model is built. device: that of the model."""
+    convolution.protect()
+    torch.set_num_threads(1)
+    if device.type != "cpu":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before the first call of cuBLAS
+        torch.use_deterministic_algorithms(True)
+
+
+def _check_settings() -> None:
+    """Raise BadInput if the job has changed a setting since _fix_settings()."""
+    settings = {
+        "torch.get_num_threads()": (torch.get_num_threads(), 1),
+        "torch.backends.cudnn.benchmark": (torch.backends.cudnn.benchmark, False),
+    }
+    for name, (value, expected) in settings.items():
+        if value != expected:
+            raise BadInput(f"--exact_shards: {name} is {value}, expected {expected}")
+
+
+def _count_collectives() -> int:
+    """Return the number of collectives so far; 0 if this version of torch does not count them."""
+    group: Any = torch.distributed.distributed_c10d._get_default_group()
+    try:
+        return group._get_sequence_number_for_group()
+    except RuntimeError:
+        return 0

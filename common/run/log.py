@@ -60,7 +60,7 @@ class Log:
         self._result = ""  # text about the last evaluation
         self.lost = ""  # why receipt.bin is not whole, after finish()
         self._last_step = 0  # after finish()
-        self.members: Callable[[], dict[str, float]] = dict  # Members.figures(), if processes may be lost
+        self.members: Callable[[], dict[str, float]] = dict  # Memory.figures(), if processes may be lost
         self.parent: dict[str, Any] = {}  # where the run begins, if that is a step of another one (fork.py)
         self.pace: Callable[[], dict[str, Any]] = dict  # Pace.figures(), if there are several ranks
         self._trains = False  # whether the job reports steps, and not only epochs of loading

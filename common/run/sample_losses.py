@@ -1,17 +1,18 @@
-"""Keep the loss of each sample of each training step, in OUT/losses-<rank>.bin.
+"""Keep the loss of each sample of each training step, in OUT/losses-<rank>.bin: --sample_losses true.
 
 A forward hook of the criterion sees the outputs and targets of each step, also of a step that is skipped
 because its loss is not finite. A copy of the criterion with reduction="none" is called on them, without
 gradients. Losses stay on the device until the next report.
+It takes a criterion that is a module with the attribute `reduction`, without parameters. The loop calls it
+for each batch of the loader, or for its parts in their order; "none" gives one or several losses a sample.
 The file is a row of steps, each a STEP and then `count` ids (int64) and `count` losses (float32): 12 bytes a
 sample and 16 a step.
 """
 
 import copy
-import math
 import os
 from collections.abc import Callable, Container, Iterator
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -22,7 +23,6 @@ from bootfile.exact.plugins import Parts, Plugin
 from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import check_mounted, explained, opener
-from common.parallel import shard_guards
 
 STEP = np.dtype([("step", "<i8"), ("count", "<i8")])
 _CANNOT = "--sample_losses: the criterion"
@@ -55,18 +55,24 @@ class SampleLosses(Plugin):
         if list(criterion.parameters()):
             raise BadInput(f"{_CANNOT} has parameters of its own: expected one without")
         self._criterion = criterion
-        self._copy = _copy_without_reduction(criterion)
+        self._copy: Any = copy.deepcopy(criterion)  # its calls do not change the buffers of the training
+        self._copy.reduction = "none"  # type: ignore[assignment]
         self._loader = loader
         self._path = path_of(folder, rank)
         self._log = log
         self._begun = 0  # the step of begin()
-        self._batches: list[_Losses] = []  # since the last write()
+        self._kept: list[
+            tuple[int, np.ndarray, torch.Tensor]
+        ] = []  # step, ids, losses since the last write()
+        self._batch: Any = None  # the last one with losses
+        self._missing = 0  # samples of it that have none yet
         self._end: int | None = None  # bytes of the file; None before the first write
 
     def begin(self, parts: Parts, step: int) -> None:
         """Collect from the next step on. step: the steps before it; later ones in the file are deleted with
         the first write()."""
         self._begun = step
+        self._shards = parts.shards
         self._criterion.register_forward_pre_hook(self._follow)
         self._criterion.register_forward_hook(self._add, with_kwargs=True)
 
@@ -92,11 +98,10 @@ class SampleLosses(Plugin):
         """Compute the losses of a call. torch calls it after each call of the criterion, also in an
         evaluation. Raises BadInput at the first call that does not give one loss a sample."""
         batch = self._loader.batch
-        if not torch.is_grad_enabled() or batch is None:  # not a call of a step
-            return
-        if getattr(self._loader, "is_removed", False):  # --without has all its samples
-            return
-        if shard_guards.is_repeating():  # Shards compares its results: the call is counted already
+        is_of_step = torch.is_grad_enabled() and batch is not None
+        is_removed = getattr(self._loader, "is_removed", False)  # --without has all its samples
+        is_repeated = self._shards is not None and self._shards.is_repeating  # it is counted already
+        if not is_of_step or is_removed or is_repeated:
             return
         # the second call of the criterion may draw random numbers too, on the CPU or on the device
         sources = [torch, accelerator.of(getattr(result, "device", "cpu"))]
@@ -108,50 +113,50 @@ class SampleLosses(Plugin):
         finally:  # the random numbers of the step do not change
             for generator, state in zip(generators, states, strict=True):
                 generator.set_rng_state(state)
-        # a step may call the criterion for parts of one batch: the calls of a batch stay together
-        if not self._batches or self._batches[-1].batch is not batch:
-            self._check(is_whole=True)
-            self._batches.append(_Losses(self._loader.step, batch, []))
-        self._batches[-1].calls.append(losses)
-        self._check(is_whole=False)
-
-    def _check(self, is_whole: bool) -> None:
-        """Raise BadInput if the last batch has too many losses, or, if it is whole, too few. A batch is whole
-        when the next one begins, or when its step is written."""
-        if not self._batches:
-            return
-        step, batch, calls = self._batches[-1]
         count = len(batch.ids)
-        samples = _samples(calls, count)
-        if samples > count or (is_whole and samples < count):
-            total = sum(losses.numel() for losses in calls)
-            raise BadInput(
-                f"{_CANNOT} gives {total} losses for the {count} samples of step {step}, in "
-                f"{len(calls)} calls: expected one for each"
-            )
+        if batch is not self._batch:
+            self._check_last_batch()
+            self._batch = batch
+            self._missing = count
+        # a loop may split a batch of the loader: then a call has the losses of the next samples of it
+        samples = len(losses) if losses.ndim else 0
+        if self._missing == count and samples % count == 0:
+            samples = min(samples, count)  # several losses for each sample
+        if not 0 < samples <= self._missing:
+            self._refuse(losses.numel())
+        ids = batch.ids[count - self._missing :][:samples]
+        self._missing -= samples
+        self._kept.append((self._loader.step, ids, losses.reshape(samples, -1).mean(1)))
+
+    def _check_last_batch(self) -> None:
+        """Raise BadInput if samples of the last batch have no loss, when the next begins or it is written."""
+        if self._missing:
+            self._refuse(len(self._batch.ids) - self._missing)
+
+    def _refuse(self, losses: int) -> None:
+        count = len(self._batch.ids)
+        raise BadInput(f"{_CANNOT} gives {losses} losses for {count} samples: expected one for each")
 
     def write(self) -> None:
         """Append the steps since the last call. The only synchronisation with the device. Raises BadInput if
         the last step has fewer losses than samples."""
-        self._check(is_whole=True)
-        batches = self._batches
-        self._batches = []
-        if not batches:
+        self._check_last_batch()
+        kept = self._kept
+        self._kept = []
+        if not kept:
             return
         # one copy from the device for all steps since the last report
-        means = [_mean_of_samples(calls, len(batch.ids)) for _, batch, calls in batches]
-        losses = torch.cat(means).cpu().numpy().astype("<f4")
-        steps: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}  # a step may have several batches
+        losses = torch.cat([losses_of_call for _, _, losses_of_call in kept]).cpu().numpy().astype("<f4")
+        steps: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}  # a step may have several calls
         place = 0
-        for step, batch, _ in batches:
-            count = len(batch.ids)
-            steps.setdefault(step, []).append((batch.ids, losses[place : place + count]))
-            place += count
+        for step, ids, _ in kept:
+            steps.setdefault(step, []).append((ids, losses[place : place + len(ids)]))
+            place += len(ids)
         # a record of the file for each step: its head, then the ids, then the losses
         content = []
         for step, parts in steps.items():
-            ids = np.concatenate([ids_of_batch for ids_of_batch, _ in parts])
-            losses_of_step = np.concatenate([losses_of_batch for _, losses_of_batch in parts])
+            ids = np.concatenate([ids_of_call for ids_of_call, _ in parts])
+            losses_of_step = np.concatenate([losses_of_call for _, losses_of_call in parts])
             content.append(np.array((step, len(ids)), STEP).tobytes())
             content.append(ids.astype("<i8").tobytes())
             content.append(losses_of_step.tobytes())
@@ -168,9 +173,7 @@ class SampleLosses(Plugin):
         # the first write of this start: steps after the checkpoint are in the file already, and come again
         if self._end is None:
             os.makedirs(folder, exist_ok=True)
-            self._end = 0
-            if os.path.exists(self._path):
-                self._end = self._find_end()
+            self._end = self._find_end() if os.path.exists(self._path) else 0
         # one write of the whole report, at the end that the last write has left
         with open(self._path, "ab", opener=opener) as file:
             file.truncate(min(file.tell(), self._end))  # a write that failed left a part
@@ -201,41 +204,6 @@ def read(folder: str, rank: int, steps: Container[int]) -> dict[int, tuple[np.nd
                 ids = np.frombuffer(file.read(8 * count), "<i8")
                 losses_by_step[step] = (ids, np.frombuffer(file.read(4 * count), "<f4"))
     return losses_by_step
-
-
-def _copy_without_reduction(criterion: Any) -> Any:
-    """Return a copy of a criterion that returns each loss. The buffers of the training do not change with
-    its calls."""
-    duplicate = copy.deepcopy(criterion)
-    duplicate.reduction = "none"
-    return duplicate
-
-
-class _Losses(NamedTuple):
-    """The losses of a batch. batch: the loader's Batch, with the ids. calls: the losses of each call of the
-    criterion, on the device."""
-
-    step: int
-    batch: Any
-    calls: list[torch.Tensor]
-
-
-def _samples(calls: list[torch.Tensor], count: int) -> float:
-    """Return the number of samples that the losses of one or several calls belong to; infinity for a mean.
-    One call may have several losses in a row for each of the `count` samples of a batch."""
-    # a criterion that ignores `reduction` returns a mean: it belongs to no sample
-    rows = [len(losses) if losses.ndim else math.inf for losses in calls]
-    if len(rows) == 1 and rows[0] and rows[0] % count == 0:
-        return count
-    return sum(rows)
-
-
-def _mean_of_samples(calls: list[torch.Tensor], count: int) -> torch.Tensor:
-    """Return the mean of the elements of each of `count` samples, float32 [count]. Losses of several calls in
-    one step are those of parts of its batch, in order."""
-    if len(calls) == 1:
-        return calls[0].reshape(count, -1).mean(1)
-    return torch.cat([losses.reshape(len(losses), -1).mean(1) for losses in calls])
 
 
 def _walk(file: BinaryIO) -> Iterator[tuple[int, int]]:

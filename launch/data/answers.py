@@ -5,6 +5,7 @@ All of it runs in the one process of the command, after the run: a sample is rea
 
 import argparse
 import contextlib
+import functools
 import os
 import shlex
 from typing import Any
@@ -27,34 +28,25 @@ def find(args: argparse.Namespace) -> list[str]:
     """Return the lines of the answer. args: those of the verb. Raises BadInput."""
     if args.to:
         outputs.check_replaceable(args.to, sheet.MARK, args.force)
-    if args.guilty:
-        return _find_guilty(args)
     run = Run(args.run)
-    if args.around:
-        return _list_losses(run, args)
-    if args.step:
-        return _list_steps(run, args)
-    return _find_sample(run, args)
+    if args.sample:
+        return _find_sample(run, args)
+    run.check(args.step or args.around, np.zeros(0, np.int64))  # whether it exists, before the data are read
+    # --ids reads no data
+    opened = contextlib.nullcontext() if args.ids else samples.open_data(run, args.data_url)
+    with opened as data:
+        return _list_steps(run, args, data) if args.step else _list_losses(run, args.around, data)
 
 
-def _open(run: Run, args: argparse.Namespace) -> contextlib.AbstractContextManager:
-    """Return the context of the run's data, or of None with --ids, which reads no data."""
-    if args.ids:
-        return contextlib.nullcontext()
-    return samples.open_data(run, args.data_url)
-
-
-def _list_steps(run: Run, args: argparse.Namespace) -> list[str]:
+def _list_steps(run: Run, args: argparse.Namespace, data: Any) -> list[str]:
     """Return a table of the samples of each of --count steps up to --step; with --to, also draw them."""
     # earlier steps that the run has left out have no samples; the last one is asked for, and may fail
-    numbers = []
-    for number in range(max(1, args.step - args.count + 1), args.step + 1):
-        if number == args.step or not run.is_left_out(number):
-            numbers.append(number)
-    run.check(args.step, np.zeros(0, np.int64))  # whether it exists, before the data are read
-    steps = []
-    with _open(run, args) as data:
-        steps.extend(samples.read_step(run, number, data, bool(args.to)) for number in numbers)
+    numbers = [
+        number
+        for number in range(max(1, args.step - args.count + 1), args.step + 1)
+        if number == args.step or not run.is_left_out(number)
+    ]
+    steps = [samples.read_step(run, number, data, bool(args.to)) for number in numbers]
     lines = []
     for step in steps:
         columns = [[name, *map(str, values)] for name, values in step.columns.items()]
@@ -64,71 +56,46 @@ def _list_steps(run: Run, args: argparse.Namespace) -> list[str]:
     return lines
 
 
-def _list_losses(run: Run, args: argparse.Namespace) -> list[str]:
-    """Return the samples with the largest losses up to step --around."""
-    run.check(args.around, np.zeros(0, np.int64))  # whether it exists, before the data are read
-    with _open(run, args) as data:
-        return _find_largest(run, args.around, data)
+def _list_losses(run: Run, around: int, data: Any) -> list[str]:
+    """Return a line about the loss of each step up to --around, and the samples with the largest losses.
 
-
-def _find_largest(run: Run, around: int, data: object) -> list[str]:
-    """Return a line about the loss of each step, and a table of the samples with the largest losses.
-
-    Losses that are not a number are the largest. data: that of samples.open_data(). Raises BadInput if the
-    losses were not kept, or are those of other samples than the receipt's.
+    Losses that are not a number are the largest. Raises BadInput if the losses of the last step were not
+    kept, or are those of other samples than the receipt's.
     """
+    steps = range(max(run.first, around - STEPS + 1), around + 1)
+
+    @functools.cache  # the file of a rank is read once
+    def read_rank(rank: int) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        return sample_losses.read(run.folder, rank, steps)
+
     lines = []
     table = []  # (loss, cells of the row)
-    known: dict[int, dict] = {}  # rank -> step -> (ids, losses), of the ranks so far
-    steps = range(max(run.first, around - STEPS + 1), around + 1)
+    names: list[str] = []
     for number in steps:
         if run.is_left_out(number):
             lines.append(f"step {number}: {run.name_left_out()}")
             continue
         step = samples.read_step(run, number, data, False)
-        losses = _read_losses(run, step, steps, known)
-        if losses is None:
+        kept = [read_rank(rank).get(number) for rank in sorted({*step.columns["rank"]})]
+        parts = [part for part in kept if part is not None]
+        if len(parts) < len(kept):
             lines.append(f"step {number}: its losses were not kept, which needs --sample_losses true")
-            # a step before it may lack them: the run may have begun to keep them later
-            if number == around:
-                raise BadInput(f"{run.folder}: {lines[-1]}")
             continue
+        if np.concatenate([ids for ids, _ in parts]).tolist() != step.columns["id"]:
+            raise BadInput(f"the losses of step {number} are those of other samples than the receipt's")
+        losses = np.concatenate([losses_of_rank for _, losses_of_rank in parts])
         lines.append(f"step {number}: mean loss {losses.mean():.6g} of {len(losses)} samples")
+        names = [name for name in _COLUMNS if name in step.columns]
         for place, loss in enumerate(losses.tolist()):
-            row = {"step": str(number), "loss": f"{loss:.6g}"}
-            for name in _COLUMNS:
-                if name in step.columns:
-                    row[name] = str(step.columns[name][place])
-            table.append((loss, row))
-    table.sort(key=_rank_loss, reverse=True)
-    rows = []
-    for _, row in table[:SHOWN]:
-        if not rows:
-            rows.append([*row])  # the names of the columns
-        rows.append([*row.values()])
+            cells = [str(step.columns[name][place]) for name in names]
+            table.append((loss, [str(number), f"{loss:.6g}", *cells]))
+        has_last = number == around
+    # a step before it may lack them: the run may have begun to keep them later
+    if not table or not has_last:
+        raise BadInput(f"{run.folder}: {lines[-1]}")
+    table.sort(key=lambda row: np.inf if np.isnan(row[0]) else row[0], reverse=True)
+    rows = [["step", "loss", *names], *(cells for _, cells in table[:SHOWN])]
     return [*lines, "", *align(rows), "", _skip(run, around)]
-
-
-def _read_losses(run: Run, step: samples.Step, steps: range, known: dict[int, dict]) -> np.ndarray | None:
-    """Return the losses of a step's samples in the order of its columns, float32 [n]; None if a rank has not
-    kept them. Raises BadInput if they are those of other samples than the receipt's.
-
-    steps: all that are wanted: the file of a rank is read once. known: rank -> step -> (ids, losses) of the
-    files so far; it is changed.
-    """
-    ids: list[int] = []
-    losses = []
-    for rank in sorted({*step.columns["rank"]}):
-        if rank not in known:
-            known[rank] = sample_losses.read(run.folder, rank, steps)
-        if step.step not in known[rank]:
-            return None
-        ids_of_rank, losses_of_rank = known[rank][step.step]
-        ids += ids_of_rank.tolist()
-        losses.append(losses_of_rank)
-    if ids != step.columns["id"]:
-        raise BadInput(f"the losses of step {step.step} are those of other samples than the receipt's")
-    return np.concatenate(losses)
 
 
 def _skip(run: Run, step: int) -> str:
@@ -138,38 +105,21 @@ def _skip(run: Run, step: int) -> str:
     return f"to leave it out in a new run: {shlex.join([*words, '--output_dir', 'NEW'])}"
 
 
-def _rank_loss(row: tuple[float, dict]) -> float:
-    """Return the key of a row of the table of losses: a loss that is not a number is the largest."""
-    loss = row[0]
-    return np.inf if np.isnan(loss) else loss
-
-
-def _find_guilty(args: argparse.Namespace) -> list[str]:
-    """Return the samples of --step that made a spike."""
-    from bootfile.history import guilty  # the other answers start no job
-
-    options = []
-    if args.data_url:
-        options.append(f"--data_url={args.data_url}")
-    result = guilty.Search(args.run, args.step, args.ahead, args.job, None, options).find()
-    return guilty.describe(result, args.run, args.step)
-
-
 def _find_sample(run: Run, args: argparse.Namespace) -> list[str]:
     """Return the step and the rank that had --sample in each epoch of the run."""
     sampler = run.sampler(run.last)
-    if args.sample.isdecimal():
-        id = int(args.sample)
-        shown = args.sample
-    else:
+    shown = args.sample
+    if not shown.isdecimal():
         with samples.open_data(run, args.data_url) as data:
-            image = _find_image(args.sample, data)
+            find_path = getattr(data, "find", lambda path: None)  # only a folder of images has paths
+            images = [find_path(path) for path in (args.sample, os.path.abspath(args.sample))]
+            image = next((image for image in images if image is not None), None)
             if image is None:
                 raise BadInput(
                     f"--sample {args.sample} is neither an id in 0..{sampler.size - 1} nor an image"
                 )
-            id = int(image)
             shown = f"{image} ({data.path(image)})"
+    id = int(shown.partition(" ")[0])
     epochs = np.arange(1, -(-run.last // len(sampler)) + 1)
     steps = (sampler.find(id, epochs) + 1).tolist()
     rows = [["epoch", "step", "rank"]]
@@ -194,14 +144,3 @@ def _find_sample(run: Run, args: argparse.Namespace) -> list[str]:
     times = "time" if count == 1 else "times"
     title = f"sample {shown}: {count} {times} in the steps 1-{run.last}, equal to the receipt"
     return [title, *align(rows)]
-
-
-def _find_image(text: str, data: Any) -> int | None:
-    """Return the id of an image by its path, relative or absolute; None if no image has that path."""
-    if not hasattr(data, "find"):  # not a folder of images
-        return None
-    for path in (text, os.path.abspath(text)):
-        id: int | None = data.find(path)
-        if id is not None:
-            return id
-    return None

@@ -5,14 +5,11 @@
     python -m launch data RUN --step 4711 --ids            rank and id only: this reads no data
     python -m launch data RUN --step 4711 --to step.png    draw the images as the model got them
     python -m launch data RUN --around 4711                the samples with the largest losses up to step 4711
-    python -m launch data RUN --step 4711 --guilty         the samples of a step that made a spike, by replays
     python -m launch data RUN --sample FILE_OR_ID          every epoch, step and rank that had the sample
 
 RUN is the output folder of a job: it is only read. Of a Dataset of your own only the ids are known. Images
 are read from the files, on the CPU, without a `transform` of your own. Every answer is compared with the
-receipt. --guilty computes the steps after a step again without parts of its batch, log2(batch) + 3 times for
-one guilty sample; for jobs of one process, and with --exact_shards. Exit codes: 0; 2 bad input, or other
-data: another fingerprint, or another digest than the receipt's.
+receipt. Exit codes: 0; 2 bad input, or other data: another fingerprint, or another digest than the receipt's.
 """
 
 from bootfile.ground.errors import BadInput, print_line
@@ -28,9 +25,6 @@ def main(arguments: list[str]) -> int:
     add("--count", type=positive_int, default=1, metavar="N", help="steps up to --step (default: 1)")
     help = "print the largest losses in the steps up to N (--sample_losses)"
     add("--around", type=positive_int, metavar="N", help=help)
-    add("--guilty", action="store_true", help="find the samples of --step without which the loss is lower")
-    add("--ahead", type=positive_int, default=3, metavar="N", help="steps of this loss (default: 3)")
-    add("--job", metavar="FILE", help="the script of the run, if it is not where it was (--guilty)")
     add("--ids", action="store_true", help="print rank and id only: this reads no data")
     add("--to", metavar="FILE.png", help="also draw the images of the steps")
     add("--force", action="store_true", help="replace FILE.png even if it was not made by this command")
@@ -39,8 +33,6 @@ def main(arguments: list[str]) -> int:
     args = parser.parse_args(arguments)
     if [args.step, args.sample, args.around].count(None) != 2:
         raise BadInput("expected one of --step N, --around N and --sample FILE_OR_ID")
-    if args.guilty and (not args.step or args.to or args.ids or args.count > 1):
-        raise BadInput("--guilty: expected --step N alone")
     if args.to and (not args.step or args.ids or not args.to.endswith(".png")):
         raise BadInput(f"--to {args.to}: expected a name that ends in .png, with --step and without --ids")
     from launch.data import answers  # imports torch, which --help does not need

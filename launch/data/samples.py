@@ -101,9 +101,8 @@ def read_step(run: Run, step: int, data: Any, draws: bool) -> Step:
     """Return a step, after its sums were compared with the receipt. data: that of open_data(). draws: whether
     the pixels are needed. Raises BadInput."""
     settings = run.start_of(step)["settings"]
-    class_weights = None
-    if data is not None and settings.get("class_weights"):
-        class_weights = weights.read(settings["class_weights"], data)
+    is_weighted = data is not None and settings.get("class_weights")
+    class_weights = weights.read(settings["class_weights"], data) if is_weighted else None
     sampler = run.sampler(step, class_weights)
     ids = run.ids(sampler, step)
     columns = {"rank": run.ranks(sampler, step).tolist(), "id": ids.tolist()}
@@ -151,10 +150,8 @@ def _plan_folder(data: Any, sampler: Any, settings: Mapping[str, Any]) -> tuple[
     """Return the plan of a folder of images, and the effects, as a job with these options made them."""
     sides = {"first": settings["first_image_size"], "last": settings["image_size"]}
     side = image_folders.progressive_size(settings["epochs"], epoch=sampler.epoch, **sides)
-    chosen = {}
-    for name in Effects._fields:
-        if settings.get(name):  # a run of an earlier version has fewer of them
-            chosen[name] = settings[name]
+    # a run of an earlier version has fewer of them
+    chosen = {name: settings[name] for name in Effects._fields if settings.get(name)}
     return Plan(data, sampler, augment.random_resized_crop, side), Effects(**chosen)
 
 

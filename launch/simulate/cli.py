@@ -25,9 +25,6 @@ gets only the arguments that the platform passes (guides/own_script.md).
     pause:rank=R,every=10step,for=2s          the same to a rank, again every 10 steps
     throttle:rank=R,step=S,to=30%             the process runs 30 % of each 0.1 s, as with a cgroup's quota
     slow_data:node=N,step=S,by=0.2s           a slow mount: each file of --data_url opens 0.2 s later
-    flip:rank=R,step=S,tensor=T,bit=B         a bit of T is another one in step S, as after an error of the
-                                              hardware. T: weights, gradients, optimizer, batch, or a tensor
-                                              of them, such as weights.fc.weight; B: counted over all of T
     restart:node=N,step=S                     SIGKILL, then the command again in the same folders
     reschedule:node=N,step=S                  SIGKILL, then a new container with only a copy of the nodes'
                                               outputs; all nodes if none is named

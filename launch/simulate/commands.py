@@ -18,8 +18,7 @@ from launch.simulate import slow_data
 from launch.simulate.faults import HANGS
 from launch.simulate.nodes import INPUT, Node
 
-_FLIPPING = os.path.join(os.path.dirname(os.path.abspath(__file__)), "flipping")  # its sitecustomize.py
-_HANGING = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hanging")  # its sitecustomize.py
+_HOOKS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hooks")  # its sitecustomize.py
 
 
 class Commands:
@@ -31,22 +30,20 @@ class Commands:
     def __init__(self, args: argparse.Namespace):
         self._args = args
         self.code = args.code
-        self._gpus: list[str] = []  # ids, at least one for every process of all nodes; else empty
-        if get_option(args.job_arguments, "--enable_gpu") != "false":
-            gpus = _visible_gpus()
-            if len(gpus) >= args.nodes * args.processes:
-                self._gpus = gpus
-        self.device = "cpu"
-        if self._gpus:
-            self.device = "cuda"
+        uses_gpus = get_option(args.job_arguments, "--enable_gpu") != "false"
+        gpus = _visible_gpus() if uses_gpus else []
+        # ids, at least one for every process of all nodes; else empty
+        self._gpus = gpus if len(gpus) >= args.nodes * args.processes else []
+        self.device = "cuda" if self._gpus else "cpu"
         # Linux has all addresses of 127.0.0.0/8
         self._hosts = [f"127.0.{node // 254}.{node % 254 + 1}" for node in range(args.nodes)]
         self._port = _free_port()
         # that of this process, without what a platform or Bootfile has set in it
-        self._environment = {}
-        for name, value in os.environ.items():
-            if not VARIABLES.fullmatch(name) and not name.startswith("BOOTFILE_"):
-                self._environment[name] = value
+        self._environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not VARIABLES.fullmatch(name) and not name.startswith("BOOTFILE_")
+        }
         self._environment["PYTHONUNBUFFERED"] = "1"
         if not self._gpus:  # all nodes share the cores of this machine
             threads = max(1, available_cores() // (args.nodes * args.processes))
@@ -84,14 +81,11 @@ class Commands:
             of_node = {"CUDA_VISIBLE_DEVICES": ",".join(gpus), SCRATCH: node.folders.scratch}
             environment = self._environment | of_node | added
             if any(fault.delay for fault in args.faults):
-                environment = slow_data.prepare(environment, node.folders)
-            if any(fault.kind in HANGS for fault in args.faults):
-                _add_path(environment, _HANGING)
-            flips = [fault for fault in args.faults if fault.kind == "flip"]
-            if flips:
-                _add_path(environment, _FLIPPING)
-                texts = [f"{flip.rank},{flip.step},{flip.tensor},{flip.bit}" for flip in flips]
-                environment["BOOTFILE_FLIP"] = f"{node.folders.logs}:{';'.join(texts)}"
+                environment["BOOTFILE_SLOW_DATA"] = slow_data.prepare(node.folders)
+            if any(fault.delay or fault.kind in HANGS for fault in args.faults):
+                # Python imports its sitecustomize.py, which imports the next one itself
+                paths = [_HOOKS, environment.get("PYTHONPATH", "")]
+                environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
             commands.append((command, environment, added))
         return commands
 
@@ -127,12 +121,6 @@ class Commands:
         return given
 
 
-def _add_path(environment: dict[str, str], folder: str) -> None:
-    """Let Python import the sitecustomize.py of a folder; it imports the next one itself."""
-    paths = [folder, environment.get("PYTHONPATH", "")]
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-
-
 def _free_port() -> int:
     """Return a port below those of outgoing connections, so that it is still free when a node restarts."""
     for port in random.SystemRandom().sample(range(20000, 30000), 100):
@@ -150,6 +138,4 @@ def _visible_gpus() -> list[str]:
         return []
     query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
     result = subprocess.run(query, capture_output=True, text=True)
-    if result.returncode != 0:  # there is a tool, and no driver
-        return []
-    return result.stdout.split()
+    return result.stdout.split() if result.returncode == 0 else []  # else a tool without a driver

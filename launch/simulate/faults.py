@@ -2,6 +2,7 @@
 
 import argparse
 from dataclasses import dataclass
+from typing import Any
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.intervals import Interval
@@ -17,11 +18,9 @@ KINDS = {  # kind: its keys, in [] if they may be missing
     "slow_data": "rank step by [for] or node step by [for]",  # each file below --data_url opens later
     "hang": "rank step [for]",  # the main thread waits, as for data that never come
     "hold": "rank step [for]",  # the main thread waits in C code that holds the lock of Python
-    "flip": "rank step tensor bit",  # a bit of the weights, gradients, optimizer state or inputs
     "restart": "node step",  # in place: the same folders, the command again
     "reschedule": "[node] step",  # a new container; without a node: all nodes
 }
-TENSORS = ("weights", "gradients", "optimizer", "batch")  # what a flip can hit
 HANGS = ("hang", "hold")  # kinds that the job needs a handler for (hanging/sitecustomize.py)
 _MOST = 10**9
 
@@ -38,7 +37,6 @@ class Fault:
     steps: between two kills or pauses; 0 for others
     delay: seconds until a file opens; 0 for others
     share: of the time that a process may run; 1 for others
-    tensor, bit: of a flip (flipping/sitecustomize.py); "" and 0 for others
     """
 
     text: str
@@ -50,8 +48,6 @@ class Fault:
     steps: int = 0
     delay: float = 0
     share: float = 1
-    tensor: str = ""
-    bit: int = 0
 
 
 def parse(spec: str, nodes: int, processes: int) -> Fault:
@@ -74,27 +70,17 @@ def parse(spec: str, nodes: int, processes: int) -> Fault:
         raise BadInput(f"--fault {spec}: expected {kind} with the keys {names}, each once")
     # keys that are whole numbers, with the least and the greatest
     limits = {"step": (1, _MOST), "rank": (0, nodes * processes - 1), "node": (0, nodes - 1)}
-    limits["bit"] = (0, 2**62)
-    numbers = {key: _number(spec, key, value, *limits[key]) for key, value in pairs if key in limits}
-    seconds = 0.0
-    steps = 0
-    delay = 0.0
-    share = 1.0
-    tensor = ""
+    fields: dict[str, Any] = {}
     for key, value in pairs:
-        if key == "to":
-            share = _share(spec, value)
-        elif key == "tensor":
-            tensor = _tensor(spec, value)
-        elif key not in limits:
+        if key in limits:
+            fields[key] = _number(spec, key, value, *limits[key])
+        elif key == "to":
+            fields["share"] = _share(spec, value)
+        else:
             time = _interval(spec, kind, key, value)
-            if time.unit == "step":
-                steps = int(time.number)
-            elif key == "by":
-                delay = time.number
-            else:
-                seconds = time.number
-    return Fault(spec, kind, **numbers, seconds=seconds, steps=steps, delay=delay, share=share, tensor=tensor)
+            name = "delay" if key == "by" else "seconds"
+            fields |= {"steps": int(time.number)} if time.unit == "step" else {name: time.number}
+    return Fault(spec, kind, **fields)
 
 
 def _are_keys(given: list[str], keys: list[str]) -> bool:
@@ -120,14 +106,6 @@ def _share(spec: str, value: str) -> float:
     if not (value.endswith("%") and number.isdecimal() and 0 < int(number) < 100):
         raise BadInput(f"--fault {spec}: to={value} is not a share in 1%..99%")
     return int(number) / 100
-
-
-def _tensor(spec: str, value: str) -> str:
-    """Return the value of "tensor". Raises BadInput if it is none of TENSORS, or a name in one of them."""
-    if value.partition(".")[0] not in TENSORS or set(value) & set(";:"):
-        expected = f"one of {', '.join(TENSORS)}, or one of their tensors, such as weights.fc.weight"
-        raise BadInput(f"--fault {spec}: tensor={value} is not {expected}")
-    return value
 
 
 def _interval(spec: str, kind: str, key: str, value: str) -> Interval:

@@ -7,7 +7,7 @@ import random
 import signal
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from launch.simulate import slow_data
 from launch.simulate.faults import HANGS, Fault
@@ -49,6 +49,7 @@ def _send(pids: Iterable[int], number: int) -> None:
 class Injector:
     """Fires the faults of a simulation at the processes of a job. The simulation calls it in each round.
 
+    A fault fires once, or again and again if it has every=...; one that lasts is in `_ends` until its end.
     faults: they fire in this order if several are due.
     `pending`: the faults that have not fired.
     """
@@ -62,14 +63,13 @@ class Injector:
         self._ends: dict[Fault, float] = {}  # time.monotonic() of the end of a fault that lasts
         self._targets: dict[Fault, tuple[float, set[int]]] = {}  # when they were looked for, process ids
         self._paused: dict[Fault, set[int]] = {}  # process ids that a pause or a throttle has stopped
-        self._hung: dict[Fault, int] = {}  # process ids
-        self._stopped: set[int] = set()  # process ids that got SIGSTOP from a fault, and never SIGCONT
+        self._stopped: set[int] = set()  # process ids that a fault has stopped for ever
         self._stopped_since: float | None = None  # time.monotonic() since which nothing else runs
 
     @property
     def round_seconds(self) -> float:
         """Return the seconds that a round of the simulation waits: a throttle needs short ones."""
-        return _PERIOD * _FINE if self._targets else _POLL
+        return _PERIOD * _FINE if any(fault.kind == "throttle" for fault in self._ends) else _POLL
 
     def fire(self) -> None:
         """Fire the faults whose step the job has reached. The simulation calls it in each round, after it has
@@ -80,32 +80,31 @@ class Injector:
         be hit before its own first step.
         """
         for fault in self._faults:
-            if self._job.step < fault.step:
-                continue
-            if fault.kind == "flip":  # the job does it itself
-                self.note_flips()
-            elif fault.kind == "pause":
-                self._pause(fault)
-            elif fault.kind in ("throttle", "slow_data"):
-                self._slow_down(fault)
-            elif fault.kind in HANGS:
-                self._hang_rank(fault)
-            elif fault.seconds or fault.steps:
-                self._kill_again(fault)
-            # those above may last, or come again; what follows fires once
-            elif fault not in self.pending:
-                continue
-            elif fault.rank is not None:
-                self._signal_rank(fault, fault.rank)
-            else:
-                self._start_again(fault)
+            now = time.monotonic()
+            if now > self._ends.get(fault, math.inf):
+                self._end(fault)
+            elif fault in self._ends:
+                if fault.kind == "throttle":
+                    self._throttle(fault, now)
+            elif self._job.step >= fault.step and self._is_due(fault, now):
+                _ACTIONS[fault.kind](self, fault)
+
+    def _is_due(self, fault: Fault, now: float) -> bool:
+        """Return whether a fault fires now: once, or every N steps, counted from 0, or every N seconds,
+        counted from the first step on."""
+        if fault.steps:
+            return self._job.step >= self._due.setdefault(fault, fault.steps)
+        if fault.kind == "kill" and fault.seconds:
+            return now >= self._due.setdefault(fault, now + fault.seconds)
+        return fault in self.pending
 
     def kill_if_all_stopped(self) -> None:
         """Kill stopped processes if nothing else runs: they never end by themselves.
 
         The simulation calls it in each round: with the fault `stop` it would wait forever without it.
         """
-        if not self._are_all_stopped():
+        ranks = [{*node.ranks(self._job.processes).values()} for node in self._job.running if self._stopped]
+        if not ranks or not all(pids and pids <= self._stopped for pids in ranks):
             self._stopped_since = None
             return
         now = time.monotonic()
@@ -121,82 +120,71 @@ class Injector:
         for fault in [*self._paused]:
             self._continue(fault)
 
-    def _kill_again(self, fault: Fault) -> None:
-        """Kill a random process if it is time. If all are just being replaced, it is done later.
-
-        fire() calls it in each round from the first step on. Steps count from 0, seconds from the first step
-        on.
-        """
-        if fault.steps:
-            position = float(self._job.step)
-            interval = float(fault.steps)
-            first = interval
-        else:
-            position = time.monotonic()
-            interval = fault.seconds
-            first = position + interval
-        if position < self._due.setdefault(fault, first):
-            return
+    def _signal(self, fault: Fault) -> None:
+        """Send the fault's signal to its rank, or to a random one. If it is just being replaced, a later
+        round does it."""
         # looked for at each kill: an elastic job has replaced some of them
-        ranks = sorted(self._job.find_ranks())
-        if ranks:
-            self._due[fault] = position + interval
-            self._signal_rank(fault, self._random.choice(ranks))
-
-    def _pause(self, fault: Fault) -> None:
-        """Stop the processes of a fault, or let them continue if it is time.
-
-        fire() calls it in each round from the fault's step on: the first call stops them, unless every=...
-        names a later step.
-        """
-        if fault in self._ends:
-            if time.monotonic() > self._ends[fault]:
-                del self._ends[fault]
-                self._continue(fault)
-                log(f"fault {fault.text}: SIGCONT to {_describe_target(fault)}")
+        ranks = self._job.find_ranks()
+        rank = self._random.choice(sorted(ranks)) if fault.rank is None and ranks else fault.rank
+        if rank not in ranks:
             return
-        if fault.steps:
-            is_due = self._job.step >= self._due.setdefault(fault, fault.steps)
-        else:
-            is_due = fault in self.pending
-        if not is_due:
-            return
+        node, pid = ranks[rank]
+        number = _SIGNALS[fault.kind]
+        with contextlib.suppress(ProcessLookupError):  # it has just ended: the fault may fire in another run
+            os.kill(pid, number)
+            if number == signal.SIGSTOP:  # it stays so: kill_if_all_stopped() has to know it
+                self._stopped.add(pid)
+            self._note(fault, f"{number.name} to rank {rank} on node {node.index}", pid)
+
+    def _hang(self, fault: Fault) -> None:
+        """Make a rank hang, for a time or for ever."""
+        node, pid = self._job.find_ranks().get(fault.rank or 0, (None, None))
+        number = _HANG_SIGNALS[fault.kind]
+        if node is None or pid is None or not _catches(pid, number):
+            return  # a later round does it: the signal would end a process that has no handler yet
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+            self._targets[fault] = (0.0, {pid})
+            if not fault.seconds:
+                self._stopped.add(pid)  # it never ends by itself
+            self._last(fault)
+            self._note(fault, f"rank {fault.rank} on node {node.index} hangs", pid)
+
+    def _slow_down(self, fault: Fault) -> None:
+        """Begin a fault that stops a rank or a node for a time, or makes it slow."""
         pid = self._find_first(fault)
         if pid is None:
             return
-        # counted from now: the job makes no step while it is paused
-        self._due[fault] = self._job.step + fault.steps
-        self._stop(fault, self._find_pids(fault))
-        self._stop(fault, self._find_pids(fault))  # again: some may just have forked
-        self._ends[fault] = time.monotonic() + fault.seconds
-        self._note(fault, f"SIGSTOP to {_describe_target(fault)}", pid)
+        what = f"{fault.kind} of"
+        if fault.kind == "pause":
+            what = "SIGSTOP to"
+            self._stop(fault, self._find_pids(fault))
+            self._stop(fault, self._find_pids(fault))  # again: some may just have forked
+        elif fault.kind == "slow_data":
+            for node in self._find_nodes(fault):
+                # the processes read this file before they open the next one
+                slow_data.begin(node.folders, fault.rank, fault.delay)
+        self._last(fault)
+        self._note(fault, f"{what} {_describe_target(fault)}", pid)
 
-    def _slow_down(self, fault: Fault) -> None:
-        """Begin a fault that makes a rank or a node slow, and end it if it is time.
+    def _last(self, fault: Fault) -> None:
+        self._ends[fault] = time.monotonic() + (fault.seconds or math.inf)
 
-        fire() calls it in each round from the fault's step on. A throttled process runs in a part of each
-        _PERIOD.
-        """
-        now = time.monotonic()
-        pid = self._find_first(fault) if fault in self.pending else None
-        if pid is not None:
-            self._ends[fault] = now + (fault.seconds or math.inf)
-            if fault.delay:
-                for node in self._find_nodes(fault):
-                    # the processes read this file before they open the next one
-                    slow_data.begin(node.folders, fault.rank, fault.delay)
-            self._note(fault, f"{fault.kind} of {_describe_target(fault)}", pid)
-        if fault not in self._ends:
-            return
-        if now > self._ends[fault]:
-            del self._ends[fault]
-            self._targets.pop(fault, None)
-            self._continue(fault)
+    def _end(self, fault: Fault) -> None:
+        """End a fault that lasts."""
+        del self._ends[fault]
+        self._continue(fault)
+        _, pids = self._targets.pop(fault, (0.0, set()))
+        what = f"the end for {_describe_target(fault)}"
+        if fault.kind == "pause":
+            what = f"SIGCONT to {_describe_target(fault)}"
+        elif fault.kind in HANGS:
+            what = f"rank {fault.rank} continues"
+            _send(pids, _RELEASE)
+        elif fault.kind == "slow_data":
             for node in self._find_nodes(fault):
                 slow_data.end(node.folders, fault.rank)
-            log(f"fault {fault.text}: the end for {_describe_target(fault)}")
-        elif fault.kind == "throttle":
-            self._throttle(fault, now)
+        log(f"fault {fault.text}: {what}")
 
     def _throttle(self, fault: Fault, now: float) -> None:
         """Let the processes of a fault run in a part of each _PERIOD, and stop them in the rest of it."""
@@ -219,16 +207,14 @@ class Injector:
         if fault.rank is not None:
             return self._job.find_ranks().get(fault.rank, (None, None))[1]
         node = self._job.nodes[fault.node or 0]
-        if not node.running or not node.pids:
-            return None
-        return node.pids[0]
+        return node.pids[0] if node.running and node.pids else None
 
     def _find_pids(self, fault: Fault) -> set[int]:
         """Return the process of a fault's rank, or all processes of its node."""
-        if fault.rank is not None:
-            pid = self._find_first(fault)
-            return set() if pid is None else {pid}
-        return {*self._job.nodes[fault.node or 0].find()}
+        if fault.rank is None:
+            return {*self._job.nodes[fault.node or 0].find()}
+        pid = self._find_first(fault)
+        return set() if pid is None else {pid}
 
     def _stop(self, fault: Fault, pids: set[int]) -> None:
         """Send SIGSTOP to processes for a while, but not to those that another fault has stopped."""
@@ -240,60 +226,10 @@ class Injector:
         """Send SIGCONT to the processes that a fault has stopped for a while."""
         _send(self._paused.pop(fault, set()), signal.SIGCONT)
 
-    def note_flips(self) -> None:
-        """Mark the flips as fired of which a process has printed that it flipped the bit. The simulation
-        calls it after the last lines, too."""
-        for fault in [*self.pending]:
-            if (fault.rank, fault.step, fault.tensor.partition(".")[0]) in self._job.flips:
-                self.pending.remove(fault)
-
-    def _signal_rank(self, fault: Fault, rank: int) -> None:
-        """Send the fault's signal to a rank. If the rank is just being replaced, a later round does it."""
-        node, pid = self._job.find_ranks().get(rank, (None, None))
-        if node is None or pid is None:
-            return
-        number = _SIGNALS[fault.kind]
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:  # it has just ended: the fault may fire in another run
-            return
-        # it stays so: kill_if_all_stopped() has to know it
-        if number == signal.SIGSTOP:
-            self._stopped.add(pid)
-        self._note(fault, f"{number.name} to rank {rank} on node {node.index}", pid)
-
-    def _hang_rank(self, fault: Fault) -> None:
-        """Make a rank hang, or let it continue if it is time. fire() calls it in each round from the fault's
-        step on."""
-        if fault in self._due and time.monotonic() > self._due[fault]:
-            self._release(fault)
-        if fault not in self.pending:
-            return
-        node, pid = self._job.find_ranks().get(fault.rank or 0, (None, None))
-        number = _HANG_SIGNALS[fault.kind]
-        if node is None or pid is None or not _catches(pid, number):
-            return  # a later round does it: the signal would end a process that has no handler yet
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
-            if fault.seconds:
-                self._due[fault] = time.monotonic() + fault.seconds
-                self._hung[fault] = pid
-            else:
-                self._stopped.add(pid)  # it never ends by itself
-            self._note(fault, f"rank {fault.rank} on node {node.index} hangs", pid)
-
-    def _release(self, fault: Fault) -> None:
-        """Let a rank continue that a fault has made hang."""
-        del self._due[fault]
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._hung[fault], _RELEASE)
-        log(f"fault {fault.text}: rank {fault.rank} continues")
-
     def _start_again(self, fault: Fault) -> None:
         """Restart nodes in place, or in new containers with a copy of the outputs of all nodes.
 
-        fire() calls it once for a fault. The other nodes may fail because of it: each of them is restarted
-        once more when it has failed.
+        The other nodes may fail because of it: each of them is restarted once more when it has failed.
         """
         # a node that has ended is not restarted: without another one the fault has not fired
         targets = [node for node in self._job.running if fault.node in (None, node.index)]
@@ -318,26 +254,25 @@ class Injector:
                 node.restarts += 1
 
     def _note(self, fault: Fault, what: str, pid: int) -> None:
-        """Print what a fault has done, and mark the fault as fired. what: "SIGKILL to rank 1 on node 0"."""
+        """Print what a fault has done, and note that it has fired. what: "SIGKILL to rank 1 on node 0"."""
         if fault in self.pending:
             self.pending.remove(fault)
+        # counted from now: the job makes no step while it is paused
+        self._due[fault] = self._job.step + fault.steps if fault.steps else time.monotonic() + fault.seconds
         log(f"fault {fault.text}: {what} time={self._job.seconds:.1f} step={self._job.step} pid={pid}")
 
-    def _are_all_stopped(self) -> bool:
-        """Return whether each running node has ranks, and faults have stopped all of them."""
-        if not self._stopped or not self._job.running:
-            return False
-        for node in self._job.running:
-            ranks = {*node.ranks(self._job.processes).values()}
-            if not ranks or not ranks <= self._stopped:
-                return False
-        return True
+
+_ACTIONS: dict[str, Callable[[Injector, Fault], None]] = {
+    **dict.fromkeys(_SIGNALS, Injector._signal),
+    **dict.fromkeys(HANGS, Injector._hang),
+    **dict.fromkeys(("pause", "throttle", "slow_data"), Injector._slow_down),
+    **dict.fromkeys(("restart", "reschedule"), Injector._start_again),
+}
 
 
 def _catches(pid: int, number: int) -> bool:
     """Return whether a process has a handler for a signal."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
-        for line in file:
-            if line.startswith("SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+        caught = next(line for line in file if line.startswith("SigCgt:"))
+        return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
     return False

@@ -11,7 +11,6 @@ from launch.simulate.commands import Commands
 from launch.simulate.nodes import Node
 
 _STEP = re.compile(r"epoch=\d+ step=(\d+)(?:/\d+)? ")  # the beginning of a job's log line
-_FLIP = re.compile(r"flip: rank (\d+), step (\d+): bit \d+ of element \d+ of (\w+) ")
 _LONGEST = 300  # characters of an error that are shown
 # `error: ...` of our jobs, `main.py: error: ...` of argparse, the last line of a traceback
 _ERROR = re.compile(
@@ -31,14 +30,12 @@ class Job:
         before each start.
     processes: of every node.
     `step`: the last one that any node has printed. Only the node of rank 0 prints steps.
-    `flips`: (rank, step, kind of tensor) of each bit that a process has flipped.
     """
 
     def __init__(self, nodes: list[Node], commands: Commands, processes: int):
         self.nodes = nodes
         self.processes = processes
         self.step = 0
-        self.flips: set[tuple[int, int, str]] = set()
         self._commands = commands
         self._began = time.monotonic()
         self._members: list[int] = []  # process ids by rank, if the job prints them
@@ -79,9 +76,6 @@ class Job:
             step = _STEP.match(line)
             if step:
                 self.step = int(step[1])
-            flip = _FLIP.search(line)
-            if flip:
-                self.flips.add((int(flip[1]), int(flip[2]), flip[3]))
             # an elastic job replaces its processes, and prints who they are now
             generation = GENERATION.fullmatch(line)
             if generation:

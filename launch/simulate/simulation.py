@@ -59,7 +59,6 @@ class Simulation:
                 # after _reap(): only nodes that still run can be stopped
                 injector.kill_if_all_stopped()
                 code = self._end_from_outside(job, injector)
-            injector.note_flips()
             return _report(job, injector, commands, code)
         finally:
             for node in job.running:

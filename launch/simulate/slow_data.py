@@ -1,7 +1,7 @@
 """Make the data of a simulated node slow, as a slow mount does: the fault slow_data.
 
 Python opens each file below the node's input folder some time later, also in the workers of a rank. A hook in
-the interpreter waits (slow_reads/sitecustomize.py). Small files in a folder tell it whether, and how long.
+the interpreter waits (hooks/sitecustomize.py). Small files in a folder tell it whether, and how long.
 """
 
 import contextlib
@@ -9,22 +9,13 @@ import os
 
 from launch.profiles import Folders
 
-_HOOK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "slow_reads")
 
-
-def prepare(environment: dict[str, str], folders: Folders) -> dict[str, str]:
-    """Return the environment of a node's process with the hook. Commands calls it before each start of a
-    node, if a fault needs it."""
+def prepare(folders: Folders) -> str:
+    """Return the variable that tells the hook of a node's processes its folders. Commands calls it before
+    each start of a node, if a fault needs it."""
     control = _control(folders)
     os.makedirs(control, exist_ok=True)
-    paths = [_HOOK]
-    if environment.get("PYTHONPATH"):
-        paths.append(environment["PYTHONPATH"])
-    places = [control, folders.inputs]
-    return environment | {
-        "PYTHONPATH": os.pathsep.join(paths),
-        "BOOTFILE_SLOW_DATA": os.pathsep.join(places),
-    }
+    return os.pathsep.join([control, folders.inputs])
 
 
 def begin(folders: Folders, rank: int | None, delay: float) -> None:

@@ -6,7 +6,7 @@
 
 A copy of train.py with a small network trains 20 steps on digits, in one process with one thread, and keeps
 a state after every second step. In each run a random bit of the weights, the gradients, the optimizer's state
-or a batch is flipped at a random step, by the code of `launch simulate --fault flip`. Then all 10 intervals
+or a batch is flipped at a random step (tests/support/flipping.py). Then all 10 intervals
 are computed again by the functions of `launch audit`. Counted are
 
     ended       runs that ended with an error of their own: what became infinite is not saved. They are not
@@ -53,13 +53,13 @@ from bootfile.ground.heartbeat import Heartbeat
 from bootfile.history import audit
 from bootfile.processes import sessions
 from tests.benchmarks.rounds import conditions
-from tests.conftest import ROOT, free_port
+from tests.conftest import free_port
 from tests.support.exact import changed
+from tests.support.flipping import LINES
 
 STEPS = 20
 EVERY = 2  # steps between two states that are kept
 KINDS = ("weights", "gradients", "optimizer", "batch")
-_FLIPPING = ROOT / "launch" / "simulate" / "flipping" / "sitecustomize.py"
 _MODEL = "    model = models.resnet18(train_set.channels, train_set.classes, args.width)\n"
 _SMALL = """    size = train_set.images[0].numel()
     model = torch.nn.Sequential(
@@ -67,14 +67,7 @@ _SMALL = """    size = train_set.images[0].numel()
         torch.nn.Linear(16, train_set.classes)
     )
 """
-_ENTRY = (
-    "from common.distributed.entry import entry  # before torch, so that Ctrl-C ends its import cleanly\n"
-)
-_FLIP = f"""if os.environ.get("BOOTFILE_FLIP"):
-    import runpy
-    import bootfile.exact.loop
-    runpy.run_path({str(_FLIPPING)!r})
-"""
+ENTRY = "from common.distributed.entry import entry  # before torch, so that Ctrl-C ends its import cleanly\n"
 _WORDS = [
     "--dataset=digits", "--batch_size=64", f"--epoch_steps={STEPS}", "--epochs=1", "--save_every=1",
     "--keep=1", f"--keep_every={EVERY}", "--threads=1", "--report_every=1000", "--epoch_weights=false",
@@ -193,7 +186,7 @@ class Proof:
         self.processes = 2 if is_exact else 1
         self._words = [*_WORDS, *_EXACT] if is_exact else _WORDS
         name = "train_exact.py" if is_exact else "train.py"
-        self.job = changed(name, folder / "job.py", (_MODEL, _SMALL), (_ENTRY, _ENTRY + _FLIP))
+        self.job = changed(name, folder / "job.py", (_MODEL, _SMALL), (ENTRY, ENTRY + LINES))
 
     def train(self, name: str, seed: int, flip: str = "", kill_after: float = 0.0) -> Path:
         """Train a run, and return its folder. kill_after: seconds, after which it is killed and continued."""
@@ -224,7 +217,9 @@ class Proof:
 
     def audit(self, run: Path) -> list[audit.Interval]:
         """Compute all intervals of a run again."""
-        every = audit.find_intervals(str(run))
+        records = audit.read_records(str(run))
+        assert not records.altered, records.altered
+        every = records.intervals
         with contextlib.redirect_stdout(io.StringIO()):
             # train.py has one process in any case
             audit.audit(str(run), every, None, None, 1, [])
@@ -293,7 +288,7 @@ def prove(args: argparse.Namespace) -> None:
             if number < args.clean:
                 kill_after = draw.uniform(0.2, 1.0) if number % 3 == 0 else 0.0
                 run = proof.train(f"clean-{number}", number + 1, kill_after=kill_after)
-                alarms.append(any(each.difference or each.altered for each in proof.audit(run)))
+                alarms.append(any(each.difference for each in proof.audit(run)))
                 shutil.rmtree(run)
     show(flips, alarms, time.monotonic() - began)
     if args.to:

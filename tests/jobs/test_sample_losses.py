@@ -186,7 +186,7 @@ class Steps:
     def __init__(self, criterion, folder):
         self.criterion, self.step, self.batch, self.folder = criterion, 0, None, folder
         self.kept = SampleLosses(criterion, self, str(folder), 0, print)
-        self.kept.begin(None, 0)
+        self.kept.begin(SimpleNamespace(shards=None), 0)
 
     def next(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Begin a step, and return its outputs [8, 10] and targets [8]."""

@@ -1,5 +1,5 @@
-"""Flip a bit of a job, as an error of the hardware does. Python imports this file at each start if its folder
-is in PYTHONPATH: `launch simulate` puts it there if a fault is `flip`.
+"""Flip a bit of a job, as an error of the hardware does. A copy of a job runs this file (LINES) after its
+imports:
 
     BOOTFILE_FLIP=FOLDER:RANK,STEP,TENSOR,BIT;RANK,STEP,TENSOR,BIT ...
 
@@ -7,21 +7,22 @@ TENSOR: "weights" (and buffers), "gradients", "optimizer" or "batch", all tensor
 them, such as "weights.fc.weight". Their bits are counted from 0; a number beyond the last one begins again.
 A file in the folder notes that a bit was flipped: a restart does not flip it again.
 
-It replaces methods of Exact and Loader when the job has imported them (install).
+It replaces methods of Exact and Loader.
 """
 
 import functools
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import os
 import sys
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
 _LOOP = "bootfile.exact.loop"
+LINES = f"""if os.environ.get("BOOTFILE_FLIP"):
+    import runpy
+    import bootfile.exact.loop
+    runpy.run_path({os.path.abspath(__file__)!r})
+"""
 _FOLDER, _, _TEXT = os.environ.get("BOOTFILE_FLIP", "").rpartition(":")
 _INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}  # bytes of an element -> a type with its bits
 
@@ -105,7 +106,7 @@ class _Methods:
         """Begin a run, and remember its loader."""
         self._begin(run, *arguments, **options)
         self._leading.append(run.loader)
-        shards = getattr(run.forward, "exact_shards", None)
+        shards = run.parts.shards
         if shards:  # before the gradients of the ranks are added
             add = shards.add
 
@@ -168,33 +169,5 @@ def _call(self: Any, method: Any, *arguments: Any, **options: Any) -> Any:
     return method(self, *arguments, **options)
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the module of Exact, and calls install() when it was loaded."""
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name != _LOOP:
-            return None
-        # once: the other finders, which know the file, must not ask this one again
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        loader: Any = spec and spec.loader
-        if loader:
-            load = loader.exec_module
-
-            def load_and_install(module: ModuleType) -> None:
-                load(module)
-                install(module)
-
-            loader.exec_module = load_and_install
-        return spec
-
-
 if _TEXT:
-    if _LOOP in sys.modules:
-        install(sys.modules[_LOOP])
-    else:
-        sys.meta_path.insert(0, _Finder())
-_others = [path for path in sys.path if os.path.abspath(path) != _HERE]
-_spec = importlib.machinery.PathFinder.find_spec("sitecustomize", _others)
-if _spec and _spec.loader:  # that of this machine
-    _spec.loader.exec_module(importlib.util.module_from_spec(_spec))
+    install(sys.modules[_LOOP])
