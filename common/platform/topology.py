@@ -11,15 +11,9 @@ from typing import Any, NamedTuple, Protocol
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.numbers import count_in
-from common.platform import platforms, unknown_launchers
+from common.platform import platforms
 from common.platform.platforms import STARTED_BY, Claim, whole
-
-# Variables with the number of GPUs that a platform promises. PET_NPROC_PER_NODE is not one of them: on a node
-# without GPUs, Kubeflow sets it to the number of CPUs.
-_PROMISES = (
-    "MA_NUM_GPUS", "MLP_WORKER_GPU", "SM_NUM_GPUS", "SKYPILOT_NUM_GPUS_PER_NODE", "DSTACK_GPUS_PER_NODE",
-    "NPROC_PER_NODE",
-)  # fmt: skip
+from common.platform.table import PROFILES
 
 _MOST_PER_NODE = 1024
 
@@ -146,7 +140,7 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str], gpus: int = 0) -> 
     if given and claim and claim.place == (rank, size):
         given = False  # mpirun ... --rank $OMPI_COMM_WORLD_RANK repeats the claim
     if not given:  # the user has not said how the processes belong together: the variables must
-        unknown_launchers.refuse(env, claim)
+        platforms.refuse(env, claim)
         if claim is None:
             source = "modelarts-arguments" if address else "plain"
             claim = Claim(source, 0, 1, "", None, None)
@@ -186,12 +180,11 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str], gpus: int = 0) -> 
 
 
 def promised_gpus(env: Mapping[str, str]) -> int | None:
-    """Return the number of GPUs of this node in the platform's variables; None if it is not set or 0."""
-    for name in _PROMISES:
-        count = count_in(env, name)
-        if count:  # some platforms set 0 on a node without GPUs
-            return count
-    return None
+    """Return the number of GPUs of this node in the platform's variables; None if it is not set or 0, which
+    some platforms set on a node without GPUs. PET_NPROC_PER_NODE does not count: without GPUs, Kubeflow sets
+    it to the number of CPUs."""
+    names = [name for profile in PROFILES.values() for name in profile.names("{gpus}", "{devices}")]
+    return next(filter(None, (count_in(env, name) for name in names)), None)
 
 
 def _from_launcher(args: argparse.Namespace, env: Mapping[str, str]) -> Topology:

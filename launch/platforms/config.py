@@ -12,7 +12,7 @@ from bootfile.ground.errors import BadInput, import_optional
 from common.console.config import read
 from common.ground.files import is_url
 from common.object_store import location as object_store
-from common.platform import platforms
+from common.platform.table import INJECTED
 from launch import secret_scan
 from launch.profiles import VARIABLES
 
@@ -69,7 +69,7 @@ def _check_job(job: str) -> str:
 
 
 def _check_argument(name: str) -> str:
-    if name.replace("-", "_") in platforms.INJECTED:
+    if name.replace("-", "_") in INJECTED:
         raise ValueError(f"the platform passes --{name} itself")
     return name
 
