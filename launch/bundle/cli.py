@@ -29,7 +29,7 @@ from bootfile.ground import git
 from bootfile.ground.errors import BadInput
 from common.console.arguments import Parser
 from launch import manifests, secret_scan
-from launch.bundle import one_file, requirements, snapshot
+from launch.bundle import imports, one_file, requirements, snapshot
 from launch.bundle.code_folder import REQUIREMENTS, CodeFolder
 from launch.explain import human_size
 
@@ -82,7 +82,7 @@ def pack(job: str, to: str, allow_secret: Sequence[str] = (), code_dir: str | No
     left_out: list[str] = []
     listed = _find_list(code.root)
     if listed:
-        imported = requirements.find_packages(code.files, code.job_path)
+        imported = imports.find_packages(code.files, code.job_path)
         text, left_out = requirements.adapt(listed, imported)
         if text:
             contents[REQUIREMENTS[0]] = text.encode()

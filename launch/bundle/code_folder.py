@@ -6,6 +6,7 @@ import re
 import sys
 import zipfile
 from collections import Counter
+from collections.abc import Callable
 from importlib.machinery import PathFinder
 from pathlib import Path, PurePosixPath
 
@@ -119,7 +120,8 @@ class CodeFolder:
             if path in seen or path.partition("/")[0] in _LINKED:  # Bootfile's rooms are whole
                 continue
             seen.add(path)
-            for imported in imports.find(self.root, path, folders):
+            source = os.path.join(self.root, path)
+            for imported in imports.find(path, source, folders, _in(self.root)):
                 todo.extend(module for module in imported.modules if self._include(module, path, imported))
         self._programs = sorted(seen)
 
@@ -131,11 +133,10 @@ class CodeFolder:
         for path, above in itertools.product(self._programs, _folders_above(self.root)):
             script_folder = os.path.relpath(self.root, above)
             folders = (script_folder, "", "src")  # where Python may look, that of the script first
-            for imported in imports.find(above, f"{script_folder}/{path}", folders):
+            source = os.path.join(self.root, path)
+            for imported in imports.find(f"{script_folder}/{path}", source, folders, _in(above)):
                 name = imported.name.partition(".")[0]
-                outside = [
-                    module for module in imported.modules if not module.startswith(f"{script_folder}/")
-                ]
+                outside = [each for each in imported.modules if not each.startswith(f"{script_folder}/")]
                 if outside and not imported.is_optional and not _is_installed(name):
                     raise BadInput(
                         f"{path}:{imported.line} imports {imported.name}, and {outside[-1]} is above the "
@@ -227,6 +228,11 @@ class CodeFolder:
             expected = f"expected another file or folder in {self.root}; skip it with a line in {ignore.FILE}"
             raise BadInput(f"{path} is a symbolic link to {os.readlink(entry.path)}: {expected}")
         return target
+
+
+def _in(root: str) -> Callable[[str], bool]:
+    """Return a function that tells whether a folder has a file of this path."""
+    return lambda path: os.path.isfile(os.path.join(root, path))
 
 
 def _folders_above(folder: str) -> list[str]:
