@@ -299,12 +299,13 @@ def compare_receipts(runs: list[Run]) -> list[list[str]]:
         except BadInput as error:
             rows.append([run.name, NONE, str(error), NONE])
     first = receipts.pop(0, None)
-    for place, other in receipts.items() if first else ():
-        try:
-            verdict = compare(first, other)[1]
-        except ReceiptError as error:
-            verdict = str(error)
-        rows.append([runs[0].name, runs[place].name, verdict, _compare_states(runs[0], runs[place])])
+    if first is not None:
+        for place, other in receipts.items():
+            try:
+                verdict = compare(first, other)[1]
+            except ReceiptError as error:
+                verdict = str(error)
+            rows.append([runs[0].name, runs[place].name, verdict, _compare_states(runs[0], runs[place])])
     return rows
 
 
