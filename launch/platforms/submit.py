@@ -25,7 +25,7 @@ import shlex
 from bootfile.ground.errors import BadInput
 from common.console.arguments import Parser
 from common.ground.files import ROOT
-from launch import confirm, records
+from launch import explain, records
 from launch.platforms import request, templates
 from launch.platforms.config import PLATFORMS, JobConfig, load
 from launch.platforms.service import ModelArts, ServiceError, has_ended
@@ -82,7 +82,7 @@ def _send(args: argparse.Namespace, config: JobConfig, run: str, outputs: dict[s
     if args.resume_from:  # two jobs would write to one place
         _check_ended(service, outputs["train_url"])
     print(f"service {service.endpoint} project {service.project}")
-    if not confirm.ask("create this job", args.yes):
+    if not explain.ask("create this job", args.yes):
         print("nothing was sent")
         return 1
     path = os.path.join(records.FOLDER, f"{run}.json")

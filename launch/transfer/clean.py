@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from bootfile.ground.errors import BadInput, printable
 from common.object_store.store import ObjectStore
-from launch import confirm, manifests
-from launch.explain import align, format_time, human_size
+from launch import manifests
+from launch.explain import align, ask, format_time, human_size
 
 _DAY = 86400.0  # seconds
 
@@ -82,7 +82,7 @@ def _clean(store: ObjectStore, keep: int, yes: bool) -> int:
         return 0
     total = human_size(sum(snapshot.size for snapshot in old))
     what = f"{len(old)} snapshots ({total}) and {len(left)} unfinished uploads"
-    if not confirm.ask(f"remove {what}", yes):
+    if not ask(f"remove {what}", yes):
         print("nothing was removed")
         return 1
     for upload in left:
