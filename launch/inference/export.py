@@ -49,9 +49,12 @@ def main(arguments: list[str]) -> int:
     from launch.inference import trained
 
     network = trained.load(args.weights, args.arch, args.image_size, args.model)
+    names_of_facts = ("name", "channels", "size", "mean", "std", "classes")
+    facts = json.dumps({name: getattr(network, name) for name in names_of_facts})
+    example = torch.zeros(BATCH, network.channels, network.size, network.size)
     try:
         with torch.no_grad():  # as in evaluation; with gradients convolutions use other algorithms on a CPU
-            content, run = FORMS[ending](network)
+            content, run = FORMS[ending](network, example, facts)
             difference = compare(network, run)
     except BadInput:
         raise
@@ -87,13 +90,7 @@ def compare(network: "Trained", run: "Callable[[torch.Tensor], torch.Tensor]") -
     return float(torch.stack(shares).max())  # NaN if one of them is
 
 
-def _facts(network: "Trained") -> str:
-    """Return name, channels, size, mean, std and classes of the network as JSON."""
-    names = ("name", "channels", "size", "mean", "std", "classes")
-    return json.dumps({name: getattr(network, name) for name in names})
-
-
-def _onnx(network: "Trained") -> tuple[bytes, Any]:
+def _onnx(network: "Trained", example: "torch.Tensor", facts: str) -> tuple[bytes, Any]:
     """Return the bytes of an ONNX file, and a function that computes with them, which compare() calls."""
     import torch
 
@@ -102,7 +99,7 @@ def _onnx(network: "Trained") -> tuple[bytes, Any]:
     runtime = import_optional("onnxruntime", "--to .onnx is checked with onnxruntime")
     program: Any = torch.onnx.export(
         network.model,
-        _example(network),
+        (example,),
         dynamo=True,
         verbose=False,
         input_names=["images"],
@@ -110,7 +107,7 @@ def _onnx(network: "Trained") -> tuple[bytes, Any]:
         dynamic_shapes=({0: torch.export.Dim("batch")},),
     )
     model = program.model_proto
-    onnx.helper.set_model_props(model, {NOTE: _facts(network)})
+    onnx.helper.set_model_props(model, {NOTE: facts})
     content = model.SerializeToString()
     # from the bytes that are written, and not from the program in memory
     session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
@@ -122,23 +119,16 @@ def _onnx(network: "Trained") -> tuple[bytes, Any]:
     return content, run
 
 
-def _torch_export(network: "Trained") -> tuple[bytes, Any]:
+def _torch_export(network: "Trained", example: "torch.Tensor", facts: str) -> tuple[bytes, Any]:
     """Return the bytes of a file of torch.export, and the module that they hold, which compare() calls."""
     import torch
 
     batch = torch.export.Dim("batch")
-    program = torch.export.export(network.model, _example(network), dynamic_shapes=({0: batch},))
+    program = torch.export.export(network.model, (example,), dynamic_shapes=({0: batch},))
     target = io.BytesIO()
-    torch.export.save(program, target, extra_files={NOTE: _facts(network)})
+    torch.export.save(program, target, extra_files={NOTE: facts})
     loaded = torch.export.load(io.BytesIO(target.getvalue())).module()
     return target.getvalue(), loaded
 
 
-def _example(network: "Trained") -> "tuple[torch.Tensor]":
-    """Return the arguments with which an exporter traces the network."""
-    import torch
-
-    return (torch.zeros(BATCH, network.channels, network.size, network.size),)
-
-
-FORMS: "dict[str, Callable[[Trained], tuple[bytes, Any]]]" = {".onnx": _onnx, ".pt2": _torch_export}
+FORMS: dict[str, Callable[..., tuple[bytes, Any]]] = {".onnx": _onnx, ".pt2": _torch_export}

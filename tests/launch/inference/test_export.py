@@ -44,7 +44,7 @@ def test_torch_export(digits, tmp_path):
 
 
 def test_other_logits_are_not_written(digits, tmp_path, monkeypatch):
-    def wrong(network):
+    def wrong(network, *_):
         return b"content", lambda images: network.model(images) * 1.001
 
     monkeypatch.setitem(export.FORMS, ".pt2", wrong)
