@@ -57,10 +57,12 @@ def clean(url: str, keep: int, yes: bool) -> int:
 
 def _clean(store: ObjectStore, keep: int, yes: bool) -> int:
     """Do what clean() says with an open store."""
-    snapshots = sorted(_find_snapshots(store), key=_by_name_and_age)
+    snapshots = sorted(
+        _find_snapshots(store), key=lambda each: (each.name, -each.modified)
+    )  # the newest first
     uploads = list(itertools.starmap(_Upload, store.uploads()))
     old: list[_Snapshot] = []
-    for _, snapshots_of_a_name in itertools.groupby(snapshots, key=_name_of):
+    for _, snapshots_of_a_name in itertools.groupby(snapshots, key=lambda each: each.name):
         old += [*snapshots_of_a_name][keep:]
     rows = []
     for snapshot in snapshots:
@@ -69,10 +71,9 @@ def _clean(store: ObjectStore, keep: int, yes: bool) -> int:
         rows.append((action, "snapshot", snapshot.folder, size, format_time(snapshot.modified)))
     left: list[_Upload] = []  # uploads to remove
     for upload in uploads:
-        action = "keep"  # another process may still send a younger one
-        if upload.began <= time.time() - _DAY:
-            action = "remove"
-            left.append(upload)
+        is_old = upload.began <= time.time() - _DAY  # another process may still send a younger one
+        left += [upload] * is_old
+        action = "remove" if is_old else "keep"
         rows.append((action, "unfinished", printable(upload.key), "", format_time(upload.began)))
     # The user sees all of them before the question, also what stays.
     for line in align(rows):
@@ -96,14 +97,6 @@ def _clean(store: ObjectStore, keep: int, yes: bool) -> int:
     return 0
 
 
-def _name_of(snapshot: _Snapshot) -> str:
-    return snapshot.name
-
-
-def _by_name_and_age(snapshot: _Snapshot) -> tuple[str, float]:
-    return snapshot.name, -snapshot.modified  # the newest first
-
-
 def _find_snapshots(store: ObjectStore) -> Iterator[_Snapshot]:
     """Yield the folders below the URL whose manifest belongs to their name."""
     for folder in store.folders():
@@ -116,7 +109,6 @@ def _find_snapshots(store: ObjectStore) -> Iterator[_Snapshot]:
             continue
         if not stored.modified:
             raise BadInput(f"{store.location.url(stored.key)}: the store does not tell its age")
-        sizes = {}  # of the files that the manifest lists: others in the folder are not ours to remove
-        for file in manifest["files"]:
-            sizes[file["path"]] = file["size"]
+        # of the files that the manifest lists: others in the folder are not ours to remove
+        sizes = {file["path"]: file["size"] for file in manifest["files"]}
         yield _Snapshot(folder, manifest["name"], sum(sizes.values()), stored.modified, list(sizes))
