@@ -27,9 +27,7 @@ def adapt(path: str, imported: set[str]) -> tuple[str, list[str]]:
     left_out = []
     for line in _read_lines(path):
         named = _NAME.match(line)
-        package = ""
-        if named:
-            package = re.sub(r"[-_.]+", "-", named[0].lower())  # as indexes compare names
+        package = re.sub(r"[-_.]+", "-", named[0].lower()) if named else ""  # as indexes compare names
         requirement, _, reason = map(str.strip, line.partition("# for:"))
         if _OF_THE_IMAGE.fullmatch(package) or _OF_THIS_MACHINE.match(requirement):
             left_out.append(package or requirement.split()[0])

@@ -66,13 +66,11 @@ def check(read: Read, index: image_index.ImageFolderIndex, form: str, workers: i
         finally:
             pool.shutdown(cancel_futures=True)
     tell = image_folder.one_line(print)
-    count = 0
-    counts = ""
     for kind, paths in paths_of.items():
         if paths:
             tell(f"{kind}: {shown(paths)}")
-            count += len(paths)
-            counts += f", {len(paths)} {kind}"
+    count = sum(map(len, paths_of.values()))
+    counts = "".join(f", {len(paths)} {kind}" for kind, paths in paths_of.items() if paths)
     equal = f"{len(index) - count} of {len(index)} samples are stored and equal to the files"
     print(f"{index.split}: {equal}{counts}", flush=True)
     return count

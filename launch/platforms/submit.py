@@ -58,10 +58,8 @@ def main(arguments: list[str]) -> int:
     for node, (command, variables) in enumerate(request.make_node_starts(config, outputs)):
         print(f"\nnode {node}: {command}")
         for name, value in variables.items():
-            text = shlex.quote(value)
-            if value.startswith("<"):  # <address of node 0>: the service knows it when the node runs
-                text = value
-            print(f"  {name}={text}")
+            # <address of node 0>: the service knows it when the node runs
+            print(f"  {name}={value if value.startswith('<') else shlex.quote(value)}")
     return 0
 
 

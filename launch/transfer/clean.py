@@ -57,9 +57,8 @@ def clean(url: str, keep: int, yes: bool) -> int:
 
 def _clean(store: ObjectStore, keep: int, yes: bool) -> int:
     """Do what clean() says with an open store."""
-    snapshots = sorted(
-        _find_snapshots(store), key=lambda each: (each.name, -each.modified)
-    )  # the newest first
+    # by name, the newest first
+    snapshots = sorted(_find_snapshots(store), key=lambda each: (each.name, -each.modified))
     uploads = list(itertools.starmap(_Upload, store.uploads()))
     old: list[_Snapshot] = []
     for _, snapshots_of_a_name in itertools.groupby(snapshots, key=lambda each: each.name):
