@@ -1,7 +1,10 @@
-"""Describe times and sizes in words, and align tables."""
+"""What the verbs tell and ask the user: times and sizes in words, tables, and a question."""
 
 import datetime
+import sys
 from collections.abc import Iterable, Sequence
+
+from bootfile.ground.errors import BadInput
 
 
 def format_time(seconds: float) -> str:
@@ -24,3 +27,17 @@ def align(rows: Iterable[Sequence[str]]) -> list[str]:
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def ask(question: str, yes: bool) -> bool:
+    """Return whether the user answers yes; an empty answer counts as no. If `yes` is set, return True without
+    asking.
+
+    Raises BadInput if there is no terminal.
+    """
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        raise BadInput(f"cannot ask without a terminal: pass --yes to {question}")
+    print(f"{question}? [y/N] ", end="", flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

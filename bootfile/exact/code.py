@@ -1,12 +1,12 @@
 """Notice that the code of a run has changed between two starts: its script, and the modules that are not
 installed as packages."""
 
+import contextlib
 import hashlib
 import os
 import sys
 import sysconfig
 from collections.abc import Mapping
-from types import ModuleType
 
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
@@ -17,21 +17,15 @@ def digest_modules() -> dict[str, str]:
     python = sysconfig.get_path("stdlib") + os.sep
     digests = {}
     for name, module in list(sys.modules.items()):
-        path = _source_of(module)
-        if (
-            name == "__mp_main__"
-            or not path
-            or path.startswith(python)
-            or any(part in path for part in _INSTALLED)
-        ):
+        path = getattr(module, "__file__", None)
+        if name == "__mp_main__" or not isinstance(path, str) or not path.endswith(".py"):
             continue
-        try:
-            with open(path, "rb") as file:
-                content = file.read()
-        except OSError:
-            continue  # in an archive, or typed into a shell
-        shown = os.path.basename(path) if name == "__main__" else name
-        digests[shown] = hashlib.blake2b(content, digest_size=8).hexdigest()
+        path = os.path.abspath(path)
+        if not path.startswith(python) and not any(part in path for part in _INSTALLED):
+            shown = os.path.basename(path) if name == "__main__" else name
+            # not in an archive, nor typed into a shell
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                digests[shown] = hashlib.blake2b(file.read(), digest_size=8).hexdigest()
     return digests
 
 
@@ -41,13 +35,4 @@ def describe_changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
     changed = [name for name, digest in now.items() if before.get(name, digest) != digest]
     if len(changed) > 3:
         return f"{', '.join(changed[:2])} and {len(changed) - 2} more modules have changed"
-    if changed:
-        return f"{', '.join(changed)} {'has' if len(changed) == 1 else 'have'} changed"
-    return ""
-
-
-def _source_of(module: ModuleType) -> str:
-    path = getattr(module, "__file__", None)
-    if isinstance(path, str) and path.endswith(".py"):
-        return os.path.abspath(path)
-    return ""
+    return f"{', '.join(changed)} {'has' if len(changed) == 1 else 'have'} changed" if changed else ""

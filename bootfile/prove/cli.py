@@ -26,7 +26,7 @@ digests (guides/prove.md). --check proof.json runs nothing: it shows what has ch
 
 A script that does not use Bootfile needs --compare, the files of weights that it writes, and --resume_with,
 the options of a restart. The folder of --compare must not exist: it is moved away after each run. If a
-receipt of `launch new --receipt` is in it, the samples are compared too. If a restart differs, two more runs
+receipt of `bootfile.Receipt` is in it, the samples are compared too. If a restart differs, two more runs
 record their steps, and the line begins with the cause, for example a scheduler that is not in the checkpoint.
 
 Exit codes: 0 exact; 20 differs: a run that should be equal is not; 21 unverified: the runs are equal, but

@@ -253,7 +253,7 @@ class OtherJob(Job):
         for name in names:  # a file that cannot be compared is refused before the other runs
             weights.read_parts(os.path.join(self.folder(REFERENCE), name))
         if not find_receipt(self.folder(REFERENCE)):
-            self.unchecked.append("the samples: no receipt (python -m launch new --receipt FOLDER)")
+            self.unchecked.append("the samples: no receipt (guides/receipts.md)")
 
     def refused(self, case: Case) -> bool:
         return case.damages == "all" and self._is_read  # one tensor may have no effect

@@ -7,17 +7,17 @@ Unusual are epochs with the same order, samples that come twice or never in an e
 samples; in a run of Bootfile, a step without the samples of (seed, epoch, step). Options say what is right.
 
 RUN_A and RUN_B: output folders of runs, at any world size, with any loader, restarted or not; or folders of
-the receipt that `python -m launch new --receipt` adds to any loop. Exit codes: 0 equal; 1 something is
+bootfile.Receipt, which any loop can write (guides/receipts.md). Exit codes: 0 equal; 1 something is
 unusual, the data differ (the output names the first epoch and step, and what differs), one run is shorter, or
 the states differ at the same number of processes or with the same --exact_shards; 2 a receipt cannot be read,
 or the runs have different seeds. Without --exact_shards another number of processes rounds sums differently,
 so different states are expected.
 """
 
+from bootfile.console.parser import Parser
 from bootfile.ground.errors import BadInput, printable
 from bootfile.receipt.compare import compare_states, read_setting
 from bootfile.receipt.one_run import Options
-from bootfile.receipt.options import parse
 from bootfile.receipt.reading import read
 from bootfile.receipt.recorded_run import Run
 from bootfile.receipt.report import report
@@ -27,7 +27,7 @@ from bootfile.records import read_removed
 
 def main(arguments: list[str]) -> int:
     """Print the comparison and return the exit code. Raises BadInput."""
-    paths, options = parse(arguments, __doc__, "bootfile receipt")
+    paths, options = _parse(arguments)
     # the whole receipts: 32 bytes for each step, and for a plain loop 8 bytes for each sample
     histories = [_read(path) for path in paths]
     if any(history.is_of_loop for history in histories):
@@ -39,6 +39,24 @@ def main(arguments: list[str]) -> int:
     for line in lines:
         print(printable(line))
     return 0 if is_right else 1
+
+
+def _parse(arguments: list[str]) -> tuple[list[str], Options]:
+    """Return (the folders of one or two runs, the options of one run). Raises BadInput."""
+    parser = Parser(__doc__, "bootfile receipt")
+    add = parser.add_argument
+    add("runs", metavar="RUN", nargs="*", help="folders of one or two runs")
+    add("--repeats", action="store_true", help="one run: samples may come twice in an epoch, or on two ranks")
+    add("--same_order", action="store_true", help="one run: epochs may have the same order")
+    add("--augmented", action="store_true", help="one run: samples may not look the same in two epochs")
+    given = vars(parser.parse_args(arguments))
+    folders: list[str] = given.pop("runs")
+    if len(folders) not in (1, 2):
+        raise BadInput(f"expected RUN or RUN_A RUN_B, got {len(folders)} folders")
+    options = Options(**given)
+    if len(folders) == 2 and any(options):
+        raise BadInput("--repeats, --same_order and --augmented are about one run")
+    return folders, options
 
 
 def _read(path: str) -> History:

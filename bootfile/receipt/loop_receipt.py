@@ -1,17 +1,10 @@
 """Record the samples that a training loop gets, in any PyTorch program.
 
-`python -m launch new --receipt FOLDER` writes it as one file, receipt.py, which needs only torch and NumPy.
-
     receipt = Receipt("OUT", seed=0, rank=rank, world_size=world_size)    # before batches move to a GPU
     for step, batch in enumerate(receipt.watch(loader), start=first_step):
         ...
 
-    python receipt.py RUN            one run: is something unusual, and where did each restart continue?
-    python receipt.py RUN_A RUN_B    two runs: did the same steps get the same samples?
-
-Unusual: epochs with the same order, samples that come twice or never in an epoch, equal samples of ranks. If
-that is right, say so: --repeats (sampling with replacement, a repeated stream, copies on ranks), --same_order
-(a stream in its order, a curriculum). With --augmented, samples may not look the same in two epochs.
+`bootfile receipt RUN` then judges the run, and `bootfile receipt RUN_A RUN_B` compares two.
 
 Each process appends to its own files, and nothing is sent between processes:
     OUT/receipt-RANK.bin    32 bytes for each start of the program and for each step
@@ -27,7 +20,6 @@ import contextlib
 import io
 import operator
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -35,10 +27,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bootfile.receipt.contents import hash_batch, hash_ids
-from bootfile.receipt.loop_records import read
-from bootfile.receipt.options import parse
 from bootfile.receipt.records import LOOP_FILE, RECORD, SAMPLES_FILE, ReceiptError, parse_records
-from bootfile.receipt.report import report
 
 _Batch = TypeVar("_Batch")
 
@@ -137,19 +126,3 @@ class Receipt:
             raise ReceiptError(f"step {state['step']} is set after the first batch")
         self._first = int(state["step"])
         self.step = self._first
-
-
-def main(words: list[str]) -> int:
-    """Judge one run or compare two, print the result, and return the exit code. words: the arguments."""
-    try:
-        folders, options = parse(words, __doc__)
-        is_right, lines = report(folders, [*map(read, folders)], options)
-    except ReceiptError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print("\n".join(lines))
-    return 0 if is_right else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

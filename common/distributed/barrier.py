@@ -14,6 +14,7 @@ import datetime
 import socket
 import threading
 import time
+from collections.abc import Iterator
 
 import torch
 
@@ -29,6 +30,7 @@ _LOOK_EVERY = 2.0  # between two looks of rank 0 for lost ranks
 _TICK = 10.0  # between ticks while nothing happens
 _LONGEST = 6 * 3600  # the longest wait
 _LINGER = 3.0  # the longest wait of rank 0 until the others have read an error
+_BEAT = 2.0  # between two heartbeats of beating()
 _SHOWN = 16  # missing ranks named in an error
 
 _beats: dict[str, float] = {}  # name of a barrier -> when this process sent its last heartbeat
@@ -47,6 +49,30 @@ def beat(name: str) -> None:
         store = torch.distributed.PrefixStore(name, store)
         store.add(f"beats/{ranks.rank()}", 1)
         _raise_error(store, ranks.rank(), ranks.world_size())
+
+
+@contextlib.contextmanager
+def beating(name: str) -> Iterator[None]:
+    """Send heartbeats to the ranks that wait at this barrier during the block, which may take hours.
+
+    A rank enters it for a long task before the barrier that cannot call beat(); a thread sends them.
+    Without them the others would give up.
+    """
+    ended = threading.Event()
+
+    def send() -> None:
+        """Send heartbeats until the block ends; in the thread."""
+        with contextlib.suppress(BadInput):  # wait_for_all() raises the error of the other process, too
+            while not ended.wait(_BEAT):
+                beat(name)
+
+    thread = threading.Thread(target=send, name="heartbeats", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def wait_for_all(name: str, doing: str, error: BadInput | None = None) -> None:

@@ -28,7 +28,7 @@ def select(args: argparse.Namespace, topology: Topology) -> torch.device:
     if count > 1 and not is_distributed(args):
         hint = "use jobs/train_ddp.py"
         if not os.path.exists(os.path.join(os.path.dirname(sys.argv[0]), "train_ddp.py")):  # a user's project
-            hint = "add the blocks for several, with `python -m launch new --add ddp PROJECT`"
+            hint = "add the blocks for several, as `python -m launch new PROJECT --ddp` writes them"
         raise BadInput(f"this job is one process, but {topology.source} started {count}: {hint}")
     # the driver is asked for the number only: a process that starts others must not use a GPU
     gpus = count_gpus(args)

@@ -43,12 +43,7 @@ def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
     gpu_backend = accelerator.backend() if gpus else ""  # nccl, for example
     # processes share GPUs, or the launcher shows each one only its own GPU
     may_share = 0 < gpus < topology.processes_per_node
-    if may_share:
-        backend = f"{gpu_backend} or gloo"
-    elif gpus:
-        backend = gpu_backend
-    else:
-        backend = "gloo"
+    backend = f"{gpu_backend} or gloo" if may_share else gpu_backend or "gloo"
     # all ranks wait here for each other, at most --timeout seconds
     store = rendezvous.meet(topology, args.timeout, backend)
     if topology.world_size > 1 or gpus:
@@ -91,12 +86,8 @@ def choose_interface(topology: Topology, backend: str) -> None:
     Each rank calls it before it initialises the group; in an elastic job the agents do, before they fork.
     """
     uses_gloo = "gloo" in backend
-    if uses_gloo:
-        variable = "GLOO_SOCKET_IFNAME"
-        is_used = topology.world_size > 1
-    else:
-        variable = "NCCL_SOCKET_IFNAME"
-        is_used = topology.nodes > 1 and backend == "nccl"
+    variable = "GLOO_SOCKET_IFNAME" if uses_gloo else "NCCL_SOCKET_IFNAME"
+    is_used = topology.world_size > 1 if uses_gloo else topology.nodes > 1 and backend == "nccl"
     preset = os.environ.get(variable)
     if preset and (is_used or backend == "nccl"):
         error = network.missing_interface(variable, preset)

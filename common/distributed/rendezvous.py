@@ -54,9 +54,8 @@ def meet(topology: Topology, timeout: float, backend: str) -> torch.distributed.
     store = connect(topology, timeout, deadline)
     # A restarted job must not read the old values if torchrun's agent keeps its store. Rank 0's own store is
     # new, and then the counts may differ: an agent that came later has restarted less often.
-    attempt = "0"
-    if os.environ.get(AGENT_STORE) == "True":
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    is_agents = os.environ.get(AGENT_STORE) == "True"
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_agents else "0"
     store = torch.distributed.PrefixStore(f"bootfile/{attempt}", store)
     bound = deadline - time.monotonic() + _ANSWER
     try:
@@ -250,10 +249,9 @@ def _share_token(store: torch.distributed.Store, folders: contextlib.ExitStack) 
         write_atomic(path_of_this_process, secrets.token_hex(16))
         path = texts.write_first(store, "token file", path_of_this_process)
         with open(path, encoding="ascii", opener=opener) as file:
-            if os.fstat(file.fileno()).st_uid == os.geteuid():
-                token = file.read(32)
-                if token.isalnum():
-                    return token
+            token = file.read(32)
+            if os.fstat(file.fileno()).st_uid == os.geteuid() and token.isalnum():
+                return token
     store.add("without token", 1)
     return ""
 

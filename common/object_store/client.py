@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from bootfile.ground.errors import BadInput, import_optional, printable
-from common.object_store.errors import MISSING, Damaged, StoreError, explain
-from common.object_store.location import check_encrypted, explain_proxy, find_endpoint, parse
+from common.object_store.errors import Damaged, StoreError, explain
+from common.object_store.location import check_encrypted, find_endpoint, parse
 
 T = TypeVar("T")
 PARTS = 4  # parts of a file that are transferred at a time
@@ -44,11 +44,9 @@ class Client:
         self.endpoint = find_endpoint(self.location.scheme, self.location.bucket)
         self.attempts = int(_read_number("BOOTFILE_STORE_ATTEMPTS", 5))
         self._stopped = threading.Event()
-        self._proxy = ""  # the end of each error, if a proxy is asked for a server of this machine
         timeout = _read_number("BOOTFILE_STORE_TIMEOUT", 30)
         with self.explained():
             self.s3 = self._connect(timeout, threads)
-        self._proxy = explain_proxy(self.s3.meta.endpoint_url)
 
     def call(self, operation: str, key: str, **parameters) -> dict:
         """Return the answer to an operation of boto3 on an object."""
@@ -112,9 +110,6 @@ class Client:
         except Exception as error:
             failure = explain(error, self.location.url(key), self.endpoint.name)
             if failure:
-                # perhaps it was the proxy that failed or answered
-                if self._proxy and failure.reason not in MISSING:
-                    failure.args = (f"{failure}{self._proxy}",)
                 raise failure from error
             raise
 

@@ -6,7 +6,6 @@ import os
 import re
 import socket
 import sys
-import urllib.request
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -14,7 +13,6 @@ from bootfile.ground.errors import BadInput, printable
 
 _USE_HTTPS = "S3_USE_HTTPS"
 _USE_VARIABLES = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead"
-_PROXY_TIMEOUT = 5.0  # seconds
 _HOST = re.compile(r"[a-z0-9._:-]+")
 _URL = re.compile(r"(s3|obs)://([^/]*)/?(.*)", re.DOTALL)
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
@@ -145,35 +143,6 @@ def is_clear_text(url: str) -> bool:
     parts = urlsplit(url)
     address = _address(parts.hostname or "")
     return parts.scheme == "http" and not (address and address.is_loopback)
-
-
-def explain_proxy(url: str) -> str:
-    """Return the end of an error for a server of this machine that is asked through a proxy, which would ask
-    its own machine; "" if there is no proxy, or for a server of another machine. Raises BadInput if the proxy
-    cannot be reached: botocore would try it for half a minute."""
-    parts = urlsplit(url)
-    address = _address(parts.hostname or "")
-    if not address or not address.is_loopback or urllib.request.proxy_bypass(parts.netloc):
-        return ""
-    text = urllib.request.getproxies().get(parts.scheme, "")
-    if "://" not in text:
-        text = f"//{text}"
-    proxy = urlsplit(text)
-    if not proxy.hostname:
-        return ""
-    place = printable(proxy.netloc.rpartition("@")[2])  # without a password
-    host = parts.hostname
-    if address.version == 6:  # as proxy_bypass() compares it
-        host = f"[{host}]"
-    hint = (
-        f"through the proxy {place} ({parts.scheme}_proxy): for a server of this machine set no_proxy={host}"
-    )
-    try:
-        port = proxy.port or {"https": 443}.get(proxy.scheme, 80)
-        socket.create_connection((proxy.hostname, port), _PROXY_TIMEOUT).close()
-    except (OSError, ValueError) as error:  # ValueError: the port is not a number
-        raise BadInput(f"{parts.netloc} cannot be reached {hint} ({error})") from error
-    return f", {hint}"
 
 
 def _resolves(host: str) -> bool:

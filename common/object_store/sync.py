@@ -74,16 +74,11 @@ def compare(
 
     is_equal: called with each wanted object, in the threads of the store: it may send a request.
     """
-    missing = []
-    unchanged = []
     wanted = _largest_first(wanted)
     answers = run(store, (partial(is_equal, entry) for entry in wanted))
-    for entry, is_unchanged in zip(wanted, answers, strict=True):
-        if is_unchanged:
-            unchanged.append(entry)
-        else:
-            missing.append(entry)
-    return missing, unchanged
+    judged = list(zip(wanted, answers, strict=True))
+    missing = [entry for entry, is_unchanged in judged if not is_unchanged]
+    return missing, [entry for entry, is_unchanged in judged if is_unchanged]
 
 
 def fetch(
@@ -173,8 +168,4 @@ def run(
 
 def _largest_first(objects: Iterable[Object]) -> list[Object]:
     """Return objects in the order of a transfer: a large one at the end would keep all other threads idle."""
-    return sorted(objects, key=_size_of, reverse=True)
-
-
-def _size_of(entry: Object) -> int:
-    return entry.size
+    return sorted(objects, key=lambda entry: entry.size, reverse=True)

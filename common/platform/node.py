@@ -75,15 +75,8 @@ class Finding:
 
     def __init__(self, name: str, facts: str, errors: Sequence[str] = (), warnings: Sequence[str] = ()):
         self.name = name
-        self.verdict = _OK
-        if errors:
-            self.verdict = _ERROR
-        elif warnings:
-            self.verdict = _WARNING
-        sentences = [*errors, *warnings]
-        if facts:
-            sentences.insert(0, facts)
-        self.text = " ".join("; ".join(sentences).split())
+        self.verdict = _ERROR if errors else _WARNING if warnings else _OK
+        self.text = " ".join("; ".join(filter(None, [facts, *errors, *warnings])).split())
 
     def __str__(self) -> str:
         return f"check name={self.name} verdict={self.verdict} {self.text}"
@@ -193,21 +186,19 @@ def _free_memory_of_groups(root: str = "/") -> float:
     free = math.inf
     for folder in control_groups.find_folders("memory", root):
         # beyond memory.high the kernel slows a process down so much that it hardly continues
-        limits = [control_groups.read_number(folder / name) for name in ("memory.max", "memory.high")]
-        limits.append(control_groups.read_number(folder / "memory.limit_in_bytes"))
-        for limit in limits:
-            if limit is not None:
-                free = min(free, limit - _used_memory(folder))
+        limits = _read_numbers(folder, "memory.max", "memory.high", "memory.limit_in_bytes")
+        # those of this process if the group does not tell what it uses
+        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        for current in _read_numbers(folder, "memory.current", "memory.usage_in_bytes")[:1]:
+            used = max(0, current - _reclaimable_memory(folder))
+        free = min([free, *(limit - used for limit in limits)])
     return max(0.0, free)
 
 
-def _used_memory(folder: Path) -> int:
-    """Return the bytes that a group uses and cannot give back; those of this process if that is not known."""
-    for name in ("memory.current", "memory.usage_in_bytes"):
-        used = control_groups.read_number(folder / name)
-        if used is not None:
-            return max(0, used - _reclaimable_memory(folder))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def _read_numbers(folder: Path, *names: str) -> list[int]:
+    """Return the numbers in these files of a control group, without those that it does not have."""
+    numbers = (control_groups.read_number(folder / name) for name in names)
+    return [number for number in numbers if number is not None]
 
 
 def _reclaimable_memory(folder: Path) -> int:
@@ -224,18 +215,12 @@ def _reclaimable_memory(folder: Path) -> int:
 def worst(findings: list[Finding]) -> str:
     """Return the worst verdict."""
     verdicts = {finding.verdict for finding in findings}
-    for verdict in (_ERROR, _WARNING):
-        if verdict in verdicts:
-            return verdict
-    return _OK
+    return next(verdict for verdict in (_ERROR, _WARNING, _OK) if verdict in {*verdicts, _OK})
 
 
 def exit_code(findings: list[Finding]) -> int:
     """Return the code of the first error, or 0."""
-    for finding in findings:
-        if finding.verdict == _ERROR:
-            return _CODES[finding.name]
-    return 0
+    return next((_CODES[finding.name] for finding in findings if finding.verdict == _ERROR), 0)
 
 
 def _accelerators(args: argparse.Namespace, env: Mapping[str, str], topology: Topology) -> Finding:
@@ -271,14 +256,9 @@ def _shm() -> Finding:
     if not os.access(path, os.W_OK | os.X_OK):
         return Finding("shm", "", [f"{path} is not a writable folder"])
     size, _, free = shutil.disk_usage(path)
-    errors = []
-    warnings = []
-    if free < 1e6:
-        errors.append(f"{path} is full")
-    if free < _SHM:
-        warnings.append(
-            f"below {_SHM / 1e9:.0f} GB, workers of --data_backend pytorch may not fit: docker run --shm-size"
-        )
+    errors = [f"{path} is full"] if free < 1e6 else []
+    few = f"below {_SHM / 1e9:.0f} GB, workers of --data_backend pytorch may not fit: docker run --shm-size"
+    warnings = [few] if free < _SHM else []
     return Finding("shm", f"{_gb(free)} of {_gb(size)} free at {path}", errors, warnings)
 
 
@@ -292,14 +272,10 @@ def _outputs(path: str, probe: Callable[[str], str]) -> Finding:
     space = os.statvfs(folder)
     free = space.f_bavail * space.f_frsize
     files = space.f_favail
-    errors = []
-    warnings = []
-    if free < _NO_ROOM:
-        errors.append(f"no room for two checkpoints ({_gb(_NO_ROOM)})")
+    errors = [f"no room for two checkpoints ({_gb(_NO_ROOM)})"] if free < _NO_ROOM else []
     if space.f_files and files < 100:  # f_files is 0 on file systems that do not count files
         errors.append(f"room for only {files} new files")
-    if free < _LITTLE_ROOM and not errors:
-        warnings.append(f"below {_gb(_LITTLE_ROOM)}")
+    warnings = [f"below {_gb(_LITTLE_ROOM)}"] if free < _LITTLE_ROOM and not errors else []
     return Finding("outputs", f"{_gb(free)} free at {path}", errors, warnings)
 
 
@@ -313,18 +289,14 @@ def _limits() -> Finding:
         ("processes", "set ulimit -u", resource.getrlimit(resource.RLIMIT_NPROC)[0]),
     ]
     # a container may have fewer than its user
-    for limit in control_groups.process_limits():
-        limits.append(("processes", f"raise {limit.name} to", limit.most))
+    groups = control_groups.process_limits()
+    limits += [("processes", f"raise {limit.name} to", limit.most) for limit in groups]
     for name, advice, most in limits:
-        if most == resource.RLIM_INFINITY:
-            facts.append(f"{name}=unlimited")
-            continue
-        facts.append(f"{name}={most}")
-        few = f"low limit of {name.replace('_', ' ')}: {advice} {_ENOUGH} or more"
-        if most < _FEW:
-            errors.append(few)
-        elif most < _ENOUGH:
-            warnings.append(few)
+        is_limited = most != resource.RLIM_INFINITY
+        facts.append(f"{name}={most if is_limited else 'unlimited'}")
+        if is_limited and most < _ENOUGH:
+            few = f"low limit of {name.replace('_', ' ')}: {advice} {_ENOUGH} or more"
+            (errors if most < _FEW else warnings).append(few)
     return Finding("limits", " ".join(facts), errors, warnings)
 
 
@@ -347,35 +319,28 @@ def _network(topology: Topology) -> tuple[Finding, Finding]:
         name, local = network.interface_to(str(address[0]), port or 1)
     except OSError as error:
         return master, Finding("interface", "none", [f"no route to {address[0]}: {error.strerror}"])
-    warnings = []
-    if topology.nodes > 1 and network.is_loopback(local):  # each node would meet only itself
-        warnings.append(f"{topology.nodes} nodes, but {address[0]} is an address within one machine")
+    # each node would meet only itself
+    alone = f"{topology.nodes} nodes, but {address[0]} is an address within one machine"
+    warnings = [alone] if topology.nodes > 1 and network.is_loopback(local) else []
     return master, Finding("interface", f"{name} with {local}", warnings=warnings)
 
 
 def _versions() -> Finding:
     cuda = torch.version.cuda
-    nccl = None
     driver = find_driver()
-    if cuda and torch.distributed.is_nccl_available():
-        nccl = ".".join(map(str, torch.cuda.nccl.version()))
-    facts = f"python {platform.python_version()}, torch {torch.__version__}"
-    for name, version in (("CUDA", cuda), ("NCCL", nccl), ("driver", driver)):
-        if version:
-            facts += f", {name} {version}"
-    facts += _ascend()
-    errors = []
-    warnings = []
-    if torch.__version__ < "2.1":
-        errors.append("torch 2.1 or later is needed")
+    has_nccl = cuda and torch.distributed.is_nccl_available()
+    nccl = ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None
+    versions: dict[str, str | None] = {"python": platform.python_version(), "torch": torch.__version__}
+    versions |= {"CUDA": cuda, "NCCL": nccl, "driver": driver, **_ascend()}
+    facts = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    errors = ["torch 2.1 or later is needed"] if torch.__version__ < "2.1" else []
     try:
         # the first conversion would fail in the training, after the data were read
         torch.zeros(1).numpy()
     except RuntimeError as error:  # NumPy is missing, or torch was built for another major version
         errors.append(f"torch cannot use NumPy ({error}): install another, torch before 2.3 needs numpy<2")
-    if driver and not cuda:  # a build for CPUs was installed
-        warnings.append("this torch was built without CUDA: it will not use the GPUs")
-    return Finding("versions", facts, errors, warnings)
+    cpu_only = "this torch was built without CUDA: it will not use the GPUs"
+    return Finding("versions", facts, errors, [cpu_only] if driver and not cuda else [])
 
 
 def infiniband(topology: Topology, root: str = "/") -> Finding:
@@ -395,24 +360,18 @@ def infiniband(topology: Topology, root: str = "/") -> Finding:
     with contextlib.suppress(OSError):
         modules = Path(root, "proc/modules").read_text()
     peer = "nvidia_peermem" if re.search(r"^nvidia_peermem ", modules, re.MULTILINE) else "none"
-    active = [port for port in ports if " ACTIVE" in port]
-    warnings = []
-    if topology.nodes > 1 and ports and not active:
-        warnings.append("no port is active: NCCL uses TCP")
+    is_idle = ports and not any(" ACTIVE" in port for port in ports)
+    warnings = ["no port is active: NCCL uses TCP"] if topology.nodes > 1 and is_idle else []
     return Finding("infiniband", f"{', '.join(ports) or 'no ports'}; peer memory {peer}", warnings=warnings)
 
 
 def _presets(env: Mapping[str, str]) -> Finding:
     named = sorted(name for name in env if name.startswith(("NCCL_", "GLOO_")))
-    warnings = []
-    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        if not env.get(name):
-            continue
-        missing = network.missing_interface(name, env[name])
-        if missing:  # gloo and NCCL would fail at the first collective, without the name
-            warnings.append(missing)
+    interfaces = [name for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if env.get(name)]
+    # gloo and NCCL would fail at the first collective, without the name
+    missing = [network.missing_interface(name, env[name]) for name in interfaces]
     facts = " ".join(f"{name}={env[name]}" for name in named)
-    return Finding("presets", facts or "none", warnings=warnings)
+    return Finding("presets", facts or "none", warnings=[*filter(None, missing)])
 
 
 def find_driver() -> str | None:
@@ -426,16 +385,15 @@ def find_driver() -> str | None:
     return match[0] if match else None
 
 
-def _ascend(root: str = "/usr/local/Ascend") -> str:
-    """Return the versions of the driver of Ascend NPUs and of CANN, as they are installed: ", CANN 8.0"."""
+def _ascend(root: str = "/usr/local/Ascend") -> dict[str, str]:
+    """Return the versions of the driver of Ascend NPUs and of CANN, as they are installed: CANN -> 8.0."""
     toolkit = "ascend-toolkit/latest/*-linux/ascend_toolkit_install.info"
-    facts = ""
+    versions = {}
     for name, pattern in {"NPU driver": "driver/version.info", "CANN": toolkit}.items():
         for path in sorted(Path(root).glob(pattern))[:1]:
             match = re.search(r"(?im)^version=(\S+)", path.read_text(encoding="utf-8", errors="replace"))
-            if match:
-                facts += f", {name} {match[1]}"
-    return facts
+            versions[name] = match[1] if match else ""
+    return versions
 
 
 def _count(number: int, one: str, more: str) -> str:

@@ -1,29 +1,30 @@
-"""Read the nodes of a job from a platform's environment: a table of platforms, the most specific first.
+"""Read the nodes of a job from a platform's environment, by the table of platforms, the most specific first.
 
-This module imports no torch. Several platforms use the names RANK and WORLD_SIZE with different meanings. The
-other variables of the platform decide; if there are none, they count nodes.
+It takes the variables, and gives the place of this process as a Claim, or one BadInput with the variables
+that are missing or contradict each other. Outside are launchers that the table does not name: refuse() ends
+a job that is one of their several processes. Several platforms use the names RANK and WORLD_SIZE with
+different meanings. The other variables of the platform decide; if there are none, they count nodes.
+
+This module imports no torch.
 """
 
 import contextlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained
 from bootfile.ground.numbers import count_in, parse_number
-
-# Options that platforms add to the command line of a job.
-INJECTED = frozenset({"init_method", "rank", "world_size", "local_rank", "node_rank", "num_gpus"})
+from common.platform.table import MPI, PLAIN, PROFILES, Platform
 
 MEMBER = "BOOTFILE_MEMBER"  # the name of a process that an agent has started (common/elastic/agent.py)
 HELD = "BOOTFILE_OUTPUT_HELD"  # set by a process that holds the output folder for those that it starts
 STARTED_BY = "BOOTFILE_STARTED_BY"  # process id of the parent; set by a job that starts its own processes
-
-_PLAIN = "environment"  # the source of a claim from RANK and WORLD_SIZE only
 
 # torch's default, used if the platform gives a host but no port, and MASTER_PORT is not set.
 _PORT = 29500
@@ -64,7 +65,7 @@ def detect(env: Mapping[str, str]) -> Claim | None:
 
     Raises BadInput if values are missing, are not numbers, or contradict each other.
     """
-    for read in _PLATFORMS:
+    for read in _READERS:
         claim = read(env)
         if claim:  # the first platform counts: the others only set some of the same names
             if not 0 <= claim.node_rank < claim.nodes:
@@ -90,7 +91,7 @@ def recognised(env: Mapping[str, str]) -> bool:
         claim = detect(env)
     except BadInput:  # its variables contradict each other
         return True
-    return (claim is not None and claim.source != _PLAIN) or "AZUREML_NODE_COUNT" in env
+    return (claim is not None and claim.source != PLAIN.source) or "AZUREML_NODE_COUNT" in env
 
 
 def is_first_on_node() -> bool:
@@ -146,58 +147,37 @@ def first_host(text: str) -> str:
     return re.sub(r"\[(\d+)[^\]]*\]", r"\1", match[0])
 
 
-@dataclass(frozen=True)
-class _Platform:
-    """A platform that numbers its nodes by variables. Of several variables, those that are set must agree.
-
-    source: the name of the platform.
-    marks: the platform is recognised if all variables of one of these strings are set.
-    nodes, ranks: the variables of the number of nodes and of the index of this node.
-    hosts: the variable with the host names of all nodes, separated by commas or white space.
-    master, port: the variables of the address of the first node, before MASTER_ADDR and MASTER_PORT.
-    processes: the variable of the number of processes per node.
-    """
-
-    source: str
-    marks: tuple[str, ...]
-    nodes: tuple[str, ...]
-    ranks: tuple[str, ...]
-    hosts: str = ""
-    master: str = ""
-    port: str = "MASTER_PORT"
-    processes: str = ""
-
-    def read(self, env: Mapping[str, str]) -> Claim | None:
-        """Return the claim of this platform, or None if it is another one. Raises BadInput."""
-        if not any(env.keys() >= set(names.split()) for names in self.marks):
-            return None
-        sizes = self._list_values(env, self.nodes)
-        ranks = self._list_values(env, self.ranks)
-        hosts = re.findall(r"[^\s,]+", env.get(self.hosts, ""))
+def _read(platform: Platform, env: Mapping[str, str]) -> Claim | None:
+    """Return the claim of a platform from its rows of the table, or None if it is another one. Raises
+    BadInput."""
+    if not any(env.keys() >= set(names.split()) for names in platform.marks):
+        return None
+    rank_names = platform.names("{node}")
+    sizes = [(f"{name}={env[name]}", whole(env, name)) for name in platform.names("{nodes}") if name in env]
+    ranks = [(f"{name}={env[name]}", whole(env, name)) for name in rank_names if name in env]
+    hosts: list[str] = []
+    for name in platform.names("{hosts}", "{host_lines}"):
+        hosts = re.findall(r"[^\s,]+", env.get(name, ""))
         if hosts:
-            sizes.append((f"{self.hosts}={','.join(hosts)} ({len(hosts)} hosts)", len(hosts)))
-        # of one node, some platforms give the index of another task
-        if sizes and sizes[0][1] < 2 and self.ranks[0] != "RANK":
-            ranks = [(f"{self.ranks[0]} (one node)", 0)]
-        for names, values in ((self.nodes, sizes), (self.ranks, ranks)):
-            if not values:
-                texts = [text for text, _ in sizes + ranks]
-                raise BadInput(f"{' '.join(texts) or self.source}, but {names[0]} is not set")
-            first_text, first_value = values[0]
-            for text, value in values:
-                if value != first_value:
-                    raise BadInput(f"{first_text} contradicts {text}")
-        size_text, nodes = sizes[0]
-        rank_text, node_rank = ranks[0]
-        if env.get(self.master):  # it names the first node, which may not be the first of the list
-            hosts = [env[self.master]]
-        address = find_master(env, hosts, _PORT, self.port)
-        processes = count_in(env, self.processes)
-        return Claim(self.source, node_rank, nodes, f"{size_text} {rank_text}", *address, processes)
-
-    def _list_values(self, env: Mapping[str, str], names: tuple[str, ...]) -> list[tuple[str, int]]:
-        """Return ("NAME=value", value) of each of these variables that is set. Raises BadInput."""
-        return [(f"{name}={env[name]}", whole(env, name)) for name in names if name in env]
+            sizes.append((f"{name}={','.join(hosts)} ({len(hosts)} hosts)", len(hosts)))
+    # of one node, some platforms give the index of another task
+    if sizes and sizes[0][1] < 2 and rank_names[0] != "RANK":
+        ranks = [(f"{rank_names[0]} (one node)", 0)]
+    for name, values in ((platform.names("{nodes}")[0], sizes), (rank_names[0], ranks)):
+        if not values:
+            texts = [text for text, _ in sizes + ranks]
+            raise BadInput(f"{' '.join(texts) or platform.source}, but {name} is not set")
+        first_text, first_value = values[0]
+        for text, value in values:
+            if value != first_value:
+                raise BadInput(f"{first_text} contradicts {text}")
+    # it names the first node, which may not be the first of the list
+    masters = [env[name] for name in platform.names("{master}") if env.get(name)]
+    port_name = [*platform.names("{port}"), "MASTER_PORT"][0]
+    address = find_master(env, masters or hosts, _PORT, port_name)
+    counts = [count_in(env, name) for name in platform.names("{processes}", "{devices}")]
+    said = f"{sizes[0][0]} {ranks[0][0]}"
+    return Claim(platform.source, ranks[0][1], sizes[0][1], said, *address, *counts)
 
 
 def _sagemaker(env: Mapping[str, str]) -> Claim | None:
@@ -211,19 +191,6 @@ def _sagemaker(env: Mapping[str, str]) -> Claim | None:
         hosts = [*map(str, json.loads(env["SM_HOSTS"]))]
         rank = hosts.index(env["SM_CURRENT_HOST"])
     return Claim("sagemaker", rank, len(hosts), said, *find_master(env, hosts))
-
-
-_COMM_WORLD = "{0}_RANK {0}_SIZE {0}_LOCAL_RANK {0}_LOCAL_SIZE"
-MPI = {  # launcher: its variables of the rank, the size, the local rank, and the local size or the nodes
-    "openmpi": _COMM_WORLD.format("OMPI_COMM_WORLD"),
-    "mvapich2": _COMM_WORLD.format("MV2_COMM_WORLD"),
-    "mvapich": _COMM_WORLD.format("MVP_COMM_WORLD"),
-    "mpich-or-intel": "PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS",
-    "pals": _COMM_WORLD.format("PMI"),
-    "jsm": _COMM_WORLD.format("JSM_NAMESPACE"),
-    "horovod": _COMM_WORLD.format("HOROVOD"),
-    "flux": "FLUX_TASK_RANK FLUX_JOB_SIZE FLUX_TASK_LOCAL_ID FLUX_JOB_NNODES",
-}
 
 
 def _mpi(env: Mapping[str, str]) -> Claim | None:
@@ -367,64 +334,30 @@ def _volcano(env: Mapping[str, str]) -> Claim | None:
     # Volcano sets a list of hosts for each task, which is a group of pods of the job
     lists = sorted(name for name in env if re.fullmatch(r"VC_\w+_HOSTS", name) and env[name].strip())
     if lists and "WORLD_SIZE" in env:
-        return _Platform("volcano", ("WORLD_SIZE",), ("WORLD_SIZE",), ("RANK",)).read(env)
+        return _read(replace(PLAIN, source="volcano"), env)
     if len(lists) > 1:
         raise BadInput(
             f"{' and '.join(lists)} are {len(lists)} groups of pods, and RANK and WORLD_SIZE do not "
             "put them in one order: use Volcano's pytorch plugin"
         )
-    for name in lists:
-        ranks = ("VC_TASK_INDEX", "VK_TASK_INDEX")
-        number = name.removesuffix("_HOSTS") + "_NUM"
-        return _Platform("volcano", (name,), (number,), ranks, hosts=name).read(env)
+    if lists:
+        [name] = lists
+        rows = {name.removesuffix("_HOSTS") + "_NUM": "{nodes}", name: "{hosts}"}
+        rows |= dict.fromkeys(("VC_TASK_INDEX", "VK_TASK_INDEX"), "{node}")
+        return _read(Platform(rows, source="volcano", marks=(name,)), env)
     return None
 
 
-def _kubeflow(source: str, marks: str) -> _Platform:
-    """Return one of two operators. PET_* are the options of torchrun. The first operator also sets RANK,
-    which counts pods, and WORLD_SIZE, which counts pods x processes; the second one does not."""
-    return _Platform(
-        source,
-        (marks,),
-        ("PET_NNODES",),
-        ("PET_NODE_RANK", "RANK"),
-        master="PET_MASTER_ADDR",
-        port="PET_MASTER_PORT",
-        processes="PET_NPROC_PER_NODE",
-    )
+def _of(name: str) -> Callable[[Mapping[str, str]], Claim | None]:
+    """Return the reader of a platform of the table."""
+    return partial(_read, PROFILES[name])
 
 
-_PLATFORMS = (
+_READERS = (
     _mpi,  # started inside a job of a platform
     _rank_table,  # on ModelArts, so before it
-    # A custom image, which gets no arguments. ModelArts runs on Volcano and shares the VC_ names with it.
-    _Platform(
-        "modelarts-environment", ("MA_NUM_HOSTS", "MA_JOB_DIR VC_WORKER_HOSTS"),
-        ("MA_NUM_HOSTS", "VC_WORKER_NUM"), ("VC_TASK_INDEX",), hosts="VC_WORKER_HOSTS",
-    ).read,
-    _Platform(
-        "volcengine", ("MLP_WORKER_NUM",), ("MLP_WORKER_NUM",), ("MLP_ROLE_INDEX",),
-        master="MLP_WORKER_0_HOST", port="MLP_WORKER_0_PORT",
-    ).read,
-    _sagemaker,
-    _Platform(
-        "skypilot", ("SKYPILOT_NODE_RANK",), ("SKYPILOT_NUM_NODES",), ("SKYPILOT_NODE_RANK",),
-        hosts="SKYPILOT_NODE_IPS",
-    ).read,
-    _Platform(
-        "dstack", ("DSTACK_NODE_RANK",), ("DSTACK_NODES_NUM",), ("DSTACK_NODE_RANK",),
-        master="DSTACK_MASTER_NODE_IP",
-    ).read,
-    _slurm,
-    _kubeflow("kubeflow", "PET_NNODES WORLD_SIZE").read,
-    _kubeflow("kubeflow-v2", "PET_NNODES").read,
-    _volcano,
-    # Alibaba PAI-DLC and Baidu AIHC set the same names, which count nodes.
-    _Platform(
-        "pai-dlc-or-baidu", ("NPROC_PER_NODE RANK", "NPROC_PER_NODE WORLD_SIZE"), ("WORLD_SIZE",), ("RANK",),
-        processes="NPROC_PER_NODE",
-    ).read,
-    _Platform(_PLAIN, ("RANK", "WORLD_SIZE"), ("WORLD_SIZE",), ("RANK",)).read,
+    _of("modelarts-custom"), _of("volcengine"), _sagemaker, _of("skypilot"), _of("dstack"), _slurm,
+    _of("kubeflow"), _of("kubeflow-v2"), _volcano, _of("pai-dlc"), partial(_read, PLAIN),
 )  # fmt: skip
 
 
@@ -432,9 +365,7 @@ def find_master(
     env: Mapping[str, str], hosts: Sequence[str], default_port: int = _PORT, port_name: str = "MASTER_PORT"
 ) -> tuple[str | None, int | None]:
     """Return (host, port) of the master, or (None, None) if no variable names a host."""
-    host = env.get("MASTER_ADDR")
-    if hosts:
-        host = hosts[0]
+    host = hosts[0] if hosts else env.get("MASTER_ADDR")
     if not host:
         return None, None
     # the port of the platform, then MASTER_PORT, then the default
@@ -454,7 +385,74 @@ def values_of(env: Mapping[str, str], *names: str) -> str:
 
 def _first(env: Mapping[str, str], *names: str) -> str | None:
     """Return the first of these variables that is set; None without one."""
-    for name in names:
-        if name in env:
-            return name
-    return None
+    return next((name for name in names if name in env), None)
+
+
+# What follows finds the signs of launchers that the table does not name.
+_RANK = re.compile(  # a name of a rank: (beginning of the name of its size)
+    r"(\w*?)(?:RANK|RANK_?ID|NODE_RANK|MACHINE_RANK|PE|PROCID|PROCNO|PROCESS_ID|TRAINER_ID|WORKER_ID|NODE_ID"
+    r"|NODE_INDEX|V?NODENUM|TASKID|ORDINAL)"
+)
+_SIZES = (  # other ends of its name
+    "SIZE", "WORLD_SIZE", "RANK_SIZE", "NPROCS", "NNODES", "NUM_NODES", "NUM_MACHINES", "NUM_PROCESSES",
+    "NUM_WORKER", "WORKER_NUM", "TRAINERS_NUM",
+)  # fmt: skip
+_LAUNCHERS = re.compile(  # launchers whose rank above 0 is a sign without a size
+    r"(OMPI|MV2|MVP|PMIX?|PALS|ALPS|JSM|HOROVOD|MPI|MPIRUN|FLUX_TASK|DMLC|AWS_BATCH|SLURM|CROSS|NODE|PBS|LSF_PM)_"
+)
+
+
+# ranks that a process manager sets for each process; only its library knows their number
+_OF_MANAGERS = ("PMIX_RANK", "PMI_RANK")
+
+
+def refuse(env: Mapping[str, str], claim: Claim | None) -> None:
+    """Raise BadInput if this is one of several processes, and the claim does not describe them. Otherwise
+    each of them would train alone, and they would write into one folder."""
+    if is_batch(env) and (claim is None or claim.source == "slurm"):
+        nodes = count_in(env, "SLURM_NNODES") or 1
+        tasks = count_in(env, "SLURM_NTASKS") or nodes * (count_in(env, "SLURM_NTASKS_PER_NODE") or 1)
+        if tasks > 1:
+            said = values_of(env, "SLURM_JOB_ID", "SLURM_PROCID", "SLURM_NNODES", "SLURM_NTASKS")
+            raise BadInput(
+                f"{said}: a batch script runs once, not as {tasks} tasks: write srun --kill-on-bad-exit=1 "
+                "python jobs/... (guides/slurm.md); srun --ntasks=1 starts one process"
+            )
+    if claim and claim.nodes * (claim.processes or 1) > 1:  # it says how the processes belong together
+        return
+    names = _find_signs(env, claim)
+    if names:
+        shown = values_of(env, *sorted(names))
+        raise BadInput(
+            f"{shown}: this is one of several processes, and their number, nodes or "
+            "local ranks are not known: use torchrun, or set RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, "
+            "MASTER_ADDR and MASTER_PORT; for a job of its own: env -u NAME ... python"
+        )
+
+
+def _find_signs(env: Mapping[str, str], claim: Claim | None) -> set[str]:
+    """Return the names of the variables that show that this is one of several processes: a size above 1 of a
+    launcher, a rank with such a size, a rank above 0 of a launcher that gives no size, and any rank of a
+    process manager if no launcher gives a size (PMIX_RANK=0)."""
+    size_names = [row.split()[1] for row in MPI.values()]
+    signs = {name for name in size_names if _is_above(env, name, 1)}
+    for name in env:
+        match = _RANK.fullmatch(name)
+        is_known = claim is not None and name.startswith("SLURM_")
+        if not match or is_known or not env[name].strip().isdigit():
+            continue
+        # a job of one process may have a rank, too, so only a rank with a size above 1 counts
+        sizes = {match[1] + end for end in _SIZES if _is_above(env, match[1] + end, 1)}
+        if sizes:
+            signs |= {name, *sizes}
+        elif _is_above(env, name, 0) and _LAUNCHERS.match(name):
+            signs.add(name)
+    # a rank of 0 without any size: the others are refused, and this one would train alone
+    if claim is None and not signs and not any(name in env for name in size_names):
+        signs.update(name for name in _OF_MANAGERS if env.get(name, "").strip().isdigit())
+    return signs
+
+
+def _is_above(env: Mapping[str, str], name: str, number: int) -> bool:
+    """Return whether a variable has a number above this one."""
+    return (count_in(env, name) or 0) > number

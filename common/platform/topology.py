@@ -11,15 +11,9 @@ from typing import Any, NamedTuple, Protocol
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.numbers import count_in
-from common.platform import platforms, unknown_launchers
+from common.platform import platforms
 from common.platform.platforms import STARTED_BY, Claim, whole
-
-# Variables with the number of GPUs that a platform promises. PET_NPROC_PER_NODE is not one of them: on a node
-# without GPUs, Kubeflow sets it to the number of CPUs.
-_PROMISES = (
-    "MA_NUM_GPUS", "MLP_WORKER_GPU", "SM_NUM_GPUS", "SKYPILOT_NUM_GPUS_PER_NODE", "DSTACK_GPUS_PER_NODE",
-    "NPROC_PER_NODE",
-)  # fmt: skip
+from common.platform.table import PROFILES
 
 _MOST_PER_NODE = 1024
 
@@ -83,12 +77,9 @@ class Topology:
         return self.node_rank * self.processes_per_node + (self.local_rank or 0)
 
     def __str__(self) -> str:
-        master = "none"
-        if self.master_host:
-            host = self.master_host
-            if ":" in host:  # an IPv6 address
-                host = f"[{host}]"
-            master = f"{host}:{self.master_port}"
+        host = self.master_host or ""
+        shown = f"[{host}]" if ":" in host else host  # an IPv6 address
+        master = f"{shown}:{self.master_port}" if host else "none"
         return (
             f"topology source={self.source} level={self.level} nodes={self.nodes} "
             f"processes_per_node={self.processes_per_node} node_rank={self.node_rank} master={master}"
@@ -142,24 +133,16 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str], gpus: int = 0) -> 
     address = _address(wish)
     rank = wish.rank
     size = wish.world_size
-    given = rank is not None or size is not None
-    if given and claim and claim.place == (rank, size):
-        given = False  # mpirun ... --rank $OMPI_COMM_WORLD_RANK repeats the claim
+    # mpirun ... --rank $OMPI_COMM_WORLD_RANK repeats the claim
+    repeats = claim is not None and claim.place == (rank, size)
+    given = (rank is not None or size is not None) and not repeats
     if not given:  # the user has not said how the processes belong together: the variables must
-        unknown_launchers.refuse(env, claim)
+        platforms.refuse(env, claim)
         if claim is None:
             source = "modelarts-arguments" if address else "plain"
             claim = Claim(source, 0, 1, "", None, None)
     # --init_method comes first, then the platform, then MASTER_ADDR
-    host: str | None
-    port: int | None
-    if address:
-        host, port = address
-    elif claim:
-        host = claim.host
-        port = claim.port
-    else:
-        host, port = platforms.find_master(env, [])
+    host, port = address or ((claim.host, claim.port) if claim else platforms.find_master(env, []))
     # the options name no rank, or repeat that of the platform
     if claim and not given:
         rank = claim.node_rank
@@ -186,12 +169,11 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str], gpus: int = 0) -> 
 
 
 def promised_gpus(env: Mapping[str, str]) -> int | None:
-    """Return the number of GPUs of this node in the platform's variables; None if it is not set or 0."""
-    for name in _PROMISES:
-        count = count_in(env, name)
-        if count:  # some platforms set 0 on a node without GPUs
-            return count
-    return None
+    """Return the number of GPUs of this node in the platform's variables; None if it is not set or 0, which
+    some platforms set on a node without GPUs. PET_NPROC_PER_NODE does not count: without GPUs, Kubeflow sets
+    it to the number of CPUs."""
+    names = [name for profile in PROFILES.values() for name in profile.names("{gpus}", "{devices}")]
+    return next(filter(None, (count_in(env, name) for name in names)), None)
 
 
 def _from_launcher(args: argparse.Namespace, env: Mapping[str, str]) -> Topology:
@@ -209,47 +191,28 @@ def _from_launcher(args: argparse.Namespace, env: Mapping[str, str]) -> Topology
     if not started_by_job:
         _refuse_outer_launcher(env, rank, local_rank, size)
     # Under torchrun two nodes with different numbers of processes can each look consistent.
-    node_name = "NODE_RANK"
-    nodes_name = "AZUREML_NODE_COUNT"
-    if elastic:
-        node_name = "GROUP_RANK"
-        nodes_name = "GROUP_WORLD_SIZE"
-    node_rank = 0
-    nodes = 0
-    if count > 0:
-        node_rank = rank // count
-        nodes = size // count
+    names = ("GROUP_RANK", "GROUP_WORLD_SIZE") if elastic else ("NODE_RANK", "AZUREML_NODE_COUNT")
+    node_rank, nodes = (rank // count, size // count) if count > 0 else (0, 0)
     # torchrun and Azure ML also give the node: it must be the one that follows from the ranks
     consistent = (
         count > 0
         and 0 <= rank < size
         and size % count == 0
         and rank % count == local_rank
-        and (started_by_job or whole(env, node_name, node_rank) == node_rank)
-        and (started_by_job or whole(env, nodes_name, nodes) == nodes)
+        and (started_by_job or whole(env, names[0], node_rank) == node_rank)
+        and (started_by_job or whole(env, names[1], nodes) == nodes)
     )
     if not consistent:
-        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", node_name, nodes_name)
-        values = " ".join(f"{name}={env[name]}" for name in names if name in env)
+        values = platforms.values_of(env, "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", *names)
         raise BadInput(
             f"{values} contradict each other, with {count} processes per node: every node must run the same "
             "number of processes, and a rank be less than its world size"
         )
-    source = "launcher"
-    if elastic:
-        source = "torchrun"
-    elif "NODE_RANK" in env and not started_by_job:
-        source = "azureml"
-    return Topology(
-        node_rank=node_rank,
-        nodes=nodes,
-        processes_per_node=count,
-        local_rank=local_rank,
-        master_host=env.get("MASTER_ADDR", "127.0.0.1"),
-        master_port=platforms.port(env, "MASTER_PORT"),
-        level="process",
-        source=source,
-    )
+    is_azure = "NODE_RANK" in env and not started_by_job
+    source = "torchrun" if elastic else "azureml" if is_azure else "launcher"
+    host = env.get("MASTER_ADDR", "127.0.0.1")
+    port = platforms.port(env, "MASTER_PORT")
+    return Topology(node_rank, nodes, count, local_rank, host, port, "process", source)
 
 
 def _refuse_outer_launcher(env: Mapping[str, str], rank: int, local_rank: int, size: int) -> None:
@@ -301,19 +264,17 @@ def _complete(rank: int | None, size: int | None, claim: Claim | None) -> tuple[
     BadInput if they contradict each other or the claim."""
     # one of the two alone says nothing if there is no platform that has the other one
     is_one_node = not rank and size in (None, 1)
-    if not claim and not is_one_node:
-        for value, option, other in ((rank, "--rank", "--world_size"), (size, "--world_size", "--rank")):
-            if value is None:
-                raise BadInput(f"{other} without {option}: expected both")
+    if not claim and not is_one_node and None in (rank, size):
+        given, missing = ("--world_size", "--rank") if rank is None else ("--rank", "--world_size")
+        raise BadInput(f"{given} without {missing}: expected both")
     # what is not given is that of the platform, or of one node
-    if rank is None:
-        rank = claim.node_rank if claim else 0
-    if size is None:
-        size = claim.nodes if claim else 1
+    node_rank, nodes = (claim.node_rank, claim.nodes) if claim else (0, 1)
+    rank = node_rank if rank is None else rank
+    size = nodes if size is None else size
     said = f"--rank {rank} --world_size {size}"
     if not 0 <= rank < size:
         raise BadInput(f"{said}: the rank is not in 0..{size - 1}; both count nodes")
-    if claim and (rank, size) != (claim.node_rank, claim.nodes):
+    if claim and (rank, size) != (node_rank, nodes):
         raise BadInput(f"{said}, which count nodes, contradict {claim.said}")
     return rank, size
 
@@ -325,9 +286,8 @@ def is_distributed(args: argparse.Namespace) -> bool:
 
 def _processes(args: argparse.Namespace, claim: Claim | None) -> int:
     """Return the number of processes that a node starts."""
-    if not is_distributed(args):
-        return 1
-    return args.processes_per_node or (claim and claim.processes) or 1
+    given = args.processes_per_node or (claim and claim.processes) if is_distributed(args) else 1
+    return given or 1
 
 
 def _address(wish: _Wish) -> tuple[str, int] | None:

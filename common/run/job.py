@@ -12,6 +12,7 @@ from common.console import config
 from common.console.arguments import FLAG, Arguments, Parser, settings
 from common.ground.files import HOME
 from common.platform import platforms
+from common.platform.table import INJECTED
 
 
 class JobParser(Parser):
@@ -86,10 +87,10 @@ class JobParser(Parser):
         it resembles no option of the parser and no former one. everything: ignore all.
         """
         given = {plain(word.partition("=")[0]) for word in sys.argv[1:] if word.startswith("-")}
-        on_platform = platforms.recognised(os.environ) or bool(given & platforms.INJECTED - {"local_rank"})
+        on_platform = platforms.recognised(os.environ) or bool(given & INJECTED - {"local_rank"})
         refused = []
         for name in unknown:
-            if plain(name) in platforms.INJECTED:
+            if plain(name) in INJECTED:
                 continue
             # a platform may add options of its own: only what looks like a mistake of the user is refused
             if not on_platform or self.resembling(name) or plain(name) in self.hints:

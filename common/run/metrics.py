@@ -1,4 +1,10 @@
-"""Metrics of an evaluation as sums: Metrics, top(), absolute_error(), R2, Perplexity, ConfusionMatrix, F1."""
+"""Metrics of an evaluation as sums: Metrics, top(), absolute_error(), R2, Perplexity, ConfusionMatrix, F1.
+
+A metric takes the outputs and targets of a batch, and gives sums that add up over batches and ranks, so its
+value does not depend on their number. Metrics checks what a user's metric gives, where it enters: the shape
+of its sums, and one real number of its value. Outside are metrics that no sums have, such as the area under a
+curve: torchmetrics has them.
+"""
 
 import math
 import numbers
@@ -36,9 +42,7 @@ class Metrics:
             raise BadInput(f"a metric cannot have the name {taken.pop()!r}: every evaluation reports it")
         self.metrics = metrics  # name -> function or object
         self.best = best
-        self.lowest = lowest
-        if lowest is None:
-            self.lowest = best == "loss"
+        self.lowest = best == "loss" if lowest is None else lowest
         self.is_compared = False  # whether evaluate() has looked for a loss that is not a mean over samples
         self._sizes = [getattr(metric, "size", 1) for metric in metrics.values()]  # sums of each metric
         self.size = sum(self._sizes) + 1  # the divisor of the loss is the last
@@ -46,11 +50,7 @@ class Metrics:
     @property
     def best_of(self) -> str:
         """Return the metric that chooses best.pth, as a checkpoint stores it; "" for the default."""
-        if not self.best:
-            return ""
-        if self.lowest:
-            return f"lowest {self.best}"
-        return f"highest {self.best}"
+        return f"{'lowest' if self.lowest else 'highest'} {self.best}" if self.best else ""
 
     def sums(self, outputs: Any, targets: Any) -> list[torch.Tensor]:
         """Return the sums of each metric for a batch, float64 [its size]. evaluate() calls it on each rank
@@ -58,42 +58,30 @@ class Metrics:
         parts = []
         for (name, metric), size in zip(self.metrics.items(), self._sizes, strict=True):
             has_sums = hasattr(metric, "sums")
-            if has_sums:
-                kind = "its sums"
-                expected = size
-                result = metric.sums(outputs, targets)
-            else:
-                kind = "one number a sample"
-                expected = count_samples(targets)
-                result = metric(outputs, targets)
+            result = metric.sums(outputs, targets) if has_sums else metric(outputs, targets)
+            expected = size if has_sums else count_samples(targets)
             if not isinstance(result, torch.Tensor) or result.shape != (expected,):
+                kind = "its sums" if has_sums else "one number a sample"
                 shape = list(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
                 raise BadInput(f"metric {name}: expected a tensor [{expected}], {kind}, got {shape}")
             # float64: in a sum over many batches the last ones must not be lost
-            result = result.double()
-            if not has_sums:
-                result = result.sum()[None]
-            parts.append(result)
+            parts.append(result.double() if has_sums else result.double().sum()[None])
         return parts
 
     def loss(self, sums: torch.Tensor) -> float:
         """Return the loss of all samples; NaN without samples or labels. sums: as for values()."""
-        divisor = sums[2]  # without metrics the sums have no divisor of their own
-        if len(sums) == 3 + self.size:
-            divisor = sums[-1]
+        # without metrics the sums have no divisor of their own
+        divisor = sums[-1] if len(sums) == 3 + self.size else sums[2]
         return (sums[0] / divisor).item() if divisor else math.nan
 
     def values(self, sums: torch.Tensor) -> dict[str, float]:
         """Return the value of each metric. sums: from evaluate(), over all ranks. Raises BadInput."""
         # NaN without samples: a division by zero would end the evaluation
         count = sums[2].item() or math.nan
-        values = {}
-        for (name, metric), part in zip(self.metrics.items(), self._split(sums), strict=True):
-            if hasattr(metric, "sums"):
-                values[name] = _as_number(name, metric.value(part))
-            else:
-                values[name] = part.item() / count
-        return values
+        return {
+            name: _as_number(name, metric.value(part)) if hasattr(metric, "sums") else part.item() / count
+            for (name, metric), part in zip(self.metrics.items(), self._split(sums), strict=True)
+        }
 
     def score(self, sums: torch.Tensor) -> float:
         """Return a score that is higher for a better model; NaN if it is unknown. sums: as for values().
@@ -116,12 +104,8 @@ class Metrics:
         figures = {"loss": self.loss(sums), "acc": correct / (count or math.nan)}
         figures |= self.values(sums)
         # without best= the job decides: the accuracy if it has one, else the loss
-        best = self.best
-        is_lowest_best = bool(self.lowest)
-        if not best:
-            has_accuracy = not math.isnan(correct)
-            best = "acc" if has_accuracy else "loss"
-            is_lowest_best = bool(self.lowest) or not has_accuracy
+        best = self.best or ("loss" if math.isnan(correct) else "acc")
+        is_lowest_best = bool(self.lowest) or (not self.best and best == "loss")
         return best, figures[best], is_lowest_best
 
     def of_classes(self, sums: torch.Tensor) -> dict[str, Any] | None:
@@ -133,9 +117,7 @@ class Metrics:
         for metric, part in zip(self.metrics.values(), self._split(sums), strict=True):
             if isinstance(metric, ConfusionMatrix):
                 count, correct = metric.of_classes(part)
-                matrix = None
-                if metric.has_matrix:
-                    matrix = part.view(metric.classes, metric.classes).long()
+                matrix = part.view(metric.classes, -1).long() if metric.has_matrix else None
                 return {"count": count.long().tolist(), "correct": correct.long().tolist(), "matrix": matrix}
         return None
 
@@ -152,13 +134,9 @@ class Metrics:
 def _as_number(name: str, value: Any) -> float:
     """Return what a metric's value() has returned as a number of Python. Metrics.values() calls it with the
     results of users' metrics. Raises BadInput if it is not one real number."""
-    number = value
-    if isinstance(value, torch.Tensor | np.ndarray | np.generic) and value.ndim == 0:
-        number = value.item()
-    if isinstance(number, int | float):
-        return number
+    number = value.item() if getattr(value, "ndim", None) == 0 else value
     if isinstance(number, numbers.Real):  # such as a fraction
-        return float(number)
+        return number if isinstance(number, int | float) else float(number)
     kind = type(value).__name__
     if isinstance(value, torch.Tensor | np.ndarray):
         kind = f"a {kind} {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
@@ -262,9 +240,8 @@ class ConfusionMatrix:
         labels = targets.reshape(-1)
         predictions = outputs.argmax(dim=1).reshape(-1)
         counted = (labels >= 0) & (labels < self.classes)
-        # the place of each sample among the sums; the one after the last is for samples that do not count
+        # the place of each sample among the sums; the one after the last takes those that do not count
         places = labels * self.classes + predictions if self.has_matrix else labels
-        # no `if` on the host for each label: the last place takes those that do not count
         places = torch.where(counted, places, self.size)
         # without a matrix each sample has a second place, which counts it if its prediction is right
         if not self.has_matrix:
@@ -322,10 +299,10 @@ def _columns(outputs: torch.Tensor, targets: torch.Tensor, name: str) -> tuple[t
 
 def count_samples(targets: Any) -> int:
     """Return the number of samples: the length of the first tensor, or of a list of dictionaries or texts."""
-    # go down to the first tensor; a list of texts or of dictionaries has one sample an element
-    while isinstance(targets, dict | list | tuple) and targets:
-        first = next(iter(targets.values())) if isinstance(targets, dict) else targets[0]
-        if not isinstance(targets, dict) and not isinstance(first, torch.Tensor | list | tuple):
-            break
-        targets = first
-    return len(targets)
+    if isinstance(targets, dict) and targets:
+        return count_samples(next(iter(targets.values())))
+    # a list of texts or of dictionaries has one sample an element
+    is_nested = isinstance(targets, list | tuple) and isinstance(
+        next(iter(targets), None), torch.Tensor | list | tuple
+    )
+    return count_samples(targets[0]) if is_nested else len(targets)

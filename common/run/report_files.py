@@ -34,12 +34,11 @@ class _Tracking:
 class Beginning(NamedTuple):
     """What the files need of the start of a training.
 
-    step, total_steps, run, repeats, continues: as for Log.start(). receipt: of the training loader. facts:
+    step, run, repeats, continues: as for Log.start(). receipt: of the training loader. facts:
     what starts.jsonl gets with the first report.
     """
 
     step: int
-    total_steps: int | None
     run: str
     repeats: bool
     continues: bool
@@ -98,19 +97,15 @@ class ReportFiles:
             self._open_trackers(self._trackers)
 
     def _open_trackers(self, opened: dict[str, Any]) -> None:
-        """Add the trackers of the run to `opened`, by name: TensorBoard, Kubeflow if it has started the job,
-        and --tracker. open() calls it once."""
+        """Add the trackers of the run to `opened`, by name: TensorBoard, and --tracker. open() calls it
+        once."""
         begun = self._beginning
         # each has its own warning: one that fails does not keep the others from opening
         with self._reported("TensorBoard"):
             opened["TensorBoard"] = _TensorBoard(self._output.folder, begun.step - begun.repeats)
-        if "KUBEFLOW_TRAINER_SERVER_URL" in os.environ:  # the controller sets it
-            from common.run import trackers  # most jobs have none
-
-            opened["Kubeflow"] = trackers.Kubeflow(begun.step, begun.total_steps)
         name = arguments.pick(_Tracking, self._args).tracker
         if name:
-            from common.run import trackers
+            from common.run import trackers  # most jobs have none
 
             title = os.path.basename(str(self._output).rstrip("/"))
             with self._reported(f"--tracker {name}"):

@@ -1,4 +1,4 @@
-"""Send a run's settings and figures to Kubeflow Trainer, and to the package that --tracker names.
+"""Send a run's settings and figures to the package that --tracker names.
 
     MLFLOW_TRACKING_URI=http://host:5000 MLFLOW_EXPERIMENT_NAME=digits python jobs/train.py --tracker mlflow
     WANDB_PROJECT=digits python jobs/train.py --tracker wandb
@@ -7,14 +7,8 @@ The packages read their own environment variables. Their credentials are not opt
 log(figures, step) and finish(). All functions raise MissingPackage and the errors of the package.
 """
 
-import datetime
 import importlib.util
-import json
 import os
-import ssl
-import threading
-import time
-import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,8 +16,6 @@ from bootfile.ground.errors import MissingPackage, import_optional
 
 _TAG = "bootfile.run"  # the tag of an MLflow run with our run id, which a checkpoint stores
 # short time-outs: the training waits for each request
-_KUBEFLOW_INTERVAL = 5.0  # seconds between two requests, as Kubeflow's guide asks
-_KUBEFLOW_TIMEOUT = 5.0  # seconds
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
 
 
@@ -78,68 +70,6 @@ class WandbLike:
 
     def finish(self) -> None:
         self._run.finish()
-
-
-class Kubeflow:
-    """The status of a TrainJob: percentage of the steps, estimated seconds, figures (Kubeflow Trainer 2.2).
-
-    first: the step at which this start began. total: steps of the run, None if they are not known. A thread
-    sends the requests, so a server that does not answer never delays a step. log() raises the error of an
-    earlier request. Source: kubeflow/trainer, docs/user-guides/trainjob-progress.md (2026-08-21).
-    """
-
-    def __init__(self, first: int, total: int | None):
-        self._first = first
-        self._total = total
-        self._began = time.monotonic()
-        self._next = self._began  # the earliest time of the next request
-        self._metrics: dict[str, str] = {}  # the server replaces all figures at once
-        self._thread: threading.Thread | None = None  # that of the last request
-        self._errors: list[Exception] = []  # of requests, until log() raises them
-
-    def log(self, figures: Mapping[str, float], step: int) -> None:
-        """Keep the figures of a report, and send them if the last request is old enough and has ended."""
-        self._metrics |= {name[:64]: f"{value:.6g}" for name, value in figures.items()}
-        now = time.monotonic()
-        # the training does not wait: a report that comes too early goes with the next request
-        if now >= self._next and not (self._thread and self._thread.is_alive()):
-            self._next = now + _KUBEFLOW_INTERVAL
-            self._send(step, (now - self._began) / max(1, step - self._first))
-        if self._errors:
-            raise self._errors.pop()
-
-    def finish(self) -> None:
-        """Send the end of the run, and wait up to 5 s for each of the last two requests."""
-        if self._thread:
-            self._thread.join(_KUBEFLOW_TIMEOUT)
-        self._send(self._total or 0, 0.0).join(_KUBEFLOW_TIMEOUT)
-        if self._errors:
-            raise self._errors.pop()
-
-    def _send(self, step: int, seconds_per_step: float) -> threading.Thread:
-        """Send the status in a thread, and return the thread. log() calls it at most every 5 s, and finish()
-        once."""
-        now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        metrics = [{"name": name, "value": value} for name, value in self._metrics.items()]
-        status: dict[str, Any] = {"metrics": metrics, "lastUpdatedTime": now}
-        if self._total:
-            status["progressPercentage"] = 100 * step // self._total
-            status["estimatedRemainingSeconds"] = round(seconds_per_step * (self._total - step))
-        body = json.dumps({"trainerStatus": status}).encode()
-        self._thread = threading.Thread(target=self._post, args=(body,), daemon=True)
-        self._thread.start()
-        return self._thread
-
-    def _post(self, body: bytes) -> None:
-        """Send one request, in a thread, and keep its error for the next log()."""
-        try:
-            with open(os.environ["KUBEFLOW_TRAINER_SERVER_TOKEN"], encoding="ascii") as file:  # it changes
-                headers = {"Authorization": f"Bearer {file.read().strip()}"}
-            context = ssl.create_default_context(cafile=os.environ["KUBEFLOW_TRAINER_SERVER_CA_CERT"])
-            request = urllib.request.Request(os.environ["KUBEFLOW_TRAINER_SERVER_URL"], body, headers)
-            urllib.request.urlopen(request, timeout=_KUBEFLOW_TIMEOUT, context=context).close()
-        except Exception as error:  # also a variable or a file that is missing
-            self._errors.append(error)
 
 
 def start(package: str, run: str, title: str, settings: Mapping[str, Any]) -> Any:

@@ -18,7 +18,7 @@ from common.checkpoint import weights
 from common.compute import networks
 from common.console.arguments import IDENTITY, OPERATION, boolean, positive_int
 from common.distributed import barrier
-from common.distributed.beating import beating
+from common.distributed.barrier import beating
 from common.ground import endings
 from common.run import starts
 from common.run.job import JobParser

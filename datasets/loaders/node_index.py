@@ -6,7 +6,7 @@ from collections.abc import Callable
 from bootfile.ground.errors import BadInput
 from bootfile.processes import ranks
 from common.distributed import barrier
-from common.distributed.beating import beating
+from common.distributed.barrier import beating
 from common.ground.files import is_url
 from datasets import files
 from datasets.folders import image_folder, image_index, paired_images, tar_files

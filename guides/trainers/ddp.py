@@ -4,7 +4,8 @@ import argparse
 import os
 
 import torch
-from receipt import Receipt
+
+from bootfile import Receipt
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", default="out")

@@ -6,7 +6,8 @@ import sys
 
 import torch
 import transformers
-from receipt import Receipt
+
+from bootfile import Receipt
 
 
 class Network(torch.nn.Module):

@@ -4,7 +4,8 @@ import sys
 
 import lightning
 import torch
-from receipt import Receipt
+
+from bootfile import Receipt
 
 
 class Record(lightning.Callback):

@@ -29,7 +29,7 @@ from bootfile.ground import git
 from bootfile.ground.errors import BadInput
 from common.console.arguments import Parser
 from launch import manifests, secret_scan
-from launch.bundle import one_file, requirements, snapshot
+from launch.bundle import imports, outputs, requirements
 from launch.bundle.code_folder import REQUIREMENTS, CodeFolder
 from launch.explain import human_size
 
@@ -82,7 +82,7 @@ def pack(job: str, to: str, allow_secret: Sequence[str] = (), code_dir: str | No
     left_out: list[str] = []
     listed = _find_list(code.root)
     if listed:
-        imported = requirements.find_packages(code.files, code.job_path)
+        imported = imports.find_packages(code.files, code.job_path)
         text, left_out = requirements.adapt(listed, imported)
         if text:
             contents[REQUIREMENTS[0]] = text.encode()
@@ -96,9 +96,9 @@ def pack(job: str, to: str, allow_secret: Sequence[str] = (), code_dir: str | No
         print(f"{REQUIREMENTS[0]} is without {', '.join(left_out)}")
     if os.fspath(to).endswith(".py"):
         target = to
-        made = one_file.write(to, manifest, contents, requirements.names(text))
+        made = outputs.write_file(to, manifest, contents, requirements.names(text))
     else:
-        target, made = snapshot.write(to, manifest, contents)
+        target, made = outputs.write_folder(to, manifest, contents)
     verb = "packed" if made else "unchanged"
     git_tree = manifest["git"] or "none"
     print(f"{verb}={target} job={code.job_path} digest={manifest['digest']} git={git_tree}")

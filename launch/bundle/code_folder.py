@@ -1,4 +1,10 @@
-"""Select the files that are uploaded with a script: `pack` writes them, `simulate` runs them."""
+"""Select the files that are uploaded with a script: `pack` writes them, `simulate` runs them.
+
+CodeFolder takes the script, and gives the files that it needs; Rules are those that skip a file: the built-in
+ones, and the user's own in .jobignore. Outside of the contract are links out of the folder, special files,
+names that are no key of a store, and more files than a platform takes: each is one BadInput before anything
+is written.
+"""
 
 import itertools
 import os
@@ -6,15 +12,86 @@ import re
 import sys
 import zipfile
 from collections import Counter
+from collections.abc import Callable, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path, PurePosixPath
 
-from bootfile.ground.errors import BadInput
-from bootfile.ground.files import explained
+from bootfile.ground.errors import BadInput, import_optional
+from bootfile.ground.files import explained, read_file
 from common.object_store.paths import check_keys
 from launch import manifests
-from launch.bundle import ignore, imports
+from launch.bundle import imports
 from launch.explain import human_size
+
+pathspec = import_optional("pathspec", "rules of skipped files need pathspec")
+
+TESTS = "tests/"  # a script in such a folder is packed without the folder's other files
+FILE = ".jobignore"  # in the code folder, in gitignore's syntax: `!pattern` includes again
+_DATA = (  # data and results by name; a folder with modules in it is code
+    "data/", "input_dir/", "output_dir/", "outputs/", "checkpoints/", "runs/", "logs/", "wandb/", "mlruns/",
+    "lightning_logs/",
+)  # fmt: skip
+_BUILT_IN = (
+    *_DATA, ".*", "__pycache__/", "*.py[co]", "*.egg-info/", TESTS, "node_modules/", "venv/", "*.log",
+    "*.pth", "*.pt", "*.ckpt", "*.safetensors", "events.out.tfevents.*",
+)  # fmt: skip
+
+
+class Rules:
+    """The rules of the code folder `root`. CodeFolder makes them before it visits the folder.
+
+    more: additional patterns. Raises BadInput if .jobignore cannot be read.
+    """
+
+    def __init__(self, root: str, more: Sequence[str] = ()):
+        self._root = root
+        path = os.path.join(root, FILE)
+        built_in = [*_BUILT_IN, *more]
+        try:
+            lines = [line or "#" for line in read_file(path, 2**20).decode().split("\n")]
+        except FileNotFoundError:
+            lines = []
+        except (OSError, ValueError) as error:
+            raise BadInput(f"{path} cannot be read: {error}") from error
+        self._built_in = pathspec.GitIgnoreSpec.from_lines(built_in)
+        # pathspec's x/** is also the folder x
+        contents = [re.sub(r"/\*\*$", "/**/*", line) for line in lines]
+        for number, line in enumerate(contents, 1):
+            try:
+                pathspec.GitIgnoreSpec.from_lines([line])
+            except (ValueError, re.error) as error:
+                raise BadInput(f"{path}:{number}: not a pattern of gitignore, {line!r}: {error}") from error
+        self._all = pathspec.GitIgnoreSpec.from_lines([*built_in, *contents])
+        self._names = built_in  # by the number of the pattern
+        self._unnamed: set[int] = set()  # numbers of the user's patterns that name nothing, such as `!*/`
+        for number, line in enumerate(lines, 1):
+            if not line.strip("!*?/ "):
+                self._unnamed.add(len(self._names))
+            self._names.append(f"{FILE}:{number}  {line}")
+
+    def find(self, path: str, is_folder: bool) -> str | None:
+        """Return the rule that skips `path` (relative, with /); None if the path is kept.
+
+        Call it for a folder before its content: as in git, rules do not include files of a skipped folder
+        again. Lines such as `!*/` include paths that other lines of the user skip, but not .git.
+        """
+        place = f"{path}/" if is_folder else path
+        match = self._all.check_file(place)
+        if not match.include and match.index in self._unnamed:
+            match = self._built_in.check_file(place)
+        if not match.include or (match.index < len(_DATA) and not self._is_data(path, is_folder)):
+            return None
+        return self._names[match.index]
+
+    def _is_data(self, path: str, is_folder: bool) -> bool:
+        """Return whether this is a folder of data itself, without modules, and not the content of one."""
+        if not is_folder or f"{os.path.basename(path)}/" not in _DATA:
+            return False
+        try:
+            return not any(name.endswith(".py") for name in os.listdir(os.path.join(self._root, path)))
+        except OSError:  # a broken link, a folder without permission: it is skipped
+            return True
+
 
 _PARTS = ("bootfile", "common", "datasets", "jobs")  # folders of a Bootfile repository
 _LINKED = ("bootfile", "common", "datasets", "launch")  # may be links to those of another Bootfile repository
@@ -35,7 +112,7 @@ class CodeFolder:
 
     In a Bootfile repository these are bootfile, common, datasets and the job's folder, without documents, and
     LICENSE, modules and packages of the repository that the job imports. For a script that does not use
-    Bootfile these are the files of its folder, wherever it is. The rules of launch/bundle/ignore.py apply. A
+    Bootfile these are the files of its folder, wherever it is. Rules apply. A
     script in a folder `tests` is taken without the other files of that folder.
 
     without: a folder to skip
@@ -74,7 +151,7 @@ class CodeFolder:
         self.name = os.path.basename(self.root) or "code"
         self.job_path = os.path.relpath(job, self.root)
         self._without = without and os.path.realpath(without)
-        self._rules = ignore.Rules(self.root, _DOCUMENTS if self._parts else ())
+        self._rules = Rules(self.root, _DOCUMENTS if self._parts else ())
         self._programs: list[str] = []  # the script, and the modules in its folder that it imports
         self.files: dict[str, str] = {}
         self.skipped: dict[str, str] = {}
@@ -85,7 +162,7 @@ class CodeFolder:
             return
         self._collect()
         rule = self._find_rule_above(self.job_path)
-        if rule not in (_NO_RULE, ignore.TESTS):
+        if rule not in (_NO_RULE, TESTS):
             raise BadInput(f"{self.job_path} is not uploaded (rule: {rule}): name another boot file")
         self._follow_imports()
         check_keys(self.files, self.root)
@@ -99,7 +176,7 @@ class CodeFolder:
             self._visit("", (os.path.realpath(self.root),))
         except OSError as error:
             raise BadInput(f"{error.filename} cannot be read: {error.strerror}") from error
-        if self._find_rule_above(self.job_path) == ignore.TESTS:
+        if self._find_rule_above(self.job_path) == TESTS:
             self.files[self.job_path] = os.path.join(self.root, self.job_path)
         self.files = dict(sorted(self.files.items()))
         self.skipped = dict(sorted(self.skipped.items()))
@@ -119,7 +196,8 @@ class CodeFolder:
             if path in seen or path.partition("/")[0] in _LINKED:  # Bootfile's rooms are whole
                 continue
             seen.add(path)
-            for imported in imports.find(self.root, path, folders):
+            source = os.path.join(self.root, path)
+            for imported in imports.find(path, source, folders, _in(self.root)):
                 todo.extend(module for module in imported.modules if self._include(module, path, imported))
         self._programs = sorted(seen)
 
@@ -131,11 +209,10 @@ class CodeFolder:
         for path, above in itertools.product(self._programs, _folders_above(self.root)):
             script_folder = os.path.relpath(self.root, above)
             folders = (script_folder, "", "src")  # where Python may look, that of the script first
-            for imported in imports.find(above, f"{script_folder}/{path}", folders):
+            source = os.path.join(self.root, path)
+            for imported in imports.find(f"{script_folder}/{path}", source, folders, _in(above)):
                 name = imported.name.partition(".")[0]
-                outside = [
-                    module for module in imported.modules if not module.startswith(f"{script_folder}/")
-                ]
+                outside = [each for each in imported.modules if not each.startswith(f"{script_folder}/")]
                 if outside and not imported.is_optional and not _is_installed(name):
                     raise BadInput(
                         f"{path}:{imported.line} imports {imported.name}, and {outside[-1]} is above the "
@@ -155,12 +232,12 @@ class CodeFolder:
         if module in self.files:
             return True
         rule = self._find_rule_above(module)
-        is_wanted = imported.is_later and rule.startswith(ignore.FILE)  # the user has left it out
+        is_wanted = imported.is_later and rule.startswith(FILE)  # the user has left it out
         if imported.is_optional or is_wanted:
             return False
         raise BadInput(
             f"{path}:{imported.line} imports {imported.name}, and {module} is not uploaded (rule: {rule}): "
-            f"move it, or include it with a line `!{module}` in {ignore.FILE}"
+            f"move it, or include it with a line `!{module}` in {FILE}"
         )
 
     def _find_rule_above(self, path: str) -> str:
@@ -224,9 +301,14 @@ class CodeFolder:
             return target  # a project that `launch new` wrote
         is_inside = os.path.commonpath([real[0], target]) == real[0]
         if not (is_inside and os.path.exists(target)) or target in real:
-            expected = f"expected another file or folder in {self.root}; skip it with a line in {ignore.FILE}"
+            expected = f"expected another file or folder in {self.root}; skip it with a line in {FILE}"
             raise BadInput(f"{path} is a symbolic link to {os.readlink(entry.path)}: {expected}")
         return target
+
+
+def _in(root: str) -> Callable[[str], bool]:
+    """Return a function that tells whether a folder has a file of this path."""
+    return lambda path: os.path.isfile(os.path.join(root, path))
 
 
 def _folders_above(folder: str) -> list[str]:

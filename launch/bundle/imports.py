@@ -1,8 +1,8 @@
-"""Find the modules of a project that a program imports, without running it."""
+"""Find the modules of a project, and the packages, that a program imports, without running it."""
 
 import ast
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 _BY_NAME = ("import_module", "__import__", "import_optional", "run_module")  # functions that import a literal
@@ -13,7 +13,7 @@ class Import(NamedTuple):
     """An import of a program.
 
     line: its line. name: the dotted name as the program has it, with the dots of a relative import.
-    modules: the files that it reads, relative to the root, with /: those of its packages, then its own.
+    modules: the files of the project that it reads, with /: those of its packages, then its own.
     is_optional: whether the program continues without it: in a `try`, or only for types.
     is_later: whether it is in a function.
     """
@@ -25,24 +25,44 @@ class Import(NamedTuple):
     is_later: bool
 
 
-def find(root: str, path: str, folders: tuple[str, ...]) -> list[Import]:
-    """Return the imports of modules below `root` in the program root/path. CodeFolder follows them.
+def find(path: str, source: str, folders: tuple[str, ...], exists: Callable[[str], bool]) -> list[Import]:
+    """Return the imports of a program. CodeFolder and find_packages() follow them.
 
-    path: with /. folders: those in which Python looks for a module, relative to the root, "" for the root
-    itself, in this order. A program that is not Python imports nothing: Python itself names its error.
+    path: in the project, with /. source: the file. folders: those in which Python looks for a module, in the
+    project, "" for its root, in this order. exists: whether the project has a file. A program that is not
+    Python imports nothing: Python itself names its error.
     """
     try:
-        with open(os.path.join(root, path), "rb") as file:
+        with open(source, "rb") as file:
             tree = ast.parse(file.read())
     except (OSError, SyntaxError, ValueError):
         return []
-    imports = []
-    for node, is_optional, is_later in _walk(tree, is_optional=False, is_later=False):
-        for name in _list_names(node):
-            modules = _resolve(root, path, name, folders)
-            if modules:
-                imports.append(Import(getattr(node, "lineno", 0), name, modules, is_optional, is_later))
-    return imports
+    return [
+        Import(getattr(node, "lineno", 0), name, _resolve(path, name, folders, exists), is_optional, is_later)
+        for node, is_optional, is_later in _walk(tree, is_optional=False, is_later=False)
+        for name in _list_names(node)
+    ]
+
+
+def find_packages(files: dict[str, str], job: str) -> set[str]:
+    """Return the packages outside `files` that a job imports before its main(), by their names in Python.
+
+    files: path of a file, with / -> the file. job: the path of the job. Imports inside functions, which come
+    later or never, do not count.
+    """
+    packages: set[str] = set()
+    seen: set[str] = set()
+    todo = [job]
+    while todo:
+        path = todo.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        for imported in find(path, files[path], ("", os.path.dirname(job)), files.__contains__):
+            if not imported.is_later:
+                todo += imported.modules
+                packages |= set() if imported.modules else {imported.name.partition(".")[0]}
+    return packages
 
 
 def _walk(node: ast.AST, is_optional: bool, is_later: bool) -> Iterator[tuple[ast.AST, bool, bool]]:
@@ -60,10 +80,8 @@ def _walk(node: ast.AST, is_optional: bool, is_later: bool) -> Iterator[tuple[as
 
 def _catches_import(handler: ast.ExceptHandler) -> bool:
     """Return whether an `except` catches the error of a module that is missing."""
-    if handler.type is None:
-        return True
-    names = {part.id for part in ast.walk(handler.type) if isinstance(part, ast.Name)}
-    return bool(names & _HANDLERS)
+    names = {part.id for part in ast.walk(handler.type or handler) if isinstance(part, ast.Name)}
+    return handler.type is None or bool(names & _HANDLERS)
 
 
 def _list_names(node: ast.AST) -> list[str]:
@@ -71,25 +89,19 @@ def _list_names(node: ast.AST) -> list[str]:
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom):
-        module = "." * node.level + (node.module or "")
         # a name is a module, or what the module before it holds
-        names = []
-        for alias in node.names:
-            separator = "." if node.module else ""
-            names.append(f"{module}{separator}{alias.name}")
-        return names
-    if isinstance(node, ast.Call) and node.args:
-        function = getattr(node.func, "id", "")
-        if isinstance(node.func, ast.Attribute):  # importlib.import_module
-            function = node.func.attr
-        literal = node.args[0]
-        if function in _BY_NAME and isinstance(literal, ast.Constant) and isinstance(literal.value, str):
-            return [literal.value]
+        module = "." * node.level + (f"{node.module}." if node.module else "")
+        return [module + alias.name for alias in node.names]
+    if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+        # also importlib.import_module
+        function = getattr(node.func, "id", "") or getattr(node.func, "attr", "")
+        name = node.args[0].value
+        return [name] if function in _BY_NAME and isinstance(name, str) else []
     return []
 
 
-def _resolve(root: str, path: str, name: str, folders: tuple[str, ...]) -> list[str]:
-    """Return the files below the root that a name reads, its packages first; [] for other packages."""
+def _resolve(path: str, name: str, folders: tuple[str, ...], exists: Callable[[str], bool]) -> list[str]:
+    """Return the files of the project that a name reads, its packages first; [] for other packages."""
     absolute = name.lstrip(".")
     level = len(name) - len(absolute)
     if level:  # relative to the folder of the program, or to one above it
@@ -102,17 +114,12 @@ def _resolve(root: str, path: str, name: str, folders: tuple[str, ...]) -> list[
         return []
     # as Python does: the first folder that has the name
     for folder in folders:
-        modules = []
-        for end in range(len(parts) + 1):
-            if end == 0 and not level:
-                continue
-            start = os.path.join(folder, *parts[:end])
-            candidates = [os.path.join(start, "__init__.py")]
-            if end:  # `from . import x` reads only the folder
-                candidates.insert(0, f"{start}.py")
-            for candidate in candidates:
-                if os.path.isfile(os.path.join(root, candidate)):
-                    modules.append(candidate)
+        starts = [os.path.join(folder, *parts[:end]) for end in range(0 if level else 1, len(parts) + 1)]
+        candidates = []
+        for start in starts:  # `from . import x` reads only the folder
+            candidates += [f"{start}.py"] if start != folder else []
+            candidates.append(os.path.join(start, "__init__.py"))
+        modules = [candidate for candidate in candidates if exists(candidate)]
         if modules:
             return modules
     return []

@@ -34,10 +34,8 @@ from datasets.folders.splits import VAL_SHARE
 from datasets.stores import forms
 from datasets.stores.shared import address, references
 from datasets.stores.shared.connection import Unavailable
-from launch.cache import check as checks
-from launch.cache import server
-from launch.cache.folder import Packs
-from launch.cache.server import Shared
+from launch.cache import places
+from launch.cache.places import Packs, Shared
 
 
 def main(argv: list[str]) -> int:
@@ -77,7 +75,7 @@ def check(place: Packs | Shared, args: argparse.Namespace) -> int:
     wrong = 0
     for index in _load_indexes(args):
         with place.reader(index, form) as read:
-            wrong += checks.check(read, index, form, args.workers)
+            wrong += places.check(read, index, form, args.workers)
     return int(wrong > 0)
 
 
@@ -92,7 +90,7 @@ def rm(place: Shared, args: argparse.Namespace) -> int:
     if args.all == bool(args.dataset):
         raise BadInput("rm: name a data set, as ls shows it, or pass --all")
     stored = references.list_sets(place.server)
-    unwanted = stored if args.all else [server.choose(stored, args.dataset)]
+    unwanted = stored if args.all else [places.choose(stored, args.dataset)]
     for data_set in unwanted:
         # all are checked before the first one is deleted
         if data_set.users and not args.force:

@@ -19,14 +19,14 @@ be read, `error` has the reason, and the classes are empty. The file is written 
 replaced; any other file only with --force.
 """
 
+from common.compute.networks import arch, image_size
 from common.console.arguments import FLAG, Parser, boolean, positive_int
-from launch.inference import arguments as of_network
 
 
 def main(arguments: list[str]) -> int:
     """Write the predictions and return 0. Raises BadInput."""
     parser = Parser(__doc__, "python -m launch predict")
-    of_network.add(parser)
+    add_network(parser)
     parser.add_argument("folder", metavar="FOLDER", help="images at any depth, or one image")
     add = parser.add_argument
     add("--to", metavar="FILE", help="default: predictions.csv, or none for one image")
@@ -37,3 +37,13 @@ def main(arguments: list[str]) -> int:
     from launch.inference import predictions  # imports torch, which --help does not need
 
     return predictions.write(args)
+
+
+def add_network(parser: Parser) -> None:
+    """Add the options that choose a network, those of trained.load(): also `launch export` calls it."""
+    add = parser.add_argument
+    add("weights", metavar="WEIGHTS", help="best.pth, epoch_<n>.pth, a checkpoint, or a run's folder")
+    add("--arch", type=arch, help="network (default: that of starts.jsonl next to WEIGHTS)")
+    add("--image_size", type=image_size, metavar="N", help="pixels (default: that of starts.jsonl)")
+    help = "function of your own without arguments; it runs, and returns the network"
+    add("--model", metavar="FILE.py:FUNCTION", help=help)

@@ -2,10 +2,6 @@
 
     python -m launch new FOLDER [--text] [--ddp] [--amp] [--exact] [--fsdp] [--copy]
     cd FOLDER && python -m pytest tests
-    python -m launch new --add ddp FOLDER       later: adds the blocks of --ddp to the job of a project. Your
-                                                lines stay. A block that has no place is printed for you
-    python -m launch new --receipt FOLDER       for a loop of your own (guides/trainers.md): receipt.py, and
-                                                prove_plugin.py, a fixture of pytest that kills it
 
     jobs/train.py       jobs/train_own.py of Bootfile: your data, model, loss and step are in its blocks.
                         --text: those of jobs/train_text.py, a language model.
@@ -29,16 +25,14 @@ import shutil
 from pathlib import Path
 
 from bootfile.ground.errors import BadInput
-from bootfile.ground.files import write_atomic
 from common.console.arguments import Parser
-from launch.new import adding, blocks, one_file
+from launch.new import blocks
 
 _HOME = Path(__file__).resolve().parents[2]  # links resolved
 _FILES = {  # file of the template: its path in the project
     "test_train.py": "tests/test_train.py", "job.toml": "job.toml", "README.md": "README.md",
     "gitignore": ".gitignore",
 }  # fmt: skip
-_PLUGIN = "prove_plugin.py"
 _ONLY = re.compile(r"  # only with --(\w+)$")  # ends a line of the template
 # Beginnings of lines for the data set of train.py, which the blocks of train_own.py replace.
 _UNUSED = ("from datasets.loaders.engines.memory import ", "from datasets.memory import image_set")
@@ -63,12 +57,6 @@ def main(arguments: list[str]) -> int:
     parser = Parser(__doc__, "python -m launch new")
     add = parser.add_argument
     add("folder", metavar="FOLDER", help="a new or an empty folder")
-    add(
-        "--receipt",
-        action="store_true",
-        help="write only receipt.py and a fixture of pytest, into a new folder or one of yours",
-    )
-    add("--add", choices=["ddp"], help="add these blocks to the job of a project that has none")
     add("--text", action="store_true", help="a language model: the blocks of jobs/train_text.py")
     add("--ddp", action="store_true", help="add the blocks of jobs/train_ddp.py")
     add("--amp", action="store_true", help="add the blocks of jobs/train_amp.py")
@@ -84,77 +72,19 @@ def main(arguments: list[str]) -> int:
         raise BadInput("--fsdp excludes --exact, which needs DDP, and --amp: use --precision bfloat16")
     folder = Path(args.folder)
     try:
-        if args.add:
-            _add_ddp(folder)
-            return 0
         # options that exclude each other are refused above, before there is a folder
         folder.mkdir(parents=True, exist_ok=True)
-        if args.receipt:
-            _write_receipt(folder)
-        elif any(folder.iterdir()):
+        if any(folder.iterdir()):
             raise BadInput(f"{folder} is not empty: name a new folder")
-        else:
-            _write_project(folder, args, args.ddp or args.exact or args.fsdp)
+        _write_project(folder, args, args.ddp or args.exact or args.fsdp)
     except OSError as error:
         raise BadInput(f"{error.filename or folder}: {error.strerror}") from error
     return 0
 
 
-def _add_ddp(folder: Path) -> None:
-    """Add the blocks of train_ddp.py to the job of a project, and to its test what starts two processes.
-
-    Nothing is written if a block has no place: a part of them would train wrong. Raises BadInput.
-    """
-    job = folder / "jobs/train.py"
-    if not job.is_file():
-        raise BadInput(f"{job}: no such file; FOLDER is a project that `python -m launch new` wrote")
-    text = job.read_text(encoding="utf-8")
-    if not re.search(r"\bforward\(", text):  # DDP averages the gradients of this call only
-        raise BadInput(f"{job} calls its model without `forward(...)`, so that DDP would not see the step")
-    is_text = "train_text.py" in text
-    has_amp = "train_amp.py" in text
-    for option in ("exact", "fsdp"):
-        if f"train_{option}.py" in text:
-            raise BadInput(f"{job} was written with --{option}, which has these blocks")
-    # the job as `new` wrote it, without and with the blocks: their difference is what is added
-    base = make_job(False, has_amp, text=is_text)
-    variant = make_job(True, has_amp, text=is_text)
-    changed, count = adding.add(text, base, variant, str(job))
-    if not count:
-        raise BadInput(f"{job} has these blocks already")
-    write_atomic(str(job), changed.encode())
-    print(f"{job}: added {count} blocks of train_ddp.py")
-    # the test of the project must start two processes now, or the blocks would not be tested
-    test = folder / "tests/test_train.py"
-    option = "--processes_per_node=2"
-    line = f'OPTIONS += ["{option}"]\n'
-    content = test.read_text(encoding="utf-8") if test.is_file() else ""
-    if option in content:
-        return
-    begin, options, rest = content.partition("\nOPTIONS = ")
-    if not options:  # the user has a test of another form
-        print(f"for a test with two processes: {line}", end="")
-        return
-    first, _, following = rest.partition("\n")
-    write_atomic(str(test), f"{begin}{options}{first}\n{line}{following}".encode())
-    print(f"{test}: two processes; run python -m pytest tests")
-
-
-def _write_receipt(folder: Path) -> None:
-    """Write receipt.py and the fixture into a folder, which may be one of the user's: nothing is replaced."""
-    text = one_file.join("bootfile.receipt.loop_receipt", _read)
-    files = {folder / "receipt.py": text, folder / _PLUGIN: _read(f"launch/new/template/{_PLUGIN}")}
-    for path, content in files.items():
-        if path.exists() and path.read_text(encoding="utf-8") != content:
-            raise BadInput(f"{path} exists, and is another version: move it away")
-    for path, content in files.items():
-        path.write_text(content, encoding="utf-8")
-    print(f"wrote {' and '.join(map(str, files))}; their first lines show how a loop and a test use them")
-
-
 def make_job(ddp: bool, amp: bool, exact: bool = False, fsdp: bool = False, text: bool = False) -> str:
     """Return the text of a project's jobs/train.py. Raises BadInput if a job of Bootfile is missing."""
-    job_of_user = _choose_job(text)
+    job_of_user = "train_text.py" if text else "train_own.py"
     names = [job_of_user]
     if ddp:
         names.append("train_ddp.py")
@@ -180,27 +110,14 @@ def make_job(ddp: bool, amp: bool, exact: bool = False, fsdp: bool = False, text
         [step] = _STEP.findall(combined)
         # in a project the whole step is one block: it is what the user changes
         mark = step_of_user.split("\n")[0]
-        combined = combined.replace(step, _mark(step, mark), 1)
+        code = [line for line in step.replace("logits", "outputs").split("\n") if line and "###" not in line]
+        combined = combined.replace(step, "\n".join([mark, *code, mark, ""]), 1)
     lines = blocks.without_docstring(blocks.renumber(combined)).split("\n")
     for start in _UNUSED:
-        unused = [line for line in lines if line.startswith(start)]
-        lines.remove(unused[0])
+        lines.remove(next(line for line in lines if line.startswith(start)))
     job = "\n".join(lines).replace(" boolean,", "", 1)  # only --custom_data needs this import
-    example = ""
-    if ddp:
-        example = "\n    python jobs/train.py --processes_per_node 2    two processes on the CPU"
+    example = "\n    python jobs/train.py --processes_per_node 2    two processes on the CPU" if ddp else ""
     return _DOCSTRING.format(example=example, others=" and ".join(names), **_RATES[job_of_user]) + job
-
-
-def _choose_job(text: bool) -> str:
-    """Return the job of Bootfile whose blocks are the user's. text: a language model."""
-    return "train_text.py" if text else "train_own.py"
-
-
-def _mark(step: str, mark: str) -> str:
-    """Return the step of a job as one block, without the marks inside."""
-    lines = [line for line in step.replace("logits", "outputs").split("\n") if line and "###" not in line]
-    return "\n".join([mark, *lines, mark, ""])
 
 
 def _write_project(folder: Path, args: argparse.Namespace, ddp: bool) -> None:
@@ -208,12 +125,8 @@ def _write_project(folder: Path, args: argparse.Namespace, ddp: bool) -> None:
     # first: it is what may fail, and the folder is still empty
     job = make_job(ddp, args.amp, args.exact, args.fsdp, args.text)
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.resolve().name)[:64]
-    given = []  # the words of _ONLY
-    if ddp:
-        given.append("ddp")
-    if args.text:
-        given.append("text")
-    values = {"name": name, **_RATES[_choose_job(args.text)]}
+    given = ["ddp"] * ddp + ["text"] * args.text  # the words of _ONLY
+    values = {"name": name, **_RATES["train_text.py" if args.text else "train_own.py"]}
     for part in ("jobs", "tests"):
         (folder / part).mkdir()
     (folder / "jobs/train.py").write_text(job, encoding="utf-8")

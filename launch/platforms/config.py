@@ -12,7 +12,7 @@ from bootfile.ground.errors import BadInput, import_optional
 from common.console.config import read
 from common.ground.files import is_url
 from common.object_store import location as object_store
-from common.platform import platforms
+from common.platform.table import INJECTED
 from launch import secret_scan
 from launch.profiles import VARIABLES
 
@@ -32,9 +32,7 @@ _SNAPSHOT = re.compile(r"[A-Za-z0-9_.-]+-[0-9a-f]{12}")
 
 def _to_text(value: Any) -> str:
     """Return a value of one line as text for arguments and variables: true and false in lower case."""
-    text = str(value)
-    if isinstance(value, bool):  # as the command lines of jobs have it
-        text = text.lower()
+    text = str(value).lower() if isinstance(value, bool) else str(value)  # as command lines have it
     if not isinstance(value, str | bool | int | float) or set(text) & set("\0\n\r"):
         raise ValueError("expected a text of one line, a number, true or false")
     return text
@@ -49,9 +47,7 @@ def _check_url(url: str) -> str:
 
 
 def _check_place(place: str) -> str:
-    if place.startswith("/"):  # a folder of a volume
-        return place.rstrip("/")
-    return _check_url(place)
+    return place.rstrip("/") if place.startswith("/") else _check_url(place)  # a folder of a volume
 
 
 def _check_storage(storage: str) -> str:
@@ -69,7 +65,7 @@ def _check_job(job: str) -> str:
 
 
 def _check_argument(name: str) -> str:
-    if name.replace("-", "_") in platforms.INJECTED:
+    if name.replace("-", "_") in INJECTED:
         raise ValueError(f"the platform passes --{name} itself")
     return name
 
@@ -286,10 +282,9 @@ def _check_modelarts(config: JobConfig) -> None:
         raise BadInput("[schedule] needs a dedicated pool: [resources] has no pool_id")
     if len(config.notification.model_fields_set) == 1:
         raise BadInput("[notification] needs topic_urn and events")
-    for place in (*config.inputs.values(), *config.outputs.values()):
-        if not place.startswith("/"):  # a URL, which the service copies
-            continue
-        if not any(f"{place}/".startswith(f"{folder}/") for folder in config.volumes):
+    for place in (*config.inputs.values(), *config.outputs.values()):  # or a URL, which the service copies
+        in_volume = any(f"{place}/".startswith(f"{folder}/") for folder in config.volumes)
+        if place.startswith("/") and not in_volume:
             raise BadInput(f"{place} is not in a folder of [volumes], and the nodes lose all others")
 
 
@@ -297,10 +292,7 @@ def _explain(error: Any) -> str:
     """Return one line for the first mistake of a ValidationError: table, key, reason."""
     first = error.errors(include_url=False)[0]  # the user mends one after the other
     parts = [str(part) for part in first["loc"] if part != "[key]"]
-    depth = 2
-    if parts[0] == "platform":  # [platform.NAME] key
-        depth = 3
-    *tables, key = parts[:depth]
+    *tables, key = parts[: 3 if parts[0] == "platform" else 2]  # [platform.NAME] key
     place = f"[{'.'.join(tables)}] {key}" if tables else key
     if first["type"] == "missing":
         return f"{place} is missing (launch/job.example.toml shows it)"

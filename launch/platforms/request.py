@@ -48,10 +48,9 @@ def make_body(config: JobConfig, outputs: dict[str, str]) -> dict[str, Any]:
     code = _path(config.code or "")
     image = config.image
     hours = config.auto_stop.hours
-    channels = _channels("outputs", outputs)
-    if config.prefetch_to_local:  # a restarted job finds the files of the job before it
-        for channel in channels:
-            channel["prefetch_to_local"] = True
+    # a restarted job finds the files of the job before it
+    prefetch = {"prefetch_to_local": True} if config.prefetch_to_local else {}
+    channels = [channel | prefetch for channel in _channels("outputs", outputs)]
     retries = config.retries.model_dump(exclude_none=True, by_alias=True)
     # the service has the affinity in a table of its own
     schedule = config.schedule.model_dump(exclude_none=True)
@@ -59,22 +58,18 @@ def make_body(config: JobConfig, outputs: dict[str, str]) -> dict[str, Any]:
     if affinity:
         schedule["required_affinity"] = affinity
     # the service passes the folders of its copies, but not those of volumes
-    parameters = dict(config.parameters)
-    for name, place in (config.inputs | outputs).items():
-        if place.startswith("/"):
-            parameters[name] = place
+    places = config.inputs | outputs
+    parameters = config.parameters | {name: place for name, place in places.items() if place.startswith("/")}
     metadata = {
         "name": config.name,
         "workspace_id": config.workspace_id,
         "description": config.description,
         "annotations": {name: str(value).lower() for name, value in retries.items()},
     }
-    algorithm: dict[str, Any] = {"code_dir": code}
-    if image.image_url:  # an image of the user has a command, and no boot file
-        algorithm["command"] = _command(config)
-    else:
-        algorithm["boot_file"] = code + config.job
-    algorithm |= {
+    algorithm: dict[str, Any] = {
+        "code_dir": code,
+        # an image of the user has a command, and no boot file
+        **({"command": _command(config)} if image.image_url else {"boot_file": code + config.job}),
         "engine": image.model_dump(exclude_none=True, exclude={"command"}),
         "parameters": [{"name": name, "value": value} for name, value in parameters.items()],
         "inputs": _channels("inputs", config.inputs),
@@ -112,19 +107,16 @@ def _volume(folder: str, storage: str) -> dict[str, dict[str, Any]]:
 
 def _channels(kind: str, places: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the entries of the inputs or outputs that the service copies. kind: see _folders()."""
-    channels: list[dict[str, Any]] = []
-    for name, local in _folders(kind, places).items():
-        if local == places[name]:  # a folder of a volume: nothing is copied
-            continue
-        channels.append(
-            {
-                "name": name,
-                "local_dir": local,
-                "access_method": "parameter",
-                "remote": {"obs": {"obs_url": _path(places[name])}},
-            }
-        )
-    return channels
+    return [
+        {
+            "name": name,
+            "local_dir": local,
+            "access_method": "parameter",
+            "remote": {"obs": {"obs_url": _path(places[name])}},
+        }
+        for name, local in _folders(kind, places).items()
+        if local != places[name]  # a folder of a volume: nothing is copied
+    ]
 
 
 def _path(url: str) -> str:
@@ -135,12 +127,10 @@ def _path(url: str) -> str:
 
 def _folders(kind: str, places: Mapping[str, str]) -> dict[str, str]:
     """Return names and folders on a node: those of volumes, or of copies. kind: inputs or outputs."""
-    folders = {}
-    for index, (name, place) in enumerate(places.items()):
-        folders[name] = place
-        if not place.startswith("/"):  # the service numbers its copies in this order
-            folders[name] = f"{_MOUNT}/{kind}/{name}_{index}"
-    return folders
+    return {  # the service numbers its copies in this order
+        name: place if place.startswith("/") else f"{_MOUNT}/{kind}/{name}_{index}"
+        for index, (name, place) in enumerate(places.items())
+    }
 
 
 def _command(config: JobConfig) -> str:

@@ -25,7 +25,7 @@ import shlex
 from bootfile.ground.errors import BadInput
 from common.console.arguments import Parser
 from common.ground.files import ROOT
-from launch import confirm, records
+from launch import explain, records
 from launch.platforms import request, templates
 from launch.platforms.config import PLATFORMS, JobConfig, load
 from launch.platforms.service import ModelArts, ServiceError, has_ended
@@ -58,10 +58,8 @@ def main(arguments: list[str]) -> int:
     for node, (command, variables) in enumerate(request.make_node_starts(config, outputs)):
         print(f"\nnode {node}: {command}")
         for name, value in variables.items():
-            text = shlex.quote(value)
-            if value.startswith("<"):  # <address of node 0>: the service knows it when the node runs
-                text = value
-            print(f"  {name}={text}")
+            # <address of node 0>: the service knows it when the node runs
+            print(f"  {name}={value if value.startswith('<') else shlex.quote(value)}")
     return 0
 
 
@@ -82,7 +80,7 @@ def _send(args: argparse.Namespace, config: JobConfig, run: str, outputs: dict[s
     if args.resume_from:  # two jobs would write to one place
         _check_ended(service, outputs["train_url"])
     print(f"service {service.endpoint} project {service.project}")
-    if not confirm.ask("create this job", args.yes):
+    if not explain.ask("create this job", args.yes):
         print("nothing was sent")
         return 1
     path = os.path.join(records.FOLDER, f"{run}.json")

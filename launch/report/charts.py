@@ -43,9 +43,10 @@ _RATES = (
 )
 
 
-def _colour(name: str) -> str:
-    """Return the colour that stands for a CSS variable in a drawing."""
-    return f"#0000{_COLOURS.index(name):02x}"
+def _colour(name: str | int) -> str:
+    """Return the colour that stands for a CSS variable in a drawing; for that of a run by its place."""
+    variable = f"c{name % len(DASHES)}" if isinstance(name, int) else name
+    return f"#0000{_COLOURS.index(variable):02x}"
 
 
 _STYLE = {
@@ -77,24 +78,16 @@ def draw(runs: list[Run]) -> list[dict]:
 
     cli.render_page() calls it once, in the process of `launch report`.
     """
-    charts = []
     with matplotlib.rc_context(_STYLE):
-        for heading, *names in _list_charts(runs):
-            chart = _draw_chart(runs, heading, names)
-            if chart:
-                charts.append(chart)
-        if any(run.ranks.size for run in runs):
-            charts.append(_draw_ranks(runs))
-    return charts
+        charts = [_draw_chart(runs, heading, names) for heading, *names in _list_charts(runs)]
+        charts += [_draw_ranks(runs)] if any(run.ranks.size for run in runs) else []
+    return [chart for chart in charts if chart]
 
 
 def _draw_chart(runs: list[Run], heading: str, names: list[str]) -> dict | None:
     """Return the chart of these figures, inside the style of draw(); None if no run has a value of them."""
-    curves = []
-    for run in runs:
-        curves.extend(run.figures[name][1] for name in names if name in run.figures)
-    # one NaN more: there may be no curve at all
-    values = np.concatenate([*curves, [np.nan]])
+    curves = [run.figures[name][1] for run in runs for name in names if name in run.figures]
+    values = np.concatenate([*curves, [np.nan]])  # one NaN more: there may be no curve at all
     if np.isnan(values).all():
         return None
     axes = _make_axes()
@@ -111,13 +104,10 @@ def _draw_chart(runs: list[Run], heading: str, names: list[str]) -> dict | None:
         title += " (logarithmic scale)"
     if names[0].endswith("_per_s") or names[0] == "memory_mb":
         axes.set_ylim(bottom=0)  # a change of 1 % must look like one
-    about = f"{heading} by step, of {', '.join(_name_all(runs))}"
+    svg = _render(axes, heading, f"{heading} by step", runs)
     # The page explains the dots of validation only if a curve of training is next to them.
-    both = len(names) > 1
-    for name in names:
-        both = both and any(name in run.figures for run in runs)
-    note = _describe_equal(runs, names)
-    return {"heading": title, "svg": _render(axes, heading, about), "both": both, "note": note}
+    both = len(names) > 1 and all(any(name in run.figures for run in runs) for name in names)
+    return {"heading": title, "svg": svg, "both": both, "note": _describe_equal(runs, names)}
 
 
 def _draw_ranks(runs: list[Run]) -> dict:
@@ -128,16 +118,15 @@ def _draw_ranks(runs: list[Run]) -> dict:
         if not run.ranks.size:
             continue
         steps, lowest, median, highest, slowest = run.ranks
-        colour = _colour(f"c{place % len(DASHES)}")
-        axes.fill_between(steps, lowest, highest, color=colour, alpha=0.25, linewidth=0)
+        axes.fill_between(steps, lowest, highest, color=_colour(place), alpha=0.25, linewidth=0)
         _draw_curve(axes, steps, median, place, False)
         for index in _find_changes(slowest):
             rank = f"{slowest[index]:.0f}"
             axes.annotate(rank, (steps[index], highest[index]), color=_colour("text"), ha="center")
     axes.set_ylim(bottom=0)
     heading = "Seconds of a step, by rank"
-    about = f"{heading}, of {', '.join(_name_all(runs))}"
-    return {"heading": heading, "svg": _render(axes, heading, about), "both": False, "note": _OF_RANKS}
+    svg = _render(axes, heading, heading, runs)
+    return {"heading": heading, "svg": svg, "both": False, "note": _OF_RANKS}
 
 
 def _find_changes(slowest: np.ndarray) -> list[int]:
@@ -150,22 +139,12 @@ def _find_changes(slowest: np.ndarray) -> list[int]:
 def _list_charts(runs: list[Run]) -> list[tuple[str, ...]]:
     """Return (heading, figures) of each chart: _RESULTS, other figures of evaluations, _RATES, others."""
     # the charts that every run may have come first, and those of the job's own figures after them
-    known = set()
-    for _, *names in (*_RESULTS, *_RATES):
-        known.update(names)
-    of_evaluations: list[tuple[str, ...]] = []
-    others: list[tuple[str, ...]] = []
-    for run in runs:
-        for name in run.figures:
-            if name in known:
-                continue
-            known.add(name)
-            words = in_words(name)
-            chart = (words[:1].upper() + words[1:], name)
-            if name.startswith("val_"):
-                of_evaluations.append(chart)
-            else:
-                others.append(chart)
+    known = {name for _, *names in (*_RESULTS, *_RATES) for name in names}
+    own = dict.fromkeys(name for run in runs for name in run.figures if name not in known)
+    words = {name: in_words(name) for name in own}
+    charts = [(words[name][:1].upper() + words[name][1:], name) for name in own]
+    of_evaluations = [chart for chart in charts if chart[1].startswith("val_")]
+    others = [chart for chart in charts if not chart[1].startswith("val_")]
     return [*_RESULTS, *of_evaluations, *_RATES, *others]
 
 
@@ -173,30 +152,19 @@ def _describe_equal(runs: list[Run], names: list[str]) -> str:
     """Return a sentence that names the runs whose curves are those of an earlier run, or ""."""
     sentences = []
     for place, run in enumerate(runs):
-        for earlier in runs[:place]:
-            if _has_equal_curves(earlier, run, names):
-                sentences.append(f"{run.name} has the values of {earlier.name}.")
-                break
+        earlier = next((other for other in runs[:place] if _has_equal_curves(other, run, names)), None)
+        sentences += [f"{run.name} has the values of {earlier.name}."] if earlier else []
     return " ".join(sentences)
 
 
 def _has_equal_curves(first: Run, second: Run, names: list[str]) -> bool:
     """Return whether two runs have the same values of these figures, and have any."""
-    has_curves = False
-    for name in names:
-        curves = (first.figures.get(name), second.figures.get(name))
-        if curves == (None, None):
-            continue
-        has_curves = True
-        if curves[0] is None or curves[1] is None:
-            return False
-        if not np.array_equal(curves[0], curves[1], equal_nan=True):
-            return False
-    return has_curves
-
-
-def _name_all(runs: list[Run]) -> list[str]:
-    return [run.name for run in runs]
+    own = [name for name in names if name in first.figures]
+    return bool(own) and all(
+        (name in second.figures) == (name in own)
+        and (name not in own or np.array_equal(first.figures[name], second.figures[name], equal_nan=True))
+        for name in names
+    )
 
 
 def width_of(place: int, count: int) -> float:
@@ -204,9 +172,7 @@ def width_of(place: int, count: int) -> float:
 
     The first of several is a broad line below the others, so that a reader sees both of two equal curves.
     """
-    if place == 0 and count > 1:
-        return 5.0
-    return 1.5
+    return 5.0 if place == 0 and count > 1 else 1.5
 
 
 def _draw_run(axes: Any, run: Run, names: list[str], place: int, count: int) -> None:
@@ -215,18 +181,13 @@ def _draw_run(axes: Any, run: Run, names: list[str], place: int, count: int) -> 
     names: the figure of training, and that of validation if there is one. place: of the run, which chooses
     its style. count: of all runs.
     """
-    width = width_of(place, count)
-    colour = _colour("soft")
-    if count > 1:
-        colour = _colour(f"c{place % len(DASHES)}")
-    # the two curves of one run have colours; several runs have one each
     for number, name in enumerate(names):
         is_validation = number > 0 or name.startswith("val_")
-        style = place
-        if is_validation and count == 1:  # two curves, and two colours for them
-            style += 1
+        # the two curves of one run have colours; several runs have one each
+        style = place + (is_validation and count == 1)
         if name in run.figures:
-            _draw_curve(axes, *run.figures[name], style, is_validation, width)
+            _draw_curve(axes, *run.figures[name], style, is_validation, width_of(place, count))
+    colour = _colour(place if count > 1 else "soft")
     for start in run.starts[1 : _MOST_MARKS + 1]:
         axes.axvline(start.step, color=colour, linewidth=1.5, linestyle=(0, (1.5, 3)), gid="mark")
 
@@ -249,21 +210,18 @@ def _draw_curve(
     x, y: float64 [n]. style: index of colour and dash. strong: a thicker line, and dots. width: of a
         line that is not strong; a broad one is pale
     """
-    style %= len(DASHES)
-    colour = _colour(f"c{style}")
+    colour = _colour(style)
     points = np.count_nonzero(~np.isnan(y))
     # more points than the curve has pixels: draw the means and the ranges of intervals
     if len(x) > _MOST_POINTS:
         x, y, low, high = _summarize(x, y)
         axes.fill_between(x, low, high, color=colour, alpha=0.25, linewidth=0)
-    most_dots = 1  # a single point has no line
-    alpha = 0.5 if width > 2.4 else 1.0
-    if strong:
-        width = max(width, 2.4)
-        most_dots = _MOST_DOTS
-    line = {"linewidth": width, "linestyle": (0, DASHES[style]), "marker": "", "alpha": alpha}
-    if points <= most_dots:
-        line["marker"] = "o"
+    line = {
+        "linewidth": max(width, 2.4) if strong else width,
+        "linestyle": (0, DASHES[style % len(DASHES)]),
+        "marker": "o" if points <= (_MOST_DOTS if strong else 1) else "",  # a single point has no line
+        "alpha": 0.5 if width > 2.4 else 1.0,
+    }
     axes.plot(x, y, color=colour, gid="curve", **line)
 
 
@@ -275,24 +233,20 @@ def _summarize(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     rows = []
     for part in np.array_split(np.arange(len(x)), _INTERVALS):
         known = part[~np.isnan(y[part])]  # an interval with any value has no gap
-        if not len(known):
-            known = part[:1]
+        known = known if len(known) else part[:1]
         rows.append((x[known].mean(), y[known].mean(), y[known].min(), y[known].max()))
     return np.array(rows).T
 
 
-def _render(axes: Any, title: str, about: str) -> str:
+def _render(axes: Any, title: str, about: str, runs: list[Run]) -> str:
     """Return the drawing as an SVG element of the page."""
     file = io.StringIO()
     axes.figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     text = file.getvalue().partition("<svg")[2].partition(">")[2]
     text = re.sub(r"<defs>\s*<style.*?</defs>", "", text, flags=re.DOTALL)  # it would apply to the whole page
-    text = re.sub("#0000([0-9a-f]{2})", _name_variable, text)
-    label = html.escape(f"{title}. {about}; figures in the table of epochs")
+    # the CSS variables that the colours stand for
+    text = re.sub("#0000([0-9a-f]{2})", lambda match: f"var(--{_COLOURS[int(match[1], 16)]})", text)
+    names = ", ".join(run.name for run in runs)
+    label = html.escape(f"{title}. {about}, of {names}; figures in the table of epochs")
     text = text.replace("<g id=", "<g class=")  # ids must differ within a page
     return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{text}'
-
-
-def _name_variable(match: re.Match) -> str:
-    """Return the CSS variable that a colour of _colour() stands for."""
-    return f"var(--{_COLOURS[int(match[1], 16)]})"

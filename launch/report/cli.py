@@ -72,15 +72,9 @@ def render_page(runs: list[Run], title: str | None = None) -> str:
     gc.enable()
 
     # the settings and the environment of the last start: those with which the run has ended
-    settings = []
-    environments = []
-    for run in runs:
-        if not run.starts:  # their file was lost: its column is empty
-            settings.append({})
-            environments.append({})
-            continue
-        settings.append(run.starts[-1].settings)
-        environments.append(run.starts[-1].environment)
+    # if their file was lost, the column is empty
+    settings = [run.starts[-1].settings if run.starts else {} for run in runs]
+    environments = [run.starts[-1].environment if run.starts else {} for run in runs]
     return page.render(
         os.path.join(os.path.dirname(os.path.abspath(__file__)), "page.html"),
         title=title or tables.make_title(runs),

@@ -49,65 +49,49 @@ def make_final_rows(runs: list[Run]) -> list[Row]:
 
 def _final(run: Run) -> dict[str, str]:
     """Return the column of a run in the table of final figures: name -> cell, in the order of the rows."""
-    cells = {"done": _describe_state(run), "begins": NONE, "epochs": NONE}
-    if run.starts and run.starts[0].parent:
-        cells["begins"] = describe_parent(run.starts[0].parent, run.step).removeprefix("begins ")
-    if run.ends:
-        cells["epochs"] = str(max(run.ends))
-    cells["validation accuracy"] = format_number(run.last("val_acc"), PERCENT)
-    cells["best validation accuracy"] = find_best(run, "val_acc", False)
-    cells["validation loss"] = format_number(run.last("val_loss"))
-    cells["lowest validation loss"] = find_best(run, "val_loss", True)
+    parent = run.starts[0].parent if run.starts else {}
+    own: dict[str, str] = {}  # rows of the job's own metrics
     for name in run.figures:
         if name.startswith("val_") and name not in _USUAL:
-            cells |= _describe_metric(run, name)
-    cells["training accuracy"] = format_number(run.last("acc"), PERCENT)
-    cells["training loss"] = format_number(run.last("loss"))
-    for unit in UNITS:
-        if f"{unit}_per_s" in run.figures:
-            rate = run.figures[f"{unit}_per_s"][1]
-            cells[f"{unit} per second, median"] = format_number(np.nanmedian(rate))
-    cells |= _split_time(run)
-    cells["lost to the slowest rank"] = format_number(run.lost, PERCENT)
-    set_up = sum(start.time - start.begun for start in run.starts)
-    cells["set-up, all starts"] = format_duration(set_up or -1)  # NONE without starts
-    # Without starts.jsonl a run has no known start: it may have had restarts.
-    cells["restarts"] = NONE
-    if run.starts:
-        cells["restarts"] = str(len(run.starts) - 1)
-    cells["repeated steps"] = NONE
-    if len(run.starts) > 1:
-        cells["repeated steps"] = _repeated(run.starts[1:])
-    cells["generations"] = format_number(run.last("generations"))
-    cells["lost processes"] = format_number(run.last("lost_processes"))
-    cells["seconds without a step"] = format_number(run.last("lost_seconds"))
-    cells["useful share"] = format_number(run.last("useful_share"), PERCENT)
+            own |= _describe_metric(run, name)
+    rates = {unit: run.figures[f"{unit}_per_s"][1] for unit in UNITS if f"{unit}_per_s" in run.figures}
     # a run that was killed has no end: its last report, or the begin of a start without one
     reports = [*run.times[1]]
-    begins = reports[:1]
-    ends = reports[-1:]
-    for start in run.starts:
-        ends.append(start.time)
-    if run.starts:
-        begins.append(run.starts[0].begun)
-    first = min(begins, default=math.nan)
-    last = max(ends, default=math.nan)
-    cells["began"] = format_time(first)
-    cells["from start to end"] = format_duration(last - first)
-    cells["receipt"] = run.receipt or NONE
-    return cells
+    first = min([*reports[:1], *(start.begun for start in run.starts[:1])], default=math.nan)
+    last = max([*reports[-1:], *(start.time for start in run.starts)], default=math.nan)
+    return {
+        "done": _describe_state(run),
+        "begins": describe_parent(parent, run.step).removeprefix("begins ") if parent else NONE,
+        "epochs": str(max(run.ends)) if run.ends else NONE,
+        "validation accuracy": format_number(run.last("val_acc"), PERCENT),
+        "best validation accuracy": find_best(run, "val_acc", False),
+        "validation loss": format_number(run.last("val_loss")),
+        "lowest validation loss": find_best(run, "val_loss", True),
+        **own,
+        "training accuracy": format_number(run.last("acc"), PERCENT),
+        "training loss": format_number(run.last("loss")),
+        **{f"{unit} per second, median": format_number(np.nanmedian(rate)) for unit, rate in rates.items()},
+        **_split_time(run),
+        "lost to the slowest rank": format_number(run.lost, PERCENT),
+        "set-up, all starts": format_duration(sum(start.time - start.begun for start in run.starts) or -1),
+        # Without starts.jsonl a run has no known start: it may have had restarts.
+        "restarts": str(len(run.starts) - 1) if run.starts else NONE,
+        "repeated steps": _repeated(run.starts[1:]) if len(run.starts) > 1 else NONE,
+        "generations": format_number(run.last("generations")),
+        "lost processes": format_number(run.last("lost_processes")),
+        "seconds without a step": format_number(run.last("lost_seconds")),
+        "useful share": format_number(run.last("useful_share"), PERCENT),
+        "began": format_time(first),
+        "from start to end": format_duration(last - first),
+        "receipt": run.receipt or NONE,
+    }
 
 
 def _describe_state(run: Run) -> str:
     """Return "40 of 100 steps", with "(finished)" if all are done."""
     steps = run.starts[-1].steps if run.starts else math.nan
-    state = f"{run.step:,.0f}"
-    if math.isfinite(steps):
-        state += f" of {steps:,.0f}"
-    state += " steps"
-    if run.step == steps:
-        state += " (finished)"
-    return state
+    of_all = f" of {steps:,.0f}" if math.isfinite(steps) else ""
+    return f"{run.step:,.0f}{of_all} steps{' (finished)' if run.step == steps else ''}"
 
 
 def choice_of(run: Run) -> tuple[str, bool]:
@@ -154,9 +138,7 @@ def _describe_metric(run: Run, name: str) -> dict[str, str]:
 
 def _form_of(name: str) -> str:
     """Return the form of the values of a figure: a percentage for accuracies."""
-    if "acc" in name or name == "val_top5":
-        return PERCENT
-    return ".5g"
+    return PERCENT if "acc" in name or name == "val_top5" else ".5g"
 
 
 def summarize(run: Run) -> str:
@@ -170,21 +152,16 @@ def summarize(run: Run) -> str:
 
 def make_title(runs: list[Run]) -> str:
     """Return the title of the page: the job and its data, if all runs have the same, and their names."""
-    # the job and its data are in the title only if all runs have the same
     jobs = set()
     for run in runs:
-        words = []
-        if run.starts:
-            start = run.starts[-1]
+        words: list[object] = []
+        for start in run.starts[-1:]:
             data = start.settings.get("dataset") or start.settings.get("data_url")
-            for word in (start.environment.get("job"), data):
-                if isinstance(word, str) and word:
-                    words.append(os.path.basename(word.rstrip("/")))
-        jobs.add(" on ".join(words))
+            words = [start.environment.get("job"), data]
+        texts = [word for word in words if isinstance(word, str) and word]
+        jobs.add(" on ".join(os.path.basename(word.rstrip("/")) for word in texts))
     names = ", ".join(run.name for run in runs)
-    if len(jobs) > 1 or "" in jobs:
-        return names
-    return f"{jobs.pop()}: {names}"
+    return names if len(jobs) > 1 or "" in jobs else f"{jobs.pop()}: {names}"
 
 
 def make_class_table(run: Run) -> list[list[str]]:
@@ -193,45 +170,44 @@ def make_class_table(run: Run) -> list[list[str]]:
     They are from confusion.json of the last evaluation, the worst classes first; a job that counts no classes
     has none.
     """
-    path = os.path.join(run.path, CONFUSION)
     content: Any = None
     with contextlib.suppress(OSError, ValueError, RecursionError):  # a damaged file is one without classes
-        content = json.loads(read_file(path, _MOST_BYTES))
+        content = json.loads(read_file(os.path.join(run.path, CONFUSION), _MOST_BYTES))
     if not isinstance(content, dict):
         return []
-    counts = _whole_numbers(content.get("count"))
-    right = _whole_numbers(content.get("correct"))
-    names = content.get("classes")
-    matrix = content.get("matrix")
-    if len(counts) != len(right):
+    counts = _whole_numbers(content.get("count"), None)
+    right = _whole_numbers(content.get("correct"), len(counts))
+    if len(right) != len(counts):
         return []
+    names = content.get("classes")
     if not isinstance(names, list) or len(names) != len(counts):
         names = range(len(counts))
     # with many classes the job writes no matrix: then the last column is empty
+    matrix = content.get("matrix")
     if not isinstance(matrix, list) or len(matrix) != len(counts):
         matrix = [[]] * len(counts)
     rows = []
-    for name, count, hits, taken in zip(names, counts, right, matrix, strict=True):
+    for place, (name, count, hits) in enumerate(zip(names, counts, right, strict=True)):
         share = hits / count if count else math.nan
-        rows.append((share, [str(name), f"{count:,}", f"{hits:,}", format_number(share, PERCENT), NONE]))
         # the class for which images of this one were taken most often, besides itself
-        others = _whole_numbers(taken)
-        if len(others) == len(counts) and count > hits:
-            others[len(rows) - 1] = -1  # the right class
-            rows[-1][1][-1] = f"{names[others.index(max(others))]} ({max(others):,})"
-    rows.sort(key=_share_of)
-    return [row for _, row in rows[:_MOST_CLASSES]]
+        others = _whole_numbers(matrix[place], len(counts))
+        taken = NONE
+        if others and count > hits:
+            others[place] = -1  # the right class
+            taken = f"{names[others.index(max(others))]} ({max(others):,})"
+        # classes without images come last
+        key = share if count else math.inf
+        rows.append(
+            (key, place, [str(name), f"{count:,}", f"{hits:,}", format_number(share, PERCENT), taken])
+        )
+    return [row for _, _, row in sorted(rows)[:_MOST_CLASSES]]
 
 
-def _share_of(row: tuple[float, list[str]]) -> float:
-    """Return the key by which the rows of classes are sorted: classes without images come last."""
-    return math.inf if math.isnan(row[0]) else row[0]
-
-
-def _whole_numbers(value: object) -> list[int]:
-    """Return a list of whole numbers of JSON; an empty list if it is none."""
-    if isinstance(value, list) and all(type(number) is int and 0 <= number < 2**53 for number in value):
-        return list(value)
+def _whole_numbers(value: object, length: int | None) -> list[int]:
+    """Return a list of whole numbers of JSON; an empty list if it is none, or has another length."""
+    is_list = isinstance(value, list) and length in (None, len(value))
+    if is_list and all(type(number) is int and 0 <= number < 2**53 for number in value):  # type: ignore[attr-defined]
+        return list(value)  # type: ignore[call-overload]
     return []
 
 
@@ -240,23 +216,19 @@ def _split_time(run: Run) -> dict[str, str]:
     split = np.array(list(run.split.values())).reshape(-1, len(SPLIT)).sum(axis=0)
     if not split.any():
         return dict.fromkeys(SPLIT, NONE)
-    cells = {}
-    for name, seconds in zip(SPLIT, split, strict=True):
-        cells[name] = f"{format_duration(seconds)} ({seconds / split.sum():.1%})"
-    return cells
+    shares = split / split.sum()
+    return {
+        name: f"{format_duration(seconds)} ({share:.1%})"
+        for name, seconds, share in zip(SPLIT, split, shares, strict=True)
+    }
 
 
 def _repeated(starts: list[Start]) -> str:
     """Return how many steps these starts did again that were reported before. At a URL the reports after the
     last upload may be lost."""
-    steps = 0.0
-    least = ""
-    for start in starts:
-        if math.isfinite(start.lost_step):
-            steps += max(0.0, start.lost_step - start.step)
-        if "://" in str(start.settings.get("output_dir")):
-            least = "at least "
-    return f"{least}{steps:,.0f}"
+    lost = [start.lost_step - start.step for start in starts if math.isfinite(start.lost_step)]
+    is_at_url = any("://" in str(start.settings.get("output_dir")) for start in starts)
+    return f"{'at least ' if is_at_url else ''}{sum(max(0.0, steps) for steps in lost):,.0f}"
 
 
 def make_start_rows(runs: list[Run]) -> list[list[str]]:
@@ -274,27 +246,19 @@ def make_start_rows(runs: list[Run]) -> list[list[str]]:
                 changed = find_differences(
                     [before.settings | before.environment, start.settings | start.environment]
                 )
-                changes = "; ".join(map(_describe_change, changed))
-                row.append(format_duration(start.begun - stopped))
-                row.append(_repeated([start]))
-                row.append(changes or "nothing")
+                changes = "; ".join(f"{change.name}: {' → '.join(change.cells)}" for change in changed)
+                row += [format_duration(start.begun - stopped), _repeated([start]), changes or "nothing"]
             row += [NONE] * (8 - len(row))
             rows.append([*row, start.end or NONE])
     return rows
-
-
-def _describe_change(change: Row) -> str:
-    """Return "NAME: BEFORE → AFTER" of a setting that a restart changed."""
-    return f"{change.name}: {' → '.join(change.cells)}"
 
 
 def make_epoch_table(run: Run) -> tuple[list[str], list[list[str]]]:
     """Return (columns, rows) of one run. If there are more than _MOST_ROWS epochs, some are omitted."""
     numbers = sorted(run.ends.keys() | run.split.keys())
     numbers = numbers[:: max(1, math.ceil(len(numbers) / _MOST_ROWS))]
-    names: dict[str, None] = {}  # in the order in which epochs have them first
-    for number in numbers:
-        names.update(dict.fromkeys(run.ends.get(number, {})))
+    # in the order in which epochs have them first
+    names = dict.fromkeys(name for number in numbers for name in run.ends.get(number, {}))
     rows = []
     for number in numbers:
         ends = run.ends.get(number, {})
@@ -308,17 +272,10 @@ def make_epoch_table(run: Run) -> tuple[list[str], list[list[str]]]:
 def make_rows(columns: list[dict]) -> list[Row]:
     """Return a row for every key of these dictionaries. Empty dictionaries do not count as different."""
     rows = []
-    names: dict[str, None] = {}  # in the order of the columns
-    for column in columns:
-        names.update(dict.fromkeys(column))
-    for name in names:
-        cells = []
-        known = set()
-        for column in columns:
-            cell = _cell(column[name]) if name in column else NONE
-            cells.append(cell)
-            if column:  # an empty one is a run whose settings were lost
-                known.add(cell)
+    for name in dict.fromkeys(name for column in columns for name in column):
+        cells = [_cell(column[name]) if name in column else NONE for column in columns]
+        # an empty column is a run whose settings were lost
+        known = {cell for cell, column in zip(cells, columns, strict=True) if column}
         rows.append(Row(str(name), cells, len(known) > 1))
     return rows
 
@@ -334,23 +291,21 @@ def compare_receipts(runs: list[Run]) -> list[list[str]]:
     Each run is compared with the first. A run whose receipt cannot be read has a row with the reason.
     """
     # a run without a receipt must not hide the comparison of the others
-    receipts = {}
-    by_name = {}
+    receipts = {}  # place of a run -> its receipt
     rows = []
-    for run in runs:
-        by_name[run.name] = run
+    for place, run in enumerate(runs):
         try:
-            receipts[run.name] = read(run.path)
+            receipts[place] = read(run.path)
         except BadInput as error:
             rows.append([run.name, NONE, str(error), NONE])
-    first = receipts.pop(runs[0].name, None)
+    first = receipts.pop(0, None)
     if first is not None:
-        for name, other in receipts.items():
+        for place, other in receipts.items():
             try:
                 verdict = compare(first, other)[1]
             except ReceiptError as error:
                 verdict = str(error)
-            rows.append([runs[0].name, name, verdict, _compare_states(runs[0], by_name[name])])
+            rows.append([runs[0].name, runs[place].name, verdict, _compare_states(runs[0], runs[place])])
     return rows
 
 
@@ -361,25 +316,15 @@ def _compare_states(first: Run, other: Run) -> str:
     except BadInput as error:  # a damaged line: the page shows the rest
         text = str(error)
     # The page names runs by short names. The longer path comes first: it may begin with the other one.
-    for run in sorted((first, other), key=_length_of_path, reverse=True):
+    for run in sorted((first, other), key=lambda run: len(run.path), reverse=True):
         text = text.replace(run.path, run.name)
     return text
 
 
-def _length_of_path(run: Run) -> int:
-    return len(run.path)
-
-
 def _cell(value: object) -> str:
     """Return a value of the settings or of the environment as text, as an option of a command has it."""
-    text = str(value)
-    if value is None:
-        text = "none"
-    elif isinstance(value, bool):
-        text = text.lower()
-    if len(text) > 300:  # a list of files, for example
-        text = text[:300] + "…"
-    return text
+    text = str(value).lower() if value is None or isinstance(value, bool) else str(value)
+    return text[:300] + "…" if len(text) > 300 else text  # a list of files, for example
 
 
 def format_number(value: float, form: str = ".5g") -> str:
@@ -392,7 +337,5 @@ def format_duration(seconds: float) -> str:
     if not 0 <= seconds < 1e12:
         return NONE
     if seconds < 99.95:
-        if seconds >= 9.995:  # what rounds to 10.0
-            return f"{seconds:.1f} s"
-        return f"{seconds:.2f} s"
+        return f"{seconds:.1f} s" if seconds >= 9.995 else f"{seconds:.2f} s"  # what rounds to 10.0
     return str(datetime.timedelta(seconds=round(seconds)))

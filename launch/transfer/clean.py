@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from bootfile.ground.errors import BadInput, printable
 from common.object_store.store import ObjectStore
-from launch import confirm, manifests
-from launch.explain import align, format_time, human_size
+from launch import manifests
+from launch.explain import align, ask, format_time, human_size
 
 _DAY = 86400.0  # seconds
 
@@ -57,10 +57,11 @@ def clean(url: str, keep: int, yes: bool) -> int:
 
 def _clean(store: ObjectStore, keep: int, yes: bool) -> int:
     """Do what clean() says with an open store."""
-    snapshots = sorted(_find_snapshots(store), key=_by_name_and_age)
+    # by name, the newest first
+    snapshots = sorted(_find_snapshots(store), key=lambda each: (each.name, -each.modified))
     uploads = list(itertools.starmap(_Upload, store.uploads()))
     old: list[_Snapshot] = []
-    for _, snapshots_of_a_name in itertools.groupby(snapshots, key=_name_of):
+    for _, snapshots_of_a_name in itertools.groupby(snapshots, key=lambda each: each.name):
         old += [*snapshots_of_a_name][keep:]
     rows = []
     for snapshot in snapshots:
@@ -69,10 +70,9 @@ def _clean(store: ObjectStore, keep: int, yes: bool) -> int:
         rows.append((action, "snapshot", snapshot.folder, size, format_time(snapshot.modified)))
     left: list[_Upload] = []  # uploads to remove
     for upload in uploads:
-        action = "keep"  # another process may still send a younger one
-        if upload.began <= time.time() - _DAY:
-            action = "remove"
-            left.append(upload)
+        is_old = upload.began <= time.time() - _DAY  # another process may still send a younger one
+        left += [upload] * is_old
+        action = "remove" if is_old else "keep"
         rows.append((action, "unfinished", printable(upload.key), "", format_time(upload.began)))
     # The user sees all of them before the question, also what stays.
     for line in align(rows):
@@ -82,7 +82,7 @@ def _clean(store: ObjectStore, keep: int, yes: bool) -> int:
         return 0
     total = human_size(sum(snapshot.size for snapshot in old))
     what = f"{len(old)} snapshots ({total}) and {len(left)} unfinished uploads"
-    if not confirm.ask(f"remove {what}", yes):
+    if not ask(f"remove {what}", yes):
         print("nothing was removed")
         return 1
     for upload in left:
@@ -94,14 +94,6 @@ def _clean(store: ObjectStore, keep: int, yes: bool) -> int:
         print(f"removed {snapshot.folder}", flush=True)
     print(f"removed {what}")
     return 0
-
-
-def _name_of(snapshot: _Snapshot) -> str:
-    return snapshot.name
-
-
-def _by_name_and_age(snapshot: _Snapshot) -> tuple[str, float]:
-    return snapshot.name, -snapshot.modified  # the newest first
 
 
 def _find_snapshots(store: ObjectStore) -> Iterator[_Snapshot]:
@@ -116,7 +108,6 @@ def _find_snapshots(store: ObjectStore) -> Iterator[_Snapshot]:
             continue
         if not stored.modified:
             raise BadInput(f"{store.location.url(stored.key)}: the store does not tell its age")
-        sizes = {}  # of the files that the manifest lists: others in the folder are not ours to remove
-        for file in manifest["files"]:
-            sizes[file["path"]] = file["size"]
+        # of the files that the manifest lists: others in the folder are not ours to remove
+        sizes = {file["path"]: file["size"] for file in manifest["files"]}
         yield _Snapshot(folder, manifest["name"], sum(sizes.values()), stored.modified, list(sizes))

@@ -32,7 +32,7 @@ from common.object_store import sync
 from common.object_store.errors import of_the_disk
 from common.object_store.paths import check_keys, make_path
 from common.object_store.store import Object, ObjectStore
-from launch import confirm, manifests, records
+from launch import explain, manifests, records
 from launch.transfer import progress
 
 
@@ -81,7 +81,7 @@ def _fetch(url: str, to: str, yes: bool) -> int:
         for path in others:
             print(f"replace {printable(path)}")
         question = f"replace {len(others)} files in {to} with other content"
-        if others and not confirm.ask(question, yes):
+        if others and not explain.ask(question, yes):
             print("nothing was fetched")
             return 1
         for folder in set(map(os.path.dirname, paths.values())):

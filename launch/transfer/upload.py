@@ -70,10 +70,13 @@ def _upload(folder: str, url: str) -> int:
         wanted = manifests.list_objects(manifest)
         if not wanted:
             raise BadInput(f"{folder} contains no files")
-        stored_sizes = {}
-        for entry in store.list():
-            stored_sizes[entry.key] = entry.size
-        stored = _read_stored(store) if manifests.NAME in stored_sizes else None
+        stored_sizes = {entry.key: entry.size for entry in store.list()}
+        stored = None  # the manifest of an earlier upload
+        if manifests.NAME in stored_sizes:
+            stored = manifests.parse(store.read(manifests.NAME))
+            if not stored:
+                place = store.location.url(manifests.NAME)
+                raise BadInput(f"{place} was not written by `upload`: it is not replaced")
         without_digest: list[str] = []
 
         def is_stored(entry: Object) -> bool:
@@ -107,16 +110,6 @@ def _upload(folder: str, url: str) -> int:
         print(f"kept {len(others)} objects that are not in {folder}, first: {printable(min(others))}")
     print(store.location.url())
     return 0
-
-
-def _read_stored(store: ObjectStore) -> dict:
-    """Return the manifest of an earlier upload to the URL. Raises BadInput if it is the file of another
-    program."""
-    manifest = manifests.parse(store.read(manifests.NAME))
-    if not manifest:
-        place = store.location.url(manifests.NAME)
-        raise BadInput(f"{place} was not written by `upload`: it is not replaced")
-    return manifest
 
 
 def _read_snapshot(folder: str) -> dict | None:

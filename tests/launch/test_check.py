@@ -122,14 +122,14 @@ def test_masters_of_other_layouts():
 
 
 def test_versions_of_ascend(tmp_path):
-    assert node._ascend(str(tmp_path)) == ""
+    assert node._ascend(str(tmp_path)) == {}
     toolkit = tmp_path / "ascend-toolkit" / "latest" / "aarch64-linux"
     for folder in (tmp_path / "driver", toolkit):
         folder.mkdir(parents=True)
     (tmp_path / "driver" / "version.info").write_text("Version=24.1.rc2\nascendhal_version=7.35.19\n")
     install = "package_name=Ascend-cann-toolkit\nversion=8.0.RC2\ninnerversion=V100R001C18\n"
     (toolkit / "ascend_toolkit_install.info").write_text(install)
-    assert node._ascend(str(tmp_path)) == ", NPU driver 24.1.rc2, CANN 8.0.RC2"
+    assert node._ascend(str(tmp_path)) == {"NPU driver": "24.1.rc2", "CANN": "8.0.RC2"}
 
 
 def test_presets_are_shown_and_never_changed():

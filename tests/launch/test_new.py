@@ -89,85 +89,12 @@ def test_a_language_model_for_several_processes():
     assert not re.search(r"image|--(dataset|custom_data)|# - ", job)
 
 
-def _plain_project(folder, *options):
-    """Write a project without the blocks of DDP, and return its job."""
-    main([str(folder), *options])
-    return folder / "jobs/train.py"
-
-
-@pytest.mark.parametrize("options", [(), ("--amp",), ("--text",)], ids=" ".join)
-def test_blocks_of_ddp_that_are_added_later_are_those_of_the_beginning(options, tmp_path):
-    job = _plain_project(tmp_path / "later", *options)
-    main(["--add", "ddp", str(tmp_path / "later")])
-    first = _plain_project(tmp_path / "first", "--ddp", *options)
-    assert job.read_text() == first.read_text()
-    tests = [(tmp_path / name / "tests/test_train.py").read_text() for name in ("later", "first")]
-    assert tests[0] == tests[1]
-    with pytest.raises(BadInput, match="has these blocks already"):
-        main(["--add", "ddp", str(tmp_path / "later")])
-
-
-def test_the_users_lines_survive_when_blocks_are_added(tmp_path):
-    """Lines within the blocks, next to them, between them, and comments of the user's own."""
-    job = _plain_project(tmp_path)
-    text = job.read_text()
-    [optimizer] = re.findall(r"^    optimizer = .*\n", text, re.MULTILINE)
-    edited = text.replace(
-        optimizer, "    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)  # mine\n"
-    )
-    edited = edited.replace("default=20", "default=7").replace(
-        "    args = parser", "    # my options\n    args = parser"
-    )
-    edited = edited.replace("torch.nn.Linear(", "torch.nn.LazyLinear(").replace(
-        "\n\n\n", "\n\n\nMINE = 1\n\n\n", 1
-    )
-    assert edited != text
-    job.write_text(edited)
-    main(["--add", "ddp", str(tmp_path)])
-    added = job.read_text()
-    marks = re.findall(r"### 分布式改造 .* (\d)/6, ", added)
-    assert marks == [str(number) for number in range(1, 7) for _ in range(2)]
-    lines = iter(added.split("\n"))
-    code = edited.partition("import os")[2]  # the docstring was Bootfile's, and names the new blocks
-    assert all(line in lines for line in code.split("\n")), "each line of the user, in its order"
-    compile(added, "train.py", "exec")
-
-
-def test_a_block_without_a_place_is_printed_and_nothing_is_written(tmp_path, capsys):
-    job = _plain_project(tmp_path)
-    variant = make_job(ddp=True, amp=False)
-    [block] = re.findall(r"( *### 分布式改造 \S+ 6/6(?:.*\n)*?.*6/6.*\n)", variant)
-    before, after = variant.split(block)
-    lines = [before.rstrip("\n").split("\n")[-1], after.lstrip("\n").split("\n")[0]]
-    text = job.read_text()
-    for line in lines:
-        assert text.count(f"{line}\n") == 1
-        text = text.replace(line, line.replace("val_sums", "my_sums"))
-    job.write_text(text)
-    with pytest.raises(BadInput, match=re.escape(f"belongs between the lines `{lines[0].strip()}` and ")):
-        main(["--add", "ddp", str(tmp_path)])
-    assert block in capsys.readouterr().out and job.read_text() == text
-    place = text.index(lines[1].replace("val_sums", "my_sums"))
-    job.write_text(text[:place] + block + text[place:])  # the user pastes it
-    main(["--add", "ddp", str(tmp_path)])
-    assert job.read_text().count("### 分布式改造 (distributed) 6/6") == 2
-    assert "added 5 blocks" in capsys.readouterr().out
-
-
-def test_blocks_are_added_only_to_a_project(tmp_path):
-    with pytest.raises(BadInput, match=r"jobs/train\.py: no such file"):
-        main(["--add", "ddp", str(tmp_path)])
-    job = _plain_project(tmp_path / "project")
-    job.write_text(job.read_text().replace("forward(", "model("))
-    with pytest.raises(BadInput, match=r"calls its model without `forward\(\.\.\.\)`"):
-        main(["--add", "ddp", str(tmp_path / "project")])
-
-
-def test_a_job_of_one_process_names_the_command(tmp_path):
-    job = _plain_project(tmp_path / "project")
+def test_a_job_of_one_process_names_the_option(tmp_path):
+    main([str(tmp_path / "project")])
     given = environment(RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="29999")
+    job = tmp_path / "project" / "jobs" / "train.py"
     result = run(job, "--max_steps=1", "--output_dir", tmp_path / "out", code=2, env=given)
-    assert "python -m launch new --add ddp PROJECT" in result.stderr
+    assert "python -m launch new PROJECT --ddp" in result.stderr
 
 
 @pytest.mark.parametrize("options, reason", [

@@ -14,7 +14,8 @@ import sys
 import time
 
 import torch
-from receipt import Receipt
+
+from bootfile import Receipt
 
 PACKAGE, VERSION = os.environ["ZOO_PACKAGE"], os.environ["ZOO_VERSION"]
 if importlib.metadata.version(PACKAGE).partition("+")[0] != VERSION:

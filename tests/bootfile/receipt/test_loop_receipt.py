@@ -3,19 +3,22 @@
 import collections
 import os
 import re
+import time
 
 import numpy as np
 import pytest
 import torch
 
-from bootfile.receipt import steps
+from bootfile.ground.errors import BadInput
+from bootfile.ground.files import sha256_file
+from bootfile.receipt import cli, steps
 from bootfile.receipt.contents import hash_batch
 from bootfile.receipt.loop_receipt import Receipt
 from bootfile.receipt.loop_records import read
 from bootfile.receipt.one_run import Options
 from bootfile.receipt.records import ReceiptError
 from bootfile.receipt.report import report
-from tests.conftest import names, run
+from tests.conftest import names
 
 DATA = torch.rand(48, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 STEPS = 12  # of an epoch: batches of 4
@@ -247,21 +250,35 @@ def test_other_data_and_other_seeds_are_refused(tmp_path):
         compare(tmp_path, "a", "c")
 
 
-def test_the_file_works_alone(tmp_path):
-    run("-m", "launch", "new", "--receipt", tmp_path / "project")
-    program = "import torch\nfrom receipt import Receipt\n" + (
-        "for _ in Receipt('OUT', seed=0).watch(torch.utils.data.DataLoader(torch.arange(12), 4)): pass\n"
-        "import sys; assert not {'common', 'datasets'} & sys.modules.keys()"
-    )
-    (tmp_path / "project" / "loop.py").write_text(program)
-    run("loop.py", cwd=tmp_path / "project")
-    shown = [run("receipt.py", "OUT", "OUT", cwd=tmp_path / "project").stdout]
-    shown.append(run("-m", "launch", "receipt", *[tmp_path / "project" / "OUT"] * 2).stdout)
-    assert all(text.endswith("data equal for 3 steps\n") for text in shown)
-    for words, message in ((["gone"], "no receipt of a loop at gone"), ([], "expected RUN or RUN_A RUN_B")):
-        refused = run("receipt.py", *words, cwd=tmp_path / "project", code=2)
-        assert refused.stderr.startswith(f"error: {message}") and refused.stderr.count("\n") == 1
-    run("-m", "launch", "new", "--receipt", tmp_path / "project")  # the same file: nothing to do
-    (tmp_path / "project" / "receipt.py").write_text("mine")
-    assert "exists" in run("-m", "launch", "new", "--receipt", tmp_path / "project", code=2).stderr
-    assert (tmp_path / "project" / "receipt.py").read_text() == "mine"
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        ([], ("RUN", "RUN_A", "RUN_B", 0)),
+        (["a", "b", "c"], ("RUN", "RUN_A", "RUN_B", 3)),
+        (["a", "--nope"], ("--nope",)),
+        (["a", "a", "--repeats"], ("--repeats", "--same_order", "--augmented")),
+        (["gone"], ("gone/receipt.bin",)),
+    ],
+)
+def test_a_wrong_command_is_one_line(words, parts, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    record(tmp_path / "a", batches([1]))
+    with pytest.raises(BadInput) as refusal:
+        cli.main(words)
+    assert names(str(refusal.value), *parts) and "\n" not in str(refusal.value)
+
+
+SHA256 = {  # digests of the files of the run below, as version 0.31 has written them
+    "receipt-0.bin": "0d2e55ac7ea701c82c0b96c7519ee6b24d52094c80062afc2b140f7866a47ced",
+    "samples-0.bin": "417e282d9f3e75641fd6bf676423e6b597a7a3a2766b6c6addef2d7f12302386",
+}
+
+
+def test_the_bytes_are_those_of_earlier_versions(tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "time_ns", lambda: 10**18)
+    data = torch.arange(72.0).view(24, 3) / 7
+    receipt = Receipt(str(tmp_path), ids="id")
+    for factor in (5, 7, 11):
+        order = torch.tensor([number * factor % len(data) for number in range(len(data))])
+        assert len(list(receipt.watch([{"id": part, "x": data[part]} for part in order.split(4)]))) == 6
+    assert {name: sha256_file(str(tmp_path / name)) for name in SHA256} == SHA256

@@ -4,11 +4,11 @@ samples. A correct run gives no line."""
 import pytest
 import torch
 
-from bootfile.receipt import loop_records
+from bootfile.receipt import cli, loop_records
 from bootfile.receipt.loop_receipt import Receipt
 from bootfile.receipt.one_run import Options
 from bootfile.receipt.report import report
-from tests.conftest import names, run
+from tests.conftest import names
 
 SIZE, BATCH = 64, 8
 DATA = torch.rand(SIZE, 4, generator=torch.Generator().manual_seed(0))
@@ -164,12 +164,10 @@ def test_a_restart_continues_its_epoch(first, ids, tmp_path):
         assert judge(tmp_path) == ["epochs 1 and 4 have the same order, from step 25 on"]
 
 
-def test_the_file_of_a_project_does_the_same(tmp_path):
-    run("-m", "launch", "new", "--receipt", tmp_path / "project")
+def test_an_option_says_what_is_right(tmp_path, capsys):
     read(tmp_path / "run", [shuffled(0)] * 2, world_size=2)
-    words = ("receipt.py", tmp_path / "run")
-    for command in (words, ("-m", "launch", "receipt", tmp_path / "run")):
-        place = {"cwd": tmp_path / "project"} if command is words else {}
-        printed = run(*command, code=1, **place).stdout
-        assert printed.endswith("16 steps\nunusual: epochs 1 and 2 have the same order, from step 9 on\n")
-        assert run(*command, "--same_order", **place).stdout.endswith("16 steps\n")
+    assert cli.main([str(tmp_path / "run")]) == 1
+    unusual = "16 steps\nunusual: epochs 1 and 2 have the same order, from step 9 on\n"
+    assert capsys.readouterr().out.endswith(unusual)
+    assert cli.main([str(tmp_path / "run"), "--same_order"]) == 0
+    assert capsys.readouterr().out.endswith("16 steps\n")

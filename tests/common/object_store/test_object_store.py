@@ -412,28 +412,6 @@ def test_a_weak_etag_is_not_a_condition_and_is_compared_here(store, server, tmp_
     assert (tmp_path / "back").read_bytes() == content
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
-def test_a_proxy_that_is_asked_for_a_server_of_this_machine_is_named(host, store, monkeypatch):
-    """At once if the proxy cannot be reached, and with the answer of a proxy that asks its own machine."""
-    for name in ("no_proxy", "NO_PROXY", "HTTP_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://{host}:9")
-    monkeypatch.setenv("http_proxy", f"http://user:secret@127.0.0.1:{free_port()}")
-    hint = rf"through the proxy 127.0.0.1:\d+ \(http_proxy\): .* no_proxy={re.escape(host)}"
-    with pytest.raises(BadInput, match=f"cannot be reached {hint}") as refused:
-        ObjectStore("s3://bucket")
-    assert "secret" not in str(refused.value)
-    with HostileStore(lambda *_: reply(b"no such host", 403)) as proxy:
-        monkeypatch.setenv("http_proxy", proxy.environment["AWS_ENDPOINT_URL_S3"])
-        with ObjectStore("s3://bucket") as asked, pytest.raises(StoreError, match=hint):
-            asked.read("key")
-    monkeypatch.setenv("no_proxy", host)
-    with ObjectStore("s3://bucket") as alone, pytest.raises(StoreError) as refused:
-        alone.read("key")
-    assert "proxy" not in str(refused.value)
-
-
 def test_a_file_that_is_not_what_it_should_be_is_refused(store, tmp_path):
     (tmp_path / "file").write_bytes(b"hello")
     with pytest.raises(BadInput, match="has changed"):

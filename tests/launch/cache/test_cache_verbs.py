@@ -17,7 +17,7 @@ from datasets.stores import forms, pack
 from datasets.stores.files import FileStore
 from datasets.stores.shared import address
 from launch.cache import cli as cache
-from launch.cache import server as cache_server
+from launch.cache import places as cache_server
 from tests.conftest import environment, finish, free_port, names, run, start
 from tests.support import pictures
 from tests.support.redis_server import (
@@ -299,7 +299,7 @@ def test_without_a_server_it_is_one_line(images, cache_dir, launch):
     result = run("-m", "launch", "cache", "preload", *where, code=2)
     assert result.stdout == "" and result.stderr.count("\n") == 1
     assert result.stderr.startswith(f"error: cache 127.0.0.1:{port}: ") and reason in result.stderr
-    quick = "import sys, launch.cache.server, launch.cache.cli; sys.exit('torch' in sys.modules)"
+    quick = "import sys, launch.cache.places, launch.cache.cli; sys.exit('torch' in sys.modules)"
     run("-c", quick, fresh=True)  # importing torch takes longer than a server may take to answer
     for verb, data in (("check", images), ("ls", None), ("rm", None)):
         with pytest.raises(BadInput, match=reason):

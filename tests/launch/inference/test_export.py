@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bootfile.ground.errors import BadInput
-from launch.inference import export, exports
+from launch.inference import export
 from launch.inference.trained import load
 
 
@@ -29,25 +29,25 @@ def test_onnx(digits, tmp_path):
     with torch.no_grad():
         torch.testing.assert_close(torch.from_numpy(found), network.model(batch), rtol=1e-4, atol=1e-4)
     facts = {each.key: each.value for each in onnx.load(path).metadata_props}
-    assert json.loads(facts[exports.NOTE])["classes"] == [*map(str, range(10))]
+    assert json.loads(facts[export.NOTE])["classes"] == [*map(str, range(10))]
 
 
 def test_torch_export(digits, tmp_path):
     if not hasattr(torch.export, "Dim"):
         pytest.skip("torch.export has no Dim before torch 2.2")
-    network, note = load(str(digits)), {exports.NOTE: ""}
+    network, note = load(str(digits)), {export.NOTE: ""}
     batch, path = _batch(network), _export(digits, tmp_path / "model.pt2")
     loaded = torch.export.load(path, extra_files=note).module()
     with torch.no_grad():
         torch.testing.assert_close(loaded(batch), network.model(batch), rtol=1e-4, atol=1e-4)
-    assert json.loads(note[exports.NOTE])["size"] == 8
+    assert json.loads(note[export.NOTE])["size"] == 8
 
 
 def test_other_logits_are_not_written(digits, tmp_path, monkeypatch):
-    def wrong(network):
+    def wrong(network, *_):
         return b"content", lambda images: network.model(images) * 1.001
 
-    monkeypatch.setitem(exports.FORMS, ".pt2", wrong)
+    monkeypatch.setitem(export.FORMS, ".pt2", wrong)
     with pytest.raises(BadInput, match=r"not written: .*logits differ .*0\.00"):
         _export(digits, tmp_path / "model.pt2")
     with pytest.raises(BadInput, match=r"expected .*\.onnx, \.pt2"):

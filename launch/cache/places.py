@@ -1,11 +1,13 @@
-"""Store, read, list and delete data sets on the server of a shared cache.
+"""The two places of samples, a folder of packs and a server, and how their samples are compared with files.
 
-All state is on the server. A preload that was killed, or that lost its server, stores only the missing
-samples when it is started again. SET is atomic, so the length of a value shows whether the sample is stored;
-`check` compares bytes.
+A place takes an index and a form, stores its samples, and gives a function that reads them. check() compares
+every sample with its file, byte for byte. All state of a server is on it: a preload that was killed, or that
+lost its server, stores only the missing samples when it is started again. SET is atomic, so the length of a
+value shows whether the sample is stored.
 """
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,16 +15,119 @@ import numpy as np
 from tqdm import tqdm
 
 from bootfile.ground.errors import BadInput
+from datasets.folders import image_folder, image_index
 from datasets.folders.image_index import ImageFolderIndex
-from datasets.folders.messages import progress
-from datasets.stores import forms
+from datasets.folders.messages import progress, shown
+from datasets.stores import forms, pack
 from datasets.stores.files import FileStore
 from datasets.stores.shared import address, references
 from datasets.stores.shared.connection import Server
 from datasets.stores.shared.redis_store import RedisStore
 from datasets.stores.shared.references import StoredSet
-from launch.cache.check import DAMAGED, MISSING, Read
 from launch.explain import align
+
+MISSING = "missing"
+DAMAGED = "damaged"
+DIFFERENT = "different"
+KINDS = (MISSING, DAMAGED, DIFFERENT)
+Read = Callable[[np.ndarray], list]  # ids -> samples, or MISSING, or DAMAGED
+_COMPARED = 256  # samples that a thread compares at a time
+
+
+def check(read: Read, index: image_index.ImageFolderIndex, form: str, workers: int) -> int:
+    """Compare the samples of a split, print the result, and return the number of wrong ones.
+
+    `launch cache check` calls it for each split. read: called in `workers` threads.
+
+    Raises BadInput if a file cannot be read or was changed since the scan.
+    """
+    files = FileStore(index, verified=True)
+    paths_of: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    parts = np.split(np.arange(len(index)), range(_COMPARED, len(index), _COMPARED))
+    with progress(len(index), f"checking {index.split}") as bar:
+
+        def compare(part: np.ndarray) -> list[tuple[str, int]]:
+            """Return (kind, id) of the wrong samples among these ids, in a thread of the pool."""
+            wrong = []
+            for id, kept in zip(part.tolist(), read(part), strict=True):
+                if isinstance(kept, str):
+                    wrong.append((kept, id))
+                elif not _same(kept, forms.make(files, id, form)):
+                    wrong.append((DIFFERENT, id))
+            return wrong
+
+        # the threads read and decode; this one counts, in the order of the ids
+        pool = ThreadPoolExecutor(workers, "check")
+        try:
+            for part, wrong in zip(parts, pool.map(compare, parts), strict=True):
+                for kind, id in wrong:
+                    paths_of[kind].append(index.path(id))
+                bar.update(len(part))
+        finally:
+            pool.shutdown(cancel_futures=True)
+    tell = image_folder.one_line(print)
+    for kind, paths in paths_of.items():
+        if paths:
+            tell(f"{kind}: {shown(paths)}")
+    count = sum(map(len, paths_of.values()))
+    counts = "".join(f", {len(paths)} {kind}" for kind, paths in paths_of.items() if paths)
+    equal = f"{len(index) - count} of {len(index)} samples are stored and equal to the files"
+    print(f"{index.split}: {equal}{counts}", flush=True)
+    return count
+
+
+def _same(kept: bytes | np.ndarray, made: forms.Sample) -> bool:
+    """Return whether a stored sample has the size and the bytes of one that was just made from the file."""
+    if isinstance(kept, np.ndarray) and kept.shape[:2] != made[:2]:
+        return False
+    return np.array_equal(np.frombuffer(kept, np.uint8), np.frombuffer(made.content, np.uint8))
+
+
+class Packs:
+    """A folder of packs, for one run of `launch cache`. log: called with one line to print.
+
+    form: of the samples if none is named. forms: those that it can hold.
+    """
+
+    form = "decoded"
+    forms = forms.FORMS
+
+    def __init__(self, folder: str, log: Callable[[str], object]):
+        self.folder = os.path.abspath(folder)
+        self._log = log
+
+    def close(self) -> None:
+        """Do nothing: the verbs close a place at their end, and only a server has a connection."""
+
+    def preload(self, index: ImageFolderIndex, form: str, workers: int) -> int:
+        """Make the pack if it is missing, and return the number of samples. Raises BadInput, also if there is
+        not enough space."""
+        pack.build(index, pack.place(self.folder, index, form), form, threads=workers).close()
+        return len(index)
+
+    @contextlib.contextmanager
+    def reader(self, index: ImageFolderIndex, form: str) -> Iterator[Read]:
+        """Yield read(ids) -> list of bytes (encoded), uint8 [height, width, 3], MISSING or DAMAGED."""
+        path = pack.place(self.folder, index, form)
+        is_whole = pack.is_whole(index, path, form)
+        store = pack.PackStore(path, index, form)
+        if not is_whole:
+            self._log(f"{index.split}: no whole pack at {path}; `preload` makes its missing parts")
+
+        def read_one(id: int) -> bytes | np.ndarray | str:
+            if not is_whole:
+                return MISSING
+            try:
+                return store.stored(id)[0].value(form)
+            except (BadInput, LookupError, ValueError):
+                return DAMAGED
+
+        def read(ids: np.ndarray) -> list:
+            """Return the samples: the threads of check() call it."""
+            return [read_one(id) for id in ids.tolist()]
+
+        yield read
+
 
 _PART = 32  # samples that a thread makes and sends at a time
 

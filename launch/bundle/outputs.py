@@ -1,15 +1,62 @@
-"""Write a job as one file that Python starts: a zip archive with the modules that the job needs.
+"""Write what `pack` has chosen: a folder with a manifest, or one file that Python starts.
 
-`python FILE.py` and torchrun run it as `python jobs/NAME.py` would in the folder.
+They take the manifest and the contents: path, with / -> file to copy, or the content itself. Equal contents
+give equal bytes under an equal name, so that packing again changes nothing. What another program has written
+is never replaced. The folder's name contains the digest of its content. The file is a zip archive with the
+modules that the job needs: `python FILE.py` and torchrun run it as `python jobs/NAME.py` would in the folder.
 """
 
+import contextlib
 import io
 import os
 import zipfile
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained, write_atomic
+from common.ground.files import locked, make_folder_atomic
 from launch import manifests
+
+
+def write_folder(to: str, manifest: dict, contents: dict[str, str | bytes]) -> tuple[str, bool]:
+    """Write the snapshot to the folder `to` atomically, for `pack`. Return (its path, False if it existed).
+
+    contents: path in the snapshot, with / -> file to copy, or the content itself
+
+    Raises BadInput if a snapshot of that name was changed, if a file changes while it is copied, or if the
+    disk is full.
+    """
+    final = os.path.join(to, manifests.make_folder_name(manifest))
+    with explained(f"{to} cannot be written"):
+        os.makedirs(to, exist_ok=True)
+        with locked(to):
+            # the name has the digest of the content: a folder of this name is compared, and never replaced
+            if os.path.lexists(final):
+                wrong = _find_wrong(final, manifest)
+                if wrong:
+                    raise BadInput(f"{final} exists, and {wrong} in it is not what was packed: delete it")
+                return final, False
+            with make_folder_atomic(final) as folder:
+                manifests.write_files(folder, contents | {manifests.NAME: manifests.to_bytes(manifest)})
+                wrong = _find_wrong(folder, manifest)
+                if wrong:
+                    raise BadInput(f"{wrong} was changed while it was packed")
+    return final, True
+
+
+def _find_wrong(folder: str, manifest: dict) -> str | None:
+    """Return a file of a snapshot that is not what the manifest lists; None if all are. Other files, such as
+    __pycache__, are ignored."""
+    stored = None
+    with contextlib.suppress(OSError), open(os.path.join(folder, manifests.NAME), "rb") as content:
+        stored = manifests.parse(content.read())
+    if not stored or stored | {"git": None} != manifest | {"git": None}:
+        return manifests.NAME
+    for file in manifest["files"]:
+        source = os.path.join(folder, file["path"])
+        if not os.path.isfile(source) or manifests.describe_file(file["path"], source) != file:
+            return file["path"]
+    return None
+
 
 _MAIN = '''"""Run the job of this archive, as `python -m {module}` would."""
 
@@ -35,7 +82,7 @@ except ModuleNotFoundError as error:
 _TIME = (1980, 1, 1, 0, 0, 0)  # each file in the archive has it, so that equal contents are equal files
 
 
-def write(path: str, manifest: dict, contents: dict[str, str | bytes], packages: list[str]) -> bool:
+def write_file(path: str, manifest: dict, contents: dict[str, str | bytes], packages: list[str]) -> bool:
     """Write the archive. Return whether it is a new one: equal contents have equal bytes. `pack` calls it.
 
     path: ends in .py.
