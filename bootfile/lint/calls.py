@@ -4,7 +4,7 @@ import ast
 from typing import Any
 
 from bootfile.lint import values
-from bootfile.lint.known import PASSED, Known, number_arguments
+from bootfile.lint.known import LISTINGS, PASSED, Known, number_arguments
 from bootfile.lint.record import MOST_EVENTS, Class, Condition, Frame, Function
 from bootfile.lint.syntax import trains_itself, unparse
 from bootfile.lint.values import Value, kind_of, root
@@ -224,6 +224,8 @@ class Calls(Known):
         made = Value("unknown", "", self._path(), node.lineno, deps=values.join_deps(given))
         made.loops = tuple(self._loops)
         made.flags.add("from_call")
+        if name in LISTINGS:
+            made.flags.add("listing")
         if name == "format":
             made.node = node
         return made
@@ -274,6 +276,11 @@ class Calls(Known):
         if args and all(value.kind in ("const", "text") or "fixed" in value.flags for value in args):
             made.flags.add("fixed")
         made.key = dotted
+        if last in LISTINGS:
+            made.flags.add("listing")
+        # `sorted(files)` and `max(files)` compare texts
+        if last in ("sorted", "max") and args:
+            made.flags.add("keyed" if named else "by_text")
         is_exact = last == "Exact" and dotted.startswith("bootfile.")
         if last in ("Accelerator", "Fabric") or is_exact:
             made.kind = "instance"

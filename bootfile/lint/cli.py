@@ -18,7 +18,7 @@ from bootfile.console.parser import Parser
 from bootfile.ground.errors import BAD_INPUT, BadInput, print_line, say_error
 from bootfile.lint import engine, show
 from bootfile.lint.findings import Finding
-from bootfile.lint.table import RULES
+from bootfile.lint.table import RETIRED, RULES
 
 FINDINGS = 1
 
@@ -62,6 +62,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _explain(rule: str) -> int:
+    if rule in RETIRED:
+        raise BadInput(f"--explain {rule}: a rule of earlier releases, which lint does not look for any more")
     if rule not in RULES:
         raise BadInput(f"--explain {rule}: unknown rule: expected one of {', '.join(RULES)}")
     for line in show.explain(rule):

@@ -1,14 +1,22 @@
 """The finding, and the place where it is."""
 
+import dataclasses
 import os
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
+
+from bootfile.lint.table import RULES
 
 
-class Finding(NamedTuple):
+@dataclass(frozen=True, order=True, slots=True)
+class Finding:
     """One finding. rule: "R103". is_hint: it may be intended, and does not change the exit code. fix: text
     in place of that of the rule. resume_with: the options with which the script continues a run. script: the
-    one that was read, which may import the file of the finding."""
+    one that was read, which may import the file of the finding.
+
+    evidence: what a repair needs: "event" is the event, loop, value or syntax node at the place of the
+    finding; "value" the object or number; "save" and "load" the events that write and read the checkpoint.
+    """
 
     path: str
     line: int
@@ -18,32 +26,20 @@ class Finding(NamedTuple):
     fix: str = ""
     resume_with: str = "--resume OUT/last.pt"
     script: str = ""
+    evidence: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def as_hint(self) -> "Finding":
+        """Return the finding as a hint."""
+        return dataclasses.replace(self, is_hint=True)
 
 
-def at(event: Any, rule: str, message: str, is_hint: bool = False) -> Finding:
-    """Return a finding at the place of an event, loop or value."""
-    return Finding(event.path, event.line, rule, message, is_hint)
-
-
-def as_hints(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Yield the findings as hints."""
-    for finding in findings:
-        yield finding._replace(is_hint=True)
-
-
-def of_a_restart(findings: Iterable[Finding], facts: Any) -> Iterator[Finding]:
-    """Yield the findings about restarts if the script trains, saves and continues. They are hints if it may
-    only begin a new training with weights."""
-    if not facts.loops or not facts.saves or not facts.intent:
-        return
-    if facts.is_sure:
-        yield from findings
-    else:
-        yield from as_hints(findings)
+def at(event: Any, rule: str, message: str, is_hint: bool = False, **evidence: Any) -> Finding:
+    """Return a finding at the place of an event, loop or value; a hint if its rule gives hints only."""
+    is_hint = is_hint or RULES[rule].is_hint
+    return Finding(event.path, event.line, rule, message, is_hint, evidence={"event": event, **evidence})
 
 
 def name_line(event: Any, other: Any) -> str:
     """Return "line 57", with the file if it is another one than that of the finding."""
-    if event.path == other.path:
-        return f"line {event.line}"
-    return f"line {event.line} of {os.path.basename(event.path)}"
+    is_same = event.path == other.path
+    return f"line {event.line}" if is_same else f"line {event.line} of {os.path.basename(event.path)}"

@@ -16,6 +16,10 @@ PASSED = (
 )  # fmt: skip
 
 
+# what these return has the order of a folder
+LISTINGS = ("listdir", "scandir", "glob", "iglob", "rglob", "iterdir")
+
+
 class Known(Recorder):
     """Follows calls whose meaning is known."""
 
@@ -42,6 +46,8 @@ class Known(Recorder):
             self._event("step", base, arguments, node)
         elif name == "state_dict":
             self._event("state", base, arguments, node)
+        elif name in ("sort", "reverse"):
+            base.flags.add("by_text" if name == "sort" and not arguments else "keyed")
         self._event("method", base, arguments, node, name)
 
     def _known_result(
@@ -112,7 +118,9 @@ class Known(Recorder):
         if classes and all(part.kind == "class" for part in classes):
             return classes[0]
         deps = values.join_deps([owner, key])
-        return Value("attribute", "", self._path(), node.lineno, of=owner, deps=deps, flags={"item"})
+        return Value(
+            "attribute", "", self._path(), node.lineno, of=owner, key=key.key, deps=deps, flags={"item"}
+        )
 
     def _container_method(self, base: Value, name: str, args: list[Value], node: Any) -> Value | None:
         if name in ("items", "values", "keys"):

@@ -1,13 +1,16 @@
 """Show findings: as text, as JSON, or as annotations of GitHub."""
 
+import dataclasses
 import json
 import os
 import shlex
 from collections.abc import Iterator
-from typing import Any
 
 from bootfile.lint.findings import Finding
 from bootfile.lint.table import RULES
+
+# the events and syntax nodes of a finding are for programs in the same process
+_FIELDS = [field.name for field in dataclasses.fields(Finding) if field.name != "evidence"]
 
 
 def as_text(findings: list[Finding]) -> Iterator[str]:
@@ -35,7 +38,7 @@ def as_json(findings: list[Finding], errors: list[str]) -> str:
     rows = []
     for finding in findings:
         rule = RULES[finding.rule]
-        row: dict[str, Any] = finding._asdict()
+        row = {name: getattr(finding, name) for name in _FIELDS}
         row.update(consequence=rule.consequence, fix=finding.fix or rule.fix, report=rule.report)
         rows.append(row)
     return json.dumps({"findings": rows, "errors": errors}, indent=2)

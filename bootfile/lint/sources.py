@@ -3,7 +3,7 @@
 import ast
 import re
 import warnings
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bootfile.ground.errors import BadInput
 
@@ -20,6 +20,18 @@ class Source(NamedTuple):
     tree: ast.Module
     ignored: dict[int, set[str]]
     data: bytes
+
+    def find(self, kind: Any) -> list[Any]:
+        """Return the nodes of a kind, in the order of ast.walk()."""
+        return [node for node in ast.walk(self.tree) if isinstance(node, kind)]
+
+    def parents(self) -> dict[ast.AST, ast.AST]:
+        """Return the node around each node. The tree keeps it for other scripts that import it."""
+        kept: dict[ast.AST, ast.AST] | None = getattr(self.tree, "bootfile_parents", None)
+        if kept is None:
+            kept = {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+            self.tree.bootfile_parents = kept  # type: ignore[attr-defined]
+        return kept
 
 
 def read(path: str) -> Source:

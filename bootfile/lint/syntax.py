@@ -2,7 +2,12 @@
 
 import ast
 import contextlib
+import re
 from typing import Any
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_LISTINGS = re.compile(r"^(os\.listdir|os\.scandir|glob\.glob|glob\.iglob|glob|listdir|iglob)$")
+_PATH_LISTINGS = ("iterdir", "glob", "rglob")
 
 
 def unparse(node: ast.AST) -> str:
@@ -107,3 +112,26 @@ def trains_itself(node: ast.ClassDef) -> bool:
         if isinstance(part, ast.Attribute) and part.attr in ("backward", "optim", "Adam", "zero_grad"):
             return True
     return False
+
+
+def list_above(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> list[Any]:
+    """Return the nodes around a node, from the inside."""
+    above = []
+    while node in parents:
+        node = parents[node]
+        above.append(node)
+    return above
+
+
+def is_listing(node: ast.Call) -> bool:
+    """Return whether a call lists the files of a folder."""
+    name = unparse(node.func)
+    is_method = isinstance(node.func, ast.Attribute) and node.func.attr in _PATH_LISTINGS
+    return _LISTINGS.match(name) is not None or (is_method and "glob." not in name)
+
+
+def ignores_index(function: Any) -> bool:
+    """Return whether a __getitem__() does not read the number of the sample: it draws one."""
+    arguments = function.args.args
+    names = {part.id for part in ast.walk(function) if isinstance(part, ast.Name)}
+    return len(arguments) > 1 and arguments[1].arg not in names

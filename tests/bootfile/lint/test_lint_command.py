@@ -88,10 +88,19 @@ def test_explain_shows_a_rule(folder):
     assert call(folder, "--explain", "R103").stdout.startswith("R103: the scheduler is stepped")
     [line] = call(folder, "--explain", "R000", code=2).stderr.splitlines()
     assert "unknown rule" in line
+    [line] = call(folder, "--explain", "R403", code=2).stderr.splitlines()
+    assert "R403: a rule of earlier releases" in line
 
 
 @pytest.mark.parametrize(
-    ("comment", "code"), [("ignore R103", 0), ("ignore", 0), ("ignore R101, R103", 0), ("ignore R101", 1)]
+    ("comment", "code"),
+    [
+        ("ignore R103", 0),
+        ("ignore", 0),
+        ("ignore R101, R103", 0),
+        ("ignore R101", 1),
+        ("ignore R403, R103", 0),
+    ],
 )
 def test_a_comment_turns_a_rule_off(comment, code, folder):
     text = BAD.replace("    scheduler.step()", f"    scheduler.step()  # bootfile: {comment}")
