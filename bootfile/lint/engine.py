@@ -11,7 +11,6 @@ from bootfile.lint import (
     known_defects,
     rules_counters,
     rules_epochs,
-    rules_exact,
     rules_files,
     rules_random,
     rules_samples,
@@ -20,13 +19,11 @@ from bootfile.lint import (
     sources,
 )
 from bootfile.lint.facts import Facts
-from bootfile.lint.findings import Finding
-from bootfile.lint.project import Project
+from bootfile.lint.table import Finding
 from bootfile.lint.trace import Tracer
 
 _CHECKS = (
     rules_state.check,
-    rules_exact.check,
     rules_counters.check,
     rules_epochs.check,
     rules_random.check,
@@ -68,7 +65,7 @@ def lint(path: str, parsed: dict[str, sources.Source | None] | None = None) -> l
     """Return the findings of a script and of the modules of its project that it imports, by place. parsed:
     modules that were read for another script. Raises BadInput if the file cannot be read."""
     source = sources.read(path)
-    project = Project(path, parsed)
+    project = sources.Project(path, parsed)
     tracer = Tracer(source, project)
     tracer.run()
     findings = []

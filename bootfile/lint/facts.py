@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 
 from bootfile.lint import values
 from bootfile.lint.checkpoints import LOAD_NAME, Checkpoints
-from bootfile.lint.findings import Finding
 from bootfile.lint.record import Event
 from bootfile.lint.syntax import unparse
+from bootfile.lint.table import Finding
 from bootfile.lint.trace import Tracer
 from bootfile.lint.values import Value, list_deps, root
 from bootfile.lint.walk import given_state, is_followed
@@ -112,7 +112,7 @@ class Facts(Checkpoints):
         is_later = is_counter or self._begins_later()
         if any(map(values.is_restored, starts)) or (bool(self.loads) and is_later):
             return "counter"
-        ways = [[*event.functions, *map(_text_of, event.conditions)] for event in self.loads]
+        ways = [[*event.functions, *[test.text for test in event.conditions]] for event in self.loads]
         return "option" if any(_RESUME.search(name) for way in ways for name in way) else ""
 
     def _is_kept(self, event: Event) -> bool:
@@ -144,8 +144,8 @@ class Facts(Checkpoints):
         if kinds & {"attribute", "field", "unknown", "shifted"}:
             return True
         # `if step < start_step: continue`
-        skips = [event for event in self.in_training("test") if _skips(event.node)]
-        return any(_START.search(event.text) for event in skips)
+        tests = [event for event in self.in_training("test") if _START.search(event.text)]
+        return any(isinstance(part, ast.Continue) for event in tests for part in event.node.body)
 
     def _loads_weights(self) -> bool:
         """Return whether all that leads to the load of the optimizer names weights, and no restart."""
@@ -169,14 +169,6 @@ class Facts(Checkpoints):
         for event in own:
             made += [event for base in event.value.cls.node.bases if _TRAINER_BASES.search(unparse(base))]
         return sorted(made, key=lambda event: event.order)
-
-
-def _text_of(condition: object) -> str:
-    return str(getattr(condition, "text", ""))
-
-
-def _skips(node: object) -> bool:
-    return any(isinstance(part, ast.Continue) for part in getattr(node, "body", []))
 
 
 def _restores(event: Event) -> bool:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from bootfile.lint.facts import Facts
-from bootfile.lint.findings import Finding, at
 from bootfile.lint.syntax import unparse
+from bootfile.lint.table import Finding, at
 from bootfile.lint.values import root
 
 

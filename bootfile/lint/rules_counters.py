@@ -8,8 +8,8 @@ from collections.abc import Set as AbstractSet
 
 from bootfile.lint import values
 from bootfile.lint.facts import Facts, of_a_restart
-from bootfile.lint.findings import Finding, at, name_line
 from bootfile.lint.record import Event
+from bootfile.lint.table import Finding, at, name_line
 from bootfile.lint.values import Value, list_deps, root
 
 _BEST_NAME = re.compile(

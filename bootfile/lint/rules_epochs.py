@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from bootfile.lint import values
 from bootfile.lint.checkpoints import Save
 from bootfile.lint.facts import Facts, of_a_restart
-from bootfile.lint.findings import Finding, at, name_line
 from bootfile.lint.record import Event
 from bootfile.lint.syntax import unparse
+from bootfile.lint.table import Finding, at, name_line
 from bootfile.lint.values import Loop, Value, kind_of, list_deps, root
 from bootfile.lint.walk import describe, is_constant
 
@@ -132,13 +132,10 @@ def _finds_its_place(facts: Facts, loop: Loop) -> bool:
         if is_inside and not is_known and _COUNTS.search(counter.label):
             return True
     # the whole file is read in a way that is not followed, or the number is used in the loop
-    read = {event.value for event in facts.select("read") if _may_be_number(event.value.key)}
+    reads = {event.value for event in facts.select("read")}
+    read = {value for value in reads if value.key is None or _NUMBER.search(str(value.key))}
     inside = [event for event in facts.events if read and event.loops and event.loops[0] is loop]
     return any(read & list_deps(argument) for event in inside for argument in event.args.values())
-
-
-def _may_be_number(key: object) -> bool:
-    return key is None or _NUMBER.search(str(key)) is not None
 
 
 def _adds_offset(loop: Loop) -> bool:

@@ -7,10 +7,10 @@ from typing import Any
 
 from bootfile.lint.checkpoints import Entry, Save
 from bootfile.lint.facts import Facts
-from bootfile.lint.findings import Finding, at, name_line
 from bootfile.lint.known_defects import asks_for_less
 from bootfile.lint.record import Event
 from bootfile.lint.syntax import unparse
+from bootfile.lint.table import Finding, at, name_line
 from bootfile.lint.values import Value, list_deps, root
 from bootfile.lint.walk import describe, given_state, is_guarded
 
@@ -193,7 +193,9 @@ def _is_of_rank(event: Event) -> bool:
 
 def _find_refused(facts: Facts) -> Iterator[Finding]:
     # weights_only=False reads all objects; a file that the script opens may be one of pickle
-    loads = [event for event in facts.restart_loads() if event.text == "torch.load" and _is_plain(event)]
+    loads = [event for event in facts.restart_loads() if event.text == "torch.load"]
+    loads = [event for event in loads if not event.args.keys() & {"weights_only", "pickle_module"}]
+    loads = [event for event in loads if all(value.kind != "open" for value in event.args.values())]
     # the script allows the classes by itself
     if not loads or facts.calls(r"add_safe_globals|safe_globals"):
         return
@@ -210,11 +212,6 @@ def _find_refused(facts: Facts) -> Iterator[Finding]:
                 is_hint = is_old or not is_named
                 yield at(loads[0], "R506", text, is_hint, value=entry.value, save=save.event)
                 return
-
-
-def _is_plain(event: Event) -> bool:
-    is_open = any(value.kind == "open" for value in event.args.values())
-    return not event.args.keys() & {"weights_only", "pickle_module"} and not is_open
 
 
 def _describe_object(entry: Entry) -> str:
@@ -251,7 +248,9 @@ def _find_prefixes(facts: Facts) -> Iterator[Finding]:
         model, given = root(event.value), given_state(event)
         is_only = all(root(other.value) is not model or other is event for other in loads)
         # only a state that comes from a file, and as it was saved
-        if given.kind not in ("field", "checkpoint") or not is_only or _is_changed(facts, given):
+        uses = [use for use in facts.select("set_item", "method") if root(use.value) is root(given)]
+        is_changed = any(use.text not in ("get", "keys", "items", "values") for use in uses)
+        if given.kind not in ("field", "checkpoint") or not is_only or is_changed:
             continue
         saves = _list_prefixes(facts, model, given)
         # one of several branches saves the names that are loaded
@@ -278,9 +277,3 @@ def _list_prefixes(facts: Facts, model: Value, given: Value) -> list[tuple[Event
                 prefixes = sorted(flag for flag in flags if flag.startswith("prefix:"))
                 saves.append((save.event, "".join(prefixes)))
     return saves
-
-
-def _is_changed(facts: Facts, state: Value) -> bool:
-    """Return whether the script changes the names of a state before it loads it."""
-    events = [event for event in facts.select("set_item", "method") if root(event.value) is root(state)]
-    return any(event.text not in ("get", "keys", "items", "values") for event in events)

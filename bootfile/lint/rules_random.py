@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from bootfile.lint import values
-from bootfile.lint.checkpoints import Save
 from bootfile.lint.facts import Facts, of_a_restart
-from bootfile.lint.findings import Finding, at, name_line
 from bootfile.lint.record import Condition, Event
 from bootfile.lint.syntax import ignores_index, is_modulo, unparse
+from bootfile.lint.table import Finding, at, name_line
 from bootfile.lint.values import Value, kind_of, list_deps, root
 from bootfile.lint.walk import describe, is_constant
 
@@ -66,7 +65,9 @@ def _find_random(facts: Facts) -> Iterator[Finding]:
             f"{source.name} gets the same seed at each start, and {name_line(draw, seed)} draws "
             f"from it in the loop ({what}), but its state is not restored"
         )
-        is_hint = what == "dropout" or _may_differ(facts, seed)
+        # an option decides about the seed, or a restart may not come there: it makes data once, or splits it
+        is_asked = any("seed" in condition.text or _is_once(condition) for condition in seed.conditions)
+        is_hint = what == "dropout" or is_asked or _may_be_drawn(facts, seed) or _is_of_data(facts, seed)
         yield at(seed, "R401", message, is_hint, draw=draw)
 
 
@@ -102,13 +103,6 @@ def _is_fixed_seed(value: Value, depth: int = 0) -> bool:
     return bool(inner) and depth < 5 and all(_is_fixed_seed(dep, depth + 1) for dep in inner)
 
 
-def _may_differ(facts: Facts, seed: Event) -> bool:
-    """Return whether an option decides about a seed, or whether a restart may not come there: it makes data
-    once, or splits a data set."""
-    is_asked = any("seed" in condition.text or _is_once(condition) for condition in seed.conditions)
-    return is_asked or _may_be_drawn(facts, seed) or _is_of_data(facts, seed)
-
-
 def _is_once(condition: Condition) -> bool:
     """Return whether a condition is that a file is missing, and not only that a script has not stopped: `if
     os.path.exists(folder): raise`."""
@@ -141,19 +135,16 @@ def _may_be_drawn(facts: Facts, seed: Event) -> bool:
 def _is_restored(facts: Facts, source: Source) -> bool:
     saves = facts.restart_saves
     keys = {entry.key.partition(".")[0] for save in saves for entry in save.entries}
-    is_known = not any(save.is_open or _has_own_state(facts, save) for save in saves)
+    # a class with its own state_dict() may save anything
+    owners = [owner for save in saves for owner in save.owners()]
+    is_own = any(facts.tracer.find_method(owner, "state_dict") for owner in owners)
+    is_known = not is_own and not any(save.is_open for save in saves)
     for event in facts.calls(source.sets):
         fields = [dep for dep in list_deps(event.args.get(0, Value())) if dep.kind == "field" and dep.key]
         # restored from this checkpoint, or from an entry that is not known; another one it does not have
         if not is_known or not fields or str(fields[0].key) in keys:
             return True
     return False
-
-
-def _has_own_state(facts: Facts, save: Save) -> bool:
-    """Return whether a checkpoint has the state of an object whose class has its own state_dict(): it may
-    have anything."""
-    return any(facts.tracer.find_method(owner, "state_dict") for owner in save.owners())
 
 
 def _find_draw(facts: Facts, source: Source) -> tuple[Event | None, str]:

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from bootfile.lint.facts import Facts
-from bootfile.lint.findings import Finding, at, name_line
-from bootfile.lint.record import Event
 from bootfile.lint.sources import Source
 from bootfile.lint.syntax import FUNCTIONS, ignores_index, is_listing, list_above, unparse
+from bootfile.lint.table import Finding, at, name_line
 from bootfile.lint.values import Value, list_deps, root
 from bootfile.lint.walk import describe, is_constant
 
@@ -30,6 +29,7 @@ _SEEDS = (
     r"|init_seeds?)$"
 )
 _SHUFFLED = re.compile(rb"shuffle\s*(:\s*bool\s*)?=\s*(?!False|None)[\w(]|RandomSampler\(")
+_COUNTED = ("loop", "counter", "shifted")
 _NOT_KNOWN = ("attribute", "unknown", "instance", "loader", "option", "none")
 
 
@@ -48,7 +48,7 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 def _find_set_epoch(facts: Facts) -> Iterator[Finding]:
     """Find a DistributedSampler whose set_epoch() is not called."""
-    calls = _list_set_epoch(facts)
+    calls = [event for event in facts.calls(r"^set_epoch$") if event.name == "method"]
     for event in facts.in_training("iterate"):
         loader = root(event.value)
         sampler = root(loader.parts.get("sampler", Value()))
@@ -57,7 +57,9 @@ def _find_set_epoch(facts: Facts) -> Iterator[Finding]:
         if sampler.kind != "sampler" or not is_shuffled or "prepared" in loader.flags:
             continue
         # a call for an object that is not known may be one for this sampler
-        is_called = any(root(call.value) is sampler or _may_be_sampler(call.value) for call in calls)
+        objects = [root(call.value) for call in calls]
+        is_open = any(one.kind in _NOT_KNOWN or "by_name" in one.flags for one in objects)
+        is_called = is_open or sampler in objects
         if is_called or len(event.loops) < 2 or not facts.trains_within(event):
             continue
         where = ""
@@ -71,22 +73,14 @@ def _find_set_epoch(facts: Facts) -> Iterator[Finding]:
         return
 
 
-def _list_set_epoch(facts: Facts) -> list[Event]:
-    return [event for event in facts.calls(r"^set_epoch$") if event.name == "method"]
-
-
-def _may_be_sampler(value: Value) -> bool:
-    """Return whether an object is not known well enough to be another sampler."""
-    base = root(value)
-    return base.kind in _NOT_KNOWN or "by_name" in base.flags
-
-
 def _find_fixed_epoch(facts: Facts) -> Iterator[Finding]:
     """Find a set_epoch() with a number that is the same in each epoch."""
-    calls = [event for event in _list_set_epoch(facts) if facts.is_in_training(event)]
+    calls = [event for event in facts.calls(r"^set_epoch$") if event.name == "method"]
     # an evaluation may read the loader in its first order
-    varied = {unparse(event.node.func) for event in _list_set_epoch(facts) if _counts(_epoch_of(event))}
-    for event in calls:
+    numbers = {event: [dep for value in event.args.values() for dep in list_deps(value)] for event in calls}
+    counted = [event for event in calls if any(dep.kind in _COUNTED for dep in numbers[event])]
+    varied = {unparse(event.node.func) for event in counted}
+    for event in [event for event in calls if facts.is_in_training(event)]:
         # a number that is written there: a name may be counted in a way that is not followed
         given = [*event.node.args, *[keyword.value for keyword in event.node.keywords]]
         is_fixed = any(isinstance(node, ast.Constant) for node in given)
@@ -95,14 +89,6 @@ def _find_fixed_epoch(facts: Facts) -> Iterator[Finding]:
             message = f"set_epoch() gets the same number in each epoch: {unparse(event.node)}"
             yield at(event, "R308", message, value=event.value, loop=event.loops[0])
             return
-
-
-def _epoch_of(event: Event) -> Value:
-    return event.args.get(0) or event.args.get("epoch") or Value()
-
-
-def _counts(value: Value) -> bool:
-    return any(dep.kind in ("loop", "counter", "shifted") for dep in list_deps(value))
 
 
 # R402: a data set in the order in which a file system lists its files
@@ -125,10 +111,12 @@ def _find_listings(facts: Facts) -> Iterator[Finding]:
     # a search in the bytes first: most modules have none of these words, and their trees need no walk
     for source in [source for source in facts.sources if _MAY_LIST.search(source.data)]:
         told: set[ast.ClassDef] = set()
-        for listing in sorted(_list_listings(source), key=_place_of):
+        listings = [*_list_listings(source)]
+        for listing in sorted(listings, key=lambda one: (one.node.lineno, unparse(one.node.func))):
             is_silent = listing.cls in told or any(test(listing) for test in SPARED)
             # a data set that no module mentions is not trained on
-            if is_silent or not _is_used(facts, listing.cls):
+            is_used = listing.cls.decorator_list or any(_mentions(one, listing.cls) for one in facts.sources)
+            if is_silent or not is_used:
                 continue
             # the first of a class: what the others become (samples, or labels by name) is not followed
             told.add(listing.cls)
@@ -141,10 +129,6 @@ def _find_listings(facts: Facts) -> Iterator[Finding]:
             is_hint = is_random and not _SEEDED_HERE.search(unparse(around))
             evidence = {"event": listing.node}
             yield Finding(source.path, listing.node.lineno, "R402", message, is_hint, evidence=evidence)
-
-
-def _place_of(listing: Listing) -> tuple[int, str]:
-    return listing.node.lineno, unparse(listing.node.func)
 
 
 def _list_listings(source: Source) -> Iterator[Listing]:
@@ -160,10 +144,6 @@ def _is_dataset(node: ast.ClassDef) -> bool:
     names = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
     is_sized = "__len__" in names or any("Dataset" in unparse(base) for base in node.bases)
     return "__getitem__" in names and is_sized
-
-
-def _is_used(facts: Facts, cls: ast.ClassDef) -> bool:
-    return bool(cls.decorator_list) or any(_mentions(source, cls) for source in facts.sources)
 
 
 def _mentions(source: Source, cls: ast.ClassDef) -> bool:
@@ -263,24 +243,7 @@ def _is_for_evaluation(listing: Listing) -> bool:
     return listing.node in inside
 
 
-def _is_searched(listing: Listing) -> bool:
-    """What is listed is only searched for each sample of another list: a loop in a loop."""
-    statement = next((part for part in listing.above if isinstance(part, ast.Assign | ast.AugAssign)), None)
-    if statement is None or isinstance(listing.above[0], ast.For):
-        return False
-    target = unparse(statement.targets[0] if isinstance(statement, ast.Assign) else statement.target)
-    loops = [part for part in ast.walk(listing.function) if isinstance(part, ast.For)]
-    inner = {
-        part for loop in loops for part in ast.walk(loop) if isinstance(part, ast.For) and part is not loop
-    }
-    searches = [loop for loop in inner if unparse(loop.iter) == target]
-    # the sum `found = found + glob(...)` reads the name, too
-    others = set(ast.walk(listing.function)) - set(ast.walk(statement))
-    reads = [part for part in others if isinstance(getattr(part, "ctx", None), ast.Load)]
-    return bool(searches) and sum(unparse(part) == target for part in reads) == len(searches)
-
-
 SPARED: tuple[Callable[[Listing], bool], ...] = (
     _is_sample, _loses_order, _is_sorted, _becomes_keys, _is_drawn, _is_not_called, _is_only_counted,
-    _leaves_nothing, _is_for_evaluation, _is_searched,
+    _leaves_nothing, _is_for_evaluation,
 )  # fmt: skip

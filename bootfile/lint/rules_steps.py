@@ -5,69 +5,25 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from bootfile.lint.facts import Facts, of_a_restart
-from bootfile.lint.findings import Finding, at, name_line
+from bootfile.lint.facts import Facts
 from bootfile.lint.record import Condition, Event
 from bootfile.lint.rules_files import is_checkpoint
 from bootfile.lint.syntax import is_modulo, unparse
+from bootfile.lint.table import Finding, at, name_line
 from bootfile.lint.values import Value, list_deps, root
-from bootfile.lint.walk import describe, list_parameter_owners
 
 _AT_ANY_TIME = re.compile(r"time|signal|sigterm|preempt|interrupt|terminat", re.IGNORECASE)
 _ACCUMULATES = re.compile(r"with \w+\.accumulate\(")
-_DEVICE = re.compile(r"device|cuda|gpu|rank")
-_MOVES_STATE = re.compile(rb"in \S*opt\w*\.state\b(?!_dict)")
 _HANDLES_SIGNALS = r"(^| )(signal|submitit|bootfile)\b"
 
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Yield the findings about the places of saves and loads."""
-    yield from of_a_restart(_find_moved_model(facts), facts)
     if facts.loops and facts.intent:
         yield from _find_lost_gradients(facts)
         yield from _find_no_signal(facts)
     elif facts.loops and not facts.trainers() and not facts.restores_all:
         yield from _find_no_restart(facts)
-
-
-# R202: a model that moves to the GPU after the state of its optimizer was loaded
-
-
-def _find_moved_model(facts: Facts) -> Iterator[Finding]:
-    # the script moves the state itself: `for state in optimizer.state.values(): ...`
-    is_moved = any(_MOVES_STATE.search(source.data) for source in facts.sources)
-    moves = [event for event in facts.select("method") if _is_move(event)]
-    optimizers = {value: load for value, load in facts.loaded.items() if value.kind == "optimizer"}
-    for optimizer, load in optimizers.items() if moves and not is_moved else ():
-        models = list_parameter_owners(optimizer)
-        early = {root(event.value) for event in facts.select("method") if _is_early(event, load)}
-        for event in [event for event in moves if load.order < event.order < facts.first_step]:
-            model = root(event.value)
-            # the move is in another branch, or repeats one from before the load
-            if model in models and model not in early and not _is_exclusive(load, event):
-                name, where = describe(event.value, "the model"), name_line(load, event)
-                message = (
-                    f"{name} moves after {where} has loaded the state of "
-                    f"{describe(optimizer, 'the optimizer')}, which stays on the old device"
-                )
-                yield at(event, "R202", message, value=model, load=load)
-                break
-
-
-def _is_move(event: Event) -> bool:
-    """Return whether an event is `model.cuda()` or `model.to(device)`."""
-    given = " ".join(unparse(part) for part in getattr(event.node, "args", []))
-    return event.text == "cuda" or (event.text == "to" and _DEVICE.search(given) is not None)
-
-
-def _is_early(event: Event, load: Event) -> bool:
-    return event.text in ("cuda", "to") and event.order < load.order
-
-
-def _is_exclusive(first: Event, second: Event) -> bool:
-    """Return whether two places are in different branches of one condition."""
-    branches = {id(condition.node): condition.is_true for condition in first.conditions}
-    return any(branches.get(id(test.node), test.is_true) != test.is_true for test in second.conditions)
 
 
 # R602: a checkpoint between two steps of the optimizer, which loses the gradients since the first
@@ -83,9 +39,12 @@ def _find_lost_gradients(facts: Facts) -> Iterator[Finding]:
         ]
         # the innermost test that lets the optimizer step, such as `if (i + 1) % 4 == 0`
         test = tests[-1] if tests else None
-        if test is None or any(_is_under(other, test) is None for other in others) or _is_each_batch(test):
+        if test is None or any(_is_under(other, test) is None for other in others):
             continue
-        for save in [save for save in saves if save.loops == step.loops and not _waits(save, step, test)]:
+        # `number % 1`: each batch is a step
+        is_each = any(dep.kind == "modulo" and dep.key == 1 for dep in list_deps(test.value))
+        here = [] if is_each else [save for save in saves if save.loops == step.loops]
+        for save in [save for save in here if not _waits(save, step, test)]:
             counted = [one for one in save.conditions if one.is_true and _counts_batches(one)]
             when = f": {counted[-1].text}" if counted else ""
             where = name_line(step, save)
@@ -97,10 +56,6 @@ def _find_lost_gradients(facts: Facts) -> Iterator[Finding]:
 def _is_under(event: Event, test: Condition) -> bool | None:
     """Return which branch of a test an event is in; None if it is in neither."""
     return next((one.is_true for one in event.conditions if one.node is test.node), None)
-
-
-def _is_each_batch(test: Condition) -> bool:
-    return any(dep.kind == "modulo" and dep.key == 1 for dep in list_deps(test.value))
 
 
 def _lets_step(condition: Condition) -> bool:
@@ -138,16 +93,16 @@ def _find_modulo(value: Value, depth: int = 0) -> Value | None:
 
 def _waits(save: Event, step: Event, test: Condition) -> bool:
     """Return whether a save comes only after a step of the optimizer, as far as that is known."""
-    modulo = _find_modulo(test.value)
     others = [condition for condition in save.conditions if condition.node is not test.node]
-    is_tested = any(test.text in one.text or modulo in list_deps(one.value) for one in others)
-    if _is_under(save, test) is test.is_true or is_tested or "sync_gradients" in unparse(step.loops[0].node):
-        return True
     # within the loop, it depends on nothing, on the time or on a signal
     first = save.loops[-1].line
     tests = [one for one in others if isinstance(one.node, ast.If) and one.node.lineno > first]
-    if all(_AT_ANY_TIME.search(condition.text) for condition in tests):
-        return save.path != step.path
+    if _is_under(save, test) is test.is_true or all(_AT_ANY_TIME.search(one.text) for one in tests):
+        return _is_under(save, test) is test.is_true or save.path != step.path
+    modulo = _find_modulo(test.value)
+    is_tested = any(test.text in one.text or modulo in list_deps(one.value) for one in others)
+    if is_tested or "sync_gradients" in unparse(step.loops[0].node):
+        return True
     counted = [condition for condition in others if condition.is_true and _counts_batches(condition)]
     return not counted or _counts_steps(counted[-1].value, test) or _is_multiple(counted[-1], test)
 

@@ -1,6 +1,8 @@
-"""Read Python files: their trees and the comments that turn rules off. Nothing is executed."""
+"""Read Python files, the comments that turn rules off, and the modules of their project that they import.
+Nothing is executed."""
 
 import ast
+import os
 import re
 import warnings
 from typing import Any, NamedTuple
@@ -10,6 +12,17 @@ from bootfile.ground.errors import BadInput
 LARGEST = 2_000_000  # bytes of a file that is read
 _IGNORE = re.compile(r"#\s*bootfile:\s*ignore(?P<rules>(?:[\s,]+R\d{3})*)")
 _RULE = re.compile(r"R\d{3}")
+
+
+MOST_MODULES = 150
+MOST_PARSED = 600  # modules that stay in memory for the next script
+# packages that a folder of the same name next to a script does not replace
+_OF_OTHERS = {
+    "bootfile",
+    "torch", "torchvision", "numpy", "accelerate", "transformers", "lightning", "pytorch_lightning", "apex",
+    "os", "sys", "random", "math", "time", "glob", "json", "argparse", "logging", "copy", "re", "shutil",
+    "collections", "itertools", "functools", "typing", "dataclasses", "pathlib", "signal", "pickle", "tqdm",
+}  # fmt: skip
 
 
 class Source(NamedTuple):
@@ -76,3 +89,73 @@ def _find_ignored(data: bytes) -> dict[int, set[str]]:
         if match:
             ignored[number] = set(_RULE.findall(match["rules"])) or {"all"}
     return ignored
+
+
+class Project:
+    """The modules of the project of a script, by path. A module that cannot be read counts as unknown.
+
+    parsed: modules that other scripts of the same command have read, to which it adds its own.
+    """
+
+    def __init__(self, script: str, parsed: "dict[str, Source | None] | None" = None):
+        folder = os.path.dirname(os.path.abspath(script))
+        self._roots = [folder]
+        # a script in a package imports from the folder of the package
+        for _ in range(3):
+            folder = os.path.dirname(folder)
+            if folder == os.path.dirname(folder):
+                break
+            self._roots.append(folder)
+        for folder in self._roots[:2]:
+            # folders that scripts add to sys.path
+            for name in ("lib", "src"):
+                if os.path.isdir(os.path.join(folder, name)):
+                    self._roots.append(os.path.join(folder, name))
+        self._found: dict[tuple[str, str], str] = {}
+        self._parsed: dict[str, Source | None] = {} if parsed is None else parsed
+        self._sources: dict[str, Source | None] = {}
+
+    def find(self, module: str, level: int = 0, importer: str = "") -> str:
+        """Return the path of a module, "" if it is not one of the project. level: dots of a relative import
+        in the file `importer`."""
+        relative = module.replace(".", os.sep)
+        if level:
+            folder = os.path.dirname(os.path.abspath(importer))
+            for _ in range(level - 1):
+                folder = os.path.dirname(folder)
+            return self._find_below(folder, relative)
+        if module.partition(".")[0] in _OF_OTHERS:
+            return ""
+        for folder in self._roots:
+            path = self._find_below(folder, relative)
+            if path:
+                return path
+        return ""
+
+    def read(self, path: str) -> Source | None:
+        """Return a module; None if it cannot be read, or if the project is too large."""
+        if path not in self._sources:
+            # what lies beyond counts as unknown, about which the rules are silent
+            if len(self._sources) >= MOST_MODULES:
+                return None
+            self._sources[path] = self._parse(path)
+        return self._sources[path]
+
+    def _parse(self, path: str) -> Source | None:
+        if path in self._parsed:
+            return self._parsed[path]
+        try:
+            source = read(path)
+        except BadInput:
+            source = None
+        if len(self._parsed) < MOST_PARSED:
+            self._parsed[path] = source
+        return source
+
+    def _find_below(self, folder: str, relative: str) -> str:
+        place = (folder, relative)
+        if place not in self._found:
+            stem = os.path.join(folder, relative)
+            paths = (f"{stem}.py", os.path.join(stem, "__init__.py"))
+            self._found[place] = next((path for path in paths if os.path.isfile(path)), "")
+        return self._found[place]

@@ -1,6 +1,9 @@
-"""The rules: what each one finds, what happens after a restart, the fix, and a public report."""
+"""The rules (what each one finds, what happens after a restart, the fix, a public report) and the finding."""
 
-from typing import NamedTuple
+import dataclasses
+import os
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 
 class Rule(NamedTuple):
@@ -76,12 +79,6 @@ RULES = {
         "after a restart it begins as in a new training",
         "load it with load_state_dict() where the model is loaded",
         f"{_GITHUB}/lorenlugosch/end-to-end-SLU/issues/2",
-    ),
-    "R202": Rule(
-        "the model moves to the GPU after the state of its optimizer was loaded",
-        "the state of the optimizer stays on the CPU, and the first step after a restart ends with an error",
-        "move the model first, then make the optimizer, then load its state",
-        f"{_GITHUB}/pytorch/pytorch/issues/2830",
     ),
     "R301": Rule(
         "a restart repeats or skips an epoch",
@@ -198,5 +195,42 @@ RULES = {
 
 # rules of earlier releases, which were rare or often wrong (tests/lint/precision.csv): comments may name them
 RETIRED = (
-    "R102", "R203", "R204", "R303", "R304", "R306", "R309", "R403", "R404", "R504", "R505", "R603",
+    "R102", "R202", "R203", "R204", "R303", "R304", "R306", "R309", "R403", "R404", "R504", "R505", "R603",
 )  # fmt: skip
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Finding:
+    """One finding. rule: "R103". is_hint: it may be intended, and does not change the exit code. fix: text
+    in place of that of the rule. resume_with: the options with which the script continues a run. script: the
+    one that was read, which may import the file of the finding.
+
+    evidence: what a repair needs: "event" is the event, loop, value or syntax node at the place of the
+    finding; "value" the object or number; "save" and "load" the events that write and read the checkpoint.
+    """
+
+    path: str
+    line: int
+    rule: str
+    message: str
+    is_hint: bool = False
+    fix: str = ""
+    resume_with: str = "--resume OUT/last.pt"
+    script: str = ""
+    evidence: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def as_hint(self) -> "Finding":
+        """Return the finding as a hint."""
+        return dataclasses.replace(self, is_hint=True)
+
+
+def at(event: Any, rule: str, message: str, is_hint: bool = False, **evidence: Any) -> Finding:
+    """Return a finding at the place of an event, loop or value; a hint if its rule gives hints only."""
+    is_hint = is_hint or RULES[rule].is_hint
+    return Finding(event.path, event.line, rule, message, is_hint, evidence={"event": event, **evidence})
+
+
+def name_line(event: Any, other: Any) -> str:
+    """Return "line 57", with the file if it is another one than that of the finding."""
+    is_same = event.path == other.path
+    return f"line {event.line}" if is_same else f"line {event.line} of {os.path.basename(event.path)}"

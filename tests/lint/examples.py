@@ -223,11 +223,6 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
           "resume": 'for name, part in {"scheduler": scheduler}.items():\n'
           "    part.load_state_dict(saved[name])"}],
     ),
-    "R202": (
-        [{"before": "model.cuda()"}, {"before": 'model = model.to("cuda")'}],
-        [{"before": "model.to(torch.float32)"}, {"top": "model = nn.Linear(4, 4).cuda()",
-        "before": "model.train()"}],
-    ),
     "R301": (
         [{"next": 'saved["epoch"]'}, {"next": 'saved["epoch"] + 2'}],
         [{}, {"write": 'state["epoch"] = epoch + 1\n' + PARTS["write"],

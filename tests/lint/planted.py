@@ -1,4 +1,4 @@
-"""35 restart faults, each planted into a correct script by one edit or two.
+"""34 restart faults, each planted into a correct script by one edit or two.
 
     python -m tests.lint.planted    prints what lint finds in each
 
@@ -102,9 +102,6 @@ FAULTS = [
           "                if step % 10 == 0:\n                    save_checkpoint",
           "            if (number + 1) % 10 == 0:\n                save_checkpoint"),), "R602"),
     Fault("ddp", "arguments as an object", (("vars(args)", "args"),), "R506"),
-    Fault("ddp", "model moves later", ((".cuda()\n    optimizer", "\n    optimizer"), (
-          "    model = DistributedDataParallel(model)\n",
-          "    model.cuda()\n    model = DistributedDataParallel(model)\n")), "R202"),
 ]  # fmt: skip
 
 

@@ -103,10 +103,6 @@ LOOKALIKES = {
     "a figure that is made in the first order": (
         "R308", {"setup": DISTRIBUTED, "begin": "sampler.set_epoch(epoch)", "end": "sampler.set_epoch(0)"},
     ),
-    "the script moves the state of the optimizer": (
-        "R202", {"before": "model.cuda()\nfor state in optimizer.state.values():\n"
-                           "    for name, part in state.items():\n        state[name] = part.cuda()"},
-    ),
     "each batch is a step, and another one follows after some of them": (
         "R602", {"step": "if number % 4 == 0:\n    optimizer.step()\nif number % 10 == 0:\n    torch.save("
                          '{"optimizer": optimizer.state_dict(), "number": number}, f"{number}.pt")'},
@@ -279,15 +275,6 @@ LOOKALIKES = {
     "each checkpoint has a number that a method counts": (
         "R501", {"top": "class Files:\n    def num_files(self):\n        return len(os.listdir('out'))",
                  "setup": "files = Files()", "write": 'torch.save(state, f"out/{files.num_files()}.pt")'},
-    ),
-    "a listing that is searched for each sample of another list": (
-        "R402", {"top": "class Pairs(Dataset):\n    def __init__(self, names):\n        self.pairs = []\n"
-                        "        masks = glob.glob('masks/*')\n        for name in names:\n"
-                        "            for mask in masks:\n                if name in mask:\n"
-                        "                    self.pairs.append((name, mask))\n"
-                        "    def __len__(self):\n        return len(self.pairs)\n"
-                        "    def __getitem__(self, index):\n        return self.pairs[index]",
-                 "setup": "images = Pairs(['a', 'b'])"},
     ),
     "a function that seeds, which nothing calls": (
         "R402", {"top": "def seed_all():\n    torch.manual_seed(0)\n"
