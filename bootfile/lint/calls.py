@@ -7,7 +7,7 @@ from bootfile.lint import values
 from bootfile.lint.functions import Functions
 from bootfile.lint.methods import LISTINGS
 from bootfile.lint.record import MOST_EVENTS, Call, Class, Condition, Frame, Function
-from bootfile.lint.syntax import trains_itself, unparse
+from bootfile.lint.sources import trains_itself, unparse
 from bootfile.lint.values import Value, kind_of, root
 
 DEEPEST = 14
@@ -116,7 +116,13 @@ class Calls(Functions):
             return unknown
         frame = Frame(function.module, {}, function.names, name, function.node, owner=function.owner)
         self._bind(function.node, args, named, frame.names)
-        frame.given = {name: value for name, value in frame.names.items() if _is_known_option(value)}
+        # the arguments by which a call decides which branch the function takes
+        flags = {
+            part: one
+            for part, one in frame.names.items()
+            if one.kind == "const" and isinstance(one.key, bool)
+        }
+        frame.given = {**flags, **{part: one for part, one in frame.names.items() if one.kind == "dict"}}
         self._walked.add(function.node)
         self._stack.append(function.node)
         functions = self._functions
@@ -255,11 +261,6 @@ def _kind_of_module(name: str) -> str:
     """Return the kind of a module of torch: an average of a model and a loss are modules, too."""
     is_loss = "loss" in name.lower() or "criterion" in name.lower()
     return "ema" if values.kind_of_class(name) == "ema" else "criterion" if is_loss else "model"
-
-
-def _is_known_option(value: Value) -> bool:
-    """Return whether a call decides by an argument which branch a function takes."""
-    return value.kind == "dict" or (value.kind == "const" and isinstance(value.key, bool))
 
 
 def replaces(old: Value, new: Value) -> bool:

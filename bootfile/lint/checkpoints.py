@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from bootfile.lint.record import Event
-from bootfile.lint.syntax import unparse
+from bootfile.lint.sources import unparse
 from bootfile.lint.trace import Tracer
 from bootfile.lint.values import Value, kind_of, list_deps, root
 from bootfile.lint.walk import Walk, is_followed

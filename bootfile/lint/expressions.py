@@ -8,7 +8,7 @@ from bootfile.lint import values
 from bootfile.lint.calls import Calls
 from bootfile.lint.functions import VAGUE_OR_OPTION
 from bootfile.lint.record import MOST_STEPS, Class, Condition, Function, Module, TooLarge
-from bootfile.lint.syntax import is_property, unparse
+from bootfile.lint.sources import is_property, unparse
 from bootfile.lint.values import Value, root
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from bootfile.lint import values
 from bootfile.lint.checkpoints import LOAD_NAME, Checkpoints
 from bootfile.lint.record import Event
-from bootfile.lint.syntax import unparse
+from bootfile.lint.sources import unparse
 from bootfile.lint.table import Finding
 from bootfile.lint.trace import Tracer
 from bootfile.lint.values import Value, list_deps, root

@@ -1,4 +1,4 @@
-"""The builtin functions, and the functions of other packages whose meaning is known.
+"""What a module gets from outside: imports, builtin functions, and functions of other packages.
 
 A row of BUILTINS or PACKAGES names a function, with its package or from any, and what follows it here: the
 method returns what the call returns, or None if it is another one.
@@ -9,8 +9,8 @@ from typing import Any
 
 from bootfile.lint import values
 from bootfile.lint.methods import LISTINGS, PASSED, Methods
-from bootfile.lint.record import Call, Class, Function
-from bootfile.lint.syntax import unparse
+from bootfile.lint.record import Call, Class, Frame, Function, Module
+from bootfile.lint.sources import unparse
 from bootfile.lint.values import Value, kind_of, list_deps, root
 
 VAGUE_OR_OPTION = (*values.VAGUE, "option", "module", "attribute")
@@ -38,7 +38,7 @@ STARTERS = ("spawn", "launch", "run_main", "notebook_launcher", "debug_launcher"
 
 
 class Functions(Methods):
-    """Follows functions whose meaning is known."""
+    """Follows imports, and functions whose meaning is known."""
 
     def _call_external(self, call: Call) -> Value:
         """Call a function or class of another package, or one that cannot be followed."""
@@ -195,3 +195,72 @@ class Functions(Methods):
             found = [self.find_method(dataset, name) for name in ("__getitem__", "__iter__") if not is_read]
             for method in [method for method in found if method is not None]:
                 self._call_function(method, [dataset, Value()], {}, node)
+
+    # Imports: the statements of a module of the project are walked over once
+
+    def _run_module(self, module: Module, main: bool) -> None:
+        # only the script itself runs what stands under `if __name__ == "__main__"`
+        module.names["__name__"] = Value("const", key="__main__" if main else "")
+        module.names["__file__"] = Value("path", "__file__")
+        self._frames.append(Frame(module, module.names))
+        try:
+            self._block(module.source.tree.body)
+        finally:
+            self._frames.pop()
+
+    def _do_import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            name = alias.asname or alias.name.partition(".")[0]
+            full = alias.name if alias.asname else name
+            self._frames[-1].names[name] = self._import(alias.name, full, 0, node)
+
+    def _do_importfrom(self, node: ast.ImportFrom) -> None:
+        module = node.module or ""
+        path = self.project.find(module, node.level, self._path())
+        loaded = self._load(path) if path else None
+        names = self._frames[-1].names
+        for alias in node.names:
+            full = f"{module}.{alias.name}"
+            inner = self.project.find(full.lstrip("."), node.level, self._path())
+            if alias.name == "*":
+                names.update({**(loaded.names if loaded else {}), **names})
+                continue
+            # a name in a module of the project, or a module in a package of it, or of another package
+            found = loaded.names.get(alias.name) if loaded else None
+            if found is None and inner and self._load(inner):
+                found = Value("module", full, inner, cls=self._load(inner))
+            if found is None:
+                self.externals.add(full)
+                found = self._make("module", node, label=full, key=bool(path))
+            names[alias.asname or alias.name] = found
+
+    def _import(self, wanted: str, full: str, level: int, node: Any) -> Value:
+        path = self.project.find(wanted, level, self._path())
+        module = self._load(path) if path else None
+        if module is not None and wanted == full:
+            return Value("module", full, path, cls=module)
+        if module is not None:  # `import a.b` binds a
+            return Value("module", full, path, key=True)
+        self.externals.add(wanted)
+        return Value("module", full, self._path(), node.lineno)
+
+    def _load(self, path: str) -> Module | None:
+        """Return a module of the project, whose statements have been walked over."""
+        if path in self.imported:
+            return self.imported[path]
+        source = self.project.read(path)
+        if source is None:
+            return None
+        module = Module(source)
+        self.imported[path] = module
+        # the statements of a module run once, at its import: they are not events of the training
+        self._muted += 1
+        loops, self._loops = self._loops, []
+        conditions, self._conditions = self._conditions, []
+        try:
+            self._run_module(module, main=False)
+        finally:
+            self._muted -= 1
+            self._loops = loops
+            self._conditions = conditions
+        return module

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from bootfile.lint.facts import Facts
-from bootfile.lint.syntax import unparse
+from bootfile.lint.sources import unparse
 from bootfile.lint.table import Finding, at
 from bootfile.lint.values import root
 

@@ -7,7 +7,7 @@ from typing import Any
 from bootfile.lint import values
 from bootfile.lint.calls import unite
 from bootfile.lint.expressions import Expressions
-from bootfile.lint.syntax import unparse
+from bootfile.lint.sources import unparse
 from bootfile.lint.values import Loop, Value, kind_of, root
 
 MOST_ENTRIES = 12  # entries of a dict or a list over which a loop is walked one by one

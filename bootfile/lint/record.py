@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from bootfile.lint.sources import Project, Source
-from bootfile.lint.syntax import unparse
+from bootfile.lint.sources import Project, Source, unparse
 from bootfile.lint.values import Loop, Value, join_deps, root
 
 MOST_EVENTS = 60_000

@@ -57,7 +57,8 @@ def _find_best(facts: Facts) -> Iterator[Finding]:
         is_best = name not in seen and _BEST_NAME.search(name) is not None
         old = _find_old(facts, event) if is_best and not _is_of_first_stage(facts, event) else None
         # `if acc > best_acc: best_acc = acc`: without such a test the name holds something else
-        if old is None or not _compares(event, name):
+        pattern = re.compile(rf"(\b|_){re.escape(_last(name))}|is_best|improved")
+        if old is None or not any(pattern.search(condition.text) for condition in event.conditions):
             continue
         seen.add(name)
         # it has to begin with a number, before the training loop
@@ -94,11 +95,6 @@ def _find_old(facts: Facts, event: Event) -> Value | None:
         if is_same and root(event.value) is root(earlier.value):
             return earlier.args[0]
     return None
-
-
-def _compares(event: Event, name: str) -> bool:
-    pattern = re.compile(rf"(\b|_){re.escape(_last(name))}|is_best|improved")
-    return any(pattern.search(condition.text) for condition in event.conditions)
 
 
 def _decides_a_save(facts: Facts, event: Event) -> bool:

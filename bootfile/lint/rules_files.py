@@ -9,7 +9,7 @@ from bootfile.lint.checkpoints import Entry, Save
 from bootfile.lint.facts import Facts
 from bootfile.lint.known_defects import asks_for_less
 from bootfile.lint.record import Event
-from bootfile.lint.syntax import unparse
+from bootfile.lint.sources import unparse
 from bootfile.lint.table import Finding, at, name_line
 from bootfile.lint.values import Value, list_deps, root
 from bootfile.lint.walk import describe, given_state, is_guarded
@@ -124,7 +124,9 @@ def _find_newest(facts: Facts) -> Iterator[Finding]:
         *[save.event for save in facts.saves],
         *facts.calls(r"^os\.re(name|place)s?$|^(rename|replace)$"),
     ]
-    names = " ".join(unparse(node) for event in writes for node in (event.node, *_nodes_of(event)))
+    deps = [dep for event in writes for value in event.args.values() for dep in list_deps(value)]
+    nodes = [event.node for event in writes] + [dep.node for dep in deps if isinstance(dep.node, ast.AST)]
+    names = " ".join(map(unparse, nodes))
     # `f"{step:06d}"`: the order of the names is that of the numbers
     if _PADS.search(names) or not _NUMBERED.search(names):
         return
@@ -139,11 +141,6 @@ def _find_newest(facts: Facts) -> Iterator[Finding]:
             text = f"the newest checkpoint is chosen by its name, in which 10 comes before 9: {how}"
             yield at(load, "R502", text, load=load, value=lists[0])
             return
-
-
-def _nodes_of(event: Event) -> list[ast.AST]:
-    nodes = [dep.node for value in event.args.values() for dep in list_deps(value)]
-    return [node for node in nodes if isinstance(node, ast.AST)]
 
 
 # R503: a file that all ranks write at the same time

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from bootfile.lint import values
 from bootfile.lint.facts import Facts, of_a_restart
 from bootfile.lint.record import Condition, Event
-from bootfile.lint.syntax import ignores_index, is_modulo, unparse
+from bootfile.lint.sources import ignores_index, is_modulo, unparse
 from bootfile.lint.table import Finding, at, name_line
 from bootfile.lint.values import Value, kind_of, list_deps, root
 from bootfile.lint.walk import describe, is_constant

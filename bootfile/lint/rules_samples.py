@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from bootfile.lint.facts import Facts
-from bootfile.lint.sources import Source
-from bootfile.lint.syntax import FUNCTIONS, ignores_index, is_listing, list_above, unparse
+from bootfile.lint.sources import FUNCTIONS, Source, ignores_index, is_listing, list_above, unparse
 from bootfile.lint.table import Finding, at, name_line
 from bootfile.lint.values import Value, list_deps, root
 from bootfile.lint.walk import describe, is_constant

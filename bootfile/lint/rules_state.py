@@ -9,7 +9,7 @@ from bootfile.lint import values
 from bootfile.lint.checkpoints import Save, list_inside
 from bootfile.lint.facts import Facts, of_a_restart, reads_restored
 from bootfile.lint.record import Event
-from bootfile.lint.syntax import unparse
+from bootfile.lint.sources import unparse
 from bootfile.lint.table import Finding, at, name_line
 from bootfile.lint.values import Value, kind_of, list_deps, root
 from bootfile.lint.walk import describe, is_constant, list_parameter_owners

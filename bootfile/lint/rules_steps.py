@@ -8,7 +8,7 @@ from typing import Any
 from bootfile.lint.facts import Facts
 from bootfile.lint.record import Condition, Event
 from bootfile.lint.rules_files import is_checkpoint
-from bootfile.lint.syntax import is_modulo, unparse
+from bootfile.lint.sources import is_modulo, unparse
 from bootfile.lint.table import Finding, at, name_line
 from bootfile.lint.values import Value, list_deps, root
 

@@ -9,9 +9,9 @@ import ast
 from typing import Any
 
 from bootfile.lint import values
-from bootfile.lint.modules import Modules
+from bootfile.lint.names import Names
 from bootfile.lint.record import MOST_STEPS, Class, Condition, Frame, Function, Module, TooLarge
-from bootfile.lint.syntax import (
+from bootfile.lint.sources import (
     FUNCTIONS,
     find_counted,
     is_main_test,
@@ -26,7 +26,7 @@ from bootfile.lint.values import Loop, Value, kind_of
 _TERMINAL = (ast.Return, ast.Continue, ast.Raise, ast.Break)
 
 
-class Tracer(Modules):
+class Tracer(Names):
     """Walks over a script: its modules and statements."""
 
     def run(self) -> None:
@@ -60,16 +60,13 @@ class Tracer(Modules):
                 continue
             if isinstance(node, ast.ClassDef):
                 self._run_class(Class(node, module, None))
-            else:
-                self._run_function(node, module)
+                continue
+            walked = set(self._walked)
+            self._call_function(Function(node, module, None), [], {}, node)
+            # a main() that a command of the package calls may leave the training to an object
+            if not self._mentions_training(node) and not self._trains():
+                self._walked = walked
         self._frames.pop()
-
-    def _run_function(self, node: Any, module: Module) -> None:
-        walked = set(self._walked)
-        self._call_function(Function(node, module, None), [], {}, node)
-        # a main() that a command of the package calls may leave the training to an object
-        if not self._mentions_training(node) and not self._trains():
-            self._walked = walked
 
     def _mentions_training(self, node: ast.AST) -> bool:
         for part in ast.walk(node):

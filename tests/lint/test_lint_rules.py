@@ -38,6 +38,22 @@ def test_a_good_example_is_not_found(rule, number, tmp_path):
     assert rule not in find_rules(write(EXAMPLES[rule][1][number]), tmp_path)
 
 
+@pytest.mark.parametrize(("rule", "number"), BAD)
+def test_a_finding_keeps_what_a_repair_needs(rule, number, tmp_path):
+    """The event, loop, value or syntax node at its line; for a missing state, the object and the save."""
+    path = tmp_path / "script.py"
+    path.write_text(write(EXAMPLES[rule][0][number]), encoding="utf-8")
+    findings = [finding for finding in lint(str(path)) if finding.rule == rule]
+    for finding in findings:
+        place = finding.evidence["event"]
+        assert getattr(place, "line", getattr(place, "lineno", None)) == finding.line
+        assert finding.is_hint or not RULES[rule].is_hint
+    if rule in ("R101", "R103", "R104", "R105"):
+        [finding] = findings
+        assert finding.evidence["value"].kind in ("optimizer", "scheduler", "scaler", "ema", "copied")
+        assert finding.evidence["save"].text == "torch.save"
+
+
 def test_the_plain_example_has_no_finding(tmp_path):
     assert set(find_rules(write({}), tmp_path)) <= OTHERS
 
