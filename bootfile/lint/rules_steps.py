@@ -46,6 +46,7 @@ def _find_lost_gradients(facts: Facts) -> Iterator[Finding]:
         here = [] if is_each else [save for save in saves if save.loops == step.loops]
         for save in [save for save in here if not _waits(save, step, test)]:
             counted = [one for one in save.conditions if one.is_true and _counts_batches(one)]
+            counted = [one for one in counted if not _AT_ANY_TIME.search(one.text)]
             when = f": {counted[-1].text}" if counted else ""
             where = name_line(step, save)
             text = f"a checkpoint can be saved between two steps of the optimizer ({where}){when}"
