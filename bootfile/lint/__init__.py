@@ -4,7 +4,7 @@ It takes Python files and the modules of their project. It gives findings: a rul
 object, save and load that a repair needs (table.Finding.evidence).
 
 A script is read by sources, and walked over once by trace: statements, names, expressions, calls. What is
-known of other packages stands in the tables of values, methods and functions. The walk gives a list of
+known of other packages is in the tables of values, methods and functions. The walk gives a list of
 record.Event. facts answers what the loop changes, what the files have and what is read back; the rules ask.
 
 Outside: values that pass through other packages, exec or several layers of objects. They are "unknown",

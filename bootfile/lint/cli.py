@@ -5,7 +5,7 @@
 
 The scripts need no change, and nothing is executed: lint reads Python files, and follows the values of a
 script into the modules of its project. It reports state that the loop changes and the checkpoint lacks, state
-that is saved but not loaded, or too late, wrong epochs, random numbers and orders that begin again, and
+that is saved but not loaded, wrong epochs, random numbers and orders that begin again, and
 files that a kill or another rank destroys. What it cannot follow, it does not report. A line that says
 "hint" may be intended. guides/lint.md is the list of rules.
 

@@ -14,7 +14,7 @@ from bootfile.lint.sources import unparse
 from bootfile.lint.values import Value, kind_of, list_deps, root
 
 VAGUE_OR_OPTION = (*values.VAGUE, "option", "module", "attribute")
-# these are no events
+# calls of these are not listed as events
 BUILTINS = {
     "range": "_make_range", "trange": "_make_range", "itertools.count": "_make_count",
     "tqdm": "_keep_first", "reversed": "_keep_first", "track": "_keep_first", "progress_bar": "_keep_first",

@@ -124,7 +124,7 @@ def _finds_its_place(facts: Facts, loop: Loop) -> bool:
     is_skipped = any(values.is_restored(test.value) and loop.value in list_deps(test.value) for test in tests)
     if is_skipped or _adds_offset(loop):
         return True
-    # a counter in the loop that goes on from the step in the name of a file
+    # a counter in the loop that continues from the step in the name of a file
     last = getattr(loop.node, "end_lineno", 0) or 0
     for counter in facts.tracer.counters:
         is_known = counter.of is None or counter.of.kind in ("const", "none", "counter")

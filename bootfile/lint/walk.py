@@ -78,7 +78,7 @@ class Walk:
         return trained[0].order if trained else len(self.events)
 
     def trains_within(self, event: Event) -> bool:
-        """Return whether the loop of an event, such as one over a loader, goes on to train."""
+        """Return whether the loop of an event, such as one over a loader, trains after it."""
         depth = len(event.loops)
         trained = [other for other in self.select("backward", "step") if other.loops[:depth] == event.loops]
         is_loop = depth > 0 and event.loops[-1].node is event.node
