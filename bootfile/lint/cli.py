@@ -5,7 +5,7 @@
 
 The scripts need no change, and nothing is executed: lint reads Python files, and follows the values of a
 script into the modules of its project. It reports state that the loop changes and the checkpoint lacks, state
-that is saved but not loaded, or too late, wrong epochs, random numbers and orders that begin again, and
+that is saved but not loaded, wrong epochs, random numbers and orders that begin again, and
 files that a kill or another rank destroys. What it cannot follow, it does not report. A line that says
 "hint" may be intended. guides/lint.md is the list of rules.
 
@@ -14,13 +14,20 @@ A comment turns rules off in its line: `# bootfile: ignore R103`, or all of them
 Exit codes: 0 no findings, or hints only; 1 findings; 2 bad input.
 """
 
+import dataclasses
+import json
+import os
+import shlex
+from collections.abc import Iterator
+
 from bootfile.console.parser import Parser
 from bootfile.ground.errors import BAD_INPUT, BadInput, print_line, say_error
-from bootfile.lint import engine, show
-from bootfile.lint.findings import Finding
-from bootfile.lint.table import RULES
+from bootfile.lint import engine
+from bootfile.lint.table import RETIRED, RULES, Finding
 
 FINDINGS = 1
+# the events and syntax nodes of a finding are for programs in the same process
+_FIELDS = [field.name for field in dataclasses.fields(Finding) if field.name != "evidence"]
 
 
 def main(arguments: list[str]) -> int:
@@ -43,12 +50,12 @@ def main(arguments: list[str]) -> int:
     if args.no_hints:
         findings = [finding for finding in findings if not finding.is_hint]
     if args.json:
-        print(show.as_json(findings, errors))
+        print(as_json(findings, errors))
     elif args.format == "github":
-        for line in show.as_annotations(findings):
+        for line in as_annotations(findings):
             print_line(line)
     else:
-        for line in show.as_text(findings):
+        for line in as_text(findings):
             print_line(line)
         print_line(_sum_up(findings, count))
     for error in errors:
@@ -62,9 +69,11 @@ def main(arguments: list[str]) -> int:
 
 
 def _explain(rule: str) -> int:
+    if rule in RETIRED:
+        raise BadInput(f"--explain {rule}: a rule of earlier releases, which lint does not look for any more")
     if rule not in RULES:
         raise BadInput(f"--explain {rule}: unknown rule: expected one of {', '.join(RULES)}")
-    for line in show.explain(rule):
+    for line in explain(rule):
         print_line(line)
     return 0
 
@@ -78,3 +87,58 @@ def _sum_up(findings: list[Finding], count: int) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def as_text(findings: list[Finding]) -> Iterator[str]:
+    """Yield the lines of a report."""
+    for finding in findings:
+        rule = RULES[finding.rule]
+        word = "hint: " if finding.is_hint else ""
+        yield f"{finding.path}:{finding.line}: {finding.rule} {word}{finding.message}"
+        if finding.is_hint:
+            continue
+        yield f"    {rule.consequence}"
+        yield f"    fix: {finding.fix or rule.fix}"
+        yield f"    report: {rule.report}"
+        yield f"    to see it happen: {prove_command(finding)}"
+
+
+def prove_command(finding: Finding) -> str:
+    """Return the command that shows what a finding means for its script."""
+    script = shlex.quote(finding.script)
+    return f'bootfile prove {script} --compare "OUT/*.pt" --resume_with "{finding.resume_with}"'
+
+
+def as_json(findings: list[Finding], errors: list[str]) -> str:
+    """Return the findings as one JSON object: {"findings": [...], "errors": [...]}."""
+    rows = []
+    for finding in findings:
+        rule = RULES[finding.rule]
+        row = {name: getattr(finding, name) for name in _FIELDS}
+        row.update(consequence=rule.consequence, fix=finding.fix or rule.fix, report=rule.report)
+        rows.append(row)
+    return json.dumps({"findings": rows, "errors": errors}, indent=2)
+
+
+def as_annotations(findings: list[Finding]) -> Iterator[str]:
+    """Yield the findings as workflow commands of GitHub, which shows them at the lines of a pull request."""
+    for finding in findings:
+        rule = RULES[finding.rule]
+        kind = "notice" if finding.is_hint else "error"
+        text = f"{finding.message}. {rule.consequence}. fix: {finding.fix or rule.fix}"
+        path = _escape(os.path.normpath(finding.path)).replace(":", "%3A").replace(",", "%2C")
+        yield f"::{kind} file={path},line={finding.line},title={finding.rule}::{_escape(text)}"
+
+
+def _escape(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def explain(rule: str) -> Iterator[str]:
+    """Yield the lines about a rule."""
+    row = RULES[rule]
+    yield f"{rule}: {row.title}"
+    yield f"    {row.consequence}"
+    yield f"    fix: {row.fix}"
+    yield f"    report: {row.report}"
+    yield f"    turn it off in a line: # bootfile: ignore {rule}"

@@ -1,5 +1,6 @@
 """Lint files: trace each one, ask all rules, and leave out what comments turn off."""
 
+import dataclasses
 import gc
 import os
 import re
@@ -7,30 +8,29 @@ from collections.abc import Iterable, Iterator
 
 from bootfile.ground.errors import BadInput
 from bootfile.lint import (
-    rules_exact,
+    known_defects,
+    rules_counters,
+    rules_epochs,
     rules_files,
-    rules_newest,
-    rules_order,
-    rules_packages,
     rules_random,
+    rules_samples,
     rules_state,
-    rules_text,
+    rules_steps,
     sources,
 )
 from bootfile.lint.facts import Facts
-from bootfile.lint.findings import Finding
-from bootfile.lint.project import Project
+from bootfile.lint.table import Finding
 from bootfile.lint.trace import Tracer
 
 _CHECKS = (
     rules_state.check,
-    rules_exact.check,
+    rules_counters.check,
+    rules_epochs.check,
     rules_random.check,
-    rules_order.check,
+    rules_samples.check,
     rules_files.check,
-    rules_text.check,
-    rules_newest.check,
-    rules_packages.check,
+    rules_steps.check,
+    known_defects.check,
 )
 _HIDDEN = {"node_modules", "__pycache__", "build", "dist", "site-packages", ".git", ".venv", "venv"}
 # a file without any of these words trains nothing: a script may leave the steps to a module
@@ -65,7 +65,7 @@ def lint(path: str, parsed: dict[str, sources.Source | None] | None = None) -> l
     """Return the findings of a script and of the modules of its project that it imports, by place. parsed:
     modules that were read for another script. Raises BadInput if the file cannot be read."""
     source = sources.read(path)
-    project = Project(path, parsed)
+    project = sources.Project(path, parsed)
     tracer = Tracer(source, project)
     tracer.run()
     findings = []
@@ -132,7 +132,7 @@ def _merge(findings: dict[tuple[str, int, str], list[Finding]], new: list[Findin
     places: dict[tuple[str, int, str], list[Finding]] = {}
     for finding in new:
         place = (os.path.relpath(finding.path), finding.line, finding.rule)
-        places.setdefault(place, []).append(finding._replace(path=place[0], script=script))
+        places.setdefault(place, []).append(dataclasses.replace(finding, path=place[0], script=script))
     for place, of_place in places.items():
         known = findings.get(place)
         is_surer = known is not None and all(one.is_hint for one in known)

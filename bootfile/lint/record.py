@@ -1,13 +1,12 @@
 """What a walk over a script lists: its events, and the functions, classes and modules that it meets."""
 
 import ast
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from bootfile.lint.project import Project
-from bootfile.lint.sources import Source
-from bootfile.lint.syntax import unparse
-from bootfile.lint.values import Loop, Value
+from bootfile.lint.sources import Project, Source, unparse
+from bootfile.lint.values import Loop, Value, join_deps, root
 
 MOST_EVENTS = 60_000
 MOST_STEPS = 150_000
@@ -42,6 +41,31 @@ class Event:
     def describe_conditions(self) -> str:
         """Return the tests around the event, as one text."""
         return " ".join(condition.text for condition in self.conditions)
+
+
+class Call(NamedTuple):
+    """A call that is followed. called: the function, or the object whose method it is. name: of the method,
+    or of the function with its package."""
+
+    called: Value
+    name: str
+    args: list[Value]
+    named: dict[str, Value]
+    node: Any
+
+    @property
+    def base(self) -> Value:
+        """The object behind wrappers."""
+        return root(self.called)
+
+    @property
+    def arguments(self) -> dict[Any, Value]:
+        """The arguments by place or name."""
+        return {**dict(enumerate(self.args)), **self.named}
+
+    def get(self, place: int, name: str) -> Value | None:
+        """Return an argument; None if the call does not give it."""
+        return self.args[place] if len(self.args) > place else self.named.get(name)
 
 
 class Function(NamedTuple):
@@ -122,25 +146,20 @@ class Recorder:
         # the functions that are entered now train: they are not walked a second time (calls.py)
         if name == "step" and self._loops:
             self._trained.update(self._stack)
-        line = getattr(node, "lineno", 0)
-        conditions = tuple(self._conditions)
-        event = Event(
-            name,
-            value,
-            args,
-            node,
-            self._path(),
-            line,
-            tuple(self._loops),
-            conditions,
-            self._functions,
-            len(self.events),
-            text,
-        )
-        self.events.append(event)
+        place = (self._path(), getattr(node, "lineno", 0), tuple(self._loops), tuple(self._conditions))
+        self.events.append(Event(name, value, args, node, *place, self._functions, len(self.events), text))
 
     def _path(self) -> str:
         return self._frames[-1].module.source.path
+
+    def _make(self, kind: str, node: Any, deps: Iterable[Value] = (), **fields: Any) -> Value:
+        """Return a value that is made at a place of the script."""
+        line = getattr(node, "lineno", 0)
+        return Value(kind, fields.pop("label", ""), self._path(), line, deps=join_deps(deps), **fields)
+
+    def _made_by_call(self, node: Any, deps: Iterable[Value]) -> Value:
+        """Return the result of a call that is not followed."""
+        return self._make("unknown", node, deps, loops=tuple(self._loops), flags={"from_call"})
 
     # What the subclasses follow
 
@@ -149,6 +168,11 @@ class Recorder:
         raise NotImplementedError
 
     def _block(self, body: list[ast.stmt]) -> None:
+        raise NotImplementedError
+
+    def _call_function(
+        self, function: Function, args: list[Value], named: dict[str, Value], node: Any
+    ) -> Value:
         raise NotImplementedError
 
     def _assign(self, target: ast.expr, value: Value, node: Any, keep: bool = False) -> None:

@@ -1,16 +1,20 @@
-"""The rules: what each one finds, what happens after a restart, the fix, and a public report."""
+"""The rules (what each one finds, what happens after a restart, the fix, a public report) and the finding."""
 
-from typing import NamedTuple
+import dataclasses
+import os
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 
 class Rule(NamedTuple):
     """One rule. title: what it finds. consequence: what happens. fix: what to do. report: a public thread or
-    page about it."""
+    page about it. is_hint: it was often wrong, or depends on what lint does not know: always a hint."""
 
     title: str
     consequence: str
     fix: str
     report: str
+    is_hint: bool = False
 
 
 _GITHUB = "https://github.com"
@@ -22,12 +26,6 @@ RULES = {
         "after a restart the optimizer begins without its momentum, and the loss jumps",
         "save optimizer.state_dict() with the model, and load it with optimizer.load_state_dict()",
         f"{_GITHUB}/milesial/Pytorch-UNet/issues/376",
-    ),
-    "R102": Rule(
-        "only the parameters of the model are saved, not its buffers",
-        "after a restart BatchNorm begins with the statistics of a new model",
-        "save model.state_dict(), which has parameters and buffers",
-        f"{_TORCH}/generated/torch.nn.Module.html#torch.nn.Module.state_dict",
     ),
     "R103": Rule(
         "the scheduler is stepped, but not in the checkpoint",
@@ -47,6 +45,7 @@ RULES = {
         "after a restart the average begins again from the weights of that moment",
         "save the state of the average, with its counter, and load it",
         f"{_GITHUB}/lightly-ai/lightly-train/issues/892",
+        is_hint=True,
     ),
     "R106": Rule(
         "a generator is drawn from in the loop, but its state is not in the checkpoint",
@@ -54,6 +53,7 @@ RULES = {
         "save generator.get_state() and load it with set_state(), or seed it from the epoch with "
         "manual_seed()",
         f"{_GITHUB}/Lightning-AI/pytorch-lightning/issues/21938",
+        is_hint=True,
     ),
     "R107": Rule(
         "a counter begins again at each start, and the training depends on it",
@@ -72,30 +72,13 @@ RULES = {
         "after a restart this module begins with new weights",
         "save the state_dict() of each module whose parameters an optimizer has, and load it",
         f"{_TORCH}/notes/serialization.html",
+        is_hint=True,
     ),
     "R201": Rule(
         "something is in the checkpoint, but not loaded",
         "after a restart it begins as in a new training",
         "load it with load_state_dict() where the model is loaded",
         f"{_GITHUB}/lorenlugosch/end-to-end-SLU/issues/2",
-    ),
-    "R202": Rule(
-        "the model moves to the GPU after the state of its optimizer was loaded",
-        "the state of the optimizer stays on the CPU, and the first step after a restart ends with an error",
-        "move the model first, then make the optimizer, then load its state",
-        f"{_GITHUB}/pytorch/pytorch/issues/2830",
-    ),
-    "R203": Rule(
-        "the scheduler is made after the state of the optimizer was loaded",
-        "the new scheduler sets the learning rate to its first value",
-        "make the scheduler first, then load the optimizer and then the scheduler",
-        f"{_GITHUB}/pytorch/pytorch/issues/119168",
-    ),
-    "R204": Rule(
-        "iter(loader) is called before the state of its order is loaded",
-        "the first epoch after a restart has the order of a new training",
-        "load the state of loader, sampler or generator first",
-        f"{_GITHUB}/huggingface/transformers/issues/46628",
     ),
     "R301": Rule(
         "a restart repeats or skips an epoch",
@@ -109,29 +92,12 @@ RULES = {
         "save the epoch, and begin the loop with the saved one",
         f"{_GITHUB}/kuanghuei/SCAN/pull/19",
     ),
-    "R303": Rule(
-        "a checkpoint within an epoch, but a restart begins with the next epoch",
-        "the samples after the checkpoint are not read in this epoch",
-        "save the number of batches too, and skip them in the same order",
-        f"{_GITHUB}/facebookresearch/fairseq/issues/848",
-    ),
-    "R304": Rule(
-        "batches are skipped in each epoch after a restart",
-        "each later epoch lacks the samples that only the first one should skip",
-        "set the number of batches to skip to 0 after the first epoch",
-        f"{_GITHUB}/Lightning-AI/litData/issues/316",
-    ),
     "R305": Rule(
         "batches are skipped in another order",
         "some samples are read twice in this epoch, and others never",
         "seed the order from the epoch (set_epoch() of a sampler, or a generator), or restore its generator",
         f"{_GITHUB}/huggingface/accelerate/issues/2823",
-    ),
-    "R306": Rule(
-        "skip_first_batches() without set_epoch()",
-        "batches are skipped in the order of another epoch: samples are read twice or never",
-        "use_seedable_sampler=True, and loader.set_epoch(epoch) at each epoch",
-        f"{_GITHUB}/huggingface/accelerate/issues/2823",
+        is_hint=True,
     ),
     "R307": Rule(
         "set_epoch() of a DistributedSampler is not called",
@@ -144,12 +110,7 @@ RULES = {
         "each epoch has the same order, with and without a restart",
         "sampler.set_epoch(epoch) with the variable of the loop",
         f"{_GITHUB}/pytorch/pytorch/issues/31771",
-    ),
-    "R309": Rule(
-        "the epoch or step of a restart is computed from len(loader), which depends on the number of ranks",
-        "a restart with another number of ranks begins with another epoch, or skips other batches",
-        "save the epoch and the number of samples, and begin with them",
-        f"{_GITHUB}/huggingface/accelerate/issues/2823",
+        is_hint=True,
     ),
     "R401": Rule(
         "random numbers are seeded at each start, but drawn in the loop",
@@ -163,19 +124,6 @@ RULES = {
         "sorted(os.listdir(folder))",
         f"{_GITHUB}/pytorch/vision/issues/192",
     ),
-    "R403": Rule(
-        "numbers from the order of a set",
-        "texts in a set have another order in each process: after a restart the classes have other numbers",
-        "sorted(set(...))",
-        "https://docs.python.org/3/using/cmdline.html#envvar-PYTHONHASHSEED",
-    ),
-    "R404": Rule(
-        "hash() as a number",
-        "hash() of a text is another number in each process: after a restart the split or the seed "
-        "is another one",
-        "zlib.crc32(text.encode()), or hashlib",
-        f"{_GITHUB}/proteneer/timemachine/pull/983",
-    ),
     "R501": Rule(
         "the checkpoint is written over the one before it",
         "a kill during the write leaves a file that cannot be loaded, and no other one",
@@ -187,24 +135,13 @@ RULES = {
         "epoch_9 comes after epoch_10: a restart continues from an old checkpoint",
         "compare the numbers: max(paths, key=number_of), or write them with zeros ({epoch:05d})",
         f"{_GITHUB}/NVIDIA/physicsnemo/pull/1843",
+        is_hint=True,
     ),
     "R503": Rule(
         "all ranks write the same file",
         "two processes write into one file, which can be damaged",
         "if rank == 0: torch.save(...), or a file for each rank",
         f"{_GITHUB}/Tramac/awesome-semantic-segmentation-pytorch/issues/67",
-    ),
-    "R504": Rule(
-        "all ranks load the random numbers of rank 0",
-        "after a restart all ranks draw the same numbers: the same augmentation and dropout",
-        "gather the states of all ranks in the checkpoint, and load that of the rank",
-        f"{_GITHUB}/NVIDIA-NeMo/Automodel/pull/3437",
-    ),
-    "R505": Rule(
-        "the model is pickled whole",
-        "the file can only be loaded with the same classes in the same modules",
-        "save model.state_dict()",
-        f"{_TORCH}/notes/serialization.html",
     ),
     "R506": Rule(
         "torch.load() refuses the checkpoint since PyTorch 2.6",
@@ -217,42 +154,83 @@ RULES = {
         "the restart ends with missing keys, or with strict=False nothing is loaded",
         "save model.module.state_dict(), and load it into the bare model or into model.module",
         f"{_GITHUB}/pytorch/pytorch/issues/3805",
+        is_hint=True,
     ),
     "R602": Rule(
         "a checkpoint between two steps of the optimizer",
         "the gradients that were accumulated before the checkpoint are lost",
         "save after a step of the optimizer only",
         f"{_GITHUB}/huggingface/transformers/issues/22143",
-    ),
-    "R603": Rule(
-        "a figure over all ranks counts the samples twice with which DistributedSampler fills the last batch",
-        "the result differs from that of one process and with the number of ranks, and another model is the "
-        "best",
-        "leave out the samples beyond len(dataset), as gather_for_metrics() of accelerate does",
-        f"{_GITHUB}/pytorch/pytorch/issues/25162",
+        is_hint=True,
     ),
     "R701": Rule(
         "a call of another package with a known restart defect",
         "it depends on the release: see the report in the line",
         "use a release with the fix, or the way around it in the report",
         "guides/zoo.md and guides/zoo_state.md",
+        is_hint=True,
     ),
     "R702": Rule(
         "a trainer of another package",
         "it saves and restores by itself, and lint does not follow it",
         "see guides/trainers.md, and run prove",
         "guides/trainers.md",
+        is_hint=True,
     ),
     "R703": Rule(
         "the checkpoint is never loaded",
         "a restart begins a new training",
         "load model, optimizer, scheduler and epoch before the loop",
         "https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html",
+        is_hint=True,
     ),
     "R801": Rule(
         "checkpoints at the ends of epochs only, and no handler for SIGTERM",
         "when a platform ends the job, the steps since the last epoch are lost",
         "save every N steps, or at SIGTERM: bootfile.Exact does it",
         "guides/own_loop.md",
+        is_hint=True,
     ),
 }
+
+# rules of earlier releases, which were rare or often wrong (tests/lint/precision.csv): comments may name them
+RETIRED = (
+    "R102", "R202", "R203", "R204", "R303", "R304", "R306", "R309", "R403", "R404", "R504", "R505", "R603",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Finding:
+    """One finding. rule: "R103". is_hint: it may be intended, and does not change the exit code. fix: text
+    in place of that of the rule. resume_with: the options with which the script continues a run. script: the
+    one that was read, which may import the file of the finding.
+
+    evidence: what a repair needs: "event" is the event, loop, value or syntax node at the place of the
+    finding; "value" the object or number; "save" and "load" the events that write and read the checkpoint.
+    """
+
+    path: str
+    line: int
+    rule: str
+    message: str
+    is_hint: bool = False
+    fix: str = ""
+    resume_with: str = "--resume OUT/last.pt"
+    script: str = ""
+    evidence: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def as_hint(self) -> "Finding":
+        """Return the finding as a hint."""
+        return dataclasses.replace(self, is_hint=True)
+
+
+def at(event: Any, rule: str, message: str, is_hint: bool = False, **evidence: Any) -> Finding:
+    """Return a finding at the place of an event, loop or value; a hint if its rule gives hints only."""
+    is_hint = is_hint or RULES[rule].is_hint
+    return Finding(event.path, event.line, rule, message, is_hint, evidence={"event": event, **evidence})
+
+
+def name_line(event: Any, other: Any) -> str:
+    """Return "line 57", with the file if it is another one than that of the finding."""
+    is_same = event.path == other.path
+    return f"line {event.line}" if is_same else f"line {event.line} of {os.path.basename(event.path)}"

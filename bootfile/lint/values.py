@@ -1,38 +1,18 @@
-"""The abstract values of a script: what an expression is, as far as its text shows it, and where it "
-"comes from."""
+"""The abstract values of a script: what an expression is, as far as its text shows it, and where it comes
+from."""
 
 import ast
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 # kinds whose objects have a state that a restart needs
 STATEFUL = ("model", "optimizer", "scheduler", "scaler", "ema", "generator")
 # kinds that say nothing about a value
 VAGUE = ("unknown", "none", "const")
 
-_OPTIMIZERS = {
-    "SGD", "Adam", "AdamW", "Adamax", "RMSprop", "Adagrad", "Adadelta", "NAdam", "RAdam", "LBFGS", "ASGD",
-    "Rprop", "SparseAdam", "Adafactor", "Lion", "LAMB", "Lamb", "LARS", "Lookahead", "FusedAdam", "FusedSGD",
-    "FusedLAMB", "BertAdam", "GaLoreAdamW", "AdamW8bit", "Adam8bit", "ZeroRedundancyOptimizer", "SAM", "Muon",
-}  # fmt: skip
-_NOISE = re.compile(r"^(DDPM|DDIM|PNDM|Euler|Heun|DPM|LMS|KDPM|UniPC|Flow|EDM|Score|Noise|Karras)|profiler")
-_SCHEDULER = re.compile(r"(LR|Scheduler|_scheduler|ReduceLROnPlateau|WarmRestarts)$|get_\w+_schedule\w*$")
-_SCALER = re.compile(r"GradScaler$|LossScaler$|NativeScaler\w*$")
-_EMA = re.compile(
-    r"^EMA|[a-z]EMA($|[A-Z])|^Ema[A-Z]|ModelEma\w*$|EmaModel$|MovingAverage$|AveragedModel$|^EMA$|Ema$"
-)
-_NOT_EMA = re.compile(r"Meter|Hook|Callback|Schema|Cinema")
-_LOADER = re.compile(r"Data[Ll]oader\w*$")
-_FACTORY = re.compile(
-    r"^_?(create|get|build|make|configure|init|prepare|setup|select|define)_?", re.IGNORECASE
-)
-_MODEL_NAME = re.compile(
-    r"^(model|net|network|backbone|generator|discriminator|encoder|decoder|critic|actor|agent|policy|unet|vae)"
-    r"(_?\w{0,4})$|^net_?[A-Z]\w*$|_(model|net)$|^[GD]$"
-)
 WRAPPERS = {
     "DistributedDataParallel": "module.", "DDP": "module.", "DataParallel": "module.",
     "compile": "_orig_mod.",
@@ -132,65 +112,75 @@ def join_deps(values: Iterable[Value]) -> frozenset[Value]:
     return frozenset(deps[:20])
 
 
+class Named(NamedTuple):
+    """A row of a table of names: one that `pattern` matches, and `but` does not, is that of the kind."""
+
+    kind: str
+    pattern: str
+    but: str = "$^"
+
+
+# of classes and functions, with their package: ".torch.optim.SGD"
+CLASSES = [
+    Named("", r"(State|\.)$"),
+    # diffusion models have schedulers of noise, which are not those of a learning rate
+    Named("scheduler", r"(LR|Scheduler|_scheduler|ReduceLROnPlateau|WarmRestarts)$|get_\w+_schedule\w*$",
+          r"\.(DDPM|DDIM|PNDM|Euler|Heun|DPM|LMS|KDPM|UniPC|Flow|EDM|Score|Noise|Karras)\w*$"
+          r"|(profiler|(?i:sampl))\w*$"),
+    Named("scheduler", r"\w\.lr_scheduler\.(.*\.)?[A-Z]\w*$"),
+    Named("ema", r"\.EMA\w*$|[a-z]EMA([A-Z]\w*)?$|\.Ema[A-Z]\w*$|ModelEma\w*$"
+          r"|(EmaModel|MovingAverage|AveragedModel|Ema)$", r"(Meter|Hook|Callback|Schema|Cinema)\w*$"),
+    Named("optimizer", r"\.(SGD|Adam(W|ax)?|Ada(grad|delta|factor)|[NR]Adam|LBFGS|ASGD|Rprop|SparseAdam"
+          r"|RMSprop|Lion|LAMB|Lamb|LARS|Lookahead|Fused(Adam|SGD|LAMB)|BertAdam|GaLoreAdamW|AdamW?8bit"
+          r"|ZeroRedundancyOptimizer|SAM|Muon)$|\.optim\.(.*\.)?[A-Z]\w*$"),
+    Named("scaler", r"(GradScaler|LossScaler|NativeScaler\w*)$"),
+    Named("loader", r"\.(?=[A-Z])\w*Data[Ll]oader\w*$"),
+    Named("sampler", r"\.(?=[A-Z])\w*Sampler$"),
+    Named("generator", r"^\.(torch\.Generator|numpy\.random\.(RandomState|default_rng)|random\.Random)$"),
+    Named("criterion", r"^\.torch\.nn\.(.*\.)?(?=[A-Z])\w*Loss$", r"\.utils\."),
+    Named("model", r"^\.torch\.nn\.(.*\.)?[A-Z]\w*$", r"\.utils\."),
+]  # fmt: skip
+# of functions of another package that make an object: build_optimizer()
+FACTORIES = [
+    Named("scheduler", r"(?i)sched", r"(?i)noise"),
+    Named("optimizer", r"(?i)optim"),
+    Named("loader", r"(?i)loader"),
+    Named("sampler", r"(?i)sampler$"),
+]
+_FACTORY = re.compile(
+    r"^_?(create|get|build|make|configure|init|prepare|setup|select|define)_?", re.IGNORECASE
+)
+# of objects whose origin is not known
+NAMES = [
+    Named("scheduler", r"(?i)sched", r"(?i)noise|sampl"),
+    Named("optimizer", r"(?i)optim(izer)?s?(_?\w{1,4})?$|^opt$|^opt_\w$", r"(?i)config"),
+    Named("scaler", r"(?i)^(grad_|loss_)?scaler$"),
+    Named("ema", r"(?i)(^|_)ema($|_model$)|^model_ema$"),
+    Named("checkpoint", r"(?i)(checkpoint|ckpt)$"),
+    Named("model", r"^(model|net|network|backbone|generator|discriminator|encoder|decoder|critic|actor|agent"
+          r"|policy|unet|vae)(_?\w{0,4})$|^net_?[A-Z]\w*$|_(model|net)$|^[GD]$"),
+]  # fmt: skip
+
+
+def _look_up(rows: Sequence[Named], name: str) -> str:
+    fitting = (row.kind for row in rows if re.search(row.pattern, name) and not re.search(row.but, name))
+    return next(fitting, "")
+
+
 @functools.cache
 def kind_of_class(dotted: str) -> str:
     """Return the kind of an object that a call of this name makes; "" if the name does not tell."""
-    last = dotted.rpartition(".")[2]
-    if last.endswith("State") or not last:
-        return ""
-    # diffusion models have schedulers of noise, which are not those of a learning rate
-    if _SCHEDULER.search(last) and not _NOISE.search(last) and "sampl" not in last.lower():
-        return "scheduler"
-    if ".lr_scheduler." in dotted and last[0].isupper():
-        return "scheduler"
-    if _EMA.search(last) and not _NOT_EMA.search(last):
-        return "ema"
-    if last in _OPTIMIZERS or (".optim." in f".{dotted}" and last[0].isupper()):
-        return "optimizer"
-    if _SCALER.search(last):
-        return "scaler"
-    if _LOADER.search(last) and last[0].isupper():
-        return "loader"
-    if last.endswith("Sampler") and last[0].isupper():
-        return "sampler"
-    if dotted in ("torch.Generator", "numpy.random.RandomState", "numpy.random.default_rng", "random.Random"):
-        return "generator"
-    if dotted.startswith("torch.nn.") and last[0].isupper() and ".utils." not in dotted:
-        return "criterion" if last.endswith("Loss") else "model"
-    return ""
+    return _look_up(CLASSES, f".{dotted}")
 
 
 @functools.cache
 def kind_of_factory(dotted: str) -> str:
     """Return the kind of what a function of another package makes, by its name; "" if that does not tell."""
-    last = dotted.rpartition(".")[2].lower()
-    if not _FACTORY.match(last):
-        return ""
-    if "sched" in last and "noise" not in last:
-        return "scheduler"
-    if "optim" in last:
-        return "optimizer"
-    if "loader" in last:
-        return "loader"
-    if last.endswith("sampler"):
-        return "sampler"
-    return ""
+    last = dotted.rpartition(".")[2]
+    return _look_up(FACTORIES, last) if _FACTORY.match(last) else ""
 
 
 @functools.cache
 def kind_of_name(name: str) -> str:
     """Return the kind of an object whose origin is not known, by its name; "" if that does not tell."""
-    lower = name.lower()
-    if "sched" in lower and "noise" not in lower and "sampl" not in lower:
-        return "scheduler"
-    if re.search(r"optim(izer)?s?(_?\w{1,4})?$|^opt$|^opt_\w$", lower) and "config" not in lower:
-        return "optimizer"
-    if lower in ("scaler", "grad_scaler", "loss_scaler"):
-        return "scaler"
-    if re.search(r"(^|_)ema($|_model$)|^model_ema$", lower):
-        return "ema"
-    if re.search(r"(checkpoint|ckpt)$", lower):
-        return "checkpoint"
-    if _MODEL_NAME.search(name):
-        return "model"
-    return ""
+    return _look_up(NAMES, name)

@@ -26,7 +26,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 {setup}
 start = 0
 if os.path.exists("last.pt"):
-    saved = torch.load("last.pt"{load})
+    saved = torch.load({file}{load})
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
     start = {next}
@@ -44,7 +44,8 @@ for epoch in range({range}):
 """
 TRAIN = "loss = model(batch).mean()\nloss.backward()\noptimizer.step()\noptimizer.zero_grad()"
 PARTS = {
-    "top": "", "setup": "", "load": "", "next": 'saved["epoch"] + 1', "resume": "pass", "before": "",
+    "top": "", "setup": "", "file": '"last.pt"', "load": "", "next": 'saved["epoch"] + 1',
+    "resume": "pass", "before": "",
     "range": "start, 10", "begin": "pass", "batch": "pass", "train": TRAIN, "step": "pass", "end": "pass",
     "save": "",
     "model": "model.state_dict()", "write": 'torch.save(state, "new.pt"); os.replace("new.pt", "last.pt")',
@@ -106,25 +107,28 @@ CONTINUED = (
     f"if (number + 1) % 4 != 0:\n    with model.no_sync():\n        {BACKWARD}\n"
     f"    if number % 10 == 0:\n        {NUMBERED}\n    continue\n{BACKWARD}\noptimizer.step()"
 )
-# the files have a name before the newest is chosen
+# the newest file is loaded: `found` is what a line in the place of "top" gives the name
 NEWEST = [
-    'files = sorted(glob.glob("checkpoint_*.pt"))\nnewest = files[-1]',
-    'files = glob.glob("checkpoint_*.pt")\nfiles.sort()\nnewest = files[-1]',
-    'files = glob.glob("checkpoint_*.pt")\nif files:\n    newest = max(files)',
-    'files = [name for name in os.listdir("saved") if "_" in name]\nfiles = sorted(files)\nlast = files[-1]',
-    'def find(folder):\n    files = folder.glob("checkpoint_*.pt")\n    return sorted(files)[-1]',
-    'if files := sorted(pathlib.Path("checkpoints").glob("*.pt")):\n    newest = torch.load(files[-1])',
+    'found = sorted(glob.glob("checkpoint_*.pt"))[-1]',
+    'found = max(os.listdir("checkpoints"))',
+    'files = sorted(glob.glob("checkpoint_*.pt"))\nfound = files[-1]',
+    'files = glob.glob("checkpoint_*.pt")\nfiles.sort()\nfound = files[-1]',
+    'files = [name for name in os.listdir("saved") if "_" in name]\nfiles = sorted(files)\nfound = files[-1]',
+    'def find(folder):\n    files = folder.glob("checkpoint_*.pt")\n    return sorted(files)[-1]\n'
+    'found = find(pathlib.Path("saved"))',
+    'if files := sorted(pathlib.Path("checkpoints").glob("*.pt")):\n    found = files[-1]',
 ]
 NEWEST_BY_KEY = [
-    'files = sorted(glob.glob("checkpoint_*.pt"), key=os.path.getmtime)\nnewest = files[-1]',
-    'files = glob.glob("checkpoint_*.pt")\nfiles.sort(key=lambda name: int(name[11:-3]))\nnewest = files[-1]',
-    'files = sorted(glob.glob("checkpoint_*.pt"))\nfiles.sort(key=os.path.getmtime)\nnewest = files[-1]',
-    'files = glob.glob("checkpoint_*.pt")\nfiles = natsorted(files)\nnewest = files[-1]',
-    'files = glob.glob("checkpoint_*.pt")\nnewest = max(files, key=os.path.getmtime)',
-    'files = [int(name[11:-3]) for name in glob.glob("checkpoint_*.pt")]\nnewest = max(files)',
-    'files = sorted(glob.glob("checkpoint_*.pt"))\nfiles.reverse()\noldest = files[-1]',
-    'files = sorted(glob.glob("logs_*.csv"))\nmodel_log = files[-1]',
+    'files = sorted(glob.glob("checkpoint_*.pt"), key=os.path.getmtime)\nfound = files[-1]',
+    'files = glob.glob("checkpoint_*.pt")\nfiles.sort(key=lambda name: int(name[11:-3]))\nfound = files[-1]',
+    'files = sorted(glob.glob("checkpoint_*.pt"))\nfiles.sort(key=os.path.getmtime)\nfound = files[-1]',
+    'files = glob.glob("checkpoint_*.pt")\nfiles = natsorted(files)\nfound = files[-1]',
+    'files = glob.glob("checkpoint_*.pt")\nfound = max(files, key=os.path.getmtime)',
+    'files = [int(name[11:-3]) for name in glob.glob("checkpoint_*.pt")]\nfound = f"{max(files)}.pt"',
+    'files = sorted(glob.glob("checkpoint_*.pt"))\nfiles.reverse()\nfound = files[-1]',
+    'found = "last.pt"\nmodel_log = sorted(glob.glob("logs_*.csv"))[-1]',
 ]
+NUMBERED_FILE = 'torch.save(state, f"checkpoint_{epoch}.pt")'
 RENAMED = [
     'torch.save(state, "new.pt")\nos.replace("new.pt", f"checkpoint_{epoch}.pt")',
     'name = f"checkpoint_{epoch}.pt"\ntorch.save(state, "new.pt")\nos.rename("new.pt", name)',
@@ -143,11 +147,6 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
         [{"setup": "second = torch.optim.Adam(model.parameters())", "step": "second.step()",
           "save": '"second": second.state_dict()', "resume": 'second.load_state_dict(saved["second"])'},
          {"begin": "fresh = torch.optim.Adam(model.parameters())", "step": "fresh.step()"}],
-    ),
-    "R102": (
-        [{"model": "dict(model.named_parameters())"},
-         {"model": "{name: value.data for name, value in model.named_parameters()}"}],
-        [{}, {"model": "{name: value.cpu() for name, value in model.state_dict().items()}"}],
     ),
     "R103": (
         [{"setup": "scheduler = StepLR(optimizer, 3)", "end": "scheduler.step()"},
@@ -224,33 +223,6 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
           "resume": 'for name, part in {"scheduler": scheduler}.items():\n'
           "    part.load_state_dict(saved[name])"}],
     ),
-    "R202": (
-        [{"before": "model.cuda()"}, {"before": 'model = model.to("cuda")'}],
-        [{"before": "model.to(torch.float32)"}, {"top": "model = nn.Linear(4, 4).cuda()",
-        "before": "model.train()"}],
-    ),
-    "R203": (
-        [{"before": "scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 10)",
-          "end": "scheduler.step()"},
-         {"before": "scheduler = LambdaLR(optimizer, lambda epoch: "
-         "0.9)\nscheduler.load_state_dict(saved['s'])",
-          "end": "scheduler.step()", "save": '"s": scheduler.state_dict()'}],
-        [{"setup": "scheduler = CosineAnnealingLR(optimizer, 10)", "end": "scheduler.step()"},
-         {"before": "scheduler = CosineAnnealingLR(optimizer, 10, last_epoch=start - 1)",
-         "end": "scheduler.step()"}],
-    ),
-    "R204": (
-        [{"setup": "g = torch.Generator()\nloader = DataLoader(data, 8, "
-        "shuffle=True, generator=g)\nrows = iter(loader)",
-          "resume": 'g.set_state(saved["g"])', "save": '"g": g.get_state()'},
-         {"setup": "from torchdata.stateful_dataloader import "
-         "StatefulDataLoader\nloader = StatefulDataLoader(data, 8)\n"
-          "rows = iter(loader)", "resume": 'loader.load_state_dict(saved["loader"])',
-          "save": '"loader": loader.state_dict()'}],
-        [{"setup": "g = torch.Generator()\nloader = DataLoader(data, 8, shuffle=True, generator=g)",
-          "resume": 'g.set_state(saved["g"])', "save": '"g": g.get_state()', "before": "rows = iter(loader)"},
-         {"setup": "rows = iter(loader)"}],
-    ),
     "R301": (
         [{"next": 'saved["epoch"]'}, {"next": 'saved["epoch"] + 2'}],
         [{}, {"write": 'state["epoch"] = epoch + 1\n' + PARTS["write"],
@@ -258,22 +230,6 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
     ),
     "R302": ([{"range": "10"}, {"range": "0, 10", "next": "0"}], [{}, {"range": "10",
     "begin": "if epoch < start:\n    continue"}]),
-    "R303": (
-        [{"step": 'torch.save({"optimizer": optimizer.state_dict(), "epoch": epoch}, "new.pt")',
-        "write": "pass"},
-         {"step": 'if number % 50 == 0:\n'
-          '    torch.save({"model": model.state_dict(), "epoch": epoch}, "last.pt")'}],
-        [{}, {"step": 'torch.save({"optimizer": optimizer.state_dict(), "epoch": epoch}, "new.pt")',
-        "write": "pass",
-              "next": 'saved["epoch"]'}],
-    ),
-    "R304": (
-        [{"resume": SKIP, "save": PLACE, "batch": "if number < skipped:\n    continue"},
-         {"resume": SKIP, "save": PLACE, "batch": "if skipped > number:\n    continue"}],
-        [{"resume": SKIP, "save": PLACE, "batch": "if epoch == start and number < skipped:\n    continue"},
-         {"resume": SKIP, "save": PLACE, "batch": "if number < skipped:\n    continue",
-         "end": "skipped = 0"}],
-    ),
     "R305": (
         [{"setup": SHUFFLED, "resume": SKIP, "save": PLACE,
         "batch": "if epoch == start and number < skipped:\n    continue"},
@@ -282,18 +238,6 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
         [{"resume": SKIP, "save": PLACE, "batch": "if epoch == start and number < skipped:\n    continue"},
          {"setup": SHUFFLED, "resume": SKIP, "save": PLACE, "begin": "torch.manual_seed(epoch)",
           "batch": "if epoch == start and number < skipped:\n    continue"}],
-    ),
-    "R306": (
-        [{"top": "from accelerate import skip_first_batches", "setup": SHUFFLED, "resume": SKIP,
-          "begin": "rest = skip_first_batches(loader, skipped) if epoch == start else loader"},
-         {"top": "import accelerate", "setup": SHUFFLED, "resume": SKIP,
-          "begin": "if epoch == start:\n    rest = accelerate.skip_first_batches(loader, skipped)"}],
-        [{"top": "from accelerate import skip_first_batches", "setup": SHUFFLED, "resume": SKIP,
-          "begin": "loader.set_epoch(epoch)\nif epoch == start:\n    rest = "
-          "skip_first_batches(loader, skipped)"},
-         {"top": "from accelerate import skip_first_batches", "resume": SKIP,
-          "setup": "loader = DataLoader(data, 8, shuffle=False)",
-          "begin": "if epoch == start:\n    rest = skip_first_batches(loader, skipped)"}],
     ),
     "R307": (
         [{"setup": DISTRIBUTED},
@@ -307,15 +251,6 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
         "begin": "sampler.set_epoch(epoch=1)"}],
         [{"setup": DISTRIBUTED, "begin": "sampler.set_epoch(epoch)"}, {"setup": DISTRIBUTED,
         "begin": "sampler.set_epoch(epoch + 1)"}],
-    ),
-    "R309": (
-        [{"setup": DISTRIBUTED, "next": 'saved["step"] // len(loader)', "save": '"step": 1',
-          "begin": "sampler.set_epoch(epoch)"},
-         {"setup": DISTRIBUTED, "resume": 'skipped = saved["step"] % len(loader)', "save": '"step": 1',
-          "begin": "sampler.set_epoch(epoch)",
-          "batch": "if epoch == start and number < skipped:\n    continue"}],
-        [{"next": 'saved["step"] // len(loader)', "save": '"step": 1'},
-         {"setup": DISTRIBUTED, "begin": "sampler.set_epoch(epoch)"}],
     ),
     "R401": (
         [{"top": "torch.manual_seed(0)", "setup": SHUFFLED},
@@ -333,58 +268,24 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
         [{"top": FOLDER.format(names="sorted(os.listdir(folder))")},
          {"top": FOLDER.format(names="list(range(len(os.listdir(folder))))")}],
     ),
-    "R403": (
-        [{"top": "numbers = {word: number for number, word in enumerate(set('a b'.split()))}"},
-         {"top": "classes = list(set('a b'.split()))\nnumbers = {name: k for "
-         "k, name in enumerate(classes)}"}],
-        [{"top": "numbers = {word: number for number, word in enumerate(sorted(set('a b'.split())))}"},
-         {"top": "classes = list(set('a b'.split()))\nclasses.sort()\nnumbers = dict(enumerate(classes))"}],
-    ),
-    "R404": (
-        [{"top": "name = 'a'\nis_val = hash(name) % 10 == 0"},
-        {"top": "seed = abs(hash(os.getcwd())) % 1000"}],
-        [{"top": "import zlib\nis_val = zlib.crc32(b'a') % 10 == 0"}, {"top": "key = hash((1, 2)) % 10"}],
-    ),
     "R501": (
         [{"write": 'torch.save(state, "last.pt")'},
         {"write": 'torch.save(state, os.path.join("out", "last.pt"))'}],
         [{"write": 'torch.save(state, f"epoch_{epoch}.pt")'}, {}],
     ),
     "R502": (
-        [{"top": 'newest = sorted(glob.glob("checkpoint_*.pt"))[-1]',
-        "write": 'torch.save(state, f"checkpoint_{epoch}.pt")'},
-         {"top": 'newest = max(os.listdir("checkpoints"))',
-         "write": 'torch.save(state, f"checkpoints/{epoch}.pt")'},
-         *[{"top": top, "write": 'torch.save(state, f"checkpoint_{epoch}.pt")'} for top in NEWEST],
-         *[{"top": NEWEST[0], "write": write} for write in RENAMED]],
-        [*[{"top": top, "write": 'torch.save(state, f"checkpoint_{epoch}.pt")'} for top in NEWEST_BY_KEY],
-         *[{"top": NEWEST[0], "write": write.replace("{epoch}.pt", "{epoch:05d}.pt")} for write in RENAMED],
-         {"top": 'files = sorted(glob.glob("samples_*.pt"))\nlast = torch.load(files[-1])',
-          "write": 'torch.save(state, f"checkpoint_{epoch}.pt")'},
-         # the name with the number is the temporary one
-         {"top": NEWEST[0],
-          "write": 'name = f"{epoch}.tmp"\ntorch.save(state, name)\nos.replace(name, "last.pt")'},
-         {"top": 'newest = max(glob.glob("checkpoint_*.pt"), key=os.path.getmtime)',
-          "write": 'torch.save(state, f"checkpoint_{epoch}.pt")'},
-         {"top": 'newest = sorted(glob.glob("checkpoint_*.pt"))[-1]',
-          "write": 'torch.save(state, f"checkpoint_{epoch:05d}.pt")'}],
+        [*[{"file": "found", "top": top, "write": NUMBERED_FILE} for top in NEWEST],
+         *[{"file": "found", "top": NEWEST[0], "write": write} for write in RENAMED]],
+        [*[{"file": "found", "top": top, "write": NUMBERED_FILE} for top in NEWEST_BY_KEY],
+         *[{"file": "found", "top": NEWEST[0], "write": write.replace("{epoch}.pt", "{epoch:05d}.pt")}
+           for write in (*RENAMED, NUMBERED_FILE)],
+         # another file is loaded
+         {"top": NEWEST[0], "write": NUMBERED_FILE}],
     ),
     "R503": (
         [{"top": DDP}, {"setup": "dist.init_process_group('nccl')\nmodel = DistributedDataParallel(model)"}],
         [{"top": DDP, "write": RANK_0}, {"top": DDP, "write": 'torch.save(state, f"rank_{rank}.pt")'}, {}],
     ),
-    "R504": (
-        [{"top": DDP, "save": '"random": torch.get_rng_state()', "write": RANK_0,
-          "resume": 'torch.set_rng_state(saved["random"])'},
-         {"top": DDP, "save": '"random": np.random.get_state()', "write": RANK_0,
-          "resume": 'np.random.set_state(saved["random"])'}],
-        [{"save": '"random": torch.get_rng_state()', "resume": 'torch.set_rng_state(saved["random"])'},
-         {"top": DDP, "end": "states = [None, None]\ndist.all_gather_object(states, torch.get_rng_state())",
-          "save": '"random": states', "write": RANK_0,
-          "resume": 'torch.set_rng_state(saved["random"][rank])'}],
-    ),
-    "R505": ([{"model": "model"}, {"end": 'torch.save(model, "whole.pt")'}], [{},
-    {"end": 'torch.save(model.state_dict(), "w.pt")'}]),
     "R506": (
         [{"top": "import argparse\nargs = argparse.ArgumentParser().parse_args()", "save": '"args": args'},
          {"save": '"numpy": np.random.get_state()', "resume": 'np.random.set_state(saved["numpy"])'}],
@@ -428,13 +329,5 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
          {"batch": "if number % 1 == 0:\n    optimizer.step()",
          "step": "if number % 10 == 0:\n    torch.save("
           '{"optimizer": optimizer.state_dict(), "number": number}, f"{number}.pt")', "write": "pass"}],
-    ),
-    "R603": (
-        [{"setup": PADDED, "end": EVALUATE.format(sum="dist.all_reduce(total)")},
-         {"setup": PADDED, "end": EVALUATE.format(sum="dist.reduce(total, 0)")}],
-        [{"setup": PADDED.replace("shuffle=False", "shuffle=False, drop_last=True"),
-          "end": EVALUATE.format(sum="dist.all_reduce(total)")},
-         {"setup": PADDED, "end": EVALUATE.format(sum="pass")},
-         {"setup": "val_loader = DataLoader(data, 8)", "end": EVALUATE.format(sum="dist.all_reduce(total)")}],
     ),
 }  # fmt: skip

@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 
-from bootfile.lint import show
+from bootfile.lint import cli
 from bootfile.lint.engine import lint
 
 LOOP = """import sys
@@ -114,7 +114,7 @@ def test_a_state_that_exact_does_not_get_is_found(rule, tmp_path):
     [finding] = find(text, tmp_path)
     assert finding.rule == rule
     assert finding.line == 1 + text.splitlines().index(f"        {step}")
-    lines = list(show.as_text([finding]))
+    lines = list(cli.as_text([finding]))
     assert any("run.add() before run.resume()" in line for line in lines)
     # the same command continues such a loop: it has no option for it
     assert lines[-1].endswith('--resume_with ""')

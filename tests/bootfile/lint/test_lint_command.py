@@ -80,6 +80,8 @@ def test_json_and_annotations(folder):
     data = json.loads(call(folder, "train.py", "--json", "--no_hints", code=1).stdout)
     [finding] = data["findings"]
     assert (finding["rule"], finding["line"], finding["is_hint"]) == ("R103", 17, False)
+    names = "path line rule message is_hint fix resume_with script consequence report"
+    assert finding.keys() == set(names.split())
     [line] = call(folder, "train.py", "--format", "github", "--no_hints", code=1).stdout.splitlines()
     assert line.startswith("::error file=train.py,line=17,title=R103::scheduler is stepped")
 
@@ -88,10 +90,19 @@ def test_explain_shows_a_rule(folder):
     assert call(folder, "--explain", "R103").stdout.startswith("R103: the scheduler is stepped")
     [line] = call(folder, "--explain", "R000", code=2).stderr.splitlines()
     assert "unknown rule" in line
+    [line] = call(folder, "--explain", "R403", code=2).stderr.splitlines()
+    assert "R403: a rule of earlier releases" in line
 
 
 @pytest.mark.parametrize(
-    ("comment", "code"), [("ignore R103", 0), ("ignore", 0), ("ignore R101, R103", 0), ("ignore R101", 1)]
+    ("comment", "code"),
+    [
+        ("ignore R103", 0),
+        ("ignore", 0),
+        ("ignore R101, R103", 0),
+        ("ignore R101", 1),
+        ("ignore R403, R103", 0),
+    ],
 )
 def test_a_comment_turns_a_rule_off(comment, code, folder):
     text = BAD.replace("    scheduler.step()", f"    scheduler.step()  # bootfile: {comment}")

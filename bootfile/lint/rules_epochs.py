@@ -1,0 +1,187 @@
+"""Rules about epochs: with which one does a restart begin, and which samples does it read?"""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from bootfile.lint import values
+from bootfile.lint.checkpoints import Save
+from bootfile.lint.facts import Facts, of_a_restart
+from bootfile.lint.record import Event
+from bootfile.lint.sources import unparse
+from bootfile.lint.table import Finding, at, name_line
+from bootfile.lint.values import Loop, Value, kind_of, list_deps, root
+from bootfile.lint.walk import describe, is_constant
+
+_COUNTS = re.compile(r"step|iter|epoch|batch|^it$|^i$", re.IGNORECASE)
+_NUMBER = re.compile("epoch|step|iter|progress|state")
+_READS_ENTRY = re.compile(r"\[['\"]|\.get\(")
+_SETS_ORDER = r"manual_seed|seed_everything|set_seed|set_rng_state|set_epoch|random\.seed"
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    """Yield the findings about epochs and the batches that a restart skips."""
+    yield from of_a_restart(_find_wrong_epoch(facts), facts)
+    yield from of_a_restart(_find_first_epoch(facts), facts)
+    yield from of_a_restart(_find_skips(facts), facts)
+
+
+# R301: the saved number plus what is added to it
+
+
+def _find_wrong_epoch(facts: Facts) -> Iterator[Finding]:
+    for loop in facts.loops:
+        start, added = _split(loop.start or Value())
+        is_field = start is not None and start.kind == "field" and start.key is not None
+        if start is None or not is_field or loop.value is None or _has_several_starts(facts, loop):
+            continue
+        for save in facts.saves:
+            # the saved number is that of the loop plus an offset; a restart begins `added` after it
+            pairs = [(entry.name, *_split(entry.value)) for entry in save.entries]
+            offsets = [
+                offset for name, number, offset in pairs if number is loop.value and name == str(start.key)
+            ]
+            is_inside = bool(save.event.loops) and save.event.loops[0] is loop
+            told = [_judge(facts, loop, save, offset + added) for offset in offsets if is_inside]
+            message = next((text for text in told if text), "")
+            if message:
+                yield at(loop, "R301", message, value=start, save=save.event, added=added)
+                return
+
+
+def _split(value: Value) -> tuple[Value | None, int]:
+    """Return (the number, what is added to it)."""
+    return (value.of, value.offset) if value.kind == "shifted" else (value, 0)
+
+
+def _has_several_starts(facts: Facts, loop: Loop) -> bool:
+    """Return whether branches set the first number to that of the next epoch, or of the same one."""
+    bounds = getattr(getattr(loop.node, "iter", None), "args", [])
+    name = unparse(bounds[0]) if bounds else ""
+    sets = [part for part in facts.nodes(loop.path, ast.Assign) if unparse(part.targets[0]) == name]
+    return len({text for text in (unparse(part.value) for part in sets) if _READS_ENTRY.search(text)}) > 1
+
+
+def _judge(facts: Facts, loop: Loop, save: Save, total: int) -> str:
+    """Return the message about a checkpoint and the loop that continues `total` after its number; "" if the
+    two agree."""
+    event = save.event
+    steps = [step for step in facts.select("step", "backward") if step.loops and step.loops[0] is loop]
+    # within the loop over batches, a restart may skip those that were read
+    is_inner = len(event.loops) > 1 and any(event.loops[1] in step.loops for step in steps)
+    if not steps or is_inner:
+        return ""
+    where = name_line(event, loop)
+    is_after = steps[-1].order < event.order
+    if is_after and total == 0:
+        return f"the epoch that {where} saves after its end is trained again after a restart"
+    if is_after and total > 1:
+        return f"a restart skips an epoch: {total} are added to the one that {where} saves"
+    if steps[0].order > event.order and total == 1:
+        return f"{where} saves the epoch before it is trained, and a restart begins with the next one"
+    return ""
+
+
+# R302: a loop that begins with its first epoch after a restart
+
+
+def _find_first_epoch(facts: Facts) -> Iterator[Finding]:
+    is_followed = not facts.restores_all or facts.is_accelerated
+    if not is_followed or facts.intent != "optimizer" or len(facts.loops) != 1 or not facts.training_saves:
+        return
+    loop = facts.loops[0]
+    # `for epoch in range(...)` from a constant: a loop that begins with a variable may be restored
+    if loop.start is None or not _counts_from_constant(loop) or _finds_its_place(facts, loop):
+        return
+    loads = [*facts.loaded.values(), *facts.calls("^load_state$")]
+    message = f"the loop begins with {loop.start.key} at each start"
+    if loads:
+        last = max(loads, key=lambda event: event.order)
+        message += f", also after {name_line(last, loop)} has loaded a checkpoint"
+    # without the number in the checkpoint, the script may have another way to know it
+    saved = {dep for save in facts.training_saves for entry in save.entries for dep in list_deps(entry.value)}
+    yield at(loop, "R302", message, loop.value not in saved, value=loop.value, load=loads)
+
+
+def _counts_from_constant(loop: Loop) -> bool:
+    """Return whether a loop is over range() from a number that the script writes to a known end."""
+    if loop.start is None or loop.value is None or loop.iterated is None or kind_of(loop.iterated) != "range":
+        return False
+    number = loop.start.key
+    is_number = loop.start.kind == "const" and isinstance(number, int) and not isinstance(number, bool)
+    # the number of epochs that are left, or an end that may follow from the checkpoint
+    bounds = getattr(getattr(loop.node, "iter", None), "args", [])
+    is_rest = any(isinstance(bound, ast.BinOp) and isinstance(bound.op, ast.Sub) for bound in bounds)
+    ends = list_deps(loop.iterated)
+    is_open = any(dep.kind == "unknown" or "restored" in dep.flags for dep in ends)
+    return is_number and not is_rest and not is_open
+
+
+def _finds_its_place(facts: Facts, loop: Loop) -> bool:
+    """Return whether a restored number has another way into the loop."""
+    # `if epoch < start_epoch: continue`
+    tests = [event for event in facts.select("test") if event.loops and event.loops[0] is loop]
+    is_skipped = any(values.is_restored(test.value) and loop.value in list_deps(test.value) for test in tests)
+    if is_skipped or _adds_offset(loop):
+        return True
+    # a counter in the loop that continues from the step in the name of a file
+    last = getattr(loop.node, "end_lineno", 0) or 0
+    for counter in facts.tracer.counters:
+        is_known = counter.of is None or counter.of.kind in ("const", "none", "counter")
+        is_inside = counter.path == loop.path and loop.line <= counter.line <= last
+        if is_inside and not is_known and _COUNTS.search(counter.label):
+            return True
+    # the whole file is read in a way that is not followed, or the number is used in the loop
+    reads = {event.value for event in facts.select("read")}
+    read = {value for value in reads if value.key is None or _NUMBER.search(str(value.key))}
+    inside = [event for event in facts.events if read and event.loops and event.loops[0] is loop]
+    return any(read & list_deps(argument) for event in inside for argument in event.args.values())
+
+
+def _adds_offset(loop: Loop) -> bool:
+    """Return whether the loop adds a variable to its number, as `step = number + first_step`."""
+    number = unparse(getattr(loop.node, "target", loop.node))
+    sums = [
+        part for part in ast.walk(loop.node) if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Add)
+    ]
+    pairs = [pair for part in sums for pair in ((part.left, part.right), (part.right, part.left))]
+    variables = ast.Name | ast.Attribute | ast.Subscript
+    return any(unparse(one) == number and isinstance(other, variables) for one, other in pairs)
+
+
+# R305: batches that are skipped in an order that is not the one before the restart
+
+
+def _find_skips(facts: Facts) -> Iterator[Finding]:
+    orders = facts.calls(_SETS_ORDER)
+    is_kept = any(facts.is_in_training(event) or event.text.endswith("set_rng_state") for event in orders)
+    # accelerate restores the order of the first epoch, unless set_epoch() tells it the number
+    is_kept = is_kept or (facts.restores_all and not facts.is_accelerated)
+    for event, loader in _list_skips(facts) if not is_kept else ():
+        options = root(loader).options
+        # torch draws a new order at the restart: the skipped batches are other ones
+        if is_constant(options.get("shuffle"), True) and "generator" not in options:
+            name = describe(loader)
+            message = (
+                f"batches are skipped in an order that is not the one before the restart: {name} shuffles"
+            )
+            yield at(event, "R305", message, value=loader)
+
+
+def _list_skips(facts: Facts) -> Iterator[tuple[Event, Value]]:
+    """Yield where batches are skipped by a number of the checkpoint, and the loader."""
+    for event in facts.in_training("test"):
+        # `if number < start: continue`
+        inner = event.loops[-1]
+        is_skip = isinstance(event.node, ast.If) and isinstance(event.node.body[-1], ast.Continue)
+        is_of_loop = inner.value is not None and inner.value in list_deps(event.value)
+        if is_skip and is_of_loop and inner.iterated is not None and values.is_restored(event.value):
+            read = [inner.iterated, *list_deps(inner.iterated)]
+            loaders = [value for value in read if kind_of(value) == "loader"]
+            yield from ((event, loader) for loader in loaders[:1])
+    # `for batch in islice(loader, start, None)`, accelerate's skip_first_batches(loader, start)
+    for event in facts.calls(r"itertools\.islice$|skip_first_batches$"):
+        loader, start = event.args.get(0, Value()), event.args.get(1, Value())
+        is_restored = facts.is_in_training(event) and values.is_restored(start)
+        if is_restored and kind_of(loader) == "loader":
+            yield event, loader

@@ -1,0 +1,248 @@
+"""Rules about the order of the samples: does each epoch have its own, and another machine the same?"""
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from bootfile.lint.facts import Facts
+from bootfile.lint.sources import FUNCTIONS, Source, ignores_index, is_listing, list_above, unparse
+from bootfile.lint.table import Finding, at, name_line
+from bootfile.lint.values import Value, list_deps, root
+from bootfile.lint.walk import describe, is_constant
+
+_MAY_LIST = re.compile(rb"listdir|scandir|glob\(|iterdir")
+_SORTS = re.compile(r"sort")
+_WITHOUT_ORDER = (
+    "len", "set", "any", "all", "sum", "max", "min", "sorted", "natsorted", "frozenset", "Counter", "bool",
+)  # fmt: skip
+_OF_SPLIT = re.compile(r"==\s*['\"](val|valid|validation|test|eval)['\"]", re.IGNORECASE)
+_EVALUATES = re.compile(rb"(^|_|\b)(val|valid|test|eval|infer|predict|demo|no_?label)", re.IGNORECASE)
+# a generator with a seed, or a sampler that has one without being told
+_SEEDED = re.compile(rb"torch\.Generator\(|DistributedSampler\(|Accelerator\(|Fabric\(")
+_SEEDED_HERE = re.compile(
+    r"random\.seed\(|random_state=|(RandomState|default_rng|Random)\([^)]|manual_seed\("
+)
+_SEEDS = (
+    r"(^|\.)(torch\.(random\.)?manual_seed|set_\w*seed|seed_(everything|torch|all)|fix_\w*seed|setup_seed"
+    r"|init_seeds?)$"
+)
+_SHUFFLED = re.compile(rb"shuffle\s*(:\s*bool\s*)?=\s*(?!False|None)[\w(]|RandomSampler\(")
+_COUNTED = ("loop", "counter", "shifted")
+_NOT_KNOWN = ("attribute", "unknown", "instance", "loader", "option", "none")
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    """Yield the findings about samplers and about data sets."""
+    # a loader of Bootfile calls set_epoch()
+    if facts.loops and not facts.imports(r"\bbootfile\b"):
+        yield from _find_set_epoch(facts)
+        yield from _find_fixed_epoch(facts)
+    if facts.loops:
+        yield from _find_listings(facts)
+
+
+# R307, R308: set_epoch()
+
+
+def _find_set_epoch(facts: Facts) -> Iterator[Finding]:
+    """Find a DistributedSampler whose set_epoch() is not called."""
+    calls = [event for event in facts.calls(r"^set_epoch$") if event.name == "method"]
+    for event in facts.in_training("iterate"):
+        loader = root(event.value)
+        sampler = root(loader.parts.get("sampler", Value()))
+        shuffle = sampler.options.get("shuffle") or sampler.options.get(3)
+        is_shuffled = sampler.key == "DistributedSampler" and (shuffle is None or is_constant(shuffle, True))
+        if sampler.kind != "sampler" or not is_shuffled or "prepared" in loader.flags:
+            continue
+        # a call for an object that is not known may be one for this sampler
+        objects = [root(call.value) for call in calls]
+        is_open = any(one.kind in _NOT_KNOWN or "by_name" in one.flags for one in objects)
+        is_called = is_open or sampler in objects
+        if is_called or len(event.loops) < 2 or not facts.trains_within(event):
+            continue
+        where = ""
+        if calls:
+            other = describe(calls[0].value, "another object")
+            where = f": {name_line(calls[0], sampler)} calls that of {other}"
+        name = describe(sampler, "the sampler")
+        message = f"set_epoch() of {name} is not called: each epoch has the same order{where}"
+        # what is called may be one of several loaders
+        yield at(sampler, "R307", message, bool(calls), value=sampler, loop=event.loops[0])
+        return
+
+
+def _find_fixed_epoch(facts: Facts) -> Iterator[Finding]:
+    """Find a set_epoch() with a number that is the same in each epoch."""
+    calls = [event for event in facts.calls(r"^set_epoch$") if event.name == "method"]
+    # an evaluation may read the loader in its first order
+    numbers = {event: [dep for value in event.args.values() for dep in list_deps(value)] for event in calls}
+    counted = [event for event in calls if any(dep.kind in _COUNTED for dep in numbers[event])]
+    varied = {unparse(event.node.func) for event in counted}
+    for event in [event for event in calls if facts.is_in_training(event)]:
+        # a number that is written there: a name may be counted in a way that is not followed
+        given = [*event.node.args, *[keyword.value for keyword in event.node.keywords]]
+        is_fixed = any(isinstance(node, ast.Constant) for node in given)
+        is_sampler = root(event.value).kind in ("sampler", "loader", "unknown")
+        if is_fixed and is_sampler and unparse(event.node.func) not in varied:
+            message = f"set_epoch() gets the same number in each epoch: {unparse(event.node)}"
+            yield at(event, "R308", message, value=event.value, loop=event.loops[0])
+            return
+
+
+# R402: a data set in the order in which a file system lists its files
+
+
+class Listing(NamedTuple):
+    """A call that lists files in the class of a data set. above: the nodes around it, from the inside.
+    function: the method with it."""
+
+    node: Any
+    above: list[Any]
+    function: Any
+    cls: ast.ClassDef
+
+
+def _find_listings(facts: Facts) -> Iterator[Finding]:
+    # without a seed, each start has an order of its own in any case; a function that seeds has to be called
+    is_seeded = any(_SEEDED.search(source.data) for source in facts.sources) or bool(facts.calls(_SEEDS))
+    is_random = not is_seeded and any(_SHUFFLED.search(source.data) for source in facts.sources)
+    # a search in the bytes first: most modules have none of these words, and their trees need no walk
+    for source in [source for source in facts.sources if _MAY_LIST.search(source.data)]:
+        told: set[ast.ClassDef] = set()
+        listings = [*_list_listings(source)]
+        for listing in sorted(listings, key=lambda one: (one.node.lineno, unparse(one.node.func))):
+            is_silent = listing.cls in told or any(test(listing) for test in SPARED)
+            # a data set that no module mentions is not trained on
+            is_used = listing.cls.decorator_list or any(_mentions(one, listing.cls) for one in facts.sources)
+            if is_silent or not is_used:
+                continue
+            # the first of a class: what the others become (samples, or labels by name) is not followed
+            told.add(listing.cls)
+            how = f"{unparse(listing.node.func)}()"
+            message = (
+                f"the samples have the order in which {how} lists them, which another machine does not have"
+            )
+            # a split by a seed depends on the order, too
+            around = next(part for part in listing.above if isinstance(part, FUNCTIONS))
+            is_hint = is_random and not _SEEDED_HERE.search(unparse(around))
+            evidence = {"event": listing.node}
+            yield Finding(source.path, listing.node.lineno, "R402", message, is_hint, evidence=evidence)
+
+
+def _list_listings(source: Source) -> Iterator[Listing]:
+    for node in source.find(ast.Call):
+        above = list_above(node, source.parents()) if is_listing(node) else []
+        functions = [part for part in above if isinstance(part, FUNCTIONS)]
+        classes = [part for part in above if isinstance(part, ast.ClassDef)]
+        if functions and classes and _is_dataset(classes[0]):
+            yield Listing(node, above, functions[-1], classes[0])
+
+
+def _is_dataset(node: ast.ClassDef) -> bool:
+    names = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
+    is_sized = "__len__" in names or any("Dataset" in unparse(base) for base in node.bases)
+    return "__getitem__" in names and is_sized
+
+
+def _mentions(source: Source, cls: ast.ClassDef) -> bool:
+    """Return whether a module uses a class outside of it, not for an evaluation: an import is not a use."""
+    is_here = cls in source.tree.body
+    nodes = source.find(ast.Name | ast.Attribute | ast.Constant) if cls.name.encode() in source.data else []
+    for node in nodes:
+        # getattr(module, "Images")
+        name = getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "value", None)
+        is_inside = is_here and cls.lineno <= node.lineno <= (cls.end_lineno or cls.lineno)
+        if name != cls.name or is_inside:
+            continue
+        line = source.data.splitlines()[node.lineno - 1]
+        if b"train" in line or not _EVALUATES.search(line):
+            return True
+    return False
+
+
+# The order of a listing has no effect
+
+
+def _is_sample(listing: Listing) -> bool:
+    """A method of one sample, or of a count."""
+    return listing.function.name in ("__getitem__", "__len__")
+
+
+def _is_sorted(listing: Listing) -> bool:
+    """The class sorts."""
+    calls = [part for part in ast.walk(listing.cls) if isinstance(part, ast.Call)]
+    return any(_SORTS.search(unparse(call.func).rpartition(".")[2]) for call in calls)
+
+
+def _loses_order(listing: Listing) -> bool:
+    """What is listed is counted or tested, or becomes a set or a dict."""
+    for part in listing.above:
+        name = unparse(part.func).rpartition(".")[2] if isinstance(part, ast.Call) else ""
+        if name in _WITHOUT_ORDER or isinstance(part, ast.Compare | ast.SetComp | ast.DictComp | ast.If):
+            return True
+        if isinstance(part, ast.Assign | ast.Return | ast.For | ast.Expr):
+            return False
+    return False
+
+
+def _becomes_keys(listing: Listing) -> bool:
+    """`files = os.listdir(folder)`, `{name: ... for name in files}`: the script sets the order elsewhere."""
+    assigns = [part for part in listing.above if isinstance(part, ast.Assign)]
+    dicts = [part for part in ast.walk(listing.function) if isinstance(part, ast.DictComp)]
+    read = [unparse(part.generators[0].iter) for part in dicts]
+    return assigns[:1] != [] and unparse(assigns[0].targets[0]) in read
+
+
+def _is_drawn(listing: Listing) -> bool:
+    """The data set draws its samples, and does not read their number."""
+    methods = [part for part in listing.cls.body if getattr(part, "name", "") == "__getitem__"]
+    return ignores_index(methods[0])
+
+
+def _is_not_called(listing: Listing) -> bool:
+    """A static method that the class does not call; others may call one that is not static."""
+    function = listing.function
+    is_static = any(unparse(part) == "staticmethod" for part in function.decorator_list)
+    read = [part.attr for part in ast.walk(listing.cls) if isinstance(part, ast.Attribute)]
+    return is_static and function.name not in read
+
+
+def _is_only_counted(listing: Listing) -> bool:
+    """`self.files = os.listdir(folder)`, and then only `len(self.files)`."""
+    statement = listing.above[0]
+    is_kept = isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Attribute)
+    target = unparse(statement.targets[0]) if is_kept else ""
+    counted = sum(unparse(part) == f"len({target})" for part in ast.walk(listing.cls)) if is_kept else 0
+    uses = [part for part in ast.walk(listing.cls) if isinstance(part, ast.Attribute)]
+    # the assignment itself is a use, too
+    return counted > 0 and counted + 1 == sum(unparse(part) == target for part in uses)
+
+
+def _leaves_nothing(listing: Listing) -> bool:
+    """The method gives nothing to its class or its caller: it writes files that others read."""
+    given = tuple(f"{name.arg}{mark}" for name in listing.function.args.args for mark in ".[")
+    for part in ast.walk(listing.function):
+        # `self.files = names`, `self.files.append(name)`, `self.add(name)`, `names.append(name)`
+        is_change = isinstance(part, ast.Call) or isinstance(getattr(part, "ctx", None), ast.Store)
+        is_result = isinstance(part, ast.Yield | ast.YieldFrom) or bool(
+            isinstance(part, ast.Return) and part.value
+        )
+        if is_result or (is_change and unparse(part).startswith(given)):
+            return False
+    return True
+
+
+def _is_for_evaluation(listing: Listing) -> bool:
+    """Under `if split == "test"`."""
+    tests = [
+        part for part in listing.above if isinstance(part, ast.If) and _OF_SPLIT.search(unparse(part.test))
+    ]
+    inside = [inner for test in tests for part in test.body for inner in ast.walk(part)]
+    return listing.node in inside
+
+
+SPARED: tuple[Callable[[Listing], bool], ...] = (
+    _is_sample, _loses_order, _is_sorted, _becomes_keys, _is_drawn, _is_not_called, _is_only_counted,
+    _leaves_nothing, _is_for_evaluation,
+)  # fmt: skip
