@@ -42,9 +42,9 @@ def local_folder(data_url: str | None) -> str:
     from bootfile.ground.again import is_folder  # the default folder needs no look
 
     if not is_folder(data_url):
-        from datasets import links  # only for the message
+        from datasets.folders.walk import describe_dead_link  # only for the message
 
-        reason = links.describe(data_url) or f"{data_url} does not exist or is not a folder"
+        reason = describe_dead_link(data_url) or f"{data_url} does not exist or is not a folder"
         raise BadInput(f"data_url {reason}")
     return data_url
 

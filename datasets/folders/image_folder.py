@@ -27,13 +27,12 @@ from bootfile.ground.again import is_folder, is_temporary, refusal
 from bootfile.ground.errors import BadInput, printable
 from bootfile.ground.files import explained, read_again
 from common.ground.files import locked, own_place
-from datasets import links
 from datasets.folders import images, listing, tar_files
 from datasets.folders.image_index import CHANGED, COLUMNS, ImageFolderIndex, open_intact, write_index
 from datasets.folders.listing import Listing
-from datasets.folders.map_files import FILES_PER_TASK, map_files
 from datasets.folders.messages import SHOWN, Log, progress, shown
 from datasets.folders.splits import VAL_SHARE
+from datasets.folders.walk import FILES_PER_TASK, describe_dead_links, map_files
 
 _COMPARED = 2**14  # files whose size and time a start compares; of a small data set all
 
@@ -364,7 +363,7 @@ def _explain_unread(listing: Listing, unread: dict[int, str], failures: list[Exc
     all of them may pass by themselves, a restart may succeed."""
     names = [listing.paths[row] for row in sorted(unread)]
     reasons = shown([f"{listing.paths[row]}: {unread[row]}" for row in sorted(unread)])
-    reasons += links.describe_first(os.path.join(listing.base, name) for name in names[:SHOWN])
+    reasons += describe_dead_links(os.path.join(listing.base, name) for name in names[:SHOWN])
     line = f"{len(unread)} of {len(listing.paths)} files in {listing.base} cannot be read: {reasons}"
     if all(map(is_temporary, failures)):
         return refusal(line, failures[0])

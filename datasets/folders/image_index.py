@@ -125,14 +125,19 @@ class ImageFolderIndex:
         return id
 
     def describe(self) -> str:
-        """Return the number of images, the first classes and the place as text, for the log of a start."""
+        """Return the counts of images, of all and of the first classes, and the place, for the log."""
         tars: list[str] = []  # the first and the last one, if the images are in tar files
         for id in (0, len(self) - 1):
             member = tar_files.split_path(self.path(id))
             if member and member[0] not in tars:
                 tars.append(member[0])
         place = " to ".join(tars) or self.base
-        return f"{len(self)} images of {len(self.classes)} classes ({shown(self.classes)}) in {place}"
+        has_sets = self.labels.ndim == 2
+        counts = self.labels.sum(0) if has_sets else np.bincount(self.labels, minlength=len(self.classes))
+        classes = shown(
+            [f"{name} {count}" for name, count in zip(self.classes, counts.tolist(), strict=True)]
+        )
+        return f"{len(self)} images of {len(self.classes)} classes ({classes}) in {place}"
 
     def report_change(self) -> None:
         """Make the next start compare all files, if this process may write to the index. FileStore calls it

@@ -17,14 +17,14 @@ import numpy as np
 from bootfile.ground.again import is_folder
 from bootfile.ground.errors import BadInput
 from bootfile.sampling.plan import Plan
-from datasets import files, links
+from datasets import files
 from datasets.folders import images
 from datasets.folders.image_folder import one_line, scan_listing
 from datasets.folders.image_index import ImageFolderIndex
 from datasets.folders.listing import Listing
 from datasets.folders.messages import Log, shown
 from datasets.folders.splits import find_split
-from datasets.folders.walk import walk
+from datasets.folders.walk import refuse_dead_link, walk
 from datasets.sampling.augment import center_square, square_crop
 
 SIDES = (("blurry", "sharp"), ("img", "gt"))
@@ -107,7 +107,7 @@ def _look(root: str, split: str, log: Log) -> Listing:
     """Return the matched images of both sides: all blurry images, then the sharp ones in the same order.
     load() calls it at each start; no image is read. Raises BadInput."""
     base = os.path.join(root, split)
-    links.refuse(base)
+    refuse_dead_link(base)
     if not is_folder(base):  # the folder of the split may have another name
         key = "train" if split == "train" else "val"
         base = os.path.join(root, find_split(root, key, log=log) or split)
@@ -135,7 +135,7 @@ def _find_sides(base: str) -> tuple[str, ...]:
     if there are others, too."""
     here = []
     for side in itertools.chain.from_iterable(SIDES):
-        links.refuse(os.path.join(base, side))
+        refuse_dead_link(os.path.join(base, side))
         if is_folder(os.path.join(base, side)):
             here.append(side)
     if tuple(here) not in SIDES:

@@ -21,14 +21,21 @@ from bootfile.ground.again import refusal
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained, open_atomic, read_again
 from common.ground.files import locked, own_place
-from datasets import files, links
+from datasets import files
 from datasets.folders import images
-from datasets.folders.classes import check_classes, number_classes
-from datasets.folders.listing import Listing
-from datasets.folders.map_files import map_files
+from datasets.folders.listing import Listing, check_classes, number_classes
 from datasets.folders.messages import Log, progress, shown
-from datasets.folders.splits import NO_SPLITS, divide, has_word, is_word, split_names
-from datasets.folders.walk import count_endings, ending, is_hidden, is_image
+from datasets.folders.splits import NO_SPLITS, divide, has_word, split_names
+from datasets.folders.walk import (
+    count_endings,
+    describe_dead_link,
+    ending,
+    is_hidden,
+    is_image,
+    map_files,
+    may_be_folder,
+    refuse_dead_link,
+)
 
 _FORMAT = 3  # increase it if scan_tar() returns other rows
 _TORN = -2  # the label of a file whose sample began earlier in the tar
@@ -77,8 +84,8 @@ def _refuse_dead_folders(folder: str, pattern: str) -> None:
     parent = os.path.dirname(pattern)
     while parent:
         for path in glob.iglob(os.path.join(glob.escape(folder), parent), recursive=True):
-            if os.path.islink(path) and links.may_be_folder(path):
-                links.refuse(path)
+            if os.path.islink(path) and may_be_folder(path):
+                refuse_dead_link(path)
         parent = os.path.dirname(parent)
 
 
@@ -96,7 +103,7 @@ def is_folder(path: str) -> bool:
                     return False
                 if os.path.splitext(entry.name)[1] == ".tar":
                     has_tar = True
-                elif entry.is_symlink() and not is_hidden(entry.name) and links.may_be_folder(entry.name):
+                elif entry.is_symlink() and may_be_folder(entry.name):
                     others.append(entry.path)
         return has_tar
 
@@ -104,7 +111,7 @@ def is_folder(path: str) -> bool:
         has_tar = read_again(look, path)
     if has_tar:
         for link in others:
-            links.refuse(link)
+            refuse_dead_link(link)
     return has_tar
 
 
@@ -128,7 +135,7 @@ def load_index(
         try:
             status = read_again(functools.partial(os.stat, path), path)
         except OSError as error:
-            reason = links.describe(path) or error.strerror
+            reason = describe_dead_link(path) or error.strerror
             raise refusal(f"cannot read {path}: {reason}", error) from error
         states.append((path, status.st_size, status.st_mtime_ns))
     digest = hashlib.blake2b(repr((_FORMAT, states)).encode(), digest_size=8).hexdigest()
@@ -286,7 +293,7 @@ def look(
     members, ignored, has_cls = _list_members(paths, base, load_index(paths, scan_tar, cache, log))
     # a second way to find the split: the names of the images
     folders = {_split_folder(member) for member in members}
-    kinds = _find_splits(pattern, folders, splits, is_word)
+    kinds = _find_splits(pattern, folders, splits, lambda folder, name: folder.lower() == name.lower())
     if any(kinds.values()):
         are_named = True
         members = _select_members(members, kinds, split, ignored)
@@ -307,8 +314,7 @@ def look(
         texts.append(member.number or folder)
     ordered, labels = number_classes(texts, classes, pattern, has_cls)
     if classes is None:
-        name_of_split = split if are_named or has_cls else ""
-        check_classes(ordered, pattern, names, name_of_split, splits, log)
+        check_classes(ordered, "", pattern, names, bool(are_named or has_cls or splits or not val_share))
     kept = np.arange(len(members))
     if are_named:
         val_share = 0.0

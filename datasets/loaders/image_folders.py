@@ -23,8 +23,7 @@ from common.run import starts
 from common.run.job import JobParser
 from common.run.log import Log
 from common.run.output import Output, check_writable
-from datasets.folders import image_folder, image_index, option_types, random_folder, splits
-from datasets.folders.splits import VAL_SHARE
+from datasets.folders import image_folder, image_index, random_folder, splits
 from datasets.loaders import backends, measure, node_index, preprocessing
 from datasets.loaders.engines.synthetic import SyntheticIndex
 from datasets.loaders.image_loader import ImageLoader
@@ -42,13 +41,13 @@ def add_arguments(parser: JobParser) -> None:
     add("--data_url", role=OPERATION, help="folder with train/<class>/* and val/<class>/*, or 'shards/*.tar'")
     add(
         "--val_share",
-        type=option_types.val_share,
-        default=VAL_SHARE,
+        type=splits.val_share,
+        default=splits.VAL_SHARE,
         metavar="SHARE",
         help="share of each class that validates a folder without train/ and val/ (default: 10%%)",
     )
     help = "names of the folders of the splits, if others than train/ and val/; none: all folders are classes"
-    add("--splits", role=IDENTITY, type=option_types.splits, metavar="TRAIN,VAL", help=help)
+    add("--splits", role=IDENTITY, type=splits.two_names, metavar="TRAIN,VAL", help=help)
     add("--custom_data", role=IDENTITY, type=boolean, default=False, help="true: use generated images")
     names = ", ".join(backends.BACKENDS)
     add(
@@ -100,7 +99,7 @@ def add_arguments(parser: JobParser) -> None:
     )
     add(
         "--max_bad_images",
-        type=option_types.fraction,
+        type=splits.fraction,
         default=0.0,
         metavar="SHARE",
         help="share of unreadable images to skip, for example 0.1%% (default: 0)",
@@ -190,25 +189,26 @@ def open_indexes(args: argparse.Namespace, device: torch.device, log: Log) -> tu
             counts["val"] = min(counts["val"], args.max_steps * args.batch_size)
         return SyntheticIndex(counts["train"], "train"), SyntheticIndex(counts["val"], "val")
 
-    def find_division() -> bool:
-        return _is_by_class(args, log.output)
+    def read_run() -> tuple[bool, bool]:
+        return _read_run(args, log.output)
 
-    by_class = ranks.call_on_first(find_division)  # it has the records of the run
+    # the first rank has the records of the run
+    by_class, is_new = ranks.call_on_first(read_run)
 
     def load_all() -> list[image_index.ImageFolderIndex]:
-        return _scan_splits(args, folder, cache, log, by_class)
+        return _scan_splits(args, folder, cache, log, by_class, is_new)
 
     # one process of each node scans, the others wait and open its files
     indexes = node_index.load(folder, load_all)
     return indexes[0], indexes[-1]
 
 
-def _is_by_class(args: argparse.Namespace, output: Output) -> bool:
-    """Return whether --val_share is a share of each class: False for a run that began with another split, in
-    an earlier version. A restart keeps its split, and so do those who evaluate or fine-tune its weights:
-    otherwise images with which they were trained would validate them.
+def _read_run(args: argparse.Namespace, output: Output) -> tuple[bool, bool]:
+    """Return (whether --val_share is a share of each class, whether this start begins a new run).
 
-    open_indexes() calls it on rank 0. Raises BadInput."""
+    The first is False for a run that began with another split, in an earlier version. A restart keeps its
+    split, and so do those who evaluate or fine-tune its weights: otherwise images with which they were
+    trained would validate them. open_indexes() calls it on rank 0. Raises BadInput."""
 
     def read_starts(path: str | None) -> list[dict]:
         """Return the starts of the run of a file of weights or a checkpoint; [] for published weights."""
@@ -216,16 +216,13 @@ def _is_by_class(args: argparse.Namespace, output: Output) -> bool:
             return []
         return starts.read(weights.run_folder(path))
 
+    continued = starts.read_output(output) if args.resume == "auto" else []
+    if args.resume not in ("auto", "never"):
+        continued = read_starts(args.resume)
     # the run whose weights this start uses: those that it evaluates, continues from, or begins with
-    known: list[dict] = []
-    if args.evaluate:
-        known = read_starts(args.weights)
-    if not known and args.resume == "auto":
-        known = starts.read_output(output)
-    elif not known and args.resume != "never":
-        known = read_starts(args.resume)
-    known = known or read_starts(args.weights)
-    return not known or splits.is_by_class(known[-1])
+    known = read_starts(args.weights) if args.evaluate else continued
+    known = known or continued or read_starts(args.weights)
+    return not known or splits.is_by_class(known[-1]), not continued
 
 
 def _scan_splits(
@@ -234,11 +231,12 @@ def _scan_splits(
     cache: str,
     log: Log,
     by_class: bool,
+    labelled: bool,
 ) -> list[image_index.ImageFolderIndex]:
     """Return the indexes that a job needs: [train, val], or one of them. The first process of each node calls
     it, and the others wait: it reads each image whose index is not in `cache`. Raises BadInput.
 
-    by_class: as for image_folder.load()."""
+    by_class, labelled: as for image_folder.load(). A run that is continued keeps its classes."""
 
     def load(split: str, **options: Any) -> image_index.ImageFolderIndex:
         """Return the index of a split, and log what it holds."""
@@ -251,6 +249,7 @@ def _scan_splits(
             val_share=args.val_share,
             splits=args.splits,
             by_class=by_class,
+            labelled=labelled,
             **options,
         )
         log.info(f"{split}: {index.describe()}")

@@ -13,8 +13,8 @@ from common.checkpoint import pretrained, weights
 from common.compute.networks import TIMM, import_timm
 from common.console.arguments import IDENTITY, non_negative_float, positive_float
 from common.run import starts
-from datasets.folders import option_types
 from datasets.folders.resize import BICUBIC, BILINEAR
+from datasets.folders.splits import fraction
 from datasets.loaders.image_loader import MEAN, STD
 
 
@@ -69,7 +69,7 @@ def std(text: str) -> str:
 
 def share(text: str) -> float:
     """Check an argument: "87.5%" or 0.875, above 0 and at most 1. Raises ArgumentTypeError."""
-    value = option_types.fraction(text)
+    value = fraction(text)
     if not value:
         raise argparse.ArgumentTypeError(f"{text!r} is not a share above 0")
     return value

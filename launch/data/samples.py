@@ -68,6 +68,7 @@ def open_data(run: Run, data_url: str | None) -> Iterator[Any]:
                     val_share=settings["val_share"],
                     by_class=splits.is_by_class(start),
                     splits=settings["splits"],
+                    labelled=False,
                     max_bad=settings["max_bad_images"],
                     log=_ignore,
                 )

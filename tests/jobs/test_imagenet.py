@@ -350,7 +350,7 @@ def test_splits_of_other_names_are_an_option_and_part_of_the_run(generated, tmp_
         (root / name).symlink_to(source / split)
     arguments = (*JOB, f"--data_url={root}", "--batch_size=16", "--max_steps=1", "--data_backend=threads",
                  f"--output_dir={tmp_path / 'out'}")  # fmt: skip
-    assert names(run(*arguments, code=2).stderr, root, "splits, --splits Holdout,Learning")
+    assert names(run(*arguments, code=2).stderr, root, "--splits TRAIN,VAL", "--splits none")
     printed = run(*arguments, "--splits=Learning,Holdout").stdout
     for split, name in (("train", "Learning"), ("val", "Holdout")):
         assert re.search(rf"^{split}: 160 images of \d+ classes \(.*\) in {root}/{name}$", printed, re.M), (
