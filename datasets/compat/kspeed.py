@@ -33,8 +33,8 @@ from bootfile.ground.errors import BadInput
 from bootfile.sampling.sampler import WholeBatchSampler
 from datasets.folders import image_folder, images
 from datasets.folders.splits import SPLITS, find_split
-from datasets.stores.shared import address
-from datasets.stores.store import Store
+from datasets.stores import connection
+from datasets.stores.files import Store
 from datasets.stores.tiers import Stores
 
 
@@ -266,12 +266,12 @@ def _open_stores(
         log("KSpeed without iplist: the files are read, and the system keeps them in free memory")
     if not place or place.startswith("/"):
         return Stores(place or None, None, mode, log, "encoded")
-    if password and not os.environ.get(address.PASSWORD_FILE):  # a pickle may be stored on a disk
-        os.environ[address.PASSWORD] = os.environ.get(address.PASSWORD) or password
+    if password and not os.environ.get(connection.PASSWORD_FILE):  # a pickle may be stored on a disk
+        os.environ[connection.PASSWORD] = os.environ.get(connection.PASSWORD) or password
     if "://" not in place:
         place = f"redis://{place}"
     try:
-        where = address.parse(place)._replace(form="encoded")
+        where = connection.parse(place)._replace(form="encoded")
         # a user in the URL comes first
         if where.user or not user:
             return Stores(None, where, mode, log)

@@ -16,9 +16,10 @@ import functools
 import hashlib
 import math
 import os
+import socket
 import stat
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,13 +27,23 @@ import numpy as np
 from bootfile.ground.again import is_folder, is_temporary, refusal
 from bootfile.ground.errors import BadInput, printable
 from bootfile.ground.files import explained, read_again
-from common.ground.files import locked, own_place
+from bootfile.processes import ranks
+from common.distributed import barrier
+from common.distributed.beating import beating
+from common.ground.files import is_url, locked, own_place
+from datasets import files as data_files
 from datasets.folders import images, listing, tar_files
-from datasets.folders.image_index import CHANGED, COLUMNS, ImageFolderIndex, open_intact, write_index
+from datasets.folders.image_index import (
+    CHANGED,
+    COLUMNS,
+    ImageFolderIndex,
+    open_index,
+    open_intact,
+    write_index,
+)
 from datasets.folders.listing import Listing
-from datasets.folders.messages import SHOWN, Log, progress, shown
 from datasets.folders.splits import VAL_SHARE
-from datasets.folders.walk import FILES_PER_TASK, describe_dead_links, map_files
+from datasets.folders.walk import FILES_PER_TASK, SHOWN, Log, describe_dead_links, map_files, progress, shown
 
 _COMPARED = 2**14  # files whose size and time a start compares; of a small data set all
 
@@ -78,6 +89,42 @@ def load(
     index = scan_listing(files, cache, log)
     _judge(index, max_bad, log)
     return index
+
+
+def load_on_nodes(root: str, function: Callable[[], list[ImageFolderIndex]]) -> list[ImageFolderIndex]:
+    """Return function() on every rank. The first process of a node calls it, and the others open the indexes
+    that it has returned. Call it once in a job, for all data sets.
+
+    Nodes work at the same time, for up to six hours, and may share the folder of the indexes. root: of the
+    images; all ranks take part in the copy of a URL. Raises BadInput on every rank if one fails.
+    """
+    # a collective of all ranks, so before they part: the first process of a node copies
+    if is_url(root):
+        folder = root
+        if root.endswith(".tar"):  # a pattern: the folder before its first wildcard
+            folder, _ = tar_files.split_pattern(root)
+        data_files.local_folder(folder)
+    host = socket.gethostname()
+    indexes: list[ImageFolderIndex] = []
+    error = None
+    # every rank learns the host names of all, and finds the same first process for its node
+    first = ranks.gather_objects(host).index(host)  # rank of the node's first process
+    if first == ranks.rank():
+        try:
+            with beating("indexed"):
+                indexes = function()
+        except BadInput as refusal:  # raised on every rank by wait_for_all()
+            error = refusal
+    # the other ranks wait here, for hours if need be: heartbeats tell that the scan lives
+    barrier.wait_for_all("indexed", "to index the images", error)
+    # the indexes are on the disk now: the others of the node map the same files
+    places = ranks.gather_objects([(index.folder, index.fingerprint) for index in indexes])[first]
+    if indexes:
+        return indexes
+    try:
+        return [open_index(*place) for place in places]
+    except BadInput:  # containers of one node have one host name, but perhaps different disks
+        return function()
 
 
 def look(

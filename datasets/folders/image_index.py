@@ -20,7 +20,7 @@ from bootfile.ground.errors import BadInput, Unavailable
 from bootfile.ground.files import explained, read_again
 from common.ground.files import make_folder_atomic
 from datasets.folders import tar_files
-from datasets.folders.messages import Log, shown
+from datasets.folders.walk import Log, shown
 
 CHANGED = "changed"  # file in the folder of an index: a read has found a file that was changed
 _FORMAT = 3  # increase it if the columns or the results of images.inspect() change

@@ -29,9 +29,8 @@ from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained, read_again
 from datasets import files
 from datasets.folders import images
-from datasets.folders.messages import Log, shown
 from datasets.folders.splits import BY_CLASS, BY_PATH, NO_SPLITS, SPLITS, divide, find_split
-from datasets.folders.walk import describe_dead_link, is_image, stat_files, walk
+from datasets.folders.walk import Log, describe_dead_link, is_image, shown, stat_files, walk
 
 _FORMS = (
     "expected train/CLASS/* and val/CLASS/*, for example by `ln -s FOLDER {0}/train; ln -s FOLDER {0}/val` "

@@ -13,18 +13,18 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import torch
 
 from bootfile.ground.again import is_folder
 from bootfile.ground.errors import BadInput
 from bootfile.sampling.plan import Plan
 from datasets import files
-from datasets.folders import images
+from datasets.folders import image_folder, images
 from datasets.folders.image_folder import one_line, scan_listing
 from datasets.folders.image_index import ImageFolderIndex
 from datasets.folders.listing import Listing
-from datasets.folders.messages import Log, shown
 from datasets.folders.splits import find_split
-from datasets.folders.walk import refuse_dead_link, walk
+from datasets.folders.walk import Log, refuse_dead_link, shown, walk
 from datasets.sampling.augment import center_square, square_crop
 
 SIDES = (("blurry", "sharp"), ("img", "gt"))
@@ -77,7 +77,7 @@ def load(root: str, split: str, cache: str, rows: int = 0, log: Log = print) -> 
     cache: folder of the index.
     rows: height to which the images are resized (0: they keep their size).
     log: called with one line of text.
-    node_index.load_pairs() calls it in the first process of a node. Raises BadInput if a folder is
+    load_on_nodes() calls it in the first process of a node. Raises BadInput if a folder is
     missing or empty, or if a file is damaged or cannot be read. It is also raised if an image has no partner,
     or if the images of a pair differ in size.
     """
@@ -100,6 +100,16 @@ def load(root: str, split: str, cache: str, rows: int = 0, log: Log = print) -> 
     if different:
         count = f"{len(different)} of {len(stored)}"
         raise BadInput(f"{count} pairs of {listing.base} differ in size: {shown(different)}")
+    return PairIndex(index, rows)
+
+
+def load_on_nodes(root: str, split: str, cache: str, rows: int, log: Log) -> PairIndex:
+    """Return the pairs of a split on every rank, as image_folder's. Arguments: those of load()."""
+
+    def load_stored() -> list[ImageFolderIndex]:
+        return [load(root, split, cache, rows, log).stored]
+
+    [index] = image_folder.load_on_nodes(root, load_stored)
     return PairIndex(index, rows)
 
 
@@ -184,3 +194,18 @@ def plan(index: PairIndex, sampler: Any, size: int, augment: bool = False) -> Pl
     crop = square_crop if augment else center_square
     window = functools.partial(crop, side=size)
     return Plan(index, sampler, window, size, views=2)
+
+
+def save_sheet(path: str, blurry: torch.Tensor, sharp: torch.Tensor) -> None:
+    """Write four pairs a row, the sharp image to the right of the blurry one. Raises BadInput.
+
+    blurry, sharp: float [n, 3, rows, columns] in [-1, 1].
+    """
+    import torchvision  # takes longer to import than torch
+
+    sheet = torch.stack([blurry, sharp], dim=1).flatten(0, 1)
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        torchvision.utils.save_image(sheet, path, nrow=8, normalize=True, value_range=(-1, 1))
+    except (OSError, ValueError) as error:  # ValueError: no kind of image has this ending
+        raise BadInput(f"cannot write --preview {path}: {error}") from error

@@ -24,9 +24,9 @@ from common.ground.files import locked, own_place
 from datasets import files
 from datasets.folders import images
 from datasets.folders.listing import Listing, check_classes, number_classes
-from datasets.folders.messages import Log, progress, shown
 from datasets.folders.splits import NO_SPLITS, divide, has_word, split_names
 from datasets.folders.walk import (
+    Log,
     count_endings,
     describe_dead_link,
     ending,
@@ -34,7 +34,9 @@ from datasets.folders.walk import (
     is_image,
     map_files,
     may_be_folder,
+    progress,
     refuse_dead_link,
+    shown,
 )
 
 _FORMAT = 3  # increase it if scan_tar() returns other rows

@@ -12,18 +12,20 @@ import resource
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
+from tqdm import tqdm
 
 from bootfile.ground.again import is_temporary, refusal
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import read_again
 from datasets.folders import images
-from datasets.folders.messages import SHOWN, progress, shown
 
+Log = Callable[[str], object]  # called with one line of text
+SHOWN = 10  # entries of a long list in a message
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 _SYSTEM = {"__MACOSX", "@eaDir", "#recycle", "$RECYCLE.BIN", "lost+found"}  # folders that systems add
@@ -136,11 +138,11 @@ def describe_dead_link(path: str) -> str:
     parts = os.path.abspath(path).split("/")
     for count in range(2, len(parts) + 1):  # from the root on: the first one is the reason
         part = "/".join(parts[:count])
+        if not os.path.islink(part):
+            continue
         try:
             os.stat(part)
         except OSError as error:
-            if not os.path.islink(part):
-                continue
             is_missing = error.errno == errno.ENOENT
             reason = "does not exist" if is_missing else f"cannot be opened ({error.strerror})"
             return f"{part} is a link to {os.readlink(part)}, which {reason}"
@@ -228,3 +230,18 @@ def _state(path: str) -> tuple[int, int, int]:
         return -1, -1, -1
     is_file = stat.S_ISREG(status.st_mode)
     return (status.st_size, status.st_mtime_ns, status.st_ctime_ns) if is_file else (-1, -1, -1)
+
+
+def shown(texts: Sequence[str]) -> str:
+    """Return the first texts of a long list, and the number of the others."""
+    text = "; ".join(texts[:SHOWN])
+    if len(texts) > SHOWN:
+        text += f"; and {len(texts) - SHOWN} more"
+    return text
+
+
+def progress(total: int | None, text: str, done: int = 0, unit: str = "image") -> tqdm:
+    """Return a progress bar that counts images. done: those that were ready before."""
+    # not a terminal: print every 10 s, so that a long scan does not look like a hang
+    seconds = 0.1 if os.isatty(2) else 10
+    return tqdm(total=total, initial=done, desc=text, unit=unit, delay=2, mininterval=seconds)

@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from bootfile.ground.again import refusal
 from bootfile.ground.errors import BadInput
+from bootfile.ground.files import read_file
+from bootfile.ground.numbers import parse_number
 from bootfile.processes import ranks
 from bootfile.sampling.plan import Plan
 from bootfile.sampling.sampler import BatchSampler, SequentialBatchSampler
@@ -24,14 +27,19 @@ from common.run.job import JobParser
 from common.run.log import Log
 from common.run.output import Output, check_writable
 from datasets.folders import image_folder, image_index, random_folder, splits
-from datasets.loaders import backends, measure, node_index, preprocessing
-from datasets.loaders.engines.synthetic import SyntheticIndex
+from datasets.loaders import backends, preprocessing
+from datasets.loaders.backends import SyntheticIndex
 from datasets.loaders.image_loader import ImageLoader
 from datasets.loaders.ray import pool as ray_pool
 from datasets.sampling import augment, effects
-from datasets.sampling import weights as sample_weights
 from datasets.stores import forms, tiers
 
+BALANCED = "balanced"
+WEIGHTS_HELP = (
+    "how often an image is drawn (not a weight in the loss). balanced: every class equally often; FILE: "
+    "lines 'NAME WEIGHT', one for each class or each image (default: each image once)"
+)
+_MOST_BYTES = 2**30  # bytes of a file
 _SYNTHETIC = {"train": 1_281_167, "val": 50_000}  # images of ImageNet
 
 
@@ -104,7 +112,7 @@ def add_arguments(parser: JobParser) -> None:
         metavar="SHARE",
         help="share of unreadable images to skip, for example 0.1%% (default: 0)",
     )
-    add("--class_weights", metavar="balanced|FILE", help=sample_weights.HELP)
+    add("--class_weights", metavar="balanced|FILE", help=WEIGHTS_HELP)
     preprocessing.add_arguments(add)
     add(
         "--image_size",
@@ -155,7 +163,7 @@ def open_stores(args: argparse.Namespace, device: torch.device, log: Log) -> tie
         raise BadInput("--pack and --cache contradict each other: images come from one of them")
     if args.pack_form != "decoded" and not args.pack:
         raise BadInput(f"--pack_form {args.pack_form}: there is no pack; name its folder with --pack")
-    if args.class_weights != sample_weights.BALANCED:
+    if args.class_weights != BALANCED:
         check_paths(class_weights=args.class_weights)
     # now: a cluster that does not answer would else be noticed after the scan
     if backend == "ray":
@@ -199,7 +207,7 @@ def open_indexes(args: argparse.Namespace, device: torch.device, log: Log) -> tu
         return _scan_splits(args, folder, cache, log, by_class, is_new)
 
     # one process of each node scans, the others wait and open its files
-    indexes = node_index.load(folder, load_all)
+    indexes = image_folder.load_on_nodes(folder, load_all)
     return indexes[0], indexes[-1]
 
 
@@ -350,7 +358,7 @@ def _plan_training(args: argparse.Namespace, index: Any) -> Plan:
     if args.class_weights and not args.evaluate:
 
         def read_weights() -> torch.Tensor:
-            return torch.from_numpy(sample_weights.read(args.class_weights, index))
+            return torch.from_numpy(read_class_weights(args.class_weights, index))
 
         drawn = ranks.call_on_first(read_weights)  # only rank 0 needs the file
     steps = {"max_steps": args.max_steps, "epoch_steps": args.epoch_steps}
@@ -376,9 +384,9 @@ def _choose_backend(args: argparse.Namespace, device: torch.device, log: Log, st
     rates: dict[str, float] = {}
     if ranks.is_first():
         interpolation = preprocessing.values(vars(args)).interpolation
-        rates = measure.rates(store, plan, device, args.workers, interpolation=interpolation)
-    backend = ranks.broadcast_object(measure.choose(rates))
-    log.info(f"data_backend auto: {backend}; measured: {measure.text(rates)}")
+        rates = backends.rates(store, plan, device, args.workers, interpolation=interpolation)
+    backend = ranks.broadcast_object(backends.choose(rates))
+    log.info(f"data_backend auto: {backend}; measured: {backends.text(rates)}")
     return backend
 
 
@@ -447,3 +455,54 @@ def check_paths(**paths: str | None) -> None:
     for name, path in paths.items():
         if ranks.broadcast_object(path not in (None, "auto", "never") and not os.path.exists(path)):
             raise BadInput(f"--{name} {path}: no such file or folder")
+
+
+def read_class_weights(text: str, index: Any) -> np.ndarray:
+    """Return the weight of each image, float64 [n]. text: balanced, or the path of a file. index: an
+    ImageFolderIndex. Raises BadInput.
+
+    open_loaders() calls it on rank 0 at the start of a training; the others get its result."""
+    labels = np.asarray(index.labels)
+    if labels.ndim == 2:
+        raise BadInput(f"--class_weights {text} needs one label for each image, and the list has several")
+    if text == BALANCED:
+        return 1 / np.bincount(labels)[labels]
+    # one name of a class is enough: then all lines are classes, else all are images
+    weights = _read_weights(text)
+    is_of_classes = not weights.keys().isdisjoint(index.classes)
+    if is_of_classes:
+        kind = "class"
+        names = list(index.classes)
+        known = set(names)
+    else:
+        kind = "image"
+        names = [index.name(id) for id in range(len(index))]
+        known = set(names)
+        for path, *_ in index.bad:  # bad images are skipped, and may have a weight
+            known.add(path)
+    missing = [name for name in names if name not in weights]
+    unknown = [name for name in weights if name not in known]
+    if missing or unknown:
+        raise BadInput(
+            f"--class_weights {text}: {len(missing)} of {len(names)} {kind} names are missing, "
+            f"{len(unknown)} are unknown: {[*missing, *unknown][0]}"
+        )
+    values = np.array([weights[name] for name in names])
+    return values[labels] if is_of_classes else values
+
+
+def _read_weights(path: str) -> dict[str, float]:
+    """Return name -> weight of the lines of a file. Raises BadInput with the line."""
+    weights: dict[str, float] = {}
+    line = ""
+    try:
+        for line in filter(str.strip, read_file(path, _MOST_BYTES).decode().splitlines()):
+            first, value = line.rsplit(maxsplit=1)
+            name = first.strip()
+            if name in weights:
+                raise ValueError("this name has a weight already")
+            weights[name] = parse_number(value, float)
+    except (OSError, ValueError) as error:
+        reason = f"{line:.80}: {error}; expected {BALANCED}, or a file of lines NAME WEIGHT"
+        raise refusal(f"--class_weights {path}: {reason}", error) from error
+    return weights

@@ -1,10 +1,14 @@
-"""Work that threads do some steps ahead, with the results in order."""
+"""Work that threads do some steps ahead, with the results in order: batches, and their samples."""
 
 import collections
 import concurrent.futures
 import itertools
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, TypeVar
+
+import numpy as np
+
+from datasets.stores.files import Store
 
 _Item = TypeVar("_Item")
 
@@ -37,3 +41,49 @@ def work_ahead(
         for task in tasks:
             task.cancel()
         concurrent.futures.wait(tasks)
+
+
+class Reader:
+    """A reader of a store for an engine.
+
+    pool: of threads, which close() ends. per_task: samples of a task, to spread the cost of starting it.
+    """
+
+    def __init__(self, store: Store, pool: concurrent.futures.ThreadPoolExecutor, per_task: int):
+        self._store = store
+        self._pool = pool
+        self.per_task = per_task
+        self._fetchers = None  # threads that wait for a remote store
+        if store.is_remote:
+            self._fetchers = concurrent.futures.ThreadPoolExecutor(
+                2, "fetcher"
+            )  # one batch is received, the next requested
+
+    def start(
+        self, ids: np.ndarray, work: Callable[[range, list[bytes | np.ndarray]], Any]
+    ) -> list[concurrent.futures.Future]:
+        """Start the tasks of a batch. Each returns work(places, samples) for a range of positions in `ids`.
+
+        samples: as returned by Store.read(). If the store is remote, reading of all ids starts now, otherwise
+        with each task. An engine calls it in the thread of the training, some batches ahead; work() runs in
+        the threads of the pool.
+        """
+        fetched = None
+        if self._fetchers:  # one request for the batch: a network has a price for each
+            fetched = self._fetchers.submit(self._store.read, ids)
+
+        def run(places: range) -> Any:
+            """Do one task, in a thread of the pool. It waits for the samples if they are on their way."""
+            task = slice(places.start, places.stop)
+            samples = fetched.result()[task] if fetched else self._store.read(ids[task])
+            return work(places, samples)
+
+        places = range(len(ids))
+        firsts = range(0, len(ids), self.per_task)
+        return [self._pool.submit(run, places[first : first + self.per_task]) for first in firsts]
+
+    def close(self) -> None:
+        """End the threads; tasks that have not begun are dropped. An engine calls it when it closes."""
+        for pool in (self._pool, self._fetchers):
+            if pool:
+                pool.shutdown(cancel_futures=True)

@@ -27,12 +27,11 @@ from bootfile.ground.files import explained, open_atomic, read_again, read_file,
 from bootfile.machine.cores import available_cores
 from common.ground.files import locked
 from datasets.folders import images
-from datasets.folders.messages import progress
+from datasets.folders.walk import progress
 from datasets.stores import forms, restart
 from datasets.stores.ahead import work_ahead
-from datasets.stores.files import FileStore
+from datasets.stores.files import Box, FileStore, Store, fitted
 from datasets.stores.forms import QUALITY, Sample
-from datasets.stores.store import Box, Store, fitted
 
 META = "meta.json"
 _VERSION = 2

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from datasets.folders import image_folder, image_index
-from datasets.folders.messages import progress, shown
+from datasets.folders.walk import progress, shown
 from datasets.stores import forms
 from datasets.stores.files import FileStore
 

@@ -29,10 +29,9 @@ from bootfile.ground.errors import BadInput
 from bootfile.machine.cores import available_cores
 from common.console import arguments
 from datasets.folders import image_folder, image_index, splits
-from datasets.folders.messages import progress
-from datasets.stores import forms
-from datasets.stores.shared import address, references
-from datasets.stores.shared.connection import Unavailable
+from datasets.folders.walk import progress
+from datasets.stores import connection, forms, references
+from datasets.stores.connection import Unavailable
 from launch.cache import check as checks
 from launch.cache import server
 from launch.cache.folder import Packs
@@ -131,7 +130,7 @@ def _parse_args(verb: str, argv: list[str]) -> argparse.Namespace:
         text = " ".join(unknown)
         hint = ""
         if "pass" in text:
-            hint = f"; set the password in {address.PASSWORD} or {address.PASSWORD_FILE}"
+            hint = f"; set the password in {connection.PASSWORD} or {connection.PASSWORD_FILE}"
         raise BadInput(f"{verb}: unknown arguments: {text}{hint}")
     return args
 

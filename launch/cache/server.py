@@ -14,13 +14,12 @@ from tqdm import tqdm
 
 from bootfile.ground.errors import BadInput
 from datasets.folders.image_index import ImageFolderIndex
-from datasets.folders.messages import progress
-from datasets.stores import forms
+from datasets.folders.walk import progress
+from datasets.stores import connection, forms, references
+from datasets.stores.connection import Server
 from datasets.stores.files import FileStore
-from datasets.stores.shared import address, references
-from datasets.stores.shared.connection import Server
-from datasets.stores.shared.redis_store import RedisStore
-from datasets.stores.shared.references import StoredSet
+from datasets.stores.redis_store import RedisStore
+from datasets.stores.references import StoredSet
 from launch.cache.check import DAMAGED, MISSING, Read
 from launch.explain import align
 
@@ -50,7 +49,7 @@ class Shared:
         self._log = log
         self._opened = False  # whether the server has answered once
         try:
-            self.server = Server(address.parse(url), self._log_later)
+            self.server = Server(connection.parse(url), self._log_later)
         except BadInput as error:
             raise BadInput(str(error).replace("--cache", "--to")) from None
         self.form = self.server.address.form

@@ -10,7 +10,7 @@ from common.checkpoint.checkpointer import Checkpointer
 from common.parallel import compilation
 from common.run import evaluation, metrics
 from common.run.log import Log
-from datasets.loaders import measure, pixels
+from datasets.loaders import backends, pixels
 from datasets.loaders.engines import resident
 from datasets.loaders.engines.resident import Resident
 from tests.conftest import names
@@ -92,7 +92,7 @@ def test_an_evaluation_waits_for_nothing_and_a_measurement_for_each_batch(monkey
         before = len(recorder.waits)
         evaluation.evaluate(model, batches, torch.nn.CrossEntropyLoss(), metrics.of_classes(3, False, None))
         assert len(recorder.waits) == before
-        measure.rate(batches, seconds=60)
+        backends.rate(batches, seconds=60)
         assert [text.partition(":")[0] for _, text in recorder.waits[before:]] == ["synchronize()"] * 3
 
 

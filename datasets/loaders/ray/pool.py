@@ -7,6 +7,7 @@ to Ray.
 
 import atexit
 import contextlib
+import functools
 import os
 import secrets
 import signal
@@ -26,7 +27,6 @@ from bootfile.ground.errors import BadInput, import_optional, in_one_line, print
 from bootfile.ground.heartbeat import Heartbeat
 from common.ground.endings import LOST_CONTACT
 from common.ground.files import ROOT
-from datasets.loaders.ray import worker
 
 RAY = '"ray>=2.52"'  # the requirement for pip; 2.52 is the first version with tokens
 HELP = "Ray cluster: auto (default: RAY_ADDRESS, or that of this machine, or only this process), or HOST:PORT"
@@ -91,6 +91,27 @@ def connect(address: str, workers: int) -> Any:
     return ray
 
 
+class Worker:
+    """An actor that runs functions on tasks, on a node with this project's files at the same path or on the
+    PYTHONPATH of `ray start`. paths: this project, then sys.path of the training process.
+
+    The class is pickled by value, and imports this project only after it has set sys.path."""
+
+    def __init__(self, paths: list[str]):
+        sys.path.insert(0, paths[0])  # before another package `datasets`
+        sys.path.extend(path for path in paths if path not in sys.path)
+        import ray
+        import torch
+
+        torch.set_num_threads(1)  # as DataLoader's workers do
+        self.get: Any = functools.lru_cache(2)(ray.get)  # two iterators of one loader may take turns
+
+    def run(self, held: list, task: tuple) -> Any:
+        """Return function(task). held: [reference to the function], which is read once. Pool.submit() asks
+        for it from the training process."""
+        return self.get(held[0])(task)
+
+
 class Pool:
     """Actors of Ray that run functions on tasks.
 
@@ -104,7 +125,7 @@ class Pool:
 
     def __init__(self, workers: int, address: str = "auto", cpus: float = 1.0):
         ray = self._ray = connect(address, workers)
-        ray.cloudpickle.register_pickle_by_value(worker)
+        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Worker sets the path first
         self._cpus = 0.0 if _local else cpus  # that each actor reserves
         self._head = ray.get_runtime_context().gcs_address  # HOST:PORT
         self.workers = self._room(workers)
@@ -113,7 +134,7 @@ class Pool:
         if self.workers < workers:
             print_line(f"ray: {self.workers} of {workers} workers run: the cluster has no more CPUs")
         options = {"max_restarts": -1, "max_task_retries": _RETRIES, "scheduling_strategy": "SPREAD"}
-        actor = ray.remote(worker.Worker).options(num_cpus=self._cpus, **options)
+        actor = ray.remote(Worker).options(num_cpus=self._cpus, **options)
         paths = [ROOT, *(path for path in map(os.path.abspath, sys.path) if path != ROOT)]
         self._actors = [actor.remote(paths) for _ in range(self.workers)]
         self._finalizer = weakref.finalize(self, _kill, ray, self._actors)

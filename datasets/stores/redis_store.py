@@ -17,10 +17,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from datasets.folders.image_index import ImageFolderIndex
-from datasets.stores import forms
+from datasets.stores import forms, references
+from datasets.stores.connection import Server, Unavailable
 from datasets.stores.forms import Sample
-from datasets.stores.shared import references
-from datasets.stores.shared.connection import Server, Unavailable
 
 _HEADER = struct.Struct("<4sIIQI")  # magic, height, width, bytes, crc32
 _MAGIC = b"BFS\1"

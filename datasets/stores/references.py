@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from datasets.stores.shared.connection import Server, Unavailable
+from datasets.stores.connection import Server, Unavailable
 
 LIFETIME = 60  # seconds after the last heartbeat until a reference expires
 SAMPLE_LIFETIME = 12 * 3600  # seconds
