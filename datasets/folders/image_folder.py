@@ -149,10 +149,7 @@ def look(
 def one_line(log: Log) -> Log:
     """Return a `log` for texts with file names, which may contain line breaks and unprintable characters."""
 
-    def log_one_line(text: str) -> None:
-        log(printable(" ".join(text.split())))
-
-    return log_one_line
+    return lambda text: log(printable(" ".join(text.split())))
 
 
 def scan_listing(listing: Listing, cache: str, log: Log) -> ImageFolderIndex:
@@ -203,34 +200,25 @@ def _is_current(index: ImageFolderIndex, listing: Listing) -> bool:
         return False
     count = len(listing.paths)
     bad = {path for path, _, _, _ in index.bad}
-    is_good = np.ones(count, bool)
-    paths = listing.paths
-    if bad:
-        is_good = np.array([path not in bad for path in listing.paths])
-        paths = [path for path in listing.paths if path not in bad]
-    if (index.base, index.classes) != (listing.base, listing.classes):
-        return False
-    if index.division != listing.division:
-        return False
-    if (len(index), len(bad)) != (len(paths), count - len(paths)):
+    is_good = np.array([path not in bad for path in listing.paths]) if bad else np.ones(count, bool)
+    paths = [path for path in listing.paths if path not in bad] if bad else listing.paths
+    facts = (index.base, index.classes, index.division, len(index), len(bad))
+    if facts != (listing.base, listing.classes, listing.division, len(paths), count - len(paths)):
         return False
     # all names and labels: they are in memory, and need no call of the file system
     names = np.insert(index.names, index.offsets[1:-1], 0).tobytes()  # with \0 between them
-    if names != os.fsencode("\0".join(paths)):
+    is_same = names == os.fsencode("\0".join(paths)) and np.array_equal(index.labels, listing.labels[is_good])
+    # without ctimes it is of an earlier version: it is written again, and no file is read
+    if not is_same or len(index.ctimes) < len(index):
         return False
-    if not np.array_equal(index.labels, listing.labels[is_good]):
-        return False
-    if len(index.ctimes) < len(index):
-        return False  # of an earlier version: it is written again, and no file is read
     states = np.empty((count, 2), np.int64)  # sizes and times when the files were read
     states[is_good] = np.stack([index.bytes, index.mtimes], axis=1)
     if bad:
         states[~is_good] = [(size, mtime) for _, size, mtime, _ in index.bad]
     ctimes = np.zeros(count, np.int64)
     ctimes[is_good] = index.ctimes
-    rows = np.arange(count)
-    if count > _COMPARED and listing.states is None:
-        rows = np.linspace(0, count - 1, _COMPARED).astype(np.int64)
+    is_part = count > _COMPARED and listing.states is None
+    rows = np.linspace(0, count - 1, _COMPARED).astype(np.int64) if is_part else np.arange(count)
     # the file system is asked for these rows only
     present = listing.get_states(rows)
     if not np.array_equal(present[:, :2], states[rows]):
@@ -283,23 +271,17 @@ def _inspect(path: str, member: Sequence[int] | None) -> tuple:
     member: bytes, mtime and ctime of a member. None: the open file has them, because a call of stat with its
     path would cost as much as reading it. Raises OSError or BadInput if the file cannot be read.
     """
-    file_path = path
-    offset = 0
-    if member is not None:
-        place = tar_files.split_path(path)
-        if place:
-            file_path, offset = place
+    file_path, offset = (tar_files.split_path(path) if member is not None else None) or (path, 0)
     descriptor = os.open(file_path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
     try:
-        if member is not None:
-            size, mtime, ctime = member
-            most = size  # another member follows
-        else:
-            size, mtime, ctime = _state(os.fstat(descriptor))
-            most = size + 1  # one byte more, to notice a file that grows while it is read
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise BadInput("it is not a file")
+        size, mtime, ctime = member or (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         # before it is read: the whole file is taken into memory
         images.check_bytes(size)
-        content = tar_files.read_descriptor(descriptor, offset, most)
+        # one byte more, to notice a file that grows while it is read; another member of a tar follows
+        content = tar_files.read_descriptor(descriptor, offset, size if member else size + 1)
         if len(content) != size:
             now = str(len(content)) if len(content) < size else "more"
             raise BadInput(f"{size} bytes when it was listed, {now} when read")
@@ -308,14 +290,6 @@ def _inspect(path: str, member: Sequence[int] | None) -> tuple:
         return size, mtime, str(error)
     finally:
         os.close(descriptor)
-
-
-def _state(status: os.stat_result) -> tuple[int, int, int]:
-    """Return (bytes, mtime and ctime in nanoseconds) of an open file. Raises BadInput for a pipe or
-    a device."""
-    if not stat.S_ISREG(status.st_mode):
-        raise BadInput("it is not a file")
-    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log) -> ImageFolderIndex:
@@ -352,8 +326,7 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
                 unread[row] = getattr(error, "strerror", None) or str(error)
                 failures.append(error)
                 continue
-            is_bad = len(result) == 3  # bytes, mtime, reason
-            if is_bad:
+            if len(result) == 3:  # bytes, mtime, reason
                 bad[row] = result
             else:
                 good_rows.append((row, *result))
@@ -389,16 +362,13 @@ def _write_good(
     good[[*bad, *unread]] = False
     columns["labels"] = listing.labels
     columns = {name: column[good] for name, column in columns.items()}
-    stamp = "complete"  # version 0.25 has a digest here
-    if unread:
-        stamp = ""
     meta: dict[str, Any] = {
         "root": listing.root,
         "base": listing.base,
         "split": listing.split,
         "classes": listing.classes,
         "division": listing.division,
-        "stamp": stamp,
+        "stamp": "" if unread else "complete",  # version 0.25 has a digest here
         "bad": [(listing.paths[row], *bad[row]) for row in sorted(bad)],
     }
     good_paths = [listing.paths[row] for row in np.flatnonzero(good)]
@@ -424,12 +394,9 @@ def _reuse(listing: Listing, old: ImageFolderIndex, columns: dict, bad: dict, lo
     columns: of the new index, with the present sizes and times. bad: gets the bad images that are unchanged.
     """
     # a file is known by its path, its size and its time
-    old_rows = {}
-    for row, (size, mtime) in enumerate(zip(old.bytes.tolist(), old.mtimes.tolist(), strict=True)):
-        old_rows[old.name(row), size, mtime] = row
-    old_reasons = {}  # of the bad images
-    for path, size, mtime, reason in old.bad:
-        old_reasons[path, size, mtime] = reason
+    states = enumerate(zip(old.bytes.tolist(), old.mtimes.tolist(), strict=True))
+    old_rows = {(old.name(row), *state): row for row, state in states}
+    old_reasons = {(path, size, mtime): reason for path, size, mtime, reason in old.bad}
     unchanged = []
     sources = []  # their rows in the old index
     changed = []

@@ -37,7 +37,6 @@ COLUMNS = {  # name -> type: a memory-mapped file each, with one row per image
     "offsets": "<i8",  # in names: of the image's path, and one more for the end
     "names": "|u1",  # the bytes of all paths
 }
-_ADDED = ("ctimes",)  # columns that an index of an earlier version does not have
 
 
 class ImageFolderIndex:
@@ -79,8 +78,8 @@ class ImageFolderIndex:
         if meta["format"] != _FORMAT:
             raise ValueError(f"its format is {meta['format']}, expected {_FORMAT}")
         for name, dtype in COLUMNS.items():
-            if name in _ADDED and name not in meta["checksums"]:
-                setattr(self, name, np.zeros(0, dtype))
+            if name == "ctimes" and name not in meta["checksums"]:
+                setattr(self, name, np.zeros(0, dtype))  # an earlier version has written the index
                 continue
             column = np.asarray(np.load(os.path.join(folder, f"{name}.npy"), mmap_mode="r"))
             has_sets = name == "labels" and column.ndim == 2 and column.dtype == bool
@@ -171,9 +170,8 @@ def open_intact(folder: str, log: Log | None = None) -> ImageFolderIndex | None:
     try:
         index = open_index(folder)
         for name in COLUMNS:
-            if name in _ADDED and name not in index.checksums:
-                continue
-            if zlib.crc32(getattr(index, name)) != index.checksums[name]:
+            is_there = name != "ctimes" or name in index.checksums
+            if is_there and zlib.crc32(getattr(index, name)) != index.checksums[name]:
                 raise BadInput(f"the index {folder} is damaged: the CRC-32 of {name}.npy differs")
         if _fingerprint(index.classes, vars(index)) != index.fingerprint:
             raise BadInput(f"the index {folder} is damaged: its columns do not have its fingerprint")
@@ -193,13 +191,10 @@ def write_index(folder: str, paths: list[str], columns: dict[str, np.ndarray], *
     division, stamp, bad (path, size, mtime, reason). Raises OSError.
     """
     names = os.fsencode("\0".join(paths)).split(b"\0") if paths else []
-    columns = columns | {
-        "offsets": np.cumsum([0, *map(len, names)]),
-        "names": np.frombuffer(b"".join(names), np.uint8),
-    }
-    types = dict(COLUMNS)
-    if columns["labels"].ndim == 2:  # several labels for each image
-        types["labels"] = "|b1"
+    offsets = np.cumsum([0, *map(len, names)])
+    columns = columns | {"offsets": offsets, "names": np.frombuffer(b"".join(names), np.uint8)}
+    has_sets = columns["labels"].ndim == 2  # several labels for each image
+    types = COLUMNS | ({"labels": "|b1"} if has_sets else {})
     columns = {name: np.ascontiguousarray(columns[name], dtype) for name, dtype in types.items()}
     meta |= {"format": _FORMAT, "fingerprint": _fingerprint(meta["classes"], columns)}
     meta["checksums"] = {name: zlib.crc32(column.data) for name, column in columns.items()}

@@ -9,7 +9,6 @@ sharp/a/1.png. Both images of a pair get the same crop and the same flips.
 import functools
 import itertools
 import os
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -64,9 +63,7 @@ class PairIndex:
     def shape(self, id: int) -> str:
         """Return the size of an image as text."""
         stored = f"{self.stored.widths[id]}x{self.stored.heights[id]} pixels"
-        if not self.rows:
-            return stored
-        return f"{self.widths[id]}x{self.heights[id]} pixels, resized from {stored}"
+        return f"{self.widths[id]}x{self.heights[id]} pixels, resized from {stored}" if self.rows else stored
 
 
 def load(root: str, split: str, cache: str, rows: int = 0, log: Log = print) -> PairIndex:
@@ -91,12 +88,12 @@ def load(root: str, split: str, cache: str, rows: int = 0, log: Log = print) -> 
     stored = PairIndex(index)
     # both get the same crop: their sizes must be equal
     shapes = np.stack([stored.widths, stored.heights]).reshape(2, 2, -1)  # [width or height, side, pair]
-    different = []
-    for pair in np.flatnonzero((shapes[:, 0] != shapes[:, 1]).any(axis=0)).tolist():
-        blurry = f"{listing.paths[pair]} ({stored.shape(pair)})"
-        sharp_id = pair + len(stored)
-        sharp = f"{listing.paths[sharp_id]} ({stored.shape(sharp_id)})"
-        different.append(f"{blurry} and {sharp}")
+
+    def describe(id: int) -> str:
+        return f"{listing.paths[id]} ({stored.shape(id)})"
+
+    pairs = np.flatnonzero((shapes[:, 0] != shapes[:, 1]).any(axis=0)).tolist()
+    different = [f"{describe(pair)} and {describe(pair + len(stored))}" for pair in pairs]
     if different:
         count = f"{len(different)} of {len(stored)}"
         raise BadInput(f"{count} pairs of {listing.base} differ in size: {shown(different)}")
@@ -119,10 +116,9 @@ def _look(root: str, split: str, log: Log) -> Listing:
     base = os.path.join(root, split)
     refuse_dead_link(base)
     if not is_folder(base):  # the folder of the split may have another name
-        key = "train" if split == "train" else "val"
-        base = os.path.join(root, find_split(root, key, log=log) or split)
-    if not is_folder(base):
-        raise BadInput(f"{root} has no folder {split}/")
+        base = os.path.join(root, find_split(root, "train" if split == "train" else "val", log=log) or split)
+        if not is_folder(base):
+            raise BadInput(f"{root} has no folder {split}/")
     here = _find_sides(base)
     blurry = _by_name(base, here[0], log)
     sharp = _by_name(base, here[1], log)
@@ -143,21 +139,13 @@ def _look(root: str, split: str, log: Log) -> Listing:
 def _find_sides(base: str) -> tuple[str, ...]:
     """Return the names of the two folders of pairs below a folder. Raises BadInput if they are not there, or
     if there are others, too."""
-    here = []
     for side in itertools.chain.from_iterable(SIDES):
         refuse_dead_link(os.path.join(base, side))
-        if is_folder(os.path.join(base, side)):
-            here.append(side)
-    if tuple(here) not in SIDES:
-        sides = _join(here) or "none of these folders"
-        expected = " or ".join(map(_join, SIDES))
-        raise BadInput(f"{base} has {sides}: expected {expected}")
-    return tuple(here)
-
-
-def _join(sides: Iterable[str]) -> str:
-    """Return the names of folders for a message: "blurry/ and sharp/"."""
-    return " and ".join(f"{side}/" for side in sides)
+    here = tuple(side for sides in SIDES for side in sides if is_folder(os.path.join(base, side)))
+    if here not in SIDES:
+        names = "/ and ".join(here) + "/" if here else "none of these folders"
+        raise BadInput(f"{base} has {names}: expected blurry/ and sharp/ or img/ and gt/")
+    return here
 
 
 def _by_name(base: str, side: str, log: Log) -> dict[str, str]:

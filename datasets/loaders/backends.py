@@ -51,13 +51,7 @@ def reasons(device: torch.device) -> dict[str, str | None]:
     """Return engine -> the reason why it is not available with this device; None if it is available."""
     dali = missing()
     dali_gpu = "it needs a GPU" if not dali and device.type != "cuda" else dali
-    return {
-        "pytorch": None,
-        "threads": None,
-        "dali": dali,
-        "dali-gpu": dali_gpu,
-        "synthetic": None,
-    }
+    return {"pytorch": None, "threads": None, "dali": dali, "dali-gpu": dali_gpu, "synthetic": None}
 
 
 def resolve(backend: str, device: torch.device) -> str:
@@ -67,9 +61,8 @@ def resolve(backend: str, device: torch.device) -> str:
     backend = SPELLINGS.get(backend, backend)
     known = reasons(device)
     known |= {name: known[engine] for name, engine in CACHED.items()}
-    known["ray"] = None
-    if not importlib.util.find_spec("ray"):
-        known["ray"] = f"Ray is not installed: pip install {RAY}"
+    has_ray = importlib.util.find_spec("ray")
+    known["ray"] = None if has_ray else f"Ray is not installed: pip install {RAY}"
     reason = known.get(backend, "unknown backend")
     if reason is None:
         return backend
@@ -220,10 +213,7 @@ def rates(
 def choose(rates: dict[str, float]) -> str:
     """Return the fastest backend of rates(), or one that does not use the GPU if its rate is sufficient:
     in training dali-gpu takes time of the GPU, which is idle while it is measured."""
-    sufficient = {}
-    for name, rate_of_backend in rates.items():
-        if rate_of_backend >= _SUFFICIENT and name != "dali-gpu":
-            sufficient[name] = rate_of_backend
+    sufficient = [name for name, rate in rates.items() if rate >= _SUFFICIENT and name != "dali-gpu"]
     return max(sufficient or rates, key=lambda name: rates[name], default="")
 
 
@@ -260,9 +250,7 @@ def log_waiting(loader: Loader, log: Log) -> None:
     # all ranks wait for the slowest loader, so its share counts
     share = ranks.maximum(loader.waited, loader.to_device.device) / log.training_seconds
     if ranks.is_first():
-        hint = ""
-        if share >= _ENOUGH:
-            hint = "; `python -m launch bench loaders` compares the backends"
+        hint = "; `python -m launch bench loaders` compares the backends" if share >= _ENOUGH else ""
         log.info(
             f"the device waited for data for {share:.1%} of the training time with {loader.backend}{hint}"
         )

@@ -151,10 +151,9 @@ def open_stores(args: argparse.Namespace, device: torch.device, log: Log) -> tie
     """
     backend = _backend(args, device)
     # all options are checked before the scan, which may take hours
-    if args.pack:
-        check_writable("--pack", args.pack)
-    if args.cache_dir:
-        check_writable("--cache_dir", args.cache_dir)
+    for name in ("pack", "cache_dir"):
+        if getattr(args, name):
+            check_writable(f"--{name}", getattr(args, name))
     if backend in backends.CACHED and not (args.pack or args.cache):
         raise BadInput(
             f"--data_backend {backend} needs --cache URL or --pack FOLDER, such as --pack /dev/shm/packs"
@@ -169,11 +168,7 @@ def open_stores(args: argparse.Namespace, device: torch.device, log: Log) -> tie
     if backend == "ray":
         pool = ray_pool.connect(args.ray_address, args.workers or backends.cores())
         endings.at_success("loaders", pool.shutdown)
-    pack = args.pack
-    cache = args.cache
-    if backend == "synthetic":  # it reads no images
-        pack = None
-        cache = None
+    pack, cache = (None, None) if backend == "synthetic" else (args.pack, args.cache)  # it reads no images
     stores = tiers.Stores(pack, cache, args.cache_mode, log.info, args.pack_form)
     # not after an error: threads may still read then, and the process ends anyway
     endings.at_success("loaders", stores.close)
@@ -312,12 +307,8 @@ def open_loaders(
     backend = _backend(args, device)
     if backend == "auto":
         backend = _choose_backend(args, device, log, train_store, train_plan)
-    delivery = {
-        "workers": args.workers,
-        "interpolation": prepared.interpolation,
-        "mean": prepared.mean,
-        "std": prepared.std,
-    }
+    delivery = {"workers": args.workers, **prepared._asdict()}
+    del delivery["crop_share"]
     train_loader = backends.build(backend, train_store, train_plan, device, **delivery)
     val_loader = backends.build(backend, val_store, val_plan, device, **delivery)
     # when main() has succeeded; threads and workers that still read end here
@@ -326,10 +317,7 @@ def open_loaders(
     if args.evaluate:
         log.info(f"data test={len(val_index)} source={val_index.source}")
     else:
-        test_set = val_index
-        if val_index is train_index:  # the job evaluates nothing
-            test_set = []
-        log.print_data(train_index, test_set)
+        log.print_data(train_index, [] if val_index is train_index else val_index)  # []: nothing is evaluated
     return train_loader, val_loader
 
 
@@ -349,11 +337,9 @@ def _check_stored_size(args: argparse.Namespace, store: Any) -> None:
 def _plan_training(args: argparse.Namespace, index: Any) -> Plan:
     """Return the plan of the training for this rank. Every rank calls it in open_loaders(); with
     --class_weights they wait for rank 0, which reads the file."""
-    size = len(index)
-    batch = args.batch_size
-    if args.evaluate:  # no training batch is made, but the sampler needs one sample for each rank
-        size = max(size, ranks.world_size())
-        batch = ranks.world_size()
+    # in an evaluation no training batch is made, but the sampler needs one sample for each rank
+    size = max(len(index), ranks.world_size()) if args.evaluate else len(index)
+    batch = ranks.world_size() if args.evaluate else args.batch_size
     drawn = None
     if args.class_weights and not args.evaluate:
 
@@ -402,12 +388,8 @@ def _last_backend(args: argparse.Namespace, device: torch.device, output: Output
     """Return the backend of the run's last start, or "" without one: backends round pixels differently.
 
     open_loaders() calls it on rank 0 if the backend is "auto"."""
-    if args.resume != "auto" or args.evaluate:
-        return ""
-    name = ""
-    known = starts.read_output(output)
-    if known:
-        name = known[-1].get("data backend", "")
+    known = starts.read_output(output) if args.resume == "auto" and not args.evaluate else []
+    name = known[-1].get("data backend", "") if known else ""
     if not name:
         return ""
     with contextlib.suppress(BadInput):
@@ -426,10 +408,8 @@ def progressive_size(epochs: int, first: int | None, last: int, epoch: int) -> i
     """
     first = first or last
     share = min(max((epoch - 0.7 * epochs) / (0.15 * epochs), 0), 1)
-    if share == 0:
-        return first
-    if share == 1:
-        return last
+    if share in (0, 1):
+        return last if share else first
     return min(max(round((first + (last - first) * share) / 32) * 32, first), last)
 
 
@@ -470,16 +450,10 @@ def read_class_weights(text: str, index: Any) -> np.ndarray:
     # one name of a class is enough: then all lines are classes, else all are images
     weights = _read_weights(text)
     is_of_classes = not weights.keys().isdisjoint(index.classes)
-    if is_of_classes:
-        kind = "class"
-        names = list(index.classes)
-        known = set(names)
-    else:
-        kind = "image"
-        names = [index.name(id) for id in range(len(index))]
-        known = set(names)
-        for path, *_ in index.bad:  # bad images are skipped, and may have a weight
-            known.add(path)
+    kind = "class" if is_of_classes else "image"
+    names = list(index.classes) if is_of_classes else [index.name(id) for id in range(len(index))]
+    # bad images are skipped, and may have a weight
+    known = {*names} if is_of_classes else {*names, *(path for path, *_ in index.bad)}
     missing = [name for name in names if name not in weights]
     unknown = [name for name in weights if name not in known]
     if missing or unknown:

@@ -5,7 +5,7 @@ those of ImageNet's ResNets. An option is None if it has this default.
 """
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from bootfile.ground.errors import BadInput
@@ -32,23 +32,9 @@ _DEFAULT = Preprocessing(MEAN, STD, 224 / 256, BILINEAR)
 
 
 def _to_options(values: Preprocessing) -> dict[str, Any]:
-    """Return the options of add_arguments() that have these values."""
-    return {
-        "mean": _join(values.mean),
-        "std": _join(values.std),
-        "crop_share": values.crop_share,
-        "interpolation": values.interpolation,
-    }
-
-
-def _join(numbers: Sequence[float]) -> str:
-    """Return numbers as an option has them: 0.485,0.456,0.406."""
-    return ",".join([f"{number:g}" for number in numbers])
-
-
-def _parse(text: str) -> tuple[float, ...]:
-    """Return the numbers of an option."""
-    return tuple([float(number) for number in text.split(",")])
+    """Return the options of add_arguments() that have these values: 0.485,0.456,0.406."""
+    texts = {name: ",".join(f"{number:g}" for number in getattr(values, name)) for name in ("mean", "std")}
+    return values._asdict() | texts
 
 
 _DEFAULTS = _to_options(_DEFAULT)
@@ -94,34 +80,25 @@ def complete(args: argparse.Namespace) -> dict[str, Any]:
     weights, evaluate. Raises BadInput.
 
     A job calls it on rank 0 before it indexes its images."""
-    given = {
-        "mean": args.mean,
-        "std": args.std,
-        "crop_share": args.crop_share,
-        "interpolation": args.interpolation,
-    }
     # files of weights or a package are read here, on rank 0 only
     of_model = find(args.arch, args.weights)
     completed: dict[str, Any] = {}
     for name, default in _DEFAULTS.items():
-        chosen = given[name] or of_model.get(name)
+        chosen = getattr(args, name) or of_model.get(name)
         # other values would give other results than in the training, with no error
         if args.evaluate and name in ("mean", "std"):
             trained = of_model.get(name, chosen)
             if chosen != trained:
                 raise BadInput(f"--{name} {chosen}: the weights were trained with {trained}: leave it out")
-        if chosen == default:
-            chosen = None
-        completed[name] = chosen
+        completed[name] = None if chosen == default else chosen
     return completed
 
 
 def values(settings: Mapping[str, Any]) -> Preprocessing:
     """Return the values of the options of a run."""
     options = {name: settings.get(name) or default for name, default in _DEFAULTS.items()}
-    return Preprocessing(
-        _parse(options["mean"]), _parse(options["std"]), options["crop_share"], options["interpolation"]
-    )
+    numbers = {name: tuple(map(float, options[name].split(","))) for name in ("mean", "std")}
+    return Preprocessing(**(options | numbers))
 
 
 def find(arch: str, name: str | None) -> dict[str, Any]:
