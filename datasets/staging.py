@@ -192,11 +192,9 @@ def _compare(data: str, objects: list[Object], beat: _Beat) -> tuple[list[Object
             missing.append(entry)
         beat(f"comparing {len(objects)} files with {data}")
     keys = {entry.key for entry in objects}
-    others = []
-    if os.path.isdir(data):  # a process that was killed has renamed it
-        paths = [file.path for file in sync.list_files(data)]
-        others = [path for path in paths if os.path.relpath(path, data) not in keys]
-    return missing, others
+    # a process that was killed may have renamed the folder
+    paths = [file.path for file in sync.list_files(data)] if os.path.isdir(data) else []
+    return missing, [path for path in paths if os.path.relpath(path, data) not in keys]
 
 
 def _is_complete(path: str, entry: Object) -> bool:

@@ -78,11 +78,8 @@ class KSpeedFolder:
         # the split's name in its data set, so that the data set's pack is found
         split = "val" if os.path.basename(self.root).lower() in SPLITS["val"] else "train"
 
-        def ignore(text: str) -> None:
-            pass
-
-        options: Any = {"val_share": 0, "labelled": False}
-        self.index = image_folder.load(self.root, split, cache, max_bad_images, None, ignore, **options)
+        options: Any = {"val_share": 0, "labelled": False, "log": lambda text: None}
+        self.index = image_folder.load(self.root, split, cache, max_bad_images, **options)
         self._store: Store | None = stores.open(self.index)
 
     def getBIN(self, path: str) -> bytes:
@@ -175,12 +172,8 @@ class KSpeedImageFolder(ImageFolder):
         items = []
         for content, target in zip(self.folder.getbatch(paths), targets, strict=True):
             sample = self.loader(io.BytesIO(content))
-            if self.transform is not None:
-                sample = self.transform(sample)
-            if self.target_transform:
-                items.append((sample, self.target_transform(target)))
-            else:
-                items.append((sample, target))
+            sample = self.transform(sample) if self.transform else sample
+            items.append((sample, self.target_transform(target) if self.target_transform else target))
         return items
 
 

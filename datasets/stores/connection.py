@@ -66,9 +66,8 @@ class Address(NamedTuple):
     form: str = "decoded"
 
     def __str__(self) -> str:
-        if ":" in self.host:  # an IPv6 address
-            return f"[{self.host}]:{self.port}"
-        return f"{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host  # an IPv6 address
+        return f"{host}:{self.port}"
 
 
 def parse(text: str) -> Address:
@@ -203,21 +202,15 @@ class Server:
     def time(self) -> float:
         """Return the server's time in seconds. The clocks of the nodes may differ. Raises Unavailable."""
 
-        def read(client: Any) -> tuple[int, int]:
-            return client.time()
-
-        seconds, microseconds = self._call(read)
+        seconds, microseconds = self._call(lambda client: client.time())
         return seconds + microseconds / 1e6
 
     def memory(self) -> dict:
         """Return `used_memory` and `maxmemory` (bytes), `maxmemory_policy` and more; {} if the server does
         not tell. Of a Cluster they are those of one node."""
 
-        def read(client: Any) -> dict:
-            return client.info("memory")
-
         try:
-            return self._call(read)
+            return self._call(lambda client: client.info("memory"))
         except Unavailable:
             return {}
 

@@ -89,6 +89,7 @@ class PackStore(Store):
         """Return the sample, from its file if it is damaged. Raises BadInput if the file is also bad.
 
         read() calls it for each sample."""
+        fault = "is damaged"
         try:
             sample, checksum = self.stored(id)
             if self._checked[id]:
@@ -100,11 +101,8 @@ class PackStore(Store):
             if (*sample[:2], len(sample.content)) == expected and zlib.crc32(sample.content) == checksum:
                 self._checked[id] = 1
                 return sample
-            fault = "is damaged"
-        except Unavailable:
-            fault = "cannot be read"
-        except (BadInput, LookupError, ValueError):
-            fault = "is damaged"
+        except (BadInput, LookupError, ValueError) as error:
+            fault = "cannot be read" if isinstance(error, Unavailable) else fault
         # one line for each process: a damaged part has many samples
         if not self._has_warned:
             self._has_warned = True
@@ -184,29 +182,22 @@ def is_whole(index: Any, path: str, form: str) -> bool:
 
 def _description(index: Any, form: str) -> dict[str, Any]:
     """Return what the meta.json of a pack has from its first part on."""
+    is_whole = form in forms.WHOLE  # the images have their own sizes
     description = {
         "version": _VERSION,
         "fingerprint": index.fingerprint,
         "form": form,
         "count": len(index),
-        "short_side": forms.SHORT_SIDE,
+        "short_side": 0 if is_whole else forms.SHORT_SIDE,
     }
-    if form in forms.JPEGS:
-        description["quality"] = QUALITY
-    if form in forms.WHOLE:  # the images have their own sizes
-        description["short_side"] = 0
-        if form in forms.JPEGS:
-            description["quality"] = forms.QUALITY_FULL
-    return description
+    quality = {"quality": forms.QUALITY_FULL if is_whole else QUALITY}
+    return description | (quality if form in forms.JPEGS else {})
 
 
 def _sizes(path: str, count: int) -> list[int]:
     """Return the bytes of each part of a pack of `count` samples. Raises OSError if one is missing."""
-    sizes = []
-    for number in range(-(-count // SAMPLES_PER_FILE)):
-        part = _part(path, number)
-        sizes.append(read_again(functools.partial(os.path.getsize, part), part))
-    return sizes
+    parts = [_part(path, number) for number in range(-(-count // SAMPLES_PER_FILE))]
+    return [read_again(functools.partial(os.path.getsize, part), part) for part in parts]
 
 
 def place(folder: str, index: Any, form: str = "decoded") -> str:
@@ -221,9 +212,7 @@ def size_of(index: Any, form: str) -> int:
     heights, widths, lengths = forms.sizes(index, slice(None), form)
     if form in forms.SIZED:
         return int(lengths.sum())
-    if form in forms.WHOLE:
-        return int(index.bytes.sum() * 11 // 10)
-    return int((heights * widths * 3 // 8).sum())
+    return int(index.bytes.sum() * 11 // 10 if form in forms.WHOLE else (heights * widths * 3 // 8).sum())
 
 
 def _fill(index: Any, path: str, form: str, threads: int) -> None:

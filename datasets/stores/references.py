@@ -178,13 +178,10 @@ def send_redis_command(
         answers += server.execute(*commands, errors=True)
         if log:
             log(len(part))
-    numbers = []
-    for answer in answers:
-        if isinstance(answer, int):
-            numbers.append(answer)
-        elif str(answer).startswith("WRONGTYPE"):  # an error of Redis about this key only
-            numbers.append(-1)
-        else:
+    # WRONGTYPE: an error of Redis about this key only
+    numbers = [-1 if str(answer).startswith("WRONGTYPE") else answer for answer in answers]
+    for answer in numbers:
+        if not isinstance(answer, int):
             raise Unavailable(str(answer))
     return np.array(numbers, np.int64)
 
@@ -221,10 +218,7 @@ def _read_set(server: Server, name: str) -> StoredSet:
     )
     # the answer is one list: member, score, member, score, ...
     ends = dict(zip(scores[::2], map(float, scores[1::2]), strict=True))
-    mode = "active"
-    if _OFFLINE in ends:
-        mode = "offline"
-        del ends[_OFFLINE]
+    mode = "offline" if ends.pop(_OFFLINE, None) else "active"
     references = [(process.decode(), end - now) for process, end in ends.items() if end > now]
     title = about.get(b"title", b"").decode()
     return StoredSet(name, title, int(about.get(b"samples", 0)), mode, references)

@@ -172,12 +172,12 @@ class Dali(Engine):
         """Return the error with the name of the bad file, which DALI does not know.
 
         run() calls it when DALI fails, and decodes the batches in flight again to find the file."""
-        for batch, _ in self._in_flight:
-            for id in batch.ids:
-                try:
+        try:
+            for batch, _ in self._in_flight:
+                for id in batch.ids:
                     self.store.image(id)
-                except BadInput as reason:
-                    return reason
+        except BadInput as reason:
+            return reason
         return error
 
     def _built(self, plan: Plan):
@@ -187,9 +187,7 @@ class Dali(Engine):
         if self._pipeline is None or self._built_for != built_for:
             from nvidia.dali import Pipeline
 
-            device_id = None  # the CPU
-            if self.device is not None:
-                device_id = self.device.index or 0
+            device_id = None if self.device is None else self.device.index or 0  # None: the CPU
             options = {"device_id": device_id, "prefetch_queue_depth": _AHEAD}
             options |= {"exec_async": True, "exec_pipelined": True}
             self._pipeline = Pipeline(plan.largest, self.workers, **options)
@@ -237,10 +235,7 @@ class PairedDali(Dali):
         has_gpu = device.type == "cuda"
         if where == "gpu" and not has_gpu:
             raise BadInput("--dali_device gpu: it needs a GPU")
-        decodes_on: torch.device | None = None  # the CPU
-        if where == "gpu" or (not where and has_gpu):
-            decodes_on = device
-        super().__init__(store, workers, decodes_on)
+        super().__init__(store, workers, device if has_gpu and where != "cpu" else None)
         self._empty: list[Batch] = []  # the batches of the epoch without a sample of this rank
 
     def run(self, plan: Plan) -> Data:
@@ -275,15 +270,10 @@ class PairedDali(Dali):
         """Return the outputs (images, ids) for the inputs from _source(). It is called once a pipeline."""
         fn, types = load_dali()
         resizes = self.store.index.rows > 0
-        outputs = 6
-        if resizes:  # and the sizes
-            outputs = 7
         contents, anchors, shapes, horizontal, vertical, *sizes, ids = fn.external_source(
-            self._source, num_outputs=outputs, no_copy=True
+            self._source, num_outputs=6 + resizes, no_copy=True
         )
-        decoder = {"device": "cpu", "output_type": types.RGB}
-        if self.device:
-            decoder |= NVJPEG
+        decoder = {"device": "cpu", "output_type": types.RGB} | (NVJPEG if self.device else {})
         box = {"axes": (0, 1), "normalized_anchor": False, "normalized_shape": False}
         if resizes:
             images = fn.decoders.image(contents, **decoder)

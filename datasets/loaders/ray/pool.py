@@ -62,7 +62,9 @@ def connect(address: str, workers: int) -> Any:
     if imported and imported.is_initialized():
         return imported
     if address == "auto":
-        address = os.environ.get("RAY_ADDRESS") or _address_of_this_machine()
+        path = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), "ray", "ray_current_cluster")
+        started = path.read_text().strip() if path.exists() else ""  # the last `ray start` has left it
+        address = os.environ.get("RAY_ADDRESS") or (started if _is_reached(started) else "")
     if address and not _is_reached(address):
         raise _no_cluster(address, "it accepts no connection")
     if "ray" not in sys.modules:  # Ray reads its settings when it is imported
@@ -230,15 +232,6 @@ class Pool:
         if not _is_reached(self._head):
             raise ClusterLost(f"the head of the Ray cluster at {self._head} accepts no connection")
         self._checked = time.monotonic()
-
-
-def _address_of_this_machine() -> str:
-    """Return the address that the last `ray start` on this machine has left; "" if nothing listens there."""
-    path = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), "ray", "ray_current_cluster")
-    if not path.exists():
-        return ""
-    address = path.read_text().strip()
-    return address if _is_reached(address) else ""
 
 
 def _no_cluster(address: str, reason: str) -> BadInput:
