@@ -203,7 +203,13 @@ def _traits(image: Image.Image, content: bytes, kind: str) -> int:
     has_alpha = mode[-1] in "Aa" or "transparency" in image.info
     is_grey = mode in ("L", "LA") or mode[0] in "IF"
     is_float = mode == "F"
-    is_deep = not is_float and (mode[0] == "I" or _bits_per_value(image, content, kind) > 8)
+    bits = content[24] if kind == "PNG" else 8  # of a value
+    maximum = _MAXIMUM.match(content) if kind == "PPM" else None
+    if kind == "TIFF":
+        bits = max(getattr(image, "tag_v2", {}).get(258, (8,)))  # BitsPerSample
+    elif maximum:
+        bits = int(maximum[1]).bit_length()
+    is_deep = not is_float and (mode[0] == "I" or bits > 8)
     colours = GREY if is_grey else OTHER if mode[:3] != "RGB" else 0
     traits = colours | (ALPHA if has_alpha else 0)
     # the pixels are looked at only if something in them may be lost
@@ -220,16 +226,6 @@ def _traits(image: Image.Image, content: bytes, kind: str) -> int:
     pixels = values.reshape(len(rgb), -1)
     is_lost = (rgb == rgb[0]).all() and not (pixels == pixels[0]).all()
     return traits | (LOST if is_lost else 0)
-
-
-def _bits_per_value(image: Image.Image, content: bytes, kind: str) -> int:
-    """Return the bits of a value in a PNG, TIFF or PPM file; 8 for other kinds."""
-    if kind == "PNG":
-        return content[24]
-    if kind == "TIFF":
-        return max(getattr(image, "tag_v2", {}).get(258, (8,)))  # BitsPerSample
-    maximum = _MAXIMUM.match(content) if kind == "PPM" else None
-    return int(maximum[1]).bit_length() if maximum else 8
 
 
 def normalised(content: bytes) -> bytes:

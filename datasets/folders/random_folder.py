@@ -30,15 +30,12 @@ def make(folder: str, write: Callable[[str], object] | None = None) -> str:
     with locked(f"{folder}.lock"):
         if not os.path.isdir(folder):
             with make_folder_atomic(folder) as new:
-                (write or _write_classes)(new)
+                for split, count in () if write else (("train", TRAIN), ("val", VAL)):
+                    for label in range(CLASSES):
+                        _write(os.path.join(new, split, f"class_{label}"), split, label, count)
+                if write:
+                    write(new)
     return folder
-
-
-def _write_classes(folder: str) -> None:
-    """Write the images of both splits. make() calls it in the process that holds the lock."""
-    for split, count in (("train", TRAIN), ("val", VAL)):
-        for label in range(CLASSES):
-            _write(os.path.join(folder, split, f"class_{label}"), split, label, count)
 
 
 def _write(folder: str, split: str, label: int, count: int) -> None:

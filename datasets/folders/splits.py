@@ -148,7 +148,9 @@ def divide(
     by_class: False: as earlier versions did it, see _choose_by_path().
     Raises BadInput if "val" is empty.
     """
-    hashes = _hash_paths(paths)
+    stems = [os.fsencode(os.path.splitext(path)[0]) for path in paths]
+    digests = b"".join(hashlib.blake2b(stem, digest_size=8).digest() for stem in stems)
+    hashes = np.frombuffer(digests, ">u8").astype(np.uint64)
     counts = np.bincount(labels, minlength=len(classes))  # images of each class
     is_val = (_choose_by_class if by_class else _choose_by_path)(hashes, labels, counts, share)
     val_count = int(is_val.sum())
@@ -215,10 +217,3 @@ def _choose_by_path(hashes: np.ndarray, labels: np.ndarray, counts: np.ndarray, 
         lowest = of_larger_classes[hashes[of_larger_classes].argmin()]
         is_val[lowest] = True
     return is_val
-
-
-def _hash_paths(paths: list[str]) -> np.ndarray:
-    """Return the hashes of paths without their endings, uint64 [n]."""
-    stems = [os.fsencode(os.path.splitext(path)[0]) for path in paths]
-    digests = b"".join(hashlib.blake2b(stem, digest_size=8).digest() for stem in stems)
-    return np.frombuffer(digests, ">u8").astype(np.uint64)

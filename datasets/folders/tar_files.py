@@ -33,7 +33,6 @@ from datasets.folders.walk import (
     is_hidden,
     is_image,
     map_files,
-    may_be_folder,
     progress,
     refuse_dead_link,
     shown,
@@ -70,7 +69,7 @@ def find(patterns: str | Iterable[str]) -> list[str]:
             parent = os.path.dirname(name)
             while parent:
                 for path in glob.iglob(os.path.join(glob.escape(folder), parent), recursive=True):
-                    if os.path.islink(path) and may_be_folder(path):
+                    if os.path.islink(path):
                         refuse_dead_link(path)
                 parent = os.path.dirname(parent)
             if not matches:
@@ -95,7 +94,7 @@ def is_folder(path: str) -> bool:
     if not any(is_tar) or any(is_dir for is_dir, *_ in found):
         return False
     for _, is_link, name in found:
-        if is_link and may_be_folder(os.path.basename(name)):
+        if is_link and not is_hidden(os.path.basename(name)):
             refuse_dead_link(name)
     return True
 

@@ -29,13 +29,6 @@ SHOWN = 10  # entries of a long list in a message
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 _SYSTEM = {"__MACOSX", "@eaDir", "#recycle", "$RECYCLE.BIN", "lost+found"}  # folders that systems add
-# Endings of files that a data set of images leaves out. A link to nothing with another ending may have been
-# a folder.
-_LEFT_OUT = (
-    ".txt", ".md", ".rst", ".json", ".jsonl", ".csv", ".tsv", ".xml", ".yaml", ".yml", ".html", ".log",
-    ".pdf", ".py", ".ipynb", ".sh", ".m", ".zip", ".gz", ".tgz", ".xz", ".7z", ".rar", ".db", ".pkl", ".npy",
-    ".npz", ".mat", ".h5", ".parquet", ".gif", ".heic", ".avi", ".mp4", ".cls",
-)  # fmt: skip
 _THREADS = 16  # more than cores: on a network file system most threads wait
 _TURN = 64  # tasks that threads do before the waiting is measured again, for the first time
 FILES_PER_TASK = 64  # files per task
@@ -90,8 +83,7 @@ def _list_folder(folder: str, others: Counter[str]) -> tuple[list[str], list[str
                 names.append(name)
             else:
                 others[ending(name)] += 1
-                # the scan names images that cannot be opened, and links to other files are left out
-                if entry.is_symlink() and may_be_folder(name):
+                if entry.is_symlink() and not is_hidden(name):  # it may have led to a folder
                     refuse_dead_link(entry.path)
     return names, folders
 
@@ -125,11 +117,6 @@ def ending(name: str) -> str:
 def count_endings(endings: Counter[str]) -> str:
     """Return the endings of files with their numbers as text: ".gif 3, .heic 2"; "" without files."""
     return ", ".join(f"{ending} {count}" for ending, count in endings.most_common())
-
-
-def may_be_folder(name: str) -> bool:
-    """Return whether a link to nothing may have led to a folder, by its name."""
-    return not is_hidden(name) and not name.lower().endswith(_LEFT_OUT)
 
 
 def describe_dead_link(path: str) -> str:

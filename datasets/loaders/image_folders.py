@@ -293,7 +293,15 @@ def open_loaders(
     with beating("prepared"):
         train_store = stores.open(train_index)
         val_store = stores.open(val_index)
-    _check_stored_size(args, train_store)
+    # smaller images of a pack or a cache would be enlarged
+    side = max(args.image_size, args.val_image_size or 0)
+    most = forms.SHORT_SIDE
+    is_small = (args.pack or args.cache) and train_store.form not in forms.WHOLE and side > most
+    if is_small and (np.minimum(train_index.widths, train_index.heights) > most).any():
+        raise BadInput(
+            f"--image_size {side}: {train_store.form} images of a pack or cache have a short side of at most "
+            f"{most} pixels; store whole ones (--pack_form encoded or jpeg_full)"
+        )
     barrier.wait_for_all("prepared", "to prepare")
     # all ranks compare: nodes with other files would train on different data without a sign of it
     fingerprints = {index.split: index.fingerprint for index in indexes}
@@ -319,19 +327,6 @@ def open_loaders(
     else:
         log.print_data(train_index, [] if val_index is train_index else val_index)  # []: nothing is evaluated
     return train_loader, val_loader
-
-
-def _check_stored_size(args: argparse.Namespace, store: Any) -> None:
-    """Raise BadInput if a pack or a cache has smaller images than the training or the evaluation needs: they
-    would be enlarged. store: of the training set."""
-    side = max(args.image_size, args.val_image_size or 0)
-    most = forms.SHORT_SIDE
-    is_small = (args.pack or args.cache) and store.form not in forms.WHOLE and side > most
-    if is_small and (np.minimum(store.index.widths, store.index.heights) > most).any():
-        raise BadInput(
-            f"--image_size {side}: {store.form} images of a pack or cache have a short side of at most "
-            f"{most} pixels; store whole ones (--pack_form encoded or jpeg_full)"
-        )
 
 
 def _plan_training(args: argparse.Namespace, index: Any) -> Plan:

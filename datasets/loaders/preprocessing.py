@@ -117,7 +117,13 @@ def find(arch: str, name: str | None) -> dict[str, Any]:
     # no run of ours: what timm or torchvision have published with the network or its weights
     values_of_model = None
     if arch.startswith(TIMM):
-        values_of_model = _find_in_timm(arch.removeprefix(TIMM), name if is_name else None)
+        model = arch.removeprefix(TIMM)
+        if is_name and name != pretrained.DEFAULT:
+            model = f"{model.partition('.')[0]}.{name}"
+        config = import_timm().models.get_pretrained_cfg(model)
+        if config:
+            crop_share = min(config.crop_pct, 1.0)
+            values_of_model = Preprocessing(config.mean, config.std, crop_share, config.interpolation)
     elif is_name:
         transforms = pretrained.weights_of(arch)[name].transforms()
         values_of_model = Preprocessing(
@@ -132,13 +138,3 @@ def find(arch: str, name: str | None) -> dict[str, Any]:
     if options["interpolation"] != BICUBIC:  # for example "random", or one that is not offered
         options["interpolation"] = BILINEAR
     return options
-
-
-def _find_in_timm(model: str, published: str | None) -> Preprocessing | None:
-    """Return the values of a network of timm, None if it has none. published: the name of its weights."""
-    if published and published != pretrained.DEFAULT:
-        model = f"{model.partition('.')[0]}.{published}"
-    config = import_timm().models.get_pretrained_cfg(model)
-    if not config:
-        return None
-    return Preprocessing(config.mean, config.std, min(config.crop_pct, 1.0), config.interpolation)

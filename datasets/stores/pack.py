@@ -310,17 +310,15 @@ def _write_part(path: str, batches: Iterable[list[tuple[Sample, int]]], log: Cal
     schema = arrow.schema(numbers | {"content": arrow.large_binary()})
     with open_atomic(path) as file, arrow.ipc.new_file(file, schema) as writer:
         for batch in batches:
-            heights = np.array([sample.height for sample, _ in batch], np.uint32)
-            widths = np.array([sample.width for sample, _ in batch], np.uint32)
-            checksums = np.array([checksum for _, checksum in batch], np.uint32)
+            rows = [(sample.height, sample.width, checksum) for sample, checksum in batch]
             contents = [sample.content for sample, _ in batch]
             # Arrow's form of the contents: where each begins and the last ends, and all of them in one buffer
             offsets = np.cumsum([0, *map(len, contents)])
             no_nulls = None
             buffers = [no_nulls, arrow.py_buffer(offsets), arrow.py_buffer(b"".join(contents))]
             content = arrow.LargeBinaryArray.from_buffers(schema.field("content").type, len(batch), buffers)
-            columns = [arrow.array(heights), arrow.array(widths), arrow.array(checksums), content]
-            writer.write_batch(arrow.record_batch(columns, schema=schema))
+            columns = [arrow.array(column) for column in np.array(rows, np.uint32).T]
+            writer.write_batch(arrow.record_batch([*columns, content], schema=schema))
             log(len(batch))
 
 
@@ -341,22 +339,21 @@ def _mapped(path: str) -> list[tuple[np.ndarray, ...]]:
     """Return (heights, widths, checksums, offsets, contents) of each batch of a file, without a copy of the
     contents. All batches but the last have the same length. Raises BadInput."""
     arrow = _arrow()
+    batches: list[tuple[np.ndarray, ...]] = []
     failure = f"{path} is not a part of a pack"
     with explained(failure, ValueError, LookupError, TypeError, arrow.ArrowException):
         with arrow.ipc.open_file(arrow.memory_map(path)) as file:
-            batches = [_columns(file.get_batch(number)) for number in range(file.num_record_batches)]
+            for number in range(file.num_record_batches):
+                batch = file.get_batch(number)
+                _, offsets, contents = batch.column("content").buffers()
+                columns = [batch.column(name).to_numpy() for name in ("height", "width", "crc32")]
+                content = np.frombuffer(offsets, np.int64), np.frombuffer(contents, np.uint8)
+                batches.append((*columns, *content))
         lengths = [len(heights) for heights, *_ in batches]
         # the place of a sample follows from its id only if all batches but the last have one length
         if not any(lengths) or set(lengths[:-1]) - {lengths[0]}:
             raise ValueError(f"its record batches have {lengths} samples")
         return batches
-
-
-def _columns(batch: Any) -> tuple[np.ndarray, ...]:
-    """Return the columns of a record batch as _mapped() does."""
-    _, offsets, contents = batch.column("content").buffers()
-    columns = [batch.column(name).to_numpy() for name in ("height", "width", "crc32")]
-    return *columns, np.frombuffer(offsets, np.int64), np.frombuffer(contents, np.uint8)
 
 
 def described(path: str) -> dict:

@@ -63,11 +63,13 @@ class RedisStore:
         except Unavailable:
             return [None] * len(ids)
         samples: list[bytes | np.ndarray | None] = []
-        for key, value, *size in zip(keys, values, *(column.tolist() for column in columns), strict=True):
-            if value is None:
-                samples.append(None)
-            else:
-                samples.append(self._content(key, value, *size))
+        sizes = zip(*(column.tolist() for column in columns), strict=True)
+        for key, value, (height, width, size) in zip(keys, values, sizes, strict=True):
+            stored = value or b""
+            content = memoryview(stored)[_HEADER.size :]
+            # a value that is damaged is a miss, too
+            is_whole = len(content) == size and stored[: _HEADER.size] == _header(key, height, width, content)
+            samples.append(Sample(height, width, content).value(self.form) if is_whole else None)
         return samples
 
     def is_empty(self) -> bool:
@@ -174,15 +176,6 @@ class RedisStore:
             self._pid = os.getpid()
             self._renew()
             self.server.each_tick(self._tick)
-
-    def _content(
-        self, key: bytes, value: bytes, height: int, width: int, size: int
-    ) -> bytes | np.ndarray | None:
-        """Return the sample in a value, None if the value is damaged. read() calls it for each value."""
-        content = memoryview(value)[_HEADER.size :]
-        if len(content) != size or value[: _HEADER.size] != _header(key, height, width, content):
-            return None
-        return Sample(height, width, content).value(self.form)
 
     def _key(self, id: int) -> bytes:
         return references.sample_key(self.server, self.name, int(id))

@@ -100,7 +100,14 @@ class TorchvisionCrops(Crops):
         from torchvision.transforms.v2 import InterpolationMode, functional
 
         id, planned, top, left, height, width, flip = row
-        whole = self._open(id, content)
+        if self.store.form == "decoded":
+            whole = Image.fromarray(self.store.decode(id, content))
+        else:
+            try:
+                file = io.BytesIO(self.store.portable(id, content))
+                whole = Image.open(file, formats=["JPEG", "PNG"]).convert("RGB")
+            except (OSError, SyntaxError, ValueError) as error:  # Pillow's exceptions
+                raise cannot_decode(self.store.index, id, error) from error
         box = scaled(top, left, height, width, whole.height / planned, whole.height, whole.width)
         mode = InterpolationMode(BICUBIC if self.interpolation == BICUBIC else BILINEAR)
         size = list(image.shape[:2])
@@ -108,16 +115,6 @@ class TorchvisionCrops(Crops):
         if flip:
             result = functional.horizontal_flip(result)
         image[:] = np.asarray(result)
-
-    def _open(self, id: int, content: Any) -> Image.Image:
-        """Return the whole image of a sample, RGB. crop() calls it, in a worker. Raises BadInput."""
-        if self.store.form == "decoded":
-            return Image.fromarray(self.store.decode(id, content))
-        try:
-            file = io.BytesIO(self.store.portable(id, content))
-            return Image.open(file, formats=["JPEG", "PNG"]).convert("RGB")
-        except (OSError, SyntaxError, ValueError) as error:  # Pillow's exceptions
-            raise cannot_decode(self.store.index, id, error) from error
 
 
 class Threads(Engine):
@@ -145,7 +142,11 @@ class Threads(Engine):
         of the last is free to be filled again."""
         # in each epoch: the batches of another size are divided in another way
         self._reader.per_task = max(_LEAST, min(_MOST, plan.largest // self.workers))
-        ring = itertools.cycle(self._memory(plan.largest, plan.size))
+        shape = (plan.largest, plan.size, plan.size, 3)
+        if not self._ring or self._ring[0].shape != shape:  # kept from epoch to epoch
+            empty = functools.partial(torch.empty, shape, dtype=torch.uint8, pin_memory=self.pinned)
+            self._ring = [empty() for _ in range(_AHEAD + 1)]
+        ring = itertools.cycle(self._ring)
         # the last batch of an epoch may be smaller than its buffer
         batches = ((batch, memory[: len(batch.ids)]) for batch, memory in zip(plan, ring, strict=False))
         with contextlib.closing(work_ahead(batches, self._submit, _AHEAD)) as filled:
@@ -157,16 +158,6 @@ class Threads(Engine):
         """End the threads and free the buffers. The loader calls it at the end of the job."""
         self._reader.close()
         self._ring.clear()
-
-    def _memory(self, count: int, size: int) -> list[torch.Tensor]:
-        """Return the ring of buffers, which is kept from epoch to epoch. run() calls it at the start of each
-        epoch; the buffers are new if the image size has changed."""
-        shape = (count, size, size, 3)
-        if not self._ring or self._ring[0].shape != shape:
-            self._ring = [
-                torch.empty(shape, dtype=torch.uint8, pin_memory=self.pinned) for _ in range(_AHEAD + 1)
-            ]
-        return self._ring
 
     def _submit(self, to_fill: tuple[Batch, torch.Tensor]) -> list[concurrent.futures.Future]:
         """Start the tasks that fill the buffer of a batch. work_ahead() calls it in the thread of the

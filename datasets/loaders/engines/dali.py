@@ -8,7 +8,7 @@ import collections
 import concurrent.futures
 import importlib
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -122,23 +122,16 @@ class Dali(Engine):
         """Return tasks that read the batch's images in order, each of them several images.
 
         work_ahead() calls it while DALI decodes earlier batches; the tasks run in the reader's threads."""
-        ids = batch.ids.tolist()
 
         def prepare(places: range, contents: list) -> list[np.ndarray]:
-            """Return what DALI gets of the samples of one task, in a thread of the reader."""
-            return [
-                self._prepared(ids[place], content) for place, content in zip(places, contents, strict=True)
-            ]
+            """Return what DALI gets of the samples of one task, in a thread of the reader: pixels, or the
+            bytes of a JPEG or a PNG that it can decode, uint8 [bytes]."""
+            samples = list(zip(batch.ids[places].tolist(), contents, strict=True))
+            if self.store.form == "decoded":
+                return [self.store.decode(*sample) for sample in samples]
+            return [np.frombuffer(self.store.portable(*sample), np.uint8) for sample in samples]
 
         return self._reader.start(batch.ids, prepare)
-
-    def _prepared(self, id: int, content: bytes | np.ndarray) -> np.ndarray:
-        """Return what DALI gets of a sample: its pixels, or the bytes of a JPEG or a PNG that it can decode,
-        uint8 [bytes]. A thread of the reader calls it for each sample."""
-        if self.store.form == "decoded":
-            return self.store.decode(id, content)
-        assert not isinstance(content, np.ndarray)  # the store's form is "encoded" or "jpeg"
-        return np.frombuffer(self.store.portable(id, content), np.uint8)
 
     def _source(self) -> tuple:
         """Return DALI's inputs for a batch: images, corners and sizes of the boxes, _arguments(), and ids.
@@ -246,16 +239,17 @@ class PairedDali(Dali):
             yield batch, torch.empty((0, plan.size, plan.size, 3), dtype=torch.uint8)
 
     def _read_ahead(self, plan: Iterable[Batch]):
-        """Yield (batch, lists of its encoded images) as Dali does, without empty batches."""
-        return super()._read_ahead(self._not_empty(plan))
+        """Yield (batch, lists of its encoded images) as Dali does, without empty batches, which DALI cannot
+        run: a rank's part of the last batch of an epoch may be empty."""
 
-    def _not_empty(self, plan: Iterable[Batch]):
-        """Yield the batches that DALI can run. A rank's part of the last batch of an epoch may be empty."""
-        for batch in plan:
-            if len(batch.ids):
-                yield batch
-            else:
-                self._empty.append(batch)
+        def list_not_empty() -> Iterator[Batch]:
+            for batch in plan:
+                if len(batch.ids):
+                    yield batch
+                else:
+                    self._empty.append(batch)
+
+        return super()._read_ahead(list_not_empty())
 
     def _arguments(self, ids: np.ndarray, crops: Crop) -> tuple[np.ndarray, ...]:
         """Return the flips, int32 [n] each, and if images are resized, their sizes, float32 [n, 2]."""
