@@ -68,8 +68,9 @@ def add_arguments(parser: Parser) -> None:
     add = parser.add_argument_group("other spellings").add_argument
     flag: dict[str, Any] = FLAG | {"default": None}
     add("data", role=OPERATION, nargs="?", metavar="DIR", help="the same as --data_url DIR")
-    help = "the same as --arch timm:NAME"
-    add("--model", dest="arch", type=_timm_arch, default=argparse.SUPPRESS, metavar="NAME", help=help)
+    network: dict[str, Any] = {"dest": "arch", "type": lambda name: arch(f"{TIMM}{name}")}
+    network |= {"default": argparse.SUPPRESS, "metavar": "NAME"}
+    add("--model", **network, help="the same as --arch timm:NAME")
     published: dict[str, Any] = FLAG | {"default": argparse.SUPPRESS, "dest": "weights"}
     add("--pretrained", action=_Published, **published, help="the same as --weights DEFAULT")
     add("--fp16", role=OPERATION, **flag, help="the same as --amp")
@@ -87,11 +88,6 @@ class _Published(argparse.Action):
     ) -> None:
         if values:
             setattr(namespace, self.dest, pretrained.DEFAULT)
-
-
-def _timm_arch(name: str) -> Any:
-    """Return the value of --arch for a name of timm; argparse calls it for --model."""
-    return arch(f"{TIMM}{name}")
 
 
 def merge(args: argparse.Namespace) -> dict[str, Any]:

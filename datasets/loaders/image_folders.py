@@ -47,90 +47,40 @@ def add_arguments(parser: JobParser) -> None:
     """Add the options of open_stores(), open_indexes() and open_loaders()."""
     add = parser.add_argument_group("data").add_argument
     add("--data_url", role=OPERATION, help="folder with train/<class>/* and val/<class>/*, or 'shards/*.tar'")
-    add(
-        "--val_share",
-        type=splits.val_share,
-        default=splits.VAL_SHARE,
-        metavar="SHARE",
-        help="share of each class that validates a folder without train/ and val/ (default: 10%%)",
-    )
+    help = "share of each class that validates a folder without train/ and val/ (default: 10%%)"
+    add("--val_share", type=splits.val_share, default=splits.VAL_SHARE, metavar="SHARE", help=help)
     help = "names of the folders of the splits, if others than train/ and val/; none: all folders are classes"
     add("--splits", role=IDENTITY, type=splits.two_names, metavar="TRAIN,VAL", help=help)
     add("--custom_data", role=IDENTITY, type=boolean, default=False, help="true: use generated images")
     names = ", ".join(backends.BACKENDS)
-    add(
-        "--data_backend",
-        role=OPERATION,
-        default="auto",
-        metavar="NAME",
-        help=f"auto (default): measured; {names}",
-    )
-    add(
-        "-j",
-        "--workers",
-        role=OPERATION,
-        type=positive_int,
-        help="threads or processes that read the data (default: one for each core)",
-    )
+    help = f"auto (default): measured; {names}"
+    add("--data_backend", role=OPERATION, default="auto", metavar="NAME", help=help)
+    help = "threads or processes that read the data (default: one for each core)"
+    add("-j", "--workers", role=OPERATION, type=positive_int, help=help)
     add("--ray_address", role=OPERATION, default="auto", metavar="HOST:PORT", help=ray_pool.HELP)
-    add(
-        "--pack",
-        role=OPERATION,
-        metavar="FOLDER",
-        help="store the images once in this folder, and read them from it",
+    help = "store the images once in this folder, and read them from it"
+    add("--pack", role=OPERATION, metavar="FOLDER", help=help)
+    help = (
+        f"decoded (default): pixels; jpeg: small JPEGs of quality {forms.QUALITY}; jpeg_crop: these, "
+        "decoded only where the crop is; jpeg_full: so, but in the size of the files; encoded: the files"
     )
-    add(
-        "--pack_form",
-        choices=forms.FORMS,
-        default="decoded",
-        help=f"decoded (default): pixels; jpeg: small JPEGs of quality {forms.QUALITY}; jpeg_crop: these, "
-        "decoded only where the crop is; jpeg_full: so, but in the size of the files; encoded: the files",
-    )
-    add(
-        "--cache",
-        role=OPERATION,
-        metavar="URL",
-        help="cache for all nodes: redis://[user@]host[:port] or rediss://...",
-    )
-    add(
-        "--cache_mode",
-        role=OPERATION,
-        choices=tiers.MODES,
-        default="active",
-        help="active (default): filled while training, deleted afterwards; offline: read-only",
-    )
-    add(
-        "--cache_dir",
-        role=OPERATION,
-        metavar="FOLDER",
-        help="folder for the index (default: index/ in --output_dir)",
-    )
-    add(
-        "--max_bad_images",
-        type=splits.fraction,
-        default=0.0,
-        metavar="SHARE",
-        help="share of unreadable images to skip, for example 0.1%% (default: 0)",
-    )
+    add("--pack_form", choices=forms.FORMS, default="decoded", help=help)
+    help = "cache for all nodes: redis://[user@]host[:port] or rediss://..."
+    add("--cache", role=OPERATION, metavar="URL", help=help)
+    help = "active (default): filled while training, deleted afterwards; offline: read-only"
+    add("--cache_mode", role=OPERATION, choices=tiers.MODES, default="active", help=help)
+    help = "folder for the index (default: index/ in --output_dir)"
+    add("--cache_dir", role=OPERATION, metavar="FOLDER", help=help)
+    help = "share of unreadable images to skip, for example 0.1%% (default: 0)"
+    add("--max_bad_images", type=splits.fraction, default=0.0, metavar="SHARE", help=help)
     add("--class_weights", metavar="balanced|FILE", help=WEIGHTS_HELP)
     preprocessing.add_arguments(add)
-    add(
-        "--image_size",
-        role=IDENTITY,
-        type=networks.image_size,
-        metavar="N",
-        default=224,
-        help="pixels (default: 224)",
-    )
+    help = "pixels (default: 224)"
+    add("--image_size", role=IDENTITY, type=networks.image_size, metavar="N", default=224, help=help)
     help = "pixels in evaluations (default: --image_size)"
     add("--val_image_size", role=OPERATION, type=networks.image_size, metavar="N", help=help)
-    add(
-        "--first_image_size",
-        role=IDENTITY,
-        type=networks.image_size,
-        metavar="PIXELS",
-        help="size in the first 70%% of the epochs; then it rises to --image_size (default: the same)",
-    )
+    help = "size in the first 70%% of the epochs; then it rises to --image_size (default: the same)"
+    add("--first_image_size", role=IDENTITY, type=networks.image_size, metavar="PIXELS", help=help)
     effects.add_arguments(parser.add_argument_group("augmentation").add_argument)
 
 

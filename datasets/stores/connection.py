@@ -284,7 +284,11 @@ class Server:
         try:
             return talk(self._connected())
         except Exception as error:  # an answer that is not in Redis' protocol may raise any exception
-            if any_error or not _is_about_one_command(error):
+            errors = load_redis().exceptions
+            is_down = not isinstance(error, errors.ResponseError) or isinstance(
+                error, errors.ClusterDownError
+            )
+            if any_error or is_down:  # else it is about one command, and others may still work
                 self._fail(error)
             raise Unavailable(_text(error)) from None
 
@@ -388,12 +392,6 @@ def _get_values(client: Any, keys: list[bytes]) -> list[bytes | None]:
 def load_redis() -> ModuleType:
     """Return redis-py. Raises BadInput that names the command to install it."""
     return import_optional("redis", "a shared cache needs redis-py", "'redis[hiredis]'")
-
-
-def _is_about_one_command(error: Exception) -> bool:
-    """Return whether other commands may still work after this error."""
-    errors = load_redis().exceptions
-    return isinstance(error, errors.ResponseError) and not isinstance(error, errors.ClusterDownError)
 
 
 def _is_about_the_password(error: Exception) -> bool:

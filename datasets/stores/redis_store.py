@@ -90,10 +90,14 @@ class RedisStore:
         entries = [(int(id), sample) for id, sample in zip(ids, samples, strict=True)]
         taken = 0
         for first in range(0, len(entries), _PUT):
-            part = entries[first : first + _PUT]
-            commands = [
-                ("SET", self._key(id), self._value(id, sample), *self._expiry(id)) for id, sample in part
-            ]
+            commands = []
+            for id, sample in entries[first : first + _PUT]:
+                key = self._key(id)
+                content = np.frombuffer(sample.content, np.uint8).data
+                value = _header(key, sample.height, sample.width, content) + content
+                # an active data set expires even if no job is left to delete it; samples at different times
+                seconds = references.SAMPLE_LIFETIME - id * 7919 % (references.SAMPLE_LIFETIME // 4)
+                commands.append(("SET", key, value, *(() if self.reference.is_offline else ("EX", seconds))))
             try:
                 # in turns: a server that becomes full gets no further ones
                 if self.server.is_full():
@@ -179,20 +183,6 @@ class RedisStore:
 
     def _key(self, id: int) -> bytes:
         return references.sample_key(self.server, self.name, int(id))
-
-    def _value(self, id: int, sample: Sample) -> bytes:
-        """Return what put() stores of a sample: its header and its content."""
-        content = np.frombuffer(sample.content, np.uint8).data
-        return _header(self._key(id), sample.height, sample.width, content) + content
-
-    def _expiry(self, id: int) -> tuple:
-        """Return the expiry option of SET: an active data set expires even if no job is left to delete it.
-
-        put() asks for each sample."""
-        if self.reference.is_offline:
-            return ()
-        spread = references.SAMPLE_LIFETIME // 4  # samples expire at different times
-        return "EX", references.SAMPLE_LIFETIME - id * 7919 % spread
 
     def _tick(self) -> None:
         """Put the samples that wait, and send a heartbeat every _BEAT seconds.

@@ -201,10 +201,7 @@ def _remove_unused(server: Server, name: str) -> None:
     release() and sweep() call it."""
     members = _key(server, name, _REFERENCES)
     # by the server's clock, by which the references were written
-    _, number = server.execute(
-        ("ZREMRANGEBYSCORE", members, "-inf", server.time()),
-        ("ZCARD", members),
-    )
+    _, number = server.execute(("ZREMRANGEBYSCORE", members, "-inf", server.time()), ("ZCARD", members))
     if number == 0:
         remove(server, name)
 
