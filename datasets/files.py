@@ -62,9 +62,7 @@ def read_checked(path: str, md5: str) -> bytes:
             f"{path} is not the official file (truncated or changed): "
             f"{len(content)} bytes with md5 {actual}, expected md5 {md5}"
         )
-    if path.endswith(".gz"):
-        return gzip.decompress(content)
-    return content
+    return gzip.decompress(content) if path.endswith(".gz") else content
 
 
 class _HttpsOnly(urllib.request.HTTPRedirectHandler):

@@ -98,26 +98,19 @@ class KSpeedFolder:
         """Return the bytes of several files, requested together. Raises OSError, and BadInput if a file has
         changed since the start."""
         names = [self._absolute(path) for path in paths]
-        ids: dict[str, int] = {}
-        for name in names:
-            id = self.index.find(name)
-            if id is not None:
-                ids[name] = id
+        found = {name: self.index.find(name) for name in names}
+        ids = {name: id for name, id in found.items() if id is not None}
         # one request for all of them
         contents: dict[str, Any] = {}
         if self._store and ids:
             contents = dict(zip(ids, self._store.read(np.array([*ids.values()])), strict=True))
         # bad images, and other files than images, are not in the index
-        for name in names:
-            if name not in contents:
-                contents[name] = Path(name).read_bytes()
-        return [contents[name] for name in names]
+        return [contents[name] if name in contents else Path(name).read_bytes() for name in names]
 
     def size(self, path: str | None = None) -> int:
         """Return the size in bytes of a file, or of all good images. Raises OSError."""
-        if path is not None:
-            return os.path.getsize(self._absolute(path))
-        return int(self.index.bytes.sum(dtype=np.int64))
+        whole = self.index.bytes
+        return int(whole.sum(dtype=np.int64)) if path is None else os.path.getsize(self._absolute(path))
 
     def __len__(self) -> int:
         """Return the number of good images."""

@@ -79,7 +79,8 @@ def load(
     images are missing, if files cannot be read, or if too many images are bad.
     """
     log = one_line(log)
-    files = look(root, split, cache, classes, log, val_share, splits, labelled, by_class)
+    division = {"val_share": val_share, "splits": splits, "labelled": labelled, "by_class": by_class}
+    files = look(root, split, cache, classes, log, **division)
     if len(files.paths) < least:
         count = len(files.paths)
         raise BadInput(
@@ -128,22 +129,16 @@ def load_on_nodes(root: str, function: Callable[[], list[ImageFolderIndex]]) -> 
 
 
 def look(
-    root: str,
-    split: str,
-    cache: str,
-    classes: Sequence[str] | None,
-    log: Log,
-    val_share: float = VAL_SHARE,
-    splits: str | None = None,
-    labelled: bool = True,
-    by_class: bool = True,
+    root: str, split: str, cache: str, classes: Sequence[str] | None, log: Log, **division: Any
 ) -> Listing:
-    """Return the images of a split of a folder, or of tar files. Arguments: those of load()."""
+    """Return the images of a split of a folder, or of tar files. division: val_share, splits, labelled and
+    by_class of load()."""
+    division = {"val_share": VAL_SHARE} | division
     if is_folder(root) and tar_files.is_folder(root):
         root = os.path.join(root, "*.tar")
     if root.endswith(".tar") and not is_folder(root):
-        return tar_files.look(root, split, cache, classes, log, val_share, splits, by_class)
-    return listing.look(root, split, classes, log, val_share, splits, labelled, by_class)
+        return tar_files.look(root, split, cache, classes, log, **division)
+    return listing.look(root, split, classes, log, **division)
 
 
 def one_line(log: Log) -> Log:
@@ -307,9 +302,8 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
     failures: list[Exception] = []  # those of the unread files
     if old is not None or listing.is_list:  # a list may name files that do not exist
         columns["bytes"], columns["mtimes"], columns["ctimes"] = listing.get_states().T.copy()
-    rows = np.arange(count)
-    if old is not None:  # only the files that are new or have changed are read
-        rows = _reuse(listing, old, columns, bad, log)
+    # only the files that are new or have changed are read
+    rows = np.arange(count) if old is None else _reuse(listing, old, columns, bad, log)
     prefix = os.path.join(listing.base, "")
 
     def read(first: int) -> int:
@@ -340,28 +334,10 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
     with progress(len(rows), f"scanning {listing.base}") as bar:
         for done in map_files(read, range(0, len(rows), FILES_PER_TASK)):
             bar.update(done)
-    index = _write_good(folder, listing, columns, bad, set(unread))
-    if unread:  # raised after it: the next scan reuses the files that were read
-        raise _explain_unread(listing, unread, failures)
-    return index
-
-
-def _write_good(
-    folder: str,
-    listing: Listing,
-    columns: dict[str, np.ndarray],
-    bad: dict[int, tuple],
-    unread: set[int],
-) -> ImageFolderIndex:
-    """Write the index of the files that were read, and are whole images. Raises OSError.
-
-    columns: with a row for each file of the listing. bad: row -> bytes, mtime, reason. unread: rows, which
-    are not in the index: the next start finds them new, and reads them.
-    """
-    good = np.ones(len(listing.paths), dtype=bool)
+    # the index has the whole images: the next start finds the unread files new, and reads them
+    good = np.ones(count, dtype=bool)
     good[[*bad, *unread]] = False
     columns["labels"] = listing.labels
-    columns = {name: column[good] for name, column in columns.items()}
     meta: dict[str, Any] = {
         "root": listing.root,
         "base": listing.base,
@@ -369,22 +345,19 @@ def _write_good(
         "classes": listing.classes,
         "division": listing.division,
         "stamp": "" if unread else "complete",  # version 0.25 has a digest here
-        "bad": [(listing.paths[row], *bad[row]) for row in sorted(bad)],
+        "bad": [(paths[row], *bad[row]) for row in sorted(bad)],
     }
-    good_paths = [listing.paths[row] for row in np.flatnonzero(good)]
-    return write_index(folder, good_paths, columns, **meta)
-
-
-def _explain_unread(listing: Listing, unread: dict[int, str], failures: list[Exception]) -> BadInput:
-    """Return the error of a scan that could not read some files. unread: row -> reason. failures: theirs; if
-    all of them may pass by themselves, a restart may succeed."""
-    names = [listing.paths[row] for row in sorted(unread)]
-    reasons = shown([f"{listing.paths[row]}: {unread[row]}" for row in sorted(unread)])
-    reasons += describe_dead_links(os.path.join(listing.base, name) for name in names[:SHOWN])
-    line = f"{len(unread)} of {len(listing.paths)} files in {listing.base} cannot be read: {reasons}"
-    if all(map(is_temporary, failures)):
-        return refusal(line, failures[0])
-    return BadInput(line)
+    good_paths = [paths[row] for row in np.flatnonzero(good)]
+    good_columns = {name: column[good] for name, column in columns.items()}
+    index = write_index(folder, good_paths, good_columns, **meta)
+    if unread:
+        names = [paths[row] for row in sorted(unread)]
+        reasons = shown([f"{paths[row]}: {unread[row]}" for row in sorted(unread)])
+        reasons += describe_dead_links(prefix + name for name in names[:SHOWN])
+        line = f"{len(unread)} of {count} files in {listing.base} cannot be read: {reasons}"
+        # a restart may succeed if all failures may pass by themselves
+        raise refusal(line, failures[0]) if all(map(is_temporary, failures)) else BadInput(line)
+    return index
 
 
 def _reuse(listing: Listing, old: ImageFolderIndex, columns: dict, bad: dict, log: Log) -> np.ndarray:

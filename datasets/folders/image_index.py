@@ -119,17 +119,12 @@ class ImageFolderIndex:
         """Return the id of an image; None if the index does not have it. path: absolute, or below `base`."""
         path = os.path.normpath(os.path.join(self.base, path))
         id = bisect.bisect_left(range(len(self)), path, key=self.path)  # the paths ascend
-        if id == len(self) or self.path(id) != path:
-            return None
-        return id
+        return id if id < len(self) and self.path(id) == path else None
 
     def describe(self) -> str:
         """Return the counts of images, of all and of the first classes, and the place, for the log."""
-        tars: list[str] = []  # the first and the last one, if the images are in tar files
-        for id in (0, len(self) - 1):
-            member = tar_files.split_path(self.path(id))
-            if member and member[0] not in tars:
-                tars.append(member[0])
+        members = [tar_files.split_path(self.path(id)) for id in (0, len(self) - 1)]
+        tars = dict.fromkeys(member[0] for member in members if member)  # the first and the last one
         place = " to ".join(tars) or self.base
         has_sets = self.labels.ndim == 2
         counts = self.labels.sum(0) if has_sets else np.bincount(self.labels, minlength=len(self.classes))

@@ -67,9 +67,8 @@ class Listing(NamedTuple):
     @property
     def division(self) -> str:
         """Return how images were chosen for validation, BY_CLASS or BY_PATH; "" if the folder has splits."""
-        if not self.val_share:
-            return ""
-        return BY_CLASS if self.by_class else BY_PATH
+        way = BY_CLASS if self.by_class else BY_PATH
+        return way if self.val_share else ""
 
     def get_states(self, rows: np.ndarray | None = None) -> np.ndarray:
         """Return int64 [n, 3], the sizes, mtimes and ctimes (ns) of these rows, or of all rows. Raises
@@ -221,8 +220,7 @@ def number_classes(
             first = 1 if min(numbers.values()) == 1 else 0
             ordered = tuple(map(str, range(first, first + len(set(numbers.values())))))
         by_number = {int(title): place for place, title in enumerate(ordered) if title.isdecimal()}
-        if not by_number:  # classes of names: the labels count the folders
-            by_number = dict(enumerate(range(len(ordered))))
+        by_number = by_number or dict(enumerate(range(len(ordered))))  # of names: labels count the folders
         outside = sorted(set(numbers.values()) - by_number.keys())
         if outside:
             raise BadInput(

@@ -102,11 +102,7 @@ def load(root: str, split: str, cache: str, rows: int = 0, log: Log = print) -> 
 
 def load_on_nodes(root: str, split: str, cache: str, rows: int, log: Log) -> PairIndex:
     """Return the pairs of a split on every rank, as image_folder's. Arguments: those of load()."""
-
-    def load_stored() -> list[ImageFolderIndex]:
-        return [load(root, split, cache, rows, log).stored]
-
-    [index] = image_folder.load_on_nodes(root, load_stored)
+    [index] = image_folder.load_on_nodes(root, lambda: [load(root, split, cache, rows, log).stored])
     return PairIndex(index, rows)
 
 

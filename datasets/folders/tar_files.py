@@ -248,8 +248,9 @@ def look(
     cache: str,
     classes: Sequence[str] | None,
     log: Log,
-    val_share: float,
+    val_share: float = 0.0,
     splits: str | None = None,
+    labelled: bool = True,
     by_class: bool = True,
 ) -> Listing:
     """Return the images of a split in tar files, as listing.look() does for a folder.
@@ -285,7 +286,7 @@ def look(
     names = [member.name for member in members]
     texts = [member.number or member.name.partition("/")[0] for member in members]  # of the classes
     ordered, labels = number_classes(texts, classes, pattern, has_cls)
-    if classes is None:
+    if labelled and classes is None:
         check_classes(ordered, "", pattern, names, bool(are_named or has_cls or splits or not val_share))
     if are_named:
         val_share = 0.0

@@ -221,10 +221,8 @@ def _state(path: str) -> tuple[int, int, int]:
 
 def shown(texts: Sequence[str]) -> str:
     """Return the first texts of a long list, and the number of the others."""
-    text = "; ".join(texts[:SHOWN])
-    if len(texts) > SHOWN:
-        text += f"; and {len(texts) - SHOWN} more"
-    return text
+    more = [f"and {len(texts) - SHOWN} more"] if len(texts) > SHOWN else []
+    return "; ".join([*texts[:SHOWN], *more])
 
 
 def progress(total: int | None, text: str, done: int = 0, unit: str = "image") -> tqdm:

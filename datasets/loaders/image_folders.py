@@ -86,11 +86,7 @@ def add_arguments(parser: JobParser) -> None:
 
 def complete(args: argparse.Namespace) -> dict[str, Any]:
     """Return mean, std, crop share and interpolation of the model. Call it on every rank. Raises BadInput."""
-
-    def complete_here() -> dict[str, Any]:
-        return preprocessing.complete(args)
-
-    return ranks.call_on_first(complete_here)  # the other ranks get its result
+    return ranks.call_on_first(lambda: preprocessing.complete(args))  # the other ranks get its result
 
 
 def open_stores(args: argparse.Namespace, device: torch.device, log: Log) -> tiers.Stores:
@@ -133,26 +129,19 @@ def open_indexes(args: argparse.Namespace, device: torch.device, log: Log) -> tu
     Raises BadInput.
     """
     cache = args.cache_dir or log.output.index_folder
-    folder = args.data_url
-    if args.custom_data:
-        folder = random_folder.make(os.path.join(cache, "generated"))
+    generated = os.path.join(cache, "generated")
+    folder = random_folder.make(generated) if args.custom_data else args.data_url
     if _backend(args, device) == "synthetic" and not folder:
         counts = dict(_SYNTHETIC)
         if args.max_steps:  # a trial: its evaluation takes no longer than its training
             counts["val"] = min(counts["val"], args.max_steps * args.batch_size)
         return SyntheticIndex(counts["train"], "train"), SyntheticIndex(counts["val"], "val")
 
-    def read_run() -> tuple[bool, bool]:
-        return _read_run(args, log.output)
-
     # the first rank has the records of the run
-    by_class, is_new = ranks.call_on_first(read_run)
-
-    def load_all() -> list[image_index.ImageFolderIndex]:
-        return _scan_splits(args, folder, cache, log, by_class, is_new)
-
+    by_class, is_new = ranks.call_on_first(lambda: _read_run(args, log.output))
     # one process of each node scans, the others wait and open its files
-    indexes = image_folder.load_on_nodes(folder, load_all)
+    scan = functools.partial(_scan_splits, args, folder, cache, log, by_class, is_new)
+    indexes = image_folder.load_on_nodes(folder, scan)
     return indexes[0], indexes[-1]
 
 
@@ -165,9 +154,7 @@ def _read_run(args: argparse.Namespace, output: Output) -> tuple[bool, bool]:
 
     def read_starts(path: str | None) -> list[dict]:
         """Return the starts of the run of a file of weights or a checkpoint; [] for published weights."""
-        if not path or not os.path.exists(path):
-            return []
-        return starts.read(weights.run_folder(path))
+        return starts.read(weights.run_folder(path)) if path and os.path.exists(path) else []
 
     continued = starts.read_output(output) if args.resume == "auto" else []
     if args.resume not in ("auto", "never"):
@@ -286,12 +273,9 @@ def _plan_training(args: argparse.Namespace, index: Any) -> Plan:
     size = max(len(index), ranks.world_size()) if args.evaluate else len(index)
     batch = ranks.world_size() if args.evaluate else args.batch_size
     drawn = None
-    if args.class_weights and not args.evaluate:
-
-        def read_weights() -> torch.Tensor:
-            return torch.from_numpy(read_class_weights(args.class_weights, index))
-
-        drawn = ranks.call_on_first(read_weights)  # only rank 0 needs the file
+    if args.class_weights and not args.evaluate:  # only rank 0 needs the file
+        weights_of = functools.partial(read_class_weights, args.class_weights, index)
+        drawn = ranks.call_on_first(lambda: torch.from_numpy(weights_of()))
     steps = {"max_steps": args.max_steps, "epoch_steps": args.epoch_steps}
     # a function of (seed, epoch, step): every rank computes the ids of its part by itself
     sampler = BatchSampler(size, batch, args.seed, args.epochs, **steps, weights=drawn)
@@ -324,9 +308,8 @@ def _choose_backend(args: argparse.Namespace, device: torch.device, log: Log, st
 def _backend(args: argparse.Namespace, device: torch.device) -> str:
     """Return the name of --data_backend in BACKENDS, or "auto". Raises BadInput if it cannot run here. Each
     open_...() calls it on every rank."""
-    if args.data_backend == "auto":
-        return "auto"
-    return backends.resolve(args.data_backend, device)
+    name = args.data_backend
+    return name if name == "auto" else backends.resolve(name, device)
 
 
 def _last_backend(args: argparse.Namespace, device: torch.device, output: Output) -> str:
@@ -362,17 +345,13 @@ def _class_names(args: argparse.Namespace, folder: str, output: Output) -> tuple
     """Return the names of the classes to evaluate: those of the training set, or if there is none, those of
     the run of the weights; None if they are not known. The process of a node that indexes the images calls
     it, if the job only evaluates."""
-
-    def ignore(line: str) -> None:
-        pass
-
     with contextlib.suppress(BadInput):  # the folder may have no training set
         cache = args.cache_dir or output.index_folder
-        return image_folder.look(folder, "train", cache, None, ignore, args.val_share, args.splits).classes
+        how = {"val_share": args.val_share, "splits": args.splits}
+        return image_folder.look(folder, "train", cache, None, lambda line: None, **how).classes
     path = args.weights or args.resume
-    if not os.path.exists(path):
-        return None
-    return tuple(weights.read_class_names(path)) or None
+    names = weights.read_class_names(path) if os.path.exists(path) else ()
+    return tuple(names) or None
 
 
 def check_paths(**paths: str | None) -> None:

@@ -32,9 +32,7 @@ def crop_flip(index: Any, ids: np.ndarray, seed: int, epoch: int) -> CropFlip:
     and flips that are usual for CIFAR (He et al. 2015, section 4.2).
     """
     words = draw(seed, epoch, ids, Operation.CROP_FLIP)
-    mirrored = np.zeros(len(words[2]), dtype=bool)
-    if index.flip:
-        mirrored = words[2] >= 2**31
+    mirrored = words[2] >= 2**31 if index.flip else np.zeros(len(words[2]), dtype=bool)
     places = 2 * index.padding + 1
     return CropFlip(below(words[0], places), below(words[1], places), mirrored)
 

@@ -121,9 +121,7 @@ def from_args(args: argparse.Namespace, local_batch: int) -> Effects | None:
             f"process, got {local_batch}"
         )
     # the loader is then an ordinary one, without parameters in its batches
-    if not any(effects):
-        return None
-    return effects
+    return effects if any(effects) else None
 
 
 def draw_effects(effects: Effects, ids: np.ndarray, seed: int, epoch: int | np.ndarray, size: int) -> Drawn:

@@ -53,11 +53,8 @@ class Reader:
         self._store = store
         self._pool = pool
         self.per_task = per_task
-        self._fetchers = None  # threads that wait for a remote store
-        if store.is_remote:
-            self._fetchers = concurrent.futures.ThreadPoolExecutor(
-                2, "fetcher"
-            )  # one batch is received, the next requested
+        # threads that wait for a remote store: while one batch is received, the next is requested
+        self._fetchers = concurrent.futures.ThreadPoolExecutor(2, "fetcher") if store.is_remote else None
 
     def start(
         self, ids: np.ndarray, work: Callable[[range, list[bytes | np.ndarray]], Any]
@@ -68,9 +65,8 @@ class Reader:
         with each task. An engine calls it in the thread of the training, some batches ahead; work() runs in
         the threads of the pool.
         """
-        fetched = None
-        if self._fetchers:  # one request for the batch: a network has a price for each
-            fetched = self._fetchers.submit(self._store.read, ids)
+        # one request for the batch: a network has a price for each
+        fetched = self._fetchers.submit(self._store.read, ids) if self._fetchers else None
 
         def run(places: range) -> Any:
             """Do one task, in a thread of the pool. It waits for the samples if they are on their way."""

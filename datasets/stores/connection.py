@@ -315,8 +315,8 @@ class Server:
             "protocol": 2,
             "retry": redis.retry.Retry(redis.backoff.NoBackoff(), 0),  # the background thread tries again
         }
-        if address.tls:
-            options |= {"ssl": True, "ssl_check_hostname": True, "ssl_ca_certs": address.ca}
+        tls = {"ssl": True, "ssl_check_hostname": True, "ssl_ca_certs": address.ca}
+        options |= tls if address.tls else {}
         client = redis.Redis(db=address.database, **options)
         # a node of a Cluster has only a part of the keys, and names the others
         with contextlib.suppress(redis.ResponseError):  # the user has no right to ask

@@ -126,9 +126,8 @@ class FileStore(Store):
         is_same = True
         if times:
             mtime, ctime = times
-            is_same = mtime == self.index.mtimes[id]
-            if len(self.index.ctimes):
-                is_same = is_same and ctime == self.index.ctimes[id]
+            has_ctimes = len(self.index.ctimes) > 0
+            is_same = mtime == self.index.mtimes[id] and (not has_ctimes or ctime == self.index.ctimes[id])
         reason = ""
         size = self.index.bytes[id]
         if len(content) != size:

@@ -105,6 +105,4 @@ def sizes(index: Any, ids: np.ndarray | slice | int, form: str) -> tuple[np.ndar
     scale = np.minimum(1.0, SHORT_SIDE / np.minimum(heights, widths))
     heights = np.rint(heights * scale).astype(np.int64)
     widths = np.rint(widths * scale).astype(np.int64)
-    if form in SIZED:
-        return heights, widths, 3 * heights * widths
-    return heights, widths, np.zeros_like(heights)
+    return heights, widths, 3 * heights * widths if form in SIZED else np.zeros_like(heights)

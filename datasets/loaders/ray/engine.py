@@ -107,9 +107,8 @@ class _Batches:
         self._loader = loader
         self._pool = pool
         self._function = function
-        self._keys: Any = loader.batch_sampler
-        if loader.batch_sampler is None:  # batch_size=None: the data set makes whole batches
-            self._keys = loader.sampler
+        # batch_size=None: the data set makes whole batches
+        self._keys: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         self._tasks = ((number, key) for key, number in zip(self._keys, numbers, strict=False))
         self._waiting = collections.deque[Any]()  # references to the results of tasks, in order
         self._submit((loader.prefetch_factor or 2) * pool.workers)

@@ -223,9 +223,8 @@ class Pool:
     def _room(self, workers: int) -> int:
         """Return how many of these actors the CPUs of the cluster allow. It is asked before they start, and
         when a result takes long, because their node may be lost."""
-        if not self._cpus:
-            return workers
-        return min(workers, int(self._ray.cluster_resources().get("CPU", 0.0) / self._cpus))
+        cpus = self._ray.cluster_resources().get("CPU", 0.0) if self._cpus else 0.0
+        return min(workers, int(cpus / self._cpus)) if self._cpus else workers
 
     def _check(self) -> None:
         """Raise ClusterLost unless the head accepts connections. _take() calls it every _CHECKED seconds."""
