@@ -14,9 +14,7 @@ _Item = TypeVar("_Item")
 
 
 def work_ahead(
-    items: Iterable[_Item],
-    begin: Callable[[_Item], list[concurrent.futures.Future]],
-    count: int,
+    items: Iterable[_Item], begin: Callable[[_Item], list[concurrent.futures.Future]], count: int
 ) -> Generator[tuple[_Item, list[Any]], None, None]:
     """Yield (item, results of its tasks) in order. The next `count` items have begun before one is yielded.
 

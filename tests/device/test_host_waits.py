@@ -11,8 +11,8 @@ from common.parallel import compilation
 from common.run import evaluation, metrics
 from common.run.log import Log
 from datasets.loaders import backends, pixels
-from datasets.loaders.engines import resident
-from datasets.loaders.engines.resident import Resident
+from datasets.loaders.engines import memory
+from datasets.loaders.engines.memory import Resident
 from tests.conftest import names
 from tests.support import fake_gpu
 
@@ -80,7 +80,7 @@ def test_a_step_of_several_ranks_has_one_collective_besides_the_gradients(name, 
 
 
 def test_resident_images_are_gathered_from_pinned_ids(monkeypatch, tmp_path):
-    monkeypatch.setattr(resident, "_CHUNK", 1)  # so that each step gathers
+    monkeypatch.setattr(memory, "_CHUNK", 1)  # so that each step gathers
     recorder = fake_gpu.run_steps(monkeypatch, tmp_path, *JOBS["train_fast"][0])
     assert not _waits(recorder) and not recorder.races
 
