@@ -32,6 +32,7 @@ from common.distributed import barrier
 from common.distributed.beating import beating
 from common.ground.files import is_url, locked, own_place
 from datasets import files as data_files
+from datasets.files import describe_dead_links
 from datasets.folders import images, listing, tar_files
 from datasets.folders.image_index import (
     CHANGED,
@@ -43,7 +44,7 @@ from datasets.folders.image_index import (
 )
 from datasets.folders.listing import Listing
 from datasets.folders.splits import VAL_SHARE
-from datasets.folders.walk import FILES_PER_TASK, SHOWN, Log, describe_dead_links, map_files, progress, shown
+from datasets.folders.walk import FILES_PER_TASK, SHOWN, Log, map_files, progress, shown
 
 _COMPARED = 2**14  # files whose size and time a start compares; of a small data set all
 

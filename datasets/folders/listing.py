@@ -28,9 +28,10 @@ from bootfile.ground.again import is_file, is_folder, mode_of, read_whole
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained, read_again
 from datasets import files
+from datasets.files import describe_dead_link
 from datasets.folders import images
 from datasets.folders.splits import BY_CLASS, BY_PATH, NO_SPLITS, SPLITS, divide, find_split
-from datasets.folders.walk import Log, describe_dead_link, is_image, shown, stat_files, walk
+from datasets.folders.walk import Log, is_image, shown, stat_files, walk
 
 _FORMS = (
     "expected train/CLASS/* and val/CLASS/*, for example by `ln -s FOLDER {0}/train; ln -s FOLDER {0}/val` "

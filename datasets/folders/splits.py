@@ -16,7 +16,8 @@ import numpy as np
 from bootfile.ground.again import is_folder
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained, read_again
-from datasets.folders.walk import Log, entry_is_folder, is_hidden, refuse_dead_link, shown
+from datasets.files import refuse_dead_link
+from datasets.folders.walk import Log, entry_is_folder, is_hidden, shown
 
 VAL_SHARE = 0.1  # of the images of a folder without splits
 SPLITS = {  # the names that Hugging Face's imagefolder takes, as splits; the first that exists is used

@@ -22,21 +22,11 @@ from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained, open_atomic, read_again
 from common.ground.files import locked, own_place
 from datasets import files
+from datasets.files import describe_dead_link, refuse_dead_link
 from datasets.folders import images
 from datasets.folders.listing import Listing, check_classes, number_classes
 from datasets.folders.splits import NO_SPLITS, divide, has_word, split_names
-from datasets.folders.walk import (
-    Log,
-    count_endings,
-    describe_dead_link,
-    ending,
-    is_hidden,
-    is_image,
-    map_files,
-    progress,
-    refuse_dead_link,
-    shown,
-)
+from datasets.folders.walk import Log, count_endings, ending, is_hidden, is_image, map_files, progress, shown
 
 _FORMAT = 3  # increase it if scan_tar() returns other rows
 _TORN = -2  # the label of a file whose sample began earlier in the tar

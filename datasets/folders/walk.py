@@ -1,10 +1,5 @@
-"""Find the images in a tree of folders, stat them, and read many files; name the links that lead nowhere.
+"""Find the images in a tree of folders, stat them, and read many files."""
 
-A walk over folders sees a link whose disk is not mounted as a file. A class behind one would be left out, and
-the classes after it would get other numbers.
-"""
-
-import errno
 import functools
 import itertools
 import os
@@ -22,6 +17,7 @@ from tqdm import tqdm
 from bootfile.ground.again import is_temporary, refusal
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import read_again
+from datasets.files import describe_dead_links, refuse_dead_link
 from datasets.folders import images
 
 Log = Callable[[str], object]  # called with one line of text
@@ -117,37 +113,6 @@ def ending(name: str) -> str:
 def count_endings(endings: Counter[str]) -> str:
     """Return the endings of files with their numbers as text: ".gif 3, .heic 2"; "" without files."""
     return ", ".join(f"{ending} {count}" for ending, count in endings.most_common())
-
-
-def describe_dead_link(path: str) -> str:
-    """Return "LINK is a link to TARGET, which does not exist" for the first link on a path that leads
-    nowhere, with another reason if it cannot be followed. "" if there is none."""
-    parts = os.path.abspath(path).split("/")
-    for count in range(2, len(parts) + 1):  # from the root on: the first one is the reason
-        part = "/".join(parts[:count])
-        if not os.path.islink(part):
-            continue
-        try:
-            os.stat(part)
-        except OSError as error:
-            is_missing = error.errno == errno.ENOENT
-            reason = "does not exist" if is_missing else f"cannot be opened ({error.strerror})"
-            return f"{part} is a link to {os.readlink(part)}, which {reason}"
-    return ""
-
-
-def describe_dead_links(paths: Iterable[str]) -> str:
-    """Return "; " and describe_dead_link() of the first of these paths that has one, for the end of a
-    message; "" without one."""
-    return next((f"; {line}" for line in map(describe_dead_link, paths) if line), "")
-
-
-def refuse_dead_link(path: str) -> None:
-    """Raise BadInput if a link on a path leads nowhere. Those who look for a file or a folder call it when
-    they do not find it, and before they take another one in its place."""
-    line = describe_dead_link(path)
-    if line:
-        raise BadInput(f"{line}: mount its disk, or correct or delete the link")
 
 
 def map_files(task: Callable[[_Task], _Result], tasks: Iterable[_Task]) -> Iterator[_Result]:
