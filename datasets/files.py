@@ -1,10 +1,12 @@
 """Find, download (only over https) and verify data files."""
 
+import errno
 import gzip
 import hashlib
 import http.client
 import os
 import urllib.request
+from collections.abc import Iterable
 from typing import Any
 
 from tqdm import tqdm
@@ -42,11 +44,43 @@ def local_folder(data_url: str | None) -> str:
     from bootfile.ground.again import is_folder  # the default folder needs no look
 
     if not is_folder(data_url):
-        from datasets import links  # only for the message
-
-        reason = links.describe(data_url) or f"{data_url} does not exist or is not a folder"
+        reason = describe_dead_link(data_url) or f"{data_url} does not exist or is not a folder"
         raise BadInput(f"data_url {reason}")
     return data_url
+
+
+def describe_dead_link(path: str) -> str:
+    """Return "LINK is a link to TARGET, which does not exist" for the first link on a path that leads
+    nowhere, with another reason if it cannot be followed. "" if there is none.
+
+    A walk over folders sees a link whose disk is not mounted as a file: a class behind one would be left out,
+    and the classes after it would get other numbers."""
+    parts = os.path.abspath(path).split("/")
+    for count in range(2, len(parts) + 1):  # from the root on: the first one is the reason
+        part = "/".join(parts[:count])
+        if not os.path.islink(part):
+            continue
+        try:
+            os.stat(part)
+        except OSError as error:
+            is_missing = error.errno == errno.ENOENT
+            reason = "does not exist" if is_missing else f"cannot be opened ({error.strerror})"
+            return f"{part} is a link to {os.readlink(part)}, which {reason}"
+    return ""
+
+
+def describe_dead_links(paths: Iterable[str]) -> str:
+    """Return "; " and describe_dead_link() of the first of these paths that has one, for the end of a
+    message; "" without one."""
+    return next((f"; {line}" for line in map(describe_dead_link, paths) if line), "")
+
+
+def refuse_dead_link(path: str) -> None:
+    """Raise BadInput if a link on a path leads nowhere. Those who look for a file or a folder call it when
+    they do not find it, and before they take another one in its place."""
+    line = describe_dead_link(path)
+    if line:
+        raise BadInput(f"{line}: mount its disk, or correct or delete the link")
 
 
 def read_checked(path: str, md5: str) -> bytes:
@@ -62,9 +96,7 @@ def read_checked(path: str, md5: str) -> bytes:
             f"{path} is not the official file (truncated or changed): "
             f"{len(content)} bytes with md5 {actual}, expected md5 {md5}"
         )
-    if path.endswith(".gz"):
-        return gzip.decompress(content)
-    return content
+    return gzip.decompress(content) if path.endswith(".gz") else content
 
 
 class _HttpsOnly(urllib.request.HTTPRedirectHandler):

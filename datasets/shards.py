@@ -92,9 +92,7 @@ class ParquetRows(Dataset):
         cache_dir: str | None = None,
     ):
         self.paths, self.index = _open(files, _scan_parquet, cache_dir)
-        self.columns: tuple[str, ...] | None = None
-        if columns is not None:
-            self.columns = tuple(columns)
+        self.columns = None if columns is None else tuple(columns)
         self.transform = transform
         self._first = np.append(0, np.cumsum(self.index["size"]))  # rows of the groups
         if not self.columns:

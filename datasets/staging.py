@@ -188,25 +188,17 @@ def _compare(data: str, objects: list[Object], beat: _Beat) -> tuple[list[Object
     """
     missing = []
     for entry in objects:
-        if not _is_complete(os.path.join(data, entry.key), entry):
+        state = None
+        with contextlib.suppress(OSError):
+            status = os.lstat(os.path.join(data, entry.key))
+            state = stat.S_ISREG(status.st_mode), status.st_size, status.st_mtime_ns
+        if state != (True, entry.size, _time_of(entry)):
             missing.append(entry)
         beat(f"comparing {len(objects)} files with {data}")
     keys = {entry.key for entry in objects}
-    others = []
-    if os.path.isdir(data):  # a process that was killed has renamed it
-        paths = [file.path for file in sync.list_files(data)]
-        others = [path for path in paths if os.path.relpath(path, data) not in keys]
-    return missing, others
-
-
-def _is_complete(path: str, entry: Object) -> bool:
-    """Return whether a file has the size and the time of its object."""
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return False
-    has_time = status.st_mtime_ns == _time_of(entry)
-    return stat.S_ISREG(status.st_mode) and status.st_size == entry.size and has_time
+    # a process that was killed may have renamed the folder
+    paths = [file.path for file in sync.list_files(data)] if os.path.isdir(data) else []
+    return missing, [path for path in paths if os.path.relpath(path, data) not in keys]
 
 
 def _time_of(entry: Object) -> int:

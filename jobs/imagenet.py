@@ -46,7 +46,7 @@ from common.parallel import compilation, exact_shards
 from common.platform import node
 from common.run import evaluation, metrics
 from common.run.run import Run
-from datasets.loaders import aliases, image_folders, measure
+from datasets.loaders import aliases, backends, image_folders
 from datasets.sampling import effects
 
 WARM_UP_BATCHES = 10  # of --prof
@@ -290,9 +290,9 @@ def main() -> None:
                 break
     checkpoint.finish()  # waits for the last save and upload
     if args.prof:
-        log.info(measure.profile(args, train_loader.backend, log.profiled_seconds))
+        log.info(backends.profile(args, train_loader.backend, log.profiled_seconds))
     elif not args.evaluate:
-        measure.log_waiting(train_loader, log)
+        backends.log_waiting(train_loader, log)
 
 
 if __name__ == "__main__":

@@ -32,8 +32,8 @@ from common.console.arguments import positive_int
 from common.distributed import process_group
 from common.run.job import JobParser
 from common.run.run import Run
-from datasets.folders import contact_sheet, paired_images, random_pairs
-from datasets.loaders import backends, node_index
+from datasets.folders import paired_images, random_folder
+from datasets.loaders import backends
 from datasets.loaders.image_loader import ImageLoader
 from datasets.stores.files import PairFiles
 
@@ -70,8 +70,8 @@ def main() -> None:
 
     cache = args.cache_dir or run.output.index_folder
     generated = None if args.data_url and not args.custom_data else os.path.join(cache, "generated_pairs")
-    folder = random_pairs.make(generated) if generated else args.data_url
-    pairs = node_index.load_pairs(folder, args.split, cache, args.resize, log.info)
+    folder = random_folder.make_pairs(generated) if generated else args.data_url
+    pairs = paired_images.load_on_nodes(folder, args.split, cache, args.resize, log.info)
     ranks.assert_equal_across_ranks("pairs (fingerprint)", pairs.fingerprint)
     training = args.split == "train"
     sampler = WholeBatchSampler(len(pairs), args.batch_size, args.seed, args.epochs, shuffle=training)
@@ -83,7 +83,7 @@ def main() -> None:
 
     ### 新增 (new) 2/2, DALI instead of our threads; the plan still decides pairs and crops ###
     # - engine = backends.engine("threads", store, device, workers)
-    from datasets.loaders.engines.paired_dali import PairedDali
+    from datasets.loaders.engines.dali import PairedDali
 
     engine = PairedDali(store, workers, device, args.dali_device)
     ### 新增 (new) 2/2, DALI instead of our threads; the plan still decides pairs and crops ###
@@ -106,7 +106,7 @@ def main() -> None:
                 log.show(step, pairs=len(blurry), seconds=waited)
                 if step == 1 and rank == 0:
                     preview = args.preview or os.path.join(run.output.folder, "preview.png")
-                    contact_sheet.save(preview, blurry, sharp)
+                    paired_images.save_sheet(preview, blurry, sharp)
                 start = time.perf_counter()
             torch.distributed.all_reduce(delivered)
             count = delivered.item()

@@ -76,7 +76,7 @@ def main() -> None:
         test_sampler = SequentialBatchSampler(len(test_set), 2_500)  # fewer launches; equal up to rounding
     # - train_loader = make_loader(train_set, train_sampler, device, augment=True)
     # - test_loader = make_loader(test_set, test_sampler, device)
-    from datasets.loaders.engines.resident import resident_loader
+    from datasets.loaders.engines.memory import resident_loader
 
     make = resident_loader if device.type != "cpu" else make_loader
     train_loader = make(train_set, train_sampler, device, augment=True)

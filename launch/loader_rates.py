@@ -20,11 +20,10 @@ from bootfile.sampling.sampler import BatchSampler
 from common.compute import classifiers
 from common.distributed import devices
 from datasets.folders import image_folder, tar_files
-from datasets.loaders import backends, measure
+from datasets.loaders import backends
 from datasets.sampling.augment import random_resized_crop
 from datasets.stores import pack
-from datasets.stores.files import FileStore
-from datasets.stores.store import Store
+from datasets.stores.files import FileStore, Store
 
 _STEPS = 50  # steps of the model that are timed
 _CPU_STEPS = 4
@@ -87,7 +86,7 @@ def _rows(args: argparse.Namespace, stores: dict, plan: Plan, device: torch.devi
     # in rounds, not one backend after the other: a busy machine then slows all of them down
     rates = dict[str, list[tuple]]()
     for name, backend, store in tqdm(candidates * args.rounds, f"loaders, {args.rounds} rounds"):
-        rates.setdefault(name, []).append(_measure(args, backend, store, measure.Head(plan), device))
+        rates.setdefault(name, []).append(_measure(args, backend, store, backends.Head(plan), device))
     rows = []
     for name, rounds in rates.items():
         warm = [warm_rate for warm_rate, _ in rounds if warm_rate]
@@ -98,7 +97,7 @@ def _rows(args: argparse.Namespace, stores: dict, plan: Plan, device: torch.devi
 
 
 def _measure(
-    args: argparse.Namespace, backend: str, store: FileStore, head: measure.Head, device: torch.device
+    args: argparse.Namespace, backend: str, store: FileStore, head: backends.Head, device: torch.device
 ) -> tuple[float, float | None]:
     """Return images/s warm and cold. Without files, cold is None."""
     reads = backend != "synthetic"
@@ -108,11 +107,11 @@ def _measure(
     with backends.build(backend, store, head, device, args.workers or backends.cores()) as loader:
         cold = None
         if reads:  # each file once: the rounds after it come from the page cache
-            cold = measure.rate(itertools.islice(loader, measure.HEAD), math.inf)
-        return measure.rate(loader, args.seconds), cold
+            cold = backends.rate(itertools.islice(loader, backends.HEAD), math.inf)
+        return backends.rate(loader, args.seconds), cold
 
 
-def _drop(store: FileStore, head: measure.Head) -> None:
+def _drop(store: FileStore, head: backends.Head) -> None:
     """Drop the files of these batches from the page cache, before the round that reads them cold."""
     if isinstance(store, pack.PackStore):
         store.close()

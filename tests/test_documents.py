@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bootfile import __version__
-from datasets.folders import random_folder, random_pairs
+from datasets.folders import random_folder
 from tests.conftest import ROOT, cases, free_port, run
 from tests.support import pictures
 from tests.support.marks import diff
@@ -78,7 +78,7 @@ def places(tmp_path_factory):
     return {
         "DATA": folder / "data",
         "FOLDER": images,
-        "PAIRS": random_pairs.make(str(folder / "pairs")),
+        "PAIRS": random_folder.make_pairs(str(folder / "pairs")),
         "SCRIPT": folder / "main.py",
         **dict.fromkeys(("RUN", "RUN_A", "output_dir/latest"), trained),
         "RUN_B": shutil.copytree(trained, folder / "copy"),

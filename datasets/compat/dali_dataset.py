@@ -91,9 +91,7 @@ class Loader:
             for batch in loader:
                 self.step += 1
                 images, labels = batch
-                if self.classes:
-                    labels = one_hot(labels, self.classes).float()
-                yield images, labels
+                yield images, one_hot(labels, self.classes).float() if self.classes else labels
         finally:
             if not self._kept:
                 self.close()
@@ -144,8 +142,7 @@ class Dataset:
         seed: int = 0,
         cache_dir: str | None = None,
     ):
-        if val_batch_size is None:
-            val_batch_size = batch_size
+        val_batch_size = batch_size if val_batch_size is None else val_batch_size
         counts = {"batch_size": batch_size, "val_batch_size": val_batch_size, "size": size}
         counts |= {"workers": workers, "world_size": world_size}
         for name, value in counts.items():
@@ -156,10 +153,10 @@ class Dataset:
             raise BadInput(f"min_crop_size {min_crop_size} is not a share of an image: above 0, at most 1")
         if val_size < size:
             raise BadInput(f"val_size {val_size} is smaller than size {size}, which is cut out of it")
-        self.device = torch.device("cpu")
-        if cuda and torch.cuda.is_available():
-            self.device = torch.device("cuda", torch.cuda.current_device())
-        self.backend = backends.resolve(backend or _name_backend(use_dali, dali_cpu), self.device)
+        has_gpu = cuda and torch.cuda.is_available()
+        self.device = torch.device("cuda", torch.cuda.current_device()) if has_gpu else torch.device("cpu")
+        of_dali = "dali" if dali_cpu else "dali-gpu"
+        self.backend = backends.resolve(backend or (of_dali if use_dali else "pytorch"), self.device)
         if rank is None and world_size > 1 and not ranks.is_initialized():
             raise BadInput(f"world_size {world_size} needs a rank: join the process group, or pass rank=")
         if rank is None:
@@ -174,16 +171,13 @@ class Dataset:
         self._train_index = load("train")
         self._val_index = load("val", classes=self._train_index.classes)
 
-        unit = 255
-        if all(deviation < 1 for deviation in std):  # they are in units of pixels / 255 already
-            unit = 1
+        # they may be in units of pixels / 255 already
+        unit = 1 if all(deviation < 1 for deviation in std) else 255
         delivery: dict[str, Any] = {
             "mean": tuple(value / unit for value in mean),
             "std": tuple(value / unit for value in std),
-            "dtype": None,
+            "dtype": torch.float16 if fp16 else None,
         }
-        if fp16:
-            delivery["dtype"] = torch.float16
 
         def make_build(index: image_index.ImageFolderIndex) -> Callable[[Plan], loaders.Loader]:
             """Return the function that opens the loader of an index, when its first batch is needed."""
@@ -242,15 +236,6 @@ class Dataset:
         order = BatchSampler(len(self._train_index), together, self._seed, **self._place)
         crop = functools.partial(random_resized_crop, scale=self._scale)
         return Plan(self._train_index, order, crop, self._size)
-
-
-def _name_backend(use_dali: bool, dali_cpu: bool) -> str:
-    """Return the backend of the article's two arguments."""
-    if not use_dali:
-        return "pytorch"
-    if dali_cpu:
-        return "dali"
-    return "dali-gpu"
 
 
 def _check_count(name: str, value: int) -> None:

@@ -33,8 +33,8 @@ from bootfile.ground.errors import BadInput
 from bootfile.sampling.sampler import WholeBatchSampler
 from datasets.folders import image_folder, images
 from datasets.folders.splits import SPLITS, find_split
-from datasets.stores.shared import address
-from datasets.stores.store import Store
+from datasets.stores import connection
+from datasets.stores.files import Store
 from datasets.stores.tiers import Stores
 
 
@@ -78,11 +78,8 @@ class KSpeedFolder:
         # the split's name in its data set, so that the data set's pack is found
         split = "val" if os.path.basename(self.root).lower() in SPLITS["val"] else "train"
 
-        def ignore(text: str) -> None:
-            pass
-
-        options: Any = {"val_share": 0, "labelled": False}
-        self.index = image_folder.load(self.root, split, cache, max_bad_images, None, ignore, **options)
+        options: Any = {"val_share": 0, "labelled": False, "log": lambda text: None}
+        self.index = image_folder.load(self.root, split, cache, max_bad_images, **options)
         self._store: Store | None = stores.open(self.index)
 
     def getBIN(self, path: str) -> bytes:
@@ -101,26 +98,19 @@ class KSpeedFolder:
         """Return the bytes of several files, requested together. Raises OSError, and BadInput if a file has
         changed since the start."""
         names = [self._absolute(path) for path in paths]
-        ids: dict[str, int] = {}
-        for name in names:
-            id = self.index.find(name)
-            if id is not None:
-                ids[name] = id
+        found = {name: self.index.find(name) for name in names}
+        ids = {name: id for name, id in found.items() if id is not None}
         # one request for all of them
         contents: dict[str, Any] = {}
         if self._store and ids:
             contents = dict(zip(ids, self._store.read(np.array([*ids.values()])), strict=True))
         # bad images, and other files than images, are not in the index
-        for name in names:
-            if name not in contents:
-                contents[name] = Path(name).read_bytes()
-        return [contents[name] for name in names]
+        return [contents[name] if name in contents else Path(name).read_bytes() for name in names]
 
     def size(self, path: str | None = None) -> int:
         """Return the size in bytes of a file, or of all good images. Raises OSError."""
-        if path is not None:
-            return os.path.getsize(self._absolute(path))
-        return int(self.index.bytes.sum(dtype=np.int64))
+        whole = self.index.bytes
+        return int(whole.sum(dtype=np.int64)) if path is None else os.path.getsize(self._absolute(path))
 
     def __len__(self) -> int:
         """Return the number of good images."""
@@ -175,12 +165,8 @@ class KSpeedImageFolder(ImageFolder):
         items = []
         for content, target in zip(self.folder.getbatch(paths), targets, strict=True):
             sample = self.loader(io.BytesIO(content))
-            if self.transform is not None:
-                sample = self.transform(sample)
-            if self.target_transform:
-                items.append((sample, self.target_transform(target)))
-            else:
-                items.append((sample, target))
+            sample = self.transform(sample) if self.transform else sample
+            items.append((sample, self.target_transform(target) if self.target_transform else target))
         return items
 
 
@@ -266,12 +252,12 @@ def _open_stores(
         log("KSpeed without iplist: the files are read, and the system keeps them in free memory")
     if not place or place.startswith("/"):
         return Stores(place or None, None, mode, log, "encoded")
-    if password and not os.environ.get(address.PASSWORD_FILE):  # a pickle may be stored on a disk
-        os.environ[address.PASSWORD] = os.environ.get(address.PASSWORD) or password
+    if password and not os.environ.get(connection.PASSWORD_FILE):  # a pickle may be stored on a disk
+        os.environ[connection.PASSWORD] = os.environ.get(connection.PASSWORD) or password
     if "://" not in place:
         place = f"redis://{place}"
     try:
-        where = address.parse(place)._replace(form="encoded")
+        where = connection.parse(place)._replace(form="encoded")
         # a user in the URL comes first
         if where.user or not user:
             return Stores(None, where, mode, log)

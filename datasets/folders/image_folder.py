@@ -16,9 +16,10 @@ import functools
 import hashlib
 import math
 import os
+import socket
 import stat
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,14 +27,24 @@ import numpy as np
 from bootfile.ground.again import is_folder, is_temporary, refusal
 from bootfile.ground.errors import BadInput, printable
 from bootfile.ground.files import explained, read_again
-from common.ground.files import locked, own_place
-from datasets import links
+from bootfile.processes import ranks
+from common.distributed import barrier
+from common.distributed.barrier import beating
+from common.ground.files import is_url, locked, own_place
+from datasets import files as data_files
+from datasets.files import describe_dead_links
 from datasets.folders import images, listing, tar_files
-from datasets.folders.image_index import CHANGED, COLUMNS, ImageFolderIndex, open_intact, write_index
+from datasets.folders.image_index import (
+    CHANGED,
+    COLUMNS,
+    ImageFolderIndex,
+    open_index,
+    open_intact,
+    write_index,
+)
 from datasets.folders.listing import Listing
-from datasets.folders.map_files import FILES_PER_TASK, map_files
-from datasets.folders.messages import SHOWN, Log, progress, shown
 from datasets.folders.splits import VAL_SHARE
+from datasets.folders.walk import FILES_PER_TASK, SHOWN, Log, map_files, progress, shown
 
 _COMPARED = 2**14  # files whose size and time a start compares; of a small data set all
 
@@ -69,7 +80,8 @@ def load(
     images are missing, if files cannot be read, or if too many images are bad.
     """
     log = one_line(log)
-    files = look(root, split, cache, classes, log, val_share, splits, labelled, by_class)
+    division = {"val_share": val_share, "splits": splits, "labelled": labelled, "by_class": by_class}
+    files = look(root, split, cache, classes, log, **division)
     if len(files.paths) < least:
         count = len(files.paths)
         raise BadInput(
@@ -81,32 +93,59 @@ def load(
     return index
 
 
+def load_on_nodes(root: str, function: Callable[[], list[ImageFolderIndex]]) -> list[ImageFolderIndex]:
+    """Return function() on every rank. The first process of a node calls it, and the others open the indexes
+    that it has returned. Call it once in a job, for all data sets.
+
+    Nodes work at the same time, for up to six hours, and may share the folder of the indexes. root: of the
+    images; all ranks take part in the copy of a URL. Raises BadInput on every rank if one fails.
+    """
+    # a collective of all ranks, so before they part: the first process of a node copies
+    if is_url(root):
+        folder = root
+        if root.endswith(".tar"):  # a pattern: the folder before its first wildcard
+            folder, _ = tar_files.split_pattern(root)
+        data_files.local_folder(folder)
+    host = socket.gethostname()
+    indexes: list[ImageFolderIndex] = []
+    error = None
+    # every rank learns the host names of all, and finds the same first process for its node
+    first = ranks.gather_objects(host).index(host)  # rank of the node's first process
+    if first == ranks.rank():
+        try:
+            with beating("indexed"):
+                indexes = function()
+        except BadInput as refusal:  # raised on every rank by wait_for_all()
+            error = refusal
+    # the other ranks wait here, for hours if need be: heartbeats tell that the scan lives
+    barrier.wait_for_all("indexed", "to index the images", error)
+    # the indexes are on the disk now: the others of the node map the same files
+    places = ranks.gather_objects([(index.folder, index.fingerprint) for index in indexes])[first]
+    if indexes:
+        return indexes
+    try:
+        return [open_index(*place) for place in places]
+    except BadInput:  # containers of one node have one host name, but perhaps different disks
+        return function()
+
+
 def look(
-    root: str,
-    split: str,
-    cache: str,
-    classes: Sequence[str] | None,
-    log: Log,
-    val_share: float = VAL_SHARE,
-    splits: str | None = None,
-    labelled: bool = True,
-    by_class: bool = True,
+    root: str, split: str, cache: str, classes: Sequence[str] | None, log: Log, **division: Any
 ) -> Listing:
-    """Return the images of a split of a folder, or of tar files. Arguments: those of load()."""
+    """Return the images of a split of a folder, or of tar files. division: val_share, splits, labelled and
+    by_class of load()."""
+    division = {"val_share": VAL_SHARE} | division
     if is_folder(root) and tar_files.is_folder(root):
         root = os.path.join(root, "*.tar")
     if root.endswith(".tar") and not is_folder(root):
-        return tar_files.look(root, split, cache, classes, log, val_share, splits, by_class)
-    return listing.look(root, split, classes, log, val_share, splits, labelled, by_class)
+        return tar_files.look(root, split, cache, classes, log, **division)
+    return listing.look(root, split, classes, log, **division)
 
 
 def one_line(log: Log) -> Log:
     """Return a `log` for texts with file names, which may contain line breaks and unprintable characters."""
 
-    def log_one_line(text: str) -> None:
-        log(printable(" ".join(text.split())))
-
-    return log_one_line
+    return lambda text: log(printable(" ".join(text.split())))
 
 
 def scan_listing(listing: Listing, cache: str, log: Log) -> ImageFolderIndex:
@@ -157,34 +196,25 @@ def _is_current(index: ImageFolderIndex, listing: Listing) -> bool:
         return False
     count = len(listing.paths)
     bad = {path for path, _, _, _ in index.bad}
-    is_good = np.ones(count, bool)
-    paths = listing.paths
-    if bad:
-        is_good = np.array([path not in bad for path in listing.paths])
-        paths = [path for path in listing.paths if path not in bad]
-    if (index.base, index.classes) != (listing.base, listing.classes):
-        return False
-    if index.division != listing.division:
-        return False
-    if (len(index), len(bad)) != (len(paths), count - len(paths)):
+    is_good = np.array([path not in bad for path in listing.paths]) if bad else np.ones(count, bool)
+    paths = [path for path in listing.paths if path not in bad] if bad else listing.paths
+    facts = (index.base, index.classes, index.division, len(index), len(bad))
+    if facts != (listing.base, listing.classes, listing.division, len(paths), count - len(paths)):
         return False
     # all names and labels: they are in memory, and need no call of the file system
     names = np.insert(index.names, index.offsets[1:-1], 0).tobytes()  # with \0 between them
-    if names != os.fsencode("\0".join(paths)):
+    is_same = names == os.fsencode("\0".join(paths)) and np.array_equal(index.labels, listing.labels[is_good])
+    # without ctimes it is of an earlier version: it is written again, and no file is read
+    if not is_same or len(index.ctimes) < len(index):
         return False
-    if not np.array_equal(index.labels, listing.labels[is_good]):
-        return False
-    if len(index.ctimes) < len(index):
-        return False  # of an earlier version: it is written again, and no file is read
     states = np.empty((count, 2), np.int64)  # sizes and times when the files were read
     states[is_good] = np.stack([index.bytes, index.mtimes], axis=1)
     if bad:
         states[~is_good] = [(size, mtime) for _, size, mtime, _ in index.bad]
     ctimes = np.zeros(count, np.int64)
     ctimes[is_good] = index.ctimes
-    rows = np.arange(count)
-    if count > _COMPARED and listing.states is None:
-        rows = np.linspace(0, count - 1, _COMPARED).astype(np.int64)
+    is_part = count > _COMPARED and listing.states is None
+    rows = np.linspace(0, count - 1, _COMPARED).astype(np.int64) if is_part else np.arange(count)
     # the file system is asked for these rows only
     present = listing.get_states(rows)
     if not np.array_equal(present[:, :2], states[rows]):
@@ -237,23 +267,17 @@ def _inspect(path: str, member: Sequence[int] | None) -> tuple:
     member: bytes, mtime and ctime of a member. None: the open file has them, because a call of stat with its
     path would cost as much as reading it. Raises OSError or BadInput if the file cannot be read.
     """
-    file_path = path
-    offset = 0
-    if member is not None:
-        place = tar_files.split_path(path)
-        if place:
-            file_path, offset = place
+    file_path, offset = (tar_files.split_path(path) if member is not None else None) or (path, 0)
     descriptor = os.open(file_path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
     try:
-        if member is not None:
-            size, mtime, ctime = member
-            most = size  # another member follows
-        else:
-            size, mtime, ctime = _state(os.fstat(descriptor))
-            most = size + 1  # one byte more, to notice a file that grows while it is read
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise BadInput("it is not a file")
+        size, mtime, ctime = member or (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         # before it is read: the whole file is taken into memory
         images.check_bytes(size)
-        content = tar_files.read_descriptor(descriptor, offset, most)
+        # one byte more, to notice a file that grows while it is read; another member of a tar follows
+        content = tar_files.read_descriptor(descriptor, offset, size if member else size + 1)
         if len(content) != size:
             now = str(len(content)) if len(content) < size else "more"
             raise BadInput(f"{size} bytes when it was listed, {now} when read")
@@ -262,14 +286,6 @@ def _inspect(path: str, member: Sequence[int] | None) -> tuple:
         return size, mtime, str(error)
     finally:
         os.close(descriptor)
-
-
-def _state(status: os.stat_result) -> tuple[int, int, int]:
-    """Return (bytes, mtime and ctime in nanoseconds) of an open file. Raises BadInput for a pipe or
-    a device."""
-    if not stat.S_ISREG(status.st_mode):
-        raise BadInput("it is not a file")
-    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log) -> ImageFolderIndex:
@@ -287,9 +303,8 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
     failures: list[Exception] = []  # those of the unread files
     if old is not None or listing.is_list:  # a list may name files that do not exist
         columns["bytes"], columns["mtimes"], columns["ctimes"] = listing.get_states().T.copy()
-    rows = np.arange(count)
-    if old is not None:  # only the files that are new or have changed are read
-        rows = _reuse(listing, old, columns, bad, log)
+    # only the files that are new or have changed are read
+    rows = np.arange(count) if old is None else _reuse(listing, old, columns, bad, log)
     prefix = os.path.join(listing.base, "")
 
     def read(first: int) -> int:
@@ -306,8 +321,7 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
                 unread[row] = getattr(error, "strerror", None) or str(error)
                 failures.append(error)
                 continue
-            is_bad = len(result) == 3  # bytes, mtime, reason
-            if is_bad:
+            if len(result) == 3:  # bytes, mtime, reason
                 bad[row] = result
             else:
                 good_rows.append((row, *result))
@@ -321,54 +335,30 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
     with progress(len(rows), f"scanning {listing.base}") as bar:
         for done in map_files(read, range(0, len(rows), FILES_PER_TASK)):
             bar.update(done)
-    index = _write_good(folder, listing, columns, bad, set(unread))
-    if unread:  # raised after it: the next scan reuses the files that were read
-        raise _explain_unread(listing, unread, failures)
-    return index
-
-
-def _write_good(
-    folder: str,
-    listing: Listing,
-    columns: dict[str, np.ndarray],
-    bad: dict[int, tuple],
-    unread: set[int],
-) -> ImageFolderIndex:
-    """Write the index of the files that were read, and are whole images. Raises OSError.
-
-    columns: with a row for each file of the listing. bad: row -> bytes, mtime, reason. unread: rows, which
-    are not in the index: the next start finds them new, and reads them.
-    """
-    good = np.ones(len(listing.paths), dtype=bool)
+    # the index has the whole images: the next start finds the unread files new, and reads them
+    good = np.ones(count, dtype=bool)
     good[[*bad, *unread]] = False
     columns["labels"] = listing.labels
-    columns = {name: column[good] for name, column in columns.items()}
-    stamp = "complete"  # version 0.25 has a digest here
-    if unread:
-        stamp = ""
     meta: dict[str, Any] = {
         "root": listing.root,
         "base": listing.base,
         "split": listing.split,
         "classes": listing.classes,
         "division": listing.division,
-        "stamp": stamp,
-        "bad": [(listing.paths[row], *bad[row]) for row in sorted(bad)],
+        "stamp": "" if unread else "complete",  # version 0.25 has a digest here
+        "bad": [(paths[row], *bad[row]) for row in sorted(bad)],
     }
-    good_paths = [listing.paths[row] for row in np.flatnonzero(good)]
-    return write_index(folder, good_paths, columns, **meta)
-
-
-def _explain_unread(listing: Listing, unread: dict[int, str], failures: list[Exception]) -> BadInput:
-    """Return the error of a scan that could not read some files. unread: row -> reason. failures: theirs; if
-    all of them may pass by themselves, a restart may succeed."""
-    names = [listing.paths[row] for row in sorted(unread)]
-    reasons = shown([f"{listing.paths[row]}: {unread[row]}" for row in sorted(unread)])
-    reasons += links.describe_first(os.path.join(listing.base, name) for name in names[:SHOWN])
-    line = f"{len(unread)} of {len(listing.paths)} files in {listing.base} cannot be read: {reasons}"
-    if all(map(is_temporary, failures)):
-        return refusal(line, failures[0])
-    return BadInput(line)
+    good_paths = [paths[row] for row in np.flatnonzero(good)]
+    good_columns = {name: column[good] for name, column in columns.items()}
+    index = write_index(folder, good_paths, good_columns, **meta)
+    if unread:
+        names = [paths[row] for row in sorted(unread)]
+        reasons = shown([f"{paths[row]}: {unread[row]}" for row in sorted(unread)])
+        reasons += describe_dead_links(prefix + name for name in names[:SHOWN])
+        line = f"{len(unread)} of {count} files in {listing.base} cannot be read: {reasons}"
+        # a restart may succeed if all failures may pass by themselves
+        raise refusal(line, failures[0]) if all(map(is_temporary, failures)) else BadInput(line)
+    return index
 
 
 def _reuse(listing: Listing, old: ImageFolderIndex, columns: dict, bad: dict, log: Log) -> np.ndarray:
@@ -378,12 +368,9 @@ def _reuse(listing: Listing, old: ImageFolderIndex, columns: dict, bad: dict, lo
     columns: of the new index, with the present sizes and times. bad: gets the bad images that are unchanged.
     """
     # a file is known by its path, its size and its time
-    old_rows = {}
-    for row, (size, mtime) in enumerate(zip(old.bytes.tolist(), old.mtimes.tolist(), strict=True)):
-        old_rows[old.name(row), size, mtime] = row
-    old_reasons = {}  # of the bad images
-    for path, size, mtime, reason in old.bad:
-        old_reasons[path, size, mtime] = reason
+    states = enumerate(zip(old.bytes.tolist(), old.mtimes.tolist(), strict=True))
+    old_rows = {(old.name(row), *state): row for row, state in states}
+    old_reasons = {(path, size, mtime): reason for path, size, mtime, reason in old.bad}
     unchanged = []
     sources = []  # their rows in the old index
     changed = []

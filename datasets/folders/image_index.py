@@ -20,7 +20,7 @@ from bootfile.ground.errors import BadInput, Unavailable
 from bootfile.ground.files import explained, read_again
 from common.ground.files import make_folder_atomic
 from datasets.folders import tar_files
-from datasets.folders.messages import Log, shown
+from datasets.folders.walk import Log, shown
 
 CHANGED = "changed"  # file in the folder of an index: a read has found a file that was changed
 _FORMAT = 3  # increase it if the columns or the results of images.inspect() change
@@ -37,7 +37,6 @@ COLUMNS = {  # name -> type: a memory-mapped file each, with one row per image
     "offsets": "<i8",  # in names: of the image's path, and one more for the end
     "names": "|u1",  # the bytes of all paths
 }
-_ADDED = ("ctimes",)  # columns that an index of an earlier version does not have
 
 
 class ImageFolderIndex:
@@ -79,8 +78,8 @@ class ImageFolderIndex:
         if meta["format"] != _FORMAT:
             raise ValueError(f"its format is {meta['format']}, expected {_FORMAT}")
         for name, dtype in COLUMNS.items():
-            if name in _ADDED and name not in meta["checksums"]:
-                setattr(self, name, np.zeros(0, dtype))
+            if name == "ctimes" and name not in meta["checksums"]:
+                setattr(self, name, np.zeros(0, dtype))  # an earlier version has written the index
                 continue
             column = np.asarray(np.load(os.path.join(folder, f"{name}.npy"), mmap_mode="r"))
             has_sets = name == "labels" and column.ndim == 2 and column.dtype == bool
@@ -120,19 +119,19 @@ class ImageFolderIndex:
         """Return the id of an image; None if the index does not have it. path: absolute, or below `base`."""
         path = os.path.normpath(os.path.join(self.base, path))
         id = bisect.bisect_left(range(len(self)), path, key=self.path)  # the paths ascend
-        if id == len(self) or self.path(id) != path:
-            return None
-        return id
+        return id if id < len(self) and self.path(id) == path else None
 
     def describe(self) -> str:
-        """Return the number of images, the first classes and the place as text, for the log of a start."""
-        tars: list[str] = []  # the first and the last one, if the images are in tar files
-        for id in (0, len(self) - 1):
-            member = tar_files.split_path(self.path(id))
-            if member and member[0] not in tars:
-                tars.append(member[0])
+        """Return the counts of images, of all and of the first classes, and the place, for the log."""
+        members = [tar_files.split_path(self.path(id)) for id in (0, len(self) - 1)]
+        tars = dict.fromkeys(member[0] for member in members if member)  # the first and the last one
         place = " to ".join(tars) or self.base
-        return f"{len(self)} images of {len(self.classes)} classes ({shown(self.classes)}) in {place}"
+        has_sets = self.labels.ndim == 2
+        counts = self.labels.sum(0) if has_sets else np.bincount(self.labels, minlength=len(self.classes))
+        classes = shown(
+            [f"{name} {count}" for name, count in zip(self.classes, counts.tolist(), strict=True)]
+        )
+        return f"{len(self)} images of {len(self.classes)} classes ({classes}) in {place}"
 
     def report_change(self) -> None:
         """Make the next start compare all files, if this process may write to the index. FileStore calls it
@@ -166,9 +165,8 @@ def open_intact(folder: str, log: Log | None = None) -> ImageFolderIndex | None:
     try:
         index = open_index(folder)
         for name in COLUMNS:
-            if name in _ADDED and name not in index.checksums:
-                continue
-            if zlib.crc32(getattr(index, name)) != index.checksums[name]:
+            is_there = name != "ctimes" or name in index.checksums
+            if is_there and zlib.crc32(getattr(index, name)) != index.checksums[name]:
                 raise BadInput(f"the index {folder} is damaged: the CRC-32 of {name}.npy differs")
         if _fingerprint(index.classes, vars(index)) != index.fingerprint:
             raise BadInput(f"the index {folder} is damaged: its columns do not have its fingerprint")
@@ -188,13 +186,10 @@ def write_index(folder: str, paths: list[str], columns: dict[str, np.ndarray], *
     division, stamp, bad (path, size, mtime, reason). Raises OSError.
     """
     names = os.fsencode("\0".join(paths)).split(b"\0") if paths else []
-    columns = columns | {
-        "offsets": np.cumsum([0, *map(len, names)]),
-        "names": np.frombuffer(b"".join(names), np.uint8),
-    }
-    types = dict(COLUMNS)
-    if columns["labels"].ndim == 2:  # several labels for each image
-        types["labels"] = "|b1"
+    offsets = np.cumsum([0, *map(len, names)])
+    columns = columns | {"offsets": offsets, "names": np.frombuffer(b"".join(names), np.uint8)}
+    has_sets = columns["labels"].ndim == 2  # several labels for each image
+    types = COLUMNS | ({"labels": "|b1"} if has_sets else {})
     columns = {name: np.ascontiguousarray(columns[name], dtype) for name, dtype in types.items()}
     meta |= {"format": _FORMAT, "fingerprint": _fingerprint(meta["classes"], columns)}
     meta["checksums"] = {name: zlib.crc32(column.data) for name, column in columns.items()}

@@ -52,7 +52,7 @@ _JPEG_FRAMES = {0xC0, 0xC1, 0xC2}  # start of frame: Huffman-coded, baseline, ex
 _ORIENTATION = 0x0112  # Exif tag
 _DARK = 63  # highest of the upper 8 bits: a quarter of the range
 # The traits of an image are one number of 16 bits, as the index stores them: in the lower 8 bits these flags,
-# and in the upper 8 bits, of an image with DEEP or FLOAT, its highest value as one of 0..255 (_top_of()).
+# and in the upper 8 bits, of an image with DEEP or FLOAT, its highest value as one of 0..255.
 TURNED, GREY, ALPHA, OTHER, DEEP, FLOAT, DARK, LOST = (1 << bit for bit in range(8))
 _FLAG_BITS = 8
 _TRAITS = {
@@ -101,10 +101,8 @@ def inspect(content: bytes) -> Header:
     empty, truncated, not an image, or larger than MAX_PIXELS.
     """
     kind = _kind(content)
-    if kind == "JPEG":
-        return _inspect_jpeg(content)
-    if kind == "PNG":
-        return _inspect_png(content)
+    if kind in ("JPEG", "PNG"):
+        return _inspect_jpeg(content) if kind == "JPEG" else _inspect_png(content)
     return _inspect_decoded(content, kind)
 
 
@@ -123,9 +121,8 @@ def judge(traits: np.ndarray) -> str:
         # for example 12 bits in files of 16: their upper 8 bits have only 16 values
         of_kind = traits[traits & flag > 0]
         if len(of_kind) and (of_kind & DARK > 0).all():
-            bits = int(_top_of(of_kind).max()).bit_length()
-            if flag == DEEP:
-                bits += 8  # the lower ones, which the highest value does not have
+            lower = 8 if flag == DEEP else 0  # bits that the highest value does not have
+            bits = int((of_kind >> _FLAG_BITS).max()).bit_length() + lower
             most = 2 ** max(bits, 1) - 1  # of the range that the values seem to have, such as 4095 of 12 bits
             raise BadImage(
                 f"{len(of_kind)} images with {name} have no value above {most} of {range}: all would be "
@@ -139,12 +136,8 @@ def judge(traits: np.ndarray) -> str:
             f"{lost} images would be of one colour: their content is in alpha or in the lower bits. Put them "
             "on a background, or give them 8 bits"
         )
-    changes = []
-    for flag, text in _TRAITS.items():
-        count = np.count_nonzero(traits & flag)
-        if count:
-            changes.append(f"{count} {text}")
-    return ", ".join(changes)
+    counts = {text: np.count_nonzero(traits & flag) for flag, text in _TRAITS.items()}
+    return ", ".join(f"{count} {text}" for text, count in counts.items() if count)
 
 
 def decode(content: bytes, plain: bool | None = None, out: np.ndarray | None = None) -> np.ndarray:
@@ -161,9 +154,8 @@ def decode(content: bytes, plain: bool | None = None, out: np.ndarray | None = N
         try:
             height, width, _, _ = read_header(content)
             _check_size(width, height)
-            if out is not None and out.size < height * width * 3:
-                out = None
-            return simplejpeg.decode_jpeg(content, "RGB", buffer=out)
+            buffer = out if out is not None and out.size >= height * width * 3 else None
+            return simplejpeg.decode_jpeg(content, "RGB", buffer=buffer)
         except Exception:
             pass  # it is too large, or libjpeg warns: Pillow can repair some files, so it decides below
     kind = _kind(content)
@@ -186,12 +178,11 @@ def _rgb(image: Image.Image) -> Image.Image:
             most = 255 if image.mode == "F" else 65535
             low = values.min()
             high = values.max()
-            is_in_range = low >= 0 and high <= most  # False for NaN
-            if not is_in_range:
+            if not (low >= 0 and high <= most):  # also NaN
                 raise BadImage(f"has values {low:g}..{high:g}, expected 0..{most}")
-            if most == 65535:
-                values = values.astype(np.int32) >> 8
-            image = Image.fromarray(values.astype(np.uint8))
+            image = Image.fromarray(
+                (values if most == 255 else values.astype(np.int32) >> 8).astype(np.uint8)
+            )
         elif "transparency" in image.info:
             image = image.copy()
             del image.info["transparency"]  # drops a palette's alpha without a warning
@@ -212,61 +203,29 @@ def _traits(image: Image.Image, content: bytes, kind: str) -> int:
     has_alpha = mode[-1] in "Aa" or "transparency" in image.info
     is_grey = mode in ("L", "LA") or mode[0] in "IF"
     is_float = mode == "F"
-    is_deep = not is_float and (mode[0] == "I" or _bits_per_value(image, content, kind) > 8)
-    traits = 0
-    if has_alpha:
-        traits |= ALPHA
-    if is_grey:
-        traits |= GREY
-    elif mode[:3] != "RGB":
-        traits |= OTHER
+    bits = content[24] if kind == "PNG" else 8  # of a value
+    maximum = _MAXIMUM.match(content) if kind == "PPM" else None
+    if kind == "TIFF":
+        bits = max(getattr(image, "tag_v2", {}).get(258, (8,)))  # BitsPerSample
+    elif maximum:
+        bits = int(maximum[1]).bit_length()
+    is_deep = not is_float and (mode[0] == "I" or bits > 8)
+    colours = GREY if is_grey else OTHER if mode[:3] != "RGB" else 0
+    traits = colours | (ALPHA if has_alpha else 0)
     # the pixels are looked at only if something in them may be lost
     if not has_alpha and not is_deep and not is_float:
         return traits
     values = np.asarray(image)
     rgb = np.asarray(_rgb(image)).reshape(-1, 3)
-    if is_float:
-        top = int(values.max())
-        traits |= FLOAT | _dark_and_top(top)
-    elif is_deep:
-        top = int(rgb.max())
-        if kind == "PPM" and mode == "RGB" and top > 0:
+    if is_float or is_deep:
+        top = int(values.max() if is_float else rgb.max())
+        if is_deep and kind == "PPM" and mode == "RGB" and top > 0:
             top -= 1  # Pillow rounds the values of such a PPM to 8 bits, and cuts those of others
-        traits |= DEEP | _dark_and_top(top)
+        traits |= (FLOAT if is_float else DEEP) | top << _FLAG_BITS | (DARK if top <= _DARK else 0)
     # an image that was drawn in alpha or in the lower bits becomes one colour
     pixels = values.reshape(len(rgb), -1)
-    has_one_colour = (rgb == rgb[0]).all()
-    had_one_colour = (pixels == pixels[0]).all()
-    if has_one_colour and not had_one_colour:
-        traits |= LOST
-    return traits
-
-
-def _bits_per_value(image: Image.Image, content: bytes, kind: str) -> int:
-    """Return the bits of a value in a PNG, TIFF or PPM file; 8 for other kinds."""
-    if kind == "PNG":
-        return content[24]
-    if kind == "TIFF":
-        return max(getattr(image, "tag_v2", {}).get(258, (8,)))  # BitsPerSample
-    if kind == "PPM":
-        maximum = _MAXIMUM.match(content)
-        if maximum:
-            return int(maximum[1]).bit_length()
-    return 8
-
-
-def _dark_and_top(top: int) -> int:
-    """Return the highest value of an image, 0..255, in the bits of the traits that hold it, and DARK if it is
-    low."""
-    traits = top << _FLAG_BITS
-    if top <= _DARK:
-        traits |= DARK
-    return traits
-
-
-def _top_of(traits: np.ndarray) -> np.ndarray:
-    """Return the highest values, 0..255, of images with DEEP or FLOAT."""
-    return traits >> _FLAG_BITS
+    is_lost = (rgb == rgb[0]).all() and not (pixels == pixels[0]).all()
+    return traits | (LOST if is_lost else 0)
 
 
 def normalised(content: bytes) -> bytes:
@@ -317,15 +276,15 @@ def _inspect_jpeg(content: bytes) -> Header:
         except Exception as error:
             raise BadImage(f"is cut or damaged ({_tail(content)}): {_text(error)}") from error
     orientation = _orientation(_open(content, "JPEG")) if may_be_turned else 1
-    # a quarter turn: width and height change places
-    if orientation >= 5:
+    traits = GREY if space == "Gray" else 0
+    return _header(width, height, orientation, True, traits)
+
+
+def _header(width: int, height: int, orientation: int, plain: bool, traits: int) -> Header:
+    """Return the Header of an image of this size before it is turned. plain: whether it is if upright."""
+    if orientation >= 5:  # a quarter turn: width and height change places
         width, height = height, width
-    traits = 0
-    if orientation > 1:
-        traits |= TURNED
-    if space == "Gray":
-        traits |= GREY
-    return Header(width, height, orientation == 1, traits)
+    return Header(width, height, plain and orientation == 1, traits | (TURNED if orientation > 1 else 0))
 
 
 def _walk_jpeg(content: bytes) -> tuple[int, int, bool]:
@@ -350,8 +309,8 @@ def _walk_jpeg(content: bytes) -> tuple[int, int, bool]:
         end = position + 2 + (content[position + 2] << 8 | content[position + 3])
         if marker == 0xE1:  # Exif or XMP
             segment = content[position + 4 : end]
-            if segment.startswith(b"Exif\0\0") or b"tiff:Orientation" in segment:
-                may_be_turned = True
+            has_tag = segment.startswith(b"Exif\0\0") or b"tiff:Orientation" in segment
+            may_be_turned = may_be_turned or has_tag
         # a frame: of these sixteen markers two are tables, and one is reserved
         elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
             frame = marker
@@ -376,10 +335,8 @@ def _inspect_png(content: bytes) -> Header:
         # decoders check the same CRC: a file that is accepted here does not fail during training
         if zlib.crc32(view[position + 4 : end]) != int.from_bytes(content[end : end + 4], "big"):
             raise BadImage(f"is damaged ({_tail(content)}): the PNG chunk at byte {position} has a wrong CRC")
-        if chunk == b"tRNS":  # alpha
-            plain = False
-        if chunk == b"eXIf" or content.startswith(_PNG_TAGS, position + 8):
-            may_be_turned = True
+        plain = plain and chunk != b"tRNS"  # alpha
+        may_be_turned = may_be_turned or chunk == b"eXIf" or content.startswith(_PNG_TAGS, position + 8)
         position = end + 4
     # a text or Exif may hold an orientation: Pillow decides, as in decode()
     if may_be_turned or not plain:
@@ -393,13 +350,7 @@ def _inspect_decoded(content: bytes, kind: str, plain: bool = False) -> Header:
 
     The scan decodes the images whose segments it cannot check. Raises BadImage."""
     image, orientation = _decode_pixels(content, kind)
-    width, height = image.size
-    if orientation >= 5:
-        width, height = height, width
-    traits = _traits(image, content, kind)
-    if orientation > 1:
-        traits |= TURNED
-    return Header(width, height, plain and orientation == 1, traits)
+    return _header(*image.size, orientation, plain, _traits(image, content, kind))
 
 
 def _open(content: bytes, kind: str) -> Image.Image:
@@ -450,10 +401,7 @@ def _orientation(image: Image.Image) -> int:
 def _tail(content: bytes) -> str:
     """Return the size of a file for a message, and whether it ends in zeros, as after a copy that was cut."""
     zeros = len(content) - len(content.rstrip(b"\0"))
-    text = f"{len(content)} bytes"
-    if zeros > 8:
-        text += f", the last {zeros} of them zeros"
-    return text
+    return f"{len(content)} bytes" + (f", the last {zeros} of them zeros" if zeros > 8 else "")
 
 
 def _text(error: Exception) -> str:

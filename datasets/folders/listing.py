@@ -1,32 +1,53 @@
-"""List folders of images: paths and labels, and sizes and times of files on demand, without reading an image.
+"""List the images of a split: paths and labels, and sizes and times of files on demand. No image is read.
 
-A split of a root folder is the first of these that exists. Its name is one of SPLITS, with any capitals:
+A root folder has one of two forms, and a split the first that exists; SPLITS has its names, in any capitals:
 
-1. <root>/train.txt: a list of lines `path label` (read_list()). Paths are below the root, or else below
-   <root>/train. The label is a class name or a number, or several of them: `path 3,17`. Then `path ,` is an
-   image without a label;
-2. <root>/train/<class>/**: class folders of any depth;
-3. <root>/<class>/**: no folders of splits. The hash of its path decides the split of an image.
+1. a table <root>/train.txt: lines `path label` below a header that names these columns, or without a header
+   (read_table()). Paths are below the root, or else below <root>/train;
+2. class folders: <root>/train/<class>/** of any depth. Or <root>/<class>/* without splits: the hash of its
+   path decides the split of an image.
 
-Classes are numbered in the order of their names, images in the order of their paths. Links are followed.
+What is of neither form is refused with both (check_classes()), and a start prints the classes and their
+counts. Classes are numbered in the order of their names, images in the order of their paths.
 """
 
+import codecs
+import contextlib
+import csv
+import functools
+import io
 import os
+import re
+import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from bootfile.ground.again import is_file, is_folder, mode_of
+from bootfile.ground.again import is_file, is_folder, mode_of, read_whole
 from bootfile.ground.errors import BadInput
-from datasets import files, links
+from bootfile.ground.files import explained, read_again
+from datasets import files
+from datasets.files import describe_dead_link
 from datasets.folders import images
-from datasets.folders.classes import check_classes, number_classes, number_sets
-from datasets.folders.label_list import read_list
-from datasets.folders.map_files import stat_files
-from datasets.folders.messages import Log, shown
 from datasets.folders.splits import BY_CLASS, BY_PATH, NO_SPLITS, SPLITS, divide, find_split
-from datasets.folders.walk import walk
+from datasets.folders.walk import Log, is_image, shown, stat_files, walk
+
+_FORMS = (
+    "expected train/CLASS/* and val/CLASS/*, for example by `ln -s FOLDER {0}/train; ln -s FOLDER {0}/val` "
+    "or --splits TRAIN,VAL; or train.txt and val.txt with the columns path and label, for example by "
+    "`(cd {0}; echo path,label; find . -name '*.jpg' -printf '%P,LABEL\\n') > {0}/train.txt` with your labels"
+)
+_TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")  # next to class folders they may have the labels
+# words in the names of folders that hold a split, masks or a part of one folder of images
+_NO_CLASSES = re.compile(
+    "train.*|trn?|val|va|valid.*|dev|test.*|tst|ts|te|eval.*|pred|holdout|"
+    "images?|imgs?|photos|pictures|pics|jpe?gs?|pngs?|inputs?|rgb|"
+    "masks?|labels?|annot.*|gt|(ground)?truth|seg|segs|segment.*|trimaps?|targets?|outputs?|"
+    "parts?|batch|chunk|folds?|split|shard|subset|volume"
+)
+_UNCLEAR = re.compile(r".*(?:,\s|\s,|[;|]).*")  # a label that may mean several
+_LONGEST = 4096  # characters of a line in a table
 
 
 class Listing(NamedTuple):
@@ -41,17 +62,14 @@ class Listing(NamedTuple):
     val_share: float = 0.0  # if the path of an image decides its split, otherwise 0
     splits: str | None = None  # --splits
     states: np.ndarray | None = None  # as get_states() returns; None if the images are not in tar files
-    is_list: bool = False  # whether a list names the paths
+    is_list: bool = False  # whether a table names the paths
     by_class: bool = True  # how images are chosen for validation, see divide()
 
     @property
     def division(self) -> str:
         """Return how images were chosen for validation, BY_CLASS or BY_PATH; "" if the folder has splits."""
-        if not self.val_share:
-            return ""
-        if self.by_class:
-            return BY_CLASS
-        return BY_PATH
+        way = BY_CLASS if self.by_class else BY_PATH
+        return way if self.val_share else ""
 
     def get_states(self, rows: np.ndarray | None = None) -> np.ndarray:
         """Return int64 [n, 3], the sizes, mtimes and ctimes (ns) of these rows, or of all rows. Raises
@@ -79,35 +97,32 @@ def look(
     image_folder.look() calls it at each start, in the process of a node that indexes the images."""
     root = os.path.abspath(files.local_folder(root))
     name = find_split(root, split, splits, log)
-    if not name:
-        # a folder with one split only: if it were divided by hashes, images of that split would be in both
-        other_split = "val" if split == "train" else "train"
-        other = find_split(root, other_split, splits)
-        if other:
-            raise BadInput(
-                f"{root} has {other}, but no {' or '.join(SPLITS[split])} (a folder, or a list .txt): "
-                f"--splits TRAIN,VAL names the two folders; --splits {NO_SPLITS} takes all folders as classes"
-            )
+    # a folder with one split only: if it were divided by hashes, images of that split would be in both
+    other = "" if name else find_split(root, "val" if split == "train" else "train", splits)
+    if other:
+        raise BadInput(
+            f"{root} has {other}, but no {' or '.join(SPLITS[split])} (a folder, or a list .txt): "
+            f"--splits TRAIN,VAL names the two folders; --splits {NO_SPLITS} takes all folders as classes"
+        )
     base = os.path.join(root, name) if name else root
     source = f"{base}.txt"
     is_list = bool(name) and is_file(source)
     if is_list:
-        paths, names = read_list(source, log)
-        # the first path decides whether those of the list are below the root or below the folder of the split
+        paths, names = read_table(source, log)
+        # the first path decides whether the paths are below the root or below the folder of the split
         first = os.path.join(root, paths[0])
-        if mode_of(first) is not None or links.describe(first) or not is_folder(base):
+        if mode_of(first) is not None or describe_dead_link(first) or not is_folder(base):
             base = root
     else:
         source = base
         paths, names = _list_class_folders(base, classes, log)
     if is_list and any("," in label for label in names):
-        ordered, labels = number_sets(names, classes, source, is_list)
+        ordered, labels = _number_sets(names, classes, source)
     else:
         ordered, labels = number_classes(names, classes, source, is_list)
-    # only for the training split: the other one has its classes
     has_one_label = labels.ndim == 1
-    if labelled and classes is None and has_one_label:
-        check_classes(ordered, source, paths, name, splits, log)
+    if labelled and classes is None and has_one_label:  # the other split has the classes of the training
+        check_classes(ordered, root, source, paths, bool(name or splits or not val_share))
     elif is_list and has_one_label and labels.min() > 0 and names[0] not in ordered:
         log(f"{source}: no image has the label 0, which is the class {ordered[0]}")
     if name:
@@ -116,37 +131,21 @@ def look(
         rows = divide(root, split, paths, labels, ordered, val_share, log, by_class)
         paths = [paths[row] for row in rows.tolist()]
         labels = labels[rows]
-    return Listing(
-        root,
-        split,
-        base,
-        ordered,
-        paths,
-        labels,
-        val_share,
-        splits,
-        is_list=is_list,
-        by_class=by_class,
-    )
+    found = Listing(root, split, base, ordered, paths, labels, val_share, splits)
+    return found._replace(is_list=is_list, by_class=by_class)
 
 
 def _list_class_folders(base: str, classes: Sequence[str] | None, log: Log) -> tuple[list[str], list[str]]:
     """Return (paths, class name of each path) of a tree. classes: as in number_classes(). Raises BadInput."""
     paths, others, folders = walk(base)
     if not paths:
-        line = f"{base} holds no image ({' '.join(images.EXTENSIONS)}): {others or 'no file'}"
-        if ".tar " in others:
-            line += f"; tar files: pass '{base}/**/*.tar'"
-        raise BadInput(line)
+        tars = f"; tar files: pass '{base}/**/*.tar'" if ".tar " in others else ""
+        raise BadInput(f"{base} holds no image ({' '.join(images.EXTENSIONS)}): {others or 'no file'}{tars}")
     # images next to the class folders have no class: they are ignored, unless there is no class folder
     nested = [path for path in paths if "/" in path]
-    ignored = []
-    if others:
-        ignored.append(others)
-    if nested and len(nested) < len(paths):
-        ignored.append(f"{len(paths) - len(nested)} images outside class folders")
-    if ignored:
-        log(f"{base}: ignored {', '.join(ignored)}")
+    loose = f"{len(paths) - len(nested)} images outside class folders" if 0 < len(nested) < len(paths) else ""
+    if others or loose:
+        log(f"{base}: ignored {', '.join(filter(None, (others, loose)))}")
     if not nested:
         return sorted(paths), [""] * len(paths)
     paths = sorted(nested)
@@ -157,3 +156,176 @@ def _list_class_folders(base: str, classes: Sequence[str] | None, log: Log) -> t
             f"{base}: {len(empty)} class folders hold no image: {shown(empty)}: move them, or name them .NAME"
         )
     return paths, names
+
+
+def check_classes(classes: Sequence[str], root: str, source: str, paths: list[str], is_named: bool) -> None:
+    """Raise BadInput if there are fewer than two classes, or if folders without splits may be none.
+
+    The look() of folders and of tar files calls it before an image is read: a wrong folder costs no scan.
+    root: the folder, "" for tar files. paths: of the images, CLASS/... is_named: whether the user, or the
+    name of a split, says that these are class folders. Else nothing distinguishes them from splits, masks and
+    parts, which would be learned as classes: those that may be some are refused.
+    """
+    forms = _FORMS.format(root or "DATA")
+    reason = f"one class, {classes[0]}" if classes[0] else "images without a class folder"
+    if len(classes) < 2:
+        raise BadInput(f"{source}: {reason}: {forms}")
+    if is_named:
+        return
+    words = {title: re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+", title) for title in classes}
+    others = [title for title in classes if any(_NO_CLASSES.fullmatch(word.lower()) for word in words[title])]
+    deep = [path for path in paths if path.count("/") > 1]
+    tables: list[str] = []
+    if root:
+        with explained(f"cannot list {root}"):
+            names = read_again(functools.partial(os.listdir, root), root)
+        tables = sorted(name for name in names if name.lower().endswith(_TABLES) and name[0] != ".")
+    if others:
+        reason = f"{shown(others)} may be splits, masks or parts"
+    elif deep:
+        reason = f"{deep[0]} is in a folder below a class, which may be a split"
+    elif tables:
+        reason = f"{shown(tables)} may have other labels than the folders"
+    else:
+        return
+    raise BadInput(
+        f"{source}: {reason}: if its {len(classes)} folders are classes, --splits {NO_SPLITS}; else {forms}"
+    )
+
+
+def number_classes(
+    names: list[str], classes: Sequence[str] | None, source: str, listed: bool
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """Return (classes, labels int64 [n]).
+
+    names: the label of each image as text.
+    classes: those of the train split, if they are known.
+    source: for messages.
+    listed: the labels are from a table, so they may be numbers: of the train split 0..N-1 or 1..N, each of
+        them used; of "val" the numbers of "train", or places in its class folders.
+    The look() of folders and of tar files calls it at each start. Raises BadInput.
+    """
+    used = sorted(set(names))
+    ordered = tuple(used if classes is None else classes)
+    places = {_one_form(name): place for place, name in enumerate(ordered)}
+    if len(places) < len(ordered):
+        twins = [ascii(name) for place, name in enumerate(ordered) if places[_one_form(name)] != place]
+        raise BadInput(f"{source}: two classes have one name in different Unicode forms: {shown(twins)}")
+    labels = {name: places.get(_one_form(name), -1) for name in used}
+    unknown = [name for name in used if labels[name] < 0]
+    are_numbers = listed and all(re.fullmatch("-?[0-9]+", name) for name in used)
+    if are_numbers and (classes is None or unknown):
+        # numbers of classes, not class names that look like numbers
+        numbers = {name: int(name) for name in used}
+        if classes is None:
+            first = 1 if min(numbers.values()) == 1 else 0
+            ordered = tuple(map(str, range(first, first + len(set(numbers.values())))))
+        by_number = {int(title): place for place, title in enumerate(ordered) if title.isdecimal()}
+        by_number = by_number or dict(enumerate(range(len(ordered))))  # of names: labels count the folders
+        outside = sorted(set(numbers.values()) - by_number.keys())
+        if outside:
+            raise BadInput(
+                f"{source}: label {outside[0]} is not in {min(by_number)}..{max(by_number)} ({len(ordered)} "
+                "classes): expected 0..N-1 or 1..N, all of them in train.txt, or names"
+            )
+        labels = {name: by_number[number] for name, number in numbers.items()}
+    elif unknown:
+        owner = f"class {unknown[0]!r}" if unknown[0] else "no class folder"
+        raise BadInput(
+            f"{source}: {names.count(unknown[0])} images belong to {owner}, but the train split has "
+            f"{len(ordered)} classes: {shown(ordered)}; a list with lines `path label` can name their classes"
+        )
+    return ordered, np.fromiter(map(labels.__getitem__, names), np.int64, len(names))
+
+
+def _one_form(name: str) -> str:
+    """Return a name in one Unicode form: macOS writes é as e and an accent."""
+    return unicodedata.normalize("NFC", name)
+
+
+def _number_sets(
+    names: list[str], classes: Sequence[str] | None, source: str
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """Return (classes, labels bool [n, classes]) for images with several labels, "a,b". Arguments: those of
+    number_classes(). Raises BadInput."""
+    sets = [[label for label in name.split(",") if label] for name in names]
+    if not any(sets):
+        raise BadInput(f"{source}: no image has a label")
+    ordered, numbers = number_classes([label for labels in sets for label in labels], classes, source, True)
+    matrix = np.zeros((len(sets), len(ordered)), bool)
+    matrix[np.repeat(np.arange(len(sets)), [len(labels) for labels in sets]), numbers] = True
+    return ordered, matrix
+
+
+def read_table(source: str, log: Log) -> tuple[list[str], list[str]]:
+    """Return (paths, labels as text) of a table, ordered by path. Raises BadInput with the line.
+
+    The text is UTF-8 or UTF-16. A line is `path label`, or has the columns of a header that names a `path`
+    and a `label`. Values are separated by tabs, semicolons or commas, or the last of two by a space; a value
+    that has the separator in it is quoted. Several labels are `3,17`. A line that begins with "# " is a
+    comment. Paths are below the folder of the table, or absolute. look() calls it at each start.
+    """
+    lines = _read_lines(source)
+    number, first = lines[0]
+    for separator in "\t;, ":
+        titles = [title.lower() for title in _split(first, separator)]
+        if titles.count("path") == titles.count("label") == 1:
+            lines = lines[1:]
+            break
+    else:  # no header: the separator leaves the name of an image alone
+        titles = ["path", "label"]
+        row = first.removesuffix(" ,")  # a path without a label, before a space
+        separator = next((one for one in "\t;," if any(map(is_image, _split(row, one)[:1]))), " ")
+    if len(titles) > 2:
+        log(f"{source}: of the columns {', '.join(titles)}, path and label are read")
+    expected = (
+        f"expected `path{separator}label`, a label with spaces in quotes, several labels as 3,17, or the "
+        "columns of a header that names path and label"
+    )
+    folder = os.path.join(os.path.dirname(source), "")
+    rows: dict[str, tuple[str, str]] = {}  # path without ./ -> path, label
+    for number, line in lines:
+        values = _split(line, separator)
+        is_row = len(values) == len(titles) and "\0" not in line and len(line) <= _LONGEST
+        path = values[titles.index("path")].removeprefix(folder) if is_row else ""
+        label = values[titles.index("label")] if is_row else ""
+        # before a space a name without an ending is a path, too, unless spaces are in it
+        is_path = is_image(path) or (separator == " " and " " not in path)
+        if not path or not is_path or not label or is_image(label) or _UNCLEAR.fullmatch(label):
+            raise BadInput(f"{source}, line {number}: {expected}; found {line[:60]!r}")
+        # an index has paths below its base only
+        if os.path.isabs(path) or ".." in path.split("/"):
+            raise BadInput(f"{source}, line {number}: {path} is not below the folder of {source}")
+        plain = os.path.normpath(path)
+        if plain in rows:
+            raise BadInput(f"{source} lists {path} twice, with labels {rows[plain][1]} and {label}")
+        rows[plain] = path, label
+    if not rows:
+        raise BadInput(f"{source} lists no image")
+    paths, labels = zip(*sorted(rows.values()), strict=True)
+    return list(paths), list(labels)
+
+
+def _read_lines(source: str) -> list[tuple[int, str]]:
+    """Return (number, text) of the lines that are neither empty nor comments. Raises BadInput without one."""
+    with explained(f"cannot read {source}", UnicodeError):
+        content = read_whole(source)
+        code = "utf-16" if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+        text = io.StringIO(content.decode(code, "surrogateescape"), newline=None)
+    numbered = enumerate(map(str.strip, text), 1)
+    lines = [(number, line) for number, line in numbered if line and line != "#" and line[:2] != "# "]
+    if not lines:
+        raise BadInput(f"{source} lists no image")
+    return lines
+
+
+def _split(line: str, separator: str) -> list[str]:
+    """Return the values of a line of a table; two, of which the path may have spaces, if the separator is a
+    space. [] if there is only one."""
+    values: list[str] = []
+    with contextlib.suppress(csv.Error):
+        row = next(csv.reader([line], delimiter=separator, skipinitialspace=True, strict=True))
+        values = [value.strip() for value in row]
+    if separator == " ":
+        values = [" ".join(values[:-1]), *values[-1:]]
+    return values if len(values) > 1 and any(values[:-1]) else []

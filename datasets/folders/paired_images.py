@@ -9,22 +9,22 @@ sharp/a/1.png. Both images of a pair get the same crop and the same flips.
 import functools
 import itertools
 import os
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import torch
 
 from bootfile.ground.again import is_folder
 from bootfile.ground.errors import BadInput
 from bootfile.sampling.plan import Plan
-from datasets import files, links
-from datasets.folders import images
+from datasets import files
+from datasets.files import refuse_dead_link
+from datasets.folders import image_folder, images
 from datasets.folders.image_folder import one_line, scan_listing
 from datasets.folders.image_index import ImageFolderIndex
 from datasets.folders.listing import Listing
-from datasets.folders.messages import Log, shown
 from datasets.folders.splits import find_split
-from datasets.folders.walk import walk
+from datasets.folders.walk import Log, shown, walk
 from datasets.sampling.augment import center_square, square_crop
 
 SIDES = (("blurry", "sharp"), ("img", "gt"))
@@ -64,9 +64,7 @@ class PairIndex:
     def shape(self, id: int) -> str:
         """Return the size of an image as text."""
         stored = f"{self.stored.widths[id]}x{self.stored.heights[id]} pixels"
-        if not self.rows:
-            return stored
-        return f"{self.widths[id]}x{self.heights[id]} pixels, resized from {stored}"
+        return f"{self.widths[id]}x{self.heights[id]} pixels, resized from {stored}" if self.rows else stored
 
 
 def load(root: str, split: str, cache: str, rows: int = 0, log: Log = print) -> PairIndex:
@@ -77,7 +75,7 @@ def load(root: str, split: str, cache: str, rows: int = 0, log: Log = print) -> 
     cache: folder of the index.
     rows: height to which the images are resized (0: they keep their size).
     log: called with one line of text.
-    node_index.load_pairs() calls it in the first process of a node. Raises BadInput if a folder is
+    load_on_nodes() calls it in the first process of a node. Raises BadInput if a folder is
     missing or empty, or if a file is damaged or cannot be read. It is also raised if an image has no partner,
     or if the images of a pair differ in size.
     """
@@ -91,15 +89,21 @@ def load(root: str, split: str, cache: str, rows: int = 0, log: Log = print) -> 
     stored = PairIndex(index)
     # both get the same crop: their sizes must be equal
     shapes = np.stack([stored.widths, stored.heights]).reshape(2, 2, -1)  # [width or height, side, pair]
-    different = []
-    for pair in np.flatnonzero((shapes[:, 0] != shapes[:, 1]).any(axis=0)).tolist():
-        blurry = f"{listing.paths[pair]} ({stored.shape(pair)})"
-        sharp_id = pair + len(stored)
-        sharp = f"{listing.paths[sharp_id]} ({stored.shape(sharp_id)})"
-        different.append(f"{blurry} and {sharp}")
+
+    def describe(id: int) -> str:
+        return f"{listing.paths[id]} ({stored.shape(id)})"
+
+    pairs = np.flatnonzero((shapes[:, 0] != shapes[:, 1]).any(axis=0)).tolist()
+    different = [f"{describe(pair)} and {describe(pair + len(stored))}" for pair in pairs]
     if different:
         count = f"{len(different)} of {len(stored)}"
         raise BadInput(f"{count} pairs of {listing.base} differ in size: {shown(different)}")
+    return PairIndex(index, rows)
+
+
+def load_on_nodes(root: str, split: str, cache: str, rows: int, log: Log) -> PairIndex:
+    """Return the pairs of a split on every rank, as image_folder's. Arguments: those of load()."""
+    [index] = image_folder.load_on_nodes(root, lambda: [load(root, split, cache, rows, log).stored])
     return PairIndex(index, rows)
 
 
@@ -107,12 +111,11 @@ def _look(root: str, split: str, log: Log) -> Listing:
     """Return the matched images of both sides: all blurry images, then the sharp ones in the same order.
     load() calls it at each start; no image is read. Raises BadInput."""
     base = os.path.join(root, split)
-    links.refuse(base)
+    refuse_dead_link(base)
     if not is_folder(base):  # the folder of the split may have another name
-        key = "train" if split == "train" else "val"
-        base = os.path.join(root, find_split(root, key, log=log) or split)
-    if not is_folder(base):
-        raise BadInput(f"{root} has no folder {split}/")
+        base = os.path.join(root, find_split(root, "train" if split == "train" else "val", log=log) or split)
+        if not is_folder(base):
+            raise BadInput(f"{root} has no folder {split}/")
     here = _find_sides(base)
     blurry = _by_name(base, here[0], log)
     sharp = _by_name(base, here[1], log)
@@ -133,21 +136,13 @@ def _look(root: str, split: str, log: Log) -> Listing:
 def _find_sides(base: str) -> tuple[str, ...]:
     """Return the names of the two folders of pairs below a folder. Raises BadInput if they are not there, or
     if there are others, too."""
-    here = []
     for side in itertools.chain.from_iterable(SIDES):
-        links.refuse(os.path.join(base, side))
-        if is_folder(os.path.join(base, side)):
-            here.append(side)
-    if tuple(here) not in SIDES:
-        sides = _join(here) or "none of these folders"
-        expected = " or ".join(map(_join, SIDES))
-        raise BadInput(f"{base} has {sides}: expected {expected}")
-    return tuple(here)
-
-
-def _join(sides: Iterable[str]) -> str:
-    """Return the names of folders for a message: "blurry/ and sharp/"."""
-    return " and ".join(f"{side}/" for side in sides)
+        refuse_dead_link(os.path.join(base, side))
+    here = tuple(side for sides in SIDES for side in sides if is_folder(os.path.join(base, side)))
+    if here not in SIDES:
+        names = "/ and ".join(here) + "/" if here else "none of these folders"
+        raise BadInput(f"{base} has {names}: expected blurry/ and sharp/ or img/ and gt/")
+    return here
 
 
 def _by_name(base: str, side: str, log: Log) -> dict[str, str]:
@@ -184,3 +179,18 @@ def plan(index: PairIndex, sampler: Any, size: int, augment: bool = False) -> Pl
     crop = square_crop if augment else center_square
     window = functools.partial(crop, side=size)
     return Plan(index, sampler, window, size, views=2)
+
+
+def save_sheet(path: str, blurry: torch.Tensor, sharp: torch.Tensor) -> None:
+    """Write four pairs a row, the sharp image to the right of the blurry one. Raises BadInput.
+
+    blurry, sharp: float [n, 3, rows, columns] in [-1, 1].
+    """
+    import torchvision  # takes longer to import than torch
+
+    sheet = torch.stack([blurry, sharp], dim=1).flatten(0, 1)
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        torchvision.utils.save_image(sheet, path, nrow=8, normalize=True, value_range=(-1, 1))
+    except (OSError, ValueError) as error:  # ValueError: no kind of image has this ending
+        raise BadInput(f"cannot write --preview {path}: {error}") from error

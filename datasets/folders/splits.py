@@ -1,5 +1,8 @@
-"""The splits of a root folder: their names, and a division by hashes if it has none."""
+"""The splits of a root folder: their names, a division by hashes if it has none, and the options for both."""
 
+import argparse
+import contextlib
+import decimal
 import functools
 import hashlib
 import math
@@ -13,9 +16,8 @@ import numpy as np
 from bootfile.ground.again import is_folder
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained, read_again
-from datasets import links
-from datasets.folders.messages import Log, shown
-from datasets.folders.walk import entry_is_folder, is_hidden
+from datasets.files import refuse_dead_link
+from datasets.folders.walk import Log, entry_is_folder, is_hidden, shown
 
 VAL_SHARE = 0.1  # of the images of a folder without splits
 SPLITS = {  # the names that Hugging Face's imagefolder takes, as splits; the first that exists is used
@@ -28,28 +30,56 @@ BY_PATH = "share of all paths"  # in earlier versions
 NO_SPLITS = "none"  # --splits: every folder is a class, whatever its name is
 
 
+def fraction(text: str) -> float:
+    """Parse an argument: "0.1%" and "0.001" are 0.001. Raises ArgumentTypeError outside 0..1."""
+    with contextlib.suppress(ArithmeticError):
+        value = decimal.Decimal(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        if 0 <= value <= 1:
+            return float(value)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a share like 0.1% or 0.001, in 0..1")
+
+
+def val_share(text: str) -> float:
+    """Parse an argument: "10%" and "0.1" are 0.1. Raises ArgumentTypeError unless 0 < value < 1."""
+    value = fraction(text)
+    if 0 < value < 1:
+        return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not a share like 10% or 0.1, above 0 and below 1")
+
+
+def two_names(text: str) -> str:
+    """Parse --splits: "TRAIN,VAL", two different names, or "none". Raises ArgumentTypeError."""
+    names = text.split(",")
+    if text == NO_SPLITS or (len({*names}) == len(names) == 2 and all(map(str.strip, names))):
+        return text
+    raise argparse.ArgumentTypeError(f"{text!r} is not two names of folders, TRAIN,VAL, or {NO_SPLITS}")
+
+
 def find_split(root: str, split: str, splits: str | None = None, log: Log | None = None) -> str:
-    """Return the name of a split's folder, or of its list without .txt; "" if the root folder has none.
+    """Return the name of a split's folder, or of its table without .txt; "" if the root folder has none.
 
     splits: the names of both, as --splits gives them. log: gets one line for "val" if other folders are left
     out. The process of a node that indexes the images calls it at each start. Raises BadInput.
     """
     with explained(f"cannot list {root}"):
-        folders, lists, dead = read_again(functools.partial(_list_root, root), root)
-    candidates = folders | lists | dead
-    for name in (splits or "").split(","):  # --splits may name a folder in a folder: photos/train
-        if is_folder(os.path.join(root, name, "")):
-            candidates.add(name)
-    # --splits names one folder; the names in SPLITS may have any capitals
+        folders, tables, dead = read_again(functools.partial(_list_root, root), root)
+    # --splits may name a folder in a folder: photos/train
+    deep = {name for name in (splits or "").split(",") if is_folder(os.path.join(root, name, ""))}
     chosen = {}
     for key, names in split_names(splits).items():
-        chosen[key] = _choose(names, candidates, any_capitals=not splits)
-    if chosen[split]:  # another folder or list must not take the place of a disk that is not mounted
-        links.refuse(os.path.join(root, chosen[split]))
-        links.refuse(os.path.join(root, f"{chosen[split]}.txt"))
+        # the names in SPLITS may have any capitals; of several the one in small letters is first
+        ranked = []
+        for candidate in folders | tables | dead | deep:
+            name = candidate if splits else candidate.lower()
+            if name in names:
+                ranked.append((names.index(name), candidate != candidate.lower(), candidate))
+        chosen[key] = min(ranked)[-1] if ranked else ""
+    if chosen[split]:  # another folder or table must not take the place of a disk that is not mounted
+        refuse_dead_link(os.path.join(root, chosen[split]))
+        refuse_dead_link(os.path.join(root, f"{chosen[split]}.txt"))
     elif splits not in (None, NO_SPLITS):
         name = split_names(splits)[split][0]
-        links.refuse(os.path.join(root, name))
+        refuse_dead_link(os.path.join(root, name))
         raise BadInput(f"--splits {splits}: {root} has no folder {name} and no list {name}.txt")
     # folders next to the splits may be a third one, such as test/ next to val/: the user is told
     used = {name.partition("/")[0] for name in chosen.values()}
@@ -63,32 +93,17 @@ def _list_root(root: str) -> tuple[set[str], set[str], set[str]]:
     """Return the names of the folders in a folder, of its files .txt without the ending, and of the links
     that lead nowhere: they may be the folder of a split. Raises OSError."""
     folders: set[str] = set()
-    lists: set[str] = set()
+    tables: set[str] = set()
     dead: set[str] = set()
     with os.scandir(root) as entries:
         for entry in entries:
             if entry_is_folder(entry):
                 folders.add(entry.name)
             elif entry.name.endswith(".txt"):
-                lists.add(entry.name.removesuffix(".txt"))
+                tables.add(entry.name.removesuffix(".txt"))
             elif entry.is_symlink() and not os.path.isfile(entry.path):
                 dead.add(entry.name)
-    return folders, lists, dead
-
-
-def _choose(names: tuple[str, ...], candidates: set[str], any_capitals: bool) -> str:
-    """Return the candidate that has the first of these names; "" if no candidate has one. Of several that
-    differ in capitals, the one in small letters is first."""
-    ranked = []
-    for candidate in candidates:
-        name = candidate.lower() if any_capitals else candidate
-        if name in names:
-            has_capitals = candidate != candidate.lower()
-            ranked.append((names.index(name), has_capitals, candidate))
-    if not ranked:
-        return ""
-    _, _, first = min(ranked)
-    return first
+    return folders, tables, dead
 
 
 def split_names(splits: str | None) -> dict[str, tuple[str, ...]]:
@@ -96,27 +111,14 @@ def split_names(splits: str | None) -> dict[str, tuple[str, ...]]:
     or those of --splits."""
     if splits == NO_SPLITS:
         return {"train": (), "val": ()}
-    if splits:
-        train, val = splits.split(",")
-        return {"train": (train,), "val": (val,)}
-    return SPLITS
+    return dict(zip(SPLITS, zip(splits.split(",")), strict=True)) if splits else SPLITS
 
 
-def has_word(text: str, *words: str) -> bool:
-    """Return whether one of the words is in a text between characters that are not letters, in any case. A
-    word that ends in a digit is not part of a longer number."""
-    patterns = []
-    for word in words:
-        pattern = re.escape(word.lower())
-        if word[-1].isdigit():
-            pattern += r"(?!\d)"
-        patterns.append(pattern)
-    return bool(re.search(rf"(?<![a-z])(?:{'|'.join(patterns)})(?![a-z])", text.lower()))
-
-
-def is_word(text: str, word: str) -> bool:
-    """Return whether a text is a word, in any case."""
-    return text.lower() == word.lower()
+def has_word(text: str, word: str) -> bool:
+    """Return whether a word is in a text between characters that are not letters, in any case. A word that
+    ends in a digit is not part of a longer number."""
+    number = r"(?!\d)" if word[-1].isdigit() else ""
+    return bool(re.search(rf"(?<![a-z]){re.escape(word.lower())}{number}(?![a-z])", text.lower()))
 
 
 def is_by_class(start: Mapping[str, Any]) -> bool:
@@ -147,43 +149,32 @@ def divide(
     by_class: False: as earlier versions did it, see _choose_by_path().
     Raises BadInput if "val" is empty.
     """
-    hashes = _hash_paths(paths)
+    stems = [os.fsencode(os.path.splitext(path)[0]) for path in paths]
+    digests = b"".join(hashlib.blake2b(stem, digest_size=8).digest() for stem in stems)
+    hashes = np.frombuffer(digests, ">u8").astype(np.uint64)
     counts = np.bincount(labels, minlength=len(classes))  # images of each class
-    if by_class:
-        is_val = _choose_by_class(hashes, labels, counts, share)
-    else:
-        is_val = _choose_by_path(hashes, labels, counts, share)
+    is_val = (_choose_by_class if by_class else _choose_by_path)(hashes, labels, counts, share)
+    val_count = int(is_val.sum())
+    if split == "val":
+        if not val_count:
+            raise BadInput(
+                f"{root} has {len(paths)} images, one in each class: none remains for validation. "
+                "Add val/ next to train/, or more images"
+            )
+        return np.flatnonzero(is_val)
     # both splits are divided in the same way: one line about it is enough
-    if split == "train":
-        val_count = int(is_val.sum())
-        way = "by path"
-        if not by_class:
-            way = "by path, without regard to classes, as earlier versions did it"
-        val_counts = np.bincount(labels[is_val], minlength=len(classes))
-        places = np.flatnonzero((counts > 0) & (val_counts == 0)).tolist()
-        without = [classes[place] for place in places]
-        log(
-            f"train={len(is_val) - val_count} test={val_count} split of {root} {way}, "
-            f"--val_share {100 * share:g}%{_describe_without(without, val_count, by_class)}"
-        )
-        return np.flatnonzero(~is_val)
-    if not is_val.any():
-        raise BadInput(
-            f"{root} has {len(paths)} images, one in each class: none remains for validation. "
-            "Add val/ next to train/, or more images"
-        )
-    return np.flatnonzero(is_val)
-
-
-def _describe_without(without: list[str], val_count: int, by_class: bool) -> str:
-    """Return the end of the line about a division: which classes have no image for validation."""
+    way = "by path" if by_class else "by path, without regard to classes, as earlier versions did it"
+    has_val = np.bincount(labels[is_val], minlength=len(classes)) > 0
+    without = shown([classes[place] for place in np.flatnonzero((counts > 0) & ~has_val).tolist()])
+    reason = " in classes with only one image: " if by_class else " in "
+    end = f"; no image for validation{reason}{without}" if without else ""
     if not val_count:
-        return ": no image for validation, because each class has only one"
-    if not without:
-        return ""
-    if by_class:
-        return f"; no image for validation in classes with only one image: {shown(without)}"
-    return f"; no image for validation in {shown(without)}"
+        end = ": no image for validation, because each class has only one"
+    log(
+        f"train={len(is_val) - val_count} test={val_count} split of {root} {way}, "
+        f"--val_share {100 * share:g}%{end}"
+    )
+    return np.flatnonzero(~is_val)
 
 
 def _choose_by_class(hashes: np.ndarray, labels: np.ndarray, counts: np.ndarray, share: float) -> np.ndarray:
@@ -227,12 +218,3 @@ def _choose_by_path(hashes: np.ndarray, labels: np.ndarray, counts: np.ndarray, 
         lowest = of_larger_classes[hashes[of_larger_classes].argmin()]
         is_val[lowest] = True
     return is_val
-
-
-def _hash_paths(paths: list[str]) -> np.ndarray:
-    """Return the hashes of paths without their endings, uint64 [n]."""
-    digests = []
-    for path in paths:
-        stem = os.fsencode(os.path.splitext(path)[0])
-        digests.append(hashlib.blake2b(stem, digest_size=8).digest())
-    return np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)

@@ -21,14 +21,12 @@ from bootfile.ground.again import refusal
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained, open_atomic, read_again
 from common.ground.files import locked, own_place
-from datasets import files, links
+from datasets import files
+from datasets.files import describe_dead_link, refuse_dead_link
 from datasets.folders import images
-from datasets.folders.classes import check_classes, number_classes
-from datasets.folders.listing import Listing
-from datasets.folders.map_files import map_files
-from datasets.folders.messages import Log, progress, shown
-from datasets.folders.splits import NO_SPLITS, divide, has_word, is_word, split_names
-from datasets.folders.walk import count_endings, ending, is_hidden, is_image
+from datasets.folders.listing import Listing, check_classes, number_classes
+from datasets.folders.splits import NO_SPLITS, divide, has_word, split_names
+from datasets.folders.walk import Log, count_endings, ending, is_hidden, is_image, map_files, progress, shown
 
 _FORMAT = 3  # increase it if scan_tar() returns other rows
 _TORN = -2  # the label of a file whose sample began earlier in the tar
@@ -44,68 +42,51 @@ def find(patterns: str | Iterable[str]) -> list[str]:
     file.
     """
     paths: set[str] = set()
-    given = patterns
-    if isinstance(patterns, str):
-        patterns = [patterns]
-    for pattern in patterns:
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
         fixed, wild = split_pattern(pattern)
         folder = files.local_folder(fixed)
         names = [wild]
         # each number of {000..127} must be there: a shard that is missing would not be noticed otherwise
         span = re.search(r"\{(\d+)\.\.(\d+)\}", wild)
         if span:
-            names = []
-            for number in range(int(span[1]), int(span[2]) + 1):
-                digits = str(number).zfill(len(span[1]))
-                names.append(wild.replace(span[0], digits))
-            if not names:
-                raise BadInput(f"{pattern}: {span[0]} has no number: expected the lower one first")
+            numbers = range(int(span[1]), int(span[2]) + 1)
+            names = [wild.replace(span[0], str(number).zfill(len(span[1]))) for number in numbers]
+        if not names:
+            raise BadInput(f"{pattern}: it has no number: expected the lower one first")
         for name in names:
             matches = glob.glob(os.path.join(glob.escape(folder), name), recursive=True)
-            _refuse_dead_folders(folder, name)
+            # a folder that is a link to nothing is left out by glob()
+            parent = os.path.dirname(name)
+            while parent:
+                for path in glob.iglob(os.path.join(glob.escape(folder), parent), recursive=True):
+                    if os.path.islink(path):
+                        refuse_dead_link(path)
+                parent = os.path.dirname(parent)
             if not matches:
                 raise BadInput(f"{pattern}: no file {name} in {folder}")
             paths.update(map(os.path.abspath, matches))
     if not paths:
-        raise BadInput(f"files {given!r}: expected at least one pattern")
+        raise BadInput(f"files {patterns!r}: expected at least one pattern")
     return sorted(paths)
-
-
-def _refuse_dead_folders(folder: str, pattern: str) -> None:
-    """Raise BadInput if a folder that a pattern matches is a link that leads nowhere: glob() leaves it out.
-    find() calls it for each pattern. folder: that before the first wildcard."""
-    parent = os.path.dirname(pattern)
-    while parent:
-        for path in glob.iglob(os.path.join(glob.escape(folder), parent), recursive=True):
-            if os.path.islink(path) and links.may_be_folder(path):
-                links.refuse(path)
-        parent = os.path.dirname(parent)
 
 
 def is_folder(path: str) -> bool:
     """Return whether a folder holds tar files and no folders: a platform passes a folder, not a pattern.
     Raises BadInput if a link in it leads nowhere."""
-    others: list[str] = []  # links that are not folders
 
-    def look() -> bool:
-        has_tar = False
-        others.clear()
+    def list_entries() -> list[tuple[bool, bool, str]]:
         with os.scandir(path) as entries:
-            for entry in entries:
-                if entry.is_dir():
-                    return False
-                if os.path.splitext(entry.name)[1] == ".tar":
-                    has_tar = True
-                elif entry.is_symlink() and not is_hidden(entry.name) and links.may_be_folder(entry.name):
-                    others.append(entry.path)
-        return has_tar
+            return [(entry.is_dir(), entry.is_symlink(), entry.path) for entry in entries]
 
     with explained(f"cannot list {path}"):
-        has_tar = read_again(look, path)
-    if has_tar:
-        for link in others:
-            links.refuse(link)
-    return has_tar
+        found = read_again(list_entries, path)
+    is_tar = [os.path.splitext(name)[1] == ".tar" for *_, name in found]
+    if not any(is_tar) or any(is_dir for is_dir, *_ in found):
+        return False
+    for _, is_link, name in found:
+        if is_link and not is_hidden(os.path.basename(name)):
+            refuse_dead_link(name)
+    return True
 
 
 def split_pattern(pattern: str) -> tuple[str, str]:
@@ -128,15 +109,18 @@ def load_index(
         try:
             status = read_again(functools.partial(os.stat, path), path)
         except OSError as error:
-            reason = links.describe(path) or error.strerror
+            reason = describe_dead_link(path) or error.strerror
             raise refusal(f"cannot read {path}: {reason}", error) from error
         states.append((path, status.st_size, status.st_mtime_ns))
     digest = hashlib.blake2b(repr((_FORMAT, states)).encode(), digest_size=8).hexdigest()
     folder = cache or os.path.dirname(paths[0])
-    owners = []
-    if not cache:  # the folder of the files: their owner could change them, too
-        owners.append(os.stat(paths[0]).st_uid)
+    # in the folder of the files their owner could change them, too
+    owners = [] if cache else [os.stat(paths[0]).st_uid]
     place = own_place(os.path.join(folder, f".files-{digest}.npy"), log, *owners)
+
+    def scan_again(path: str) -> list[Row]:
+        return read_again(functools.partial(scan, path), path)
+
     try:
         os.makedirs(folder, exist_ok=True)
         with locked(f"{place}.lock"), progress(len(paths), "indexing", unit="file") as bar:
@@ -144,7 +128,7 @@ def load_index(
             with contextlib.suppress(FileNotFoundError, ValueError, EOFError):
                 return np.load(place, mmap_mode="r")
             parts = []
-            for number, rows in enumerate(map_files(functools.partial(_scan_again, scan), paths)):
+            for number, rows in enumerate(map_files(scan_again, paths)):
                 # all names of an array of NumPy have one width
                 longest = max((len(name) for *_, name in rows), default=0) or 1
                 parts.append(np.array([(number, *row) for row in rows], [*_FIELDS, ("name", f"S{longest}")]))
@@ -155,11 +139,6 @@ def load_index(
     except OSError as error:
         reason = f"{error.strerror or error}; cache_dir: expected a folder that can be written"
         raise refusal(f"the index {place}: {reason}", error) from error
-
-
-def _scan_again(scan: Callable[[str], list[Row]], path: str) -> list[Row]:
-    """Return scan(path), which is called again if the file system does not answer. Raises BadInput."""
-    return read_again(functools.partial(scan, path), path)
 
 
 def scan_tar(path: str) -> list[Row]:
@@ -178,10 +157,7 @@ def scan_tar(path: str) -> list[Row]:
     names: set[str] = set()
     try:
         with open(path, "rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
-            while True:
-                member = tar.next()
-                if member is None:
-                    break
+            while member := tar.next():
                 tar.members.clear()  # type: ignore[attr-defined]  # they would stay in memory
                 position = member.offset
                 name = os.path.normpath(member.name)
@@ -227,8 +203,7 @@ def read_member(path: str, offset: int, size: int) -> bytes:
     """Return `size` bytes of a file from `offset`. Raises OSError, and BadInput if it has fewer.
 
     FileStore calls it for each sample, in a thread or a worker; nothing stays open between samples."""
-    # Python's open() and read() take nearly twice the CPU time for a small file
-    file = os.open(path, os.O_RDONLY)
+    file = os.open(path, os.O_RDONLY)  # Python's open() takes nearly twice the CPU time for a small file
     try:
         content = read_descriptor(file, offset, size)
     finally:
@@ -241,10 +216,8 @@ def read_member(path: str, offset: int, size: int) -> bytes:
 def read_descriptor(file: int, offset: int, size: int) -> bytes:
     """Return up to `size` bytes of an open file from `offset`. Raises OSError."""
     content = b""
-    while len(content) < size:  # a network file system may return less at a time
-        more = os.pread(file, size - len(content), offset + len(content))
-        if not more:  # the end of the file
-            break
+    # a network file system may return less at a time, and nothing at the end of the file
+    while more := os.pread(file, size - len(content), offset + len(content)):
         content += more
     return content
 
@@ -265,8 +238,9 @@ def look(
     cache: str,
     classes: Sequence[str] | None,
     log: Log,
-    val_share: float,
+    val_share: float = 0.0,
     splits: str | None = None,
+    labelled: bool = True,
     by_class: bool = True,
 ) -> Listing:
     """Return the images of a split in tar files, as listing.look() does for a folder.
@@ -286,7 +260,7 @@ def look(
     members, ignored, has_cls = _list_members(paths, base, load_index(paths, scan_tar, cache, log))
     # a second way to find the split: the names of the images
     folders = {_split_folder(member) for member in members}
-    kinds = _find_splits(pattern, folders, splits, is_word)
+    kinds = _find_splits(pattern, folders, splits, lambda folder, name: folder.lower() == name.lower())
     if any(kinds.values()):
         are_named = True
         members = _select_members(members, kinds, split, ignored)
@@ -299,40 +273,23 @@ def look(
         raise BadInput(f"{pattern} holds no image ({' '.join(images.EXTENSIONS)}) of the split {split}")
     # by path, as the images of a folder: the ids do not depend on the order in the tar files
     members.sort()
-    names = []
-    texts = []  # the class of each image, as text
-    for member in members:
-        names.append(member.name)
-        folder, _, _ = member.name.partition("/")
-        texts.append(member.number or folder)
+    names = [member.name for member in members]
+    texts = [member.number or member.name.partition("/")[0] for member in members]  # of the classes
     ordered, labels = number_classes(texts, classes, pattern, has_cls)
-    if classes is None:
-        name_of_split = split if are_named or has_cls else ""
-        check_classes(ordered, pattern, names, name_of_split, splits, log)
-    kept = np.arange(len(members))
+    if labelled and classes is None:
+        check_classes(ordered, "", pattern, names, bool(are_named or has_cls or splits or not val_share))
     if are_named:
         val_share = 0.0
     if val_share:  # last way: the hashes of the names
         kept = divide(pattern, split, names, labels, ordered, val_share, log, by_class)
-    states = []
-    kept_paths = []
-    for place in kept:
-        member = members[place]
-        states.append((member.size, member.mtime, 0))  # without a ctime
-        kept_paths.append(member.path)
-    root = os.path.abspath(pattern)
-    return Listing(
-        root,
-        split,
-        base,
-        ordered,
-        kept_paths,
-        labels[kept],
-        val_share,
-        splits,
-        np.array(states),
-        by_class=by_class,
+        members = [members[place] for place in kept]
+        labels = labels[kept]
+    states = np.array([(member.size, member.mtime, 0) for member in members])  # without a ctime
+    kept_paths = [member.path for member in members]
+    found = Listing(
+        os.path.abspath(pattern), split, base, ordered, kept_paths, labels, val_share, splits, states
     )
+    return found._replace(by_class=by_class)
 
 
 def _select_tars(
@@ -411,9 +368,7 @@ def _select_members(
 
 def _split_folder(member: _Member) -> str:
     """Return the first folder of an image's name, which may be a split; "" if that folder is its class."""
-    needed = 2  # train/cat/1.jpg
-    if member.number:  # train/1.jpg, with the class in a .cls
-        needed = 1
+    needed = 1 if member.number else 2  # train/1.jpg, with the class in a .cls, or train/cat/1.jpg
     return "" if member.name.count("/") < needed else member.name.partition("/")[0]
 
 
@@ -424,12 +379,8 @@ def _find_splits(source: str, texts: Iterable[str], splits: str | None, matches:
     look() calls it with the names of the tar files, and again with the folders in them."""
     kinds = dict.fromkeys(sorted(texts), "")
     for split, names in split_names(splits).items():
-        with_name: list[str] = []
-        for name in names:
-            with_name = [text for text in kinds if matches(text, name)]
-            if with_name:
-                break
-        for text in with_name:
+        with_names = ([text for text in kinds if matches(text, name)] for name in names)
+        for text in next(filter(None, with_names), []):
             if kinds[text]:
                 raise BadInput(f"{source}: {text} has the names of both splits: --splits TRAIN,VAL")
             kinds[text] = split
@@ -452,29 +403,15 @@ def _read_labels(paths: list[str], rows: list[tuple]) -> dict[int, str]:
 
     look() calls it at each start, with the rows of all tar files of the split."""
     numbers = {}
-    firsts = []  # the places where samples begin
-    for place, row in enumerate(rows):
-        is_first = row[4]
-        if is_first:
-            firsts.append(place)
+    firsts = [place for place, row in enumerate(rows) if row[4]]  # where samples begin
     # a sample is a row of files with one name: its image gets the number of its .cls
     for first, end in itertools.pairwise([*firsts, len(rows)]):
-        fields = []  # the kinds of the files of a sample: "jpg", "cls", "seg.png"
-        pictures = []
-        labels = []
-        is_of_images = False
-        for place in range(first, end):
-            _, kind = split_name(rows[place][-1])
-            field = kind.lower()
-            fields.append(field)
-            if f".{field}" in images.EXTENSIONS:
-                pictures.append(place)
-            if field == "cls":
-                labels.append(rows[place][3])
-            if field.endswith("cls") or is_image(f".{field}"):
-                is_of_images = True
+        # the kinds of the files of a sample: "jpg", "cls", "seg.png"
+        fields = [split_name(rows[place][-1])[1].lower() for place in range(first, end)]
+        pictures = [first + at for at, field in enumerate(fields) if f".{field}" in images.EXTENSIONS]
+        labels = [rows[first + at][3] for at, field in enumerate(fields) if field == "cls"]
         # samples of another kind, such as texts, may be in the same tar
-        if not is_of_images:
+        if not any(field.endswith("cls") or is_image(f".{field}") for field in fields):
             continue
         sample, _ = split_name(rows[first][-1])
         where = f"{paths[rows[first][0]]}: sample {sample}"

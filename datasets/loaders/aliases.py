@@ -68,8 +68,9 @@ def add_arguments(parser: Parser) -> None:
     add = parser.add_argument_group("other spellings").add_argument
     flag: dict[str, Any] = FLAG | {"default": None}
     add("data", role=OPERATION, nargs="?", metavar="DIR", help="the same as --data_url DIR")
-    help = "the same as --arch timm:NAME"
-    add("--model", dest="arch", type=_timm_arch, default=argparse.SUPPRESS, metavar="NAME", help=help)
+    network: dict[str, Any] = {"dest": "arch", "type": lambda name: arch(f"{TIMM}{name}")}
+    network |= {"default": argparse.SUPPRESS, "metavar": "NAME"}
+    add("--model", **network, help="the same as --arch timm:NAME")
     published: dict[str, Any] = FLAG | {"default": argparse.SUPPRESS, "dest": "weights"}
     add("--pretrained", action=_Published, **published, help="the same as --weights DEFAULT")
     add("--fp16", role=OPERATION, **flag, help="the same as --amp")
@@ -89,21 +90,13 @@ class _Published(argparse.Action):
             setattr(namespace, self.dest, pretrained.DEFAULT)
 
 
-def _timm_arch(name: str) -> Any:
-    """Return the value of --arch for a name of timm; argparse calls it for --model."""
-    return arch(f"{TIMM}{name}")
-
-
 def merge(args: argparse.Namespace) -> dict[str, Any]:
     """Return data_url, amp, data_backend and keep as the options of add_arguments() define them.
 
     The parser calls it on every rank when all options are known. args: also enable_gpu. Raises BadInput if
     two options contradict each other."""
     # each option is None if it was not given: only two that were given can contradict each other
-    data = args.data
-    fp16 = args.fp16
-    use_dali = args.use_dali
-    dali_cpu = args.dali_cpu
+    data, fp16, use_dali, dali_cpu = args.data, args.fp16, args.use_dali, args.dali_cpu
     merged: dict[str, Any] = {"data_url": args.data_url or data}
     merged["amp"] = fp16 if args.amp is None else args.amp
     if data and args.data_url and os.path.abspath(data) != os.path.abspath(args.data_url):
@@ -117,18 +110,12 @@ def merge(args: argparse.Namespace) -> dict[str, Any]:
         on_gpu = not dali_cpu and args.enable_gpu is not False and has_nvidia
         # DALI on the GPU is the default of these options, and its CPU engine takes its place without a GPU
         backend = SPELLINGS.get(args.data_backend, args.data_backend)
-        option = "--use_dali"
-        allowed = ["auto", "dali", "dali-gpu", "dali-kspeed"]
-        if dali_cpu:
-            option = "--dali_cpu"
-            allowed = ["auto", "dali"]
+        allowed = ["auto", "dali"] if dali_cpu else ["auto", "dali", "dali-gpu", "dali-kspeed"]
         if backend not in allowed:
+            option = "--dali_cpu" if dali_cpu else "--use_dali"
             raise BadInput(f"{option} contradicts --data_backend {args.data_backend}")
-        if backend == "auto":
-            backend = "dali-gpu" if on_gpu else "dali"
-        merged["data_backend"] = backend
-    if args.gather_checkpoints:
-        merged["keep"] = args.gather_checkpoints
-        if args.gather_checkpoints < 0:  # without a number: all
-            merged["keep"] = sys.maxsize
+        of_device = "dali-gpu" if on_gpu else "dali"
+        merged["data_backend"] = of_device if backend == "auto" else backend
+    if args.gather_checkpoints:  # below 0: without a number, all
+        merged["keep"] = args.gather_checkpoints if args.gather_checkpoints > 0 else sys.maxsize
     return merged

@@ -10,7 +10,10 @@ import numpy as np
 import torch
 
 from bootfile import records
+from bootfile.ground.again import refusal
 from bootfile.ground.errors import BadInput
+from bootfile.ground.files import read_file
+from bootfile.ground.numbers import parse_number
 from bootfile.processes import ranks
 from bootfile.sampling.plan import Plan
 from bootfile.sampling.sampler import BatchSampler, SequentialBatchSampler
@@ -24,16 +27,20 @@ from common.run import starts
 from common.run.job import JobParser
 from common.run.log import Log
 from common.run.output import Output, check_writable
-from datasets.folders import image_folder, image_index, option_types, random_folder, splits
-from datasets.folders.splits import VAL_SHARE
-from datasets.loaders import backends, measure, node_index, preprocessing
-from datasets.loaders.engines.synthetic import SyntheticIndex
+from datasets.folders import image_folder, image_index, random_folder, splits
+from datasets.loaders import backends, preprocessing
+from datasets.loaders.backends import SyntheticIndex
 from datasets.loaders.image_loader import ImageLoader
 from datasets.loaders.ray import pool as ray_pool
 from datasets.sampling import augment, effects
-from datasets.sampling import weights as sample_weights
 from datasets.stores import forms, tiers
 
+BALANCED = "balanced"
+WEIGHTS_HELP = (
+    "how often an image is drawn (not a weight in the loss). balanced: every class equally often; FILE: "
+    "lines 'NAME WEIGHT', one for each class or each image (default: each image once)"
+)
+_MOST_BYTES = 2**30  # bytes of a file
 _SYNTHETIC = {"train": 1_281_167, "val": 50_000}  # images of ImageNet
 
 
@@ -41,100 +48,46 @@ def add_arguments(parser: JobParser) -> None:
     """Add the options of open_stores(), open_indexes() and open_loaders()."""
     add = parser.add_argument_group("data").add_argument
     add("--data_url", role=OPERATION, help="folder with train/<class>/* and val/<class>/*, or 'shards/*.tar'")
-    add(
-        "--val_share",
-        type=option_types.val_share,
-        default=VAL_SHARE,
-        metavar="SHARE",
-        help="share of each class that validates a folder without train/ and val/ (default: 10%%)",
-    )
+    help = "share of each class that validates a folder without train/ and val/ (default: 10%%)"
+    add("--val_share", type=splits.val_share, default=splits.VAL_SHARE, metavar="SHARE", help=help)
     help = "names of the folders of the splits, if others than train/ and val/; none: all folders are classes"
-    add("--splits", role=IDENTITY, type=option_types.splits, metavar="TRAIN,VAL", help=help)
+    add("--splits", role=IDENTITY, type=splits.two_names, metavar="TRAIN,VAL", help=help)
     add("--custom_data", role=IDENTITY, type=boolean, default=False, help="true: use generated images")
     names = ", ".join(backends.BACKENDS)
-    add(
-        "--data_backend",
-        role=OPERATION,
-        default="auto",
-        metavar="NAME",
-        help=f"auto (default): measured; {names}",
-    )
-    add(
-        "-j",
-        "--workers",
-        role=OPERATION,
-        type=positive_int,
-        help="threads or processes that read the data (default: one for each core)",
-    )
+    help = f"auto (default): measured; {names}"
+    add("--data_backend", role=OPERATION, default="auto", metavar="NAME", help=help)
+    help = "threads or processes that read the data (default: one for each core)"
+    add("-j", "--workers", role=OPERATION, type=positive_int, help=help)
     add("--ray_address", role=OPERATION, default="auto", metavar="HOST:PORT", help=ray_pool.HELP)
-    add(
-        "--pack",
-        role=OPERATION,
-        metavar="FOLDER",
-        help="store the images once in this folder, and read them from it",
+    help = "store the images once in this folder, and read them from it"
+    add("--pack", role=OPERATION, metavar="FOLDER", help=help)
+    help = (
+        f"decoded (default): pixels; jpeg: small JPEGs of quality {forms.QUALITY}; jpeg_crop: these, "
+        "decoded only where the crop is; jpeg_full: so, but in the size of the files; encoded: the files"
     )
-    add(
-        "--pack_form",
-        choices=forms.FORMS,
-        default="decoded",
-        help=f"decoded (default): pixels; jpeg: small JPEGs of quality {forms.QUALITY}; jpeg_crop: these, "
-        "decoded only where the crop is; jpeg_full: so, but in the size of the files; encoded: the files",
-    )
-    add(
-        "--cache",
-        role=OPERATION,
-        metavar="URL",
-        help="cache for all nodes: redis://[user@]host[:port] or rediss://...",
-    )
-    add(
-        "--cache_mode",
-        role=OPERATION,
-        choices=tiers.MODES,
-        default="active",
-        help="active (default): filled while training, deleted afterwards; offline: read-only",
-    )
-    add(
-        "--cache_dir",
-        role=OPERATION,
-        metavar="FOLDER",
-        help="folder for the index (default: index/ in --output_dir)",
-    )
-    add(
-        "--max_bad_images",
-        type=option_types.fraction,
-        default=0.0,
-        metavar="SHARE",
-        help="share of unreadable images to skip, for example 0.1%% (default: 0)",
-    )
-    add("--class_weights", metavar="balanced|FILE", help=sample_weights.HELP)
+    add("--pack_form", choices=forms.FORMS, default="decoded", help=help)
+    help = "cache for all nodes: redis://[user@]host[:port] or rediss://..."
+    add("--cache", role=OPERATION, metavar="URL", help=help)
+    help = "active (default): filled while training, deleted afterwards; offline: read-only"
+    add("--cache_mode", role=OPERATION, choices=tiers.MODES, default="active", help=help)
+    help = "folder for the index (default: index/ in --output_dir)"
+    add("--cache_dir", role=OPERATION, metavar="FOLDER", help=help)
+    help = "share of unreadable images to skip, for example 0.1%% (default: 0)"
+    add("--max_bad_images", type=splits.fraction, default=0.0, metavar="SHARE", help=help)
+    add("--class_weights", metavar="balanced|FILE", help=WEIGHTS_HELP)
     preprocessing.add_arguments(add)
-    add(
-        "--image_size",
-        role=IDENTITY,
-        type=networks.image_size,
-        metavar="N",
-        default=224,
-        help="pixels (default: 224)",
-    )
+    help = "pixels (default: 224)"
+    add("--image_size", role=IDENTITY, type=networks.image_size, metavar="N", default=224, help=help)
     help = "pixels in evaluations (default: --image_size)"
     add("--val_image_size", role=OPERATION, type=networks.image_size, metavar="N", help=help)
-    add(
-        "--first_image_size",
-        role=IDENTITY,
-        type=networks.image_size,
-        metavar="PIXELS",
-        help="size in the first 70%% of the epochs; then it rises to --image_size (default: the same)",
-    )
+    help = "size in the first 70%% of the epochs; then it rises to --image_size (default: the same)"
+    add("--first_image_size", role=IDENTITY, type=networks.image_size, metavar="PIXELS", help=help)
     effects.add_arguments(parser.add_argument_group("augmentation").add_argument)
 
 
 def complete(args: argparse.Namespace) -> dict[str, Any]:
     """Return mean, std, crop share and interpolation of the model. Call it on every rank. Raises BadInput."""
-
-    def complete_here() -> dict[str, Any]:
-        return preprocessing.complete(args)
-
-    return ranks.call_on_first(complete_here)  # the other ranks get its result
+    return ranks.call_on_first(lambda: preprocessing.complete(args))  # the other ranks get its result
 
 
 def open_stores(args: argparse.Namespace, device: torch.device, log: Log) -> tiers.Stores:
@@ -145,10 +98,9 @@ def open_stores(args: argparse.Namespace, device: torch.device, log: Log) -> tie
     """
     backend = _backend(args, device)
     # all options are checked before the scan, which may take hours
-    if args.pack:
-        check_writable("--pack", args.pack)
-    if args.cache_dir:
-        check_writable("--cache_dir", args.cache_dir)
+    for name in ("pack", "cache_dir"):
+        if getattr(args, name):
+            check_writable(f"--{name}", getattr(args, name))
     if backend in backends.CACHED and not (args.pack or args.cache):
         raise BadInput(
             f"--data_backend {backend} needs --cache URL or --pack FOLDER, such as --pack /dev/shm/packs"
@@ -157,17 +109,13 @@ def open_stores(args: argparse.Namespace, device: torch.device, log: Log) -> tie
         raise BadInput("--pack and --cache contradict each other: images come from one of them")
     if args.pack_form != "decoded" and not args.pack:
         raise BadInput(f"--pack_form {args.pack_form}: there is no pack; name its folder with --pack")
-    if args.class_weights != sample_weights.BALANCED:
+    if args.class_weights != BALANCED:
         check_paths(class_weights=args.class_weights)
     # now: a cluster that does not answer would else be noticed after the scan
     if backend == "ray":
         pool = ray_pool.connect(args.ray_address, args.workers or backends.cores())
         endings.at_success("loaders", pool.shutdown)
-    pack = args.pack
-    cache = args.cache
-    if backend == "synthetic":  # it reads no images
-        pack = None
-        cache = None
+    pack, cache = (None, None) if backend == "synthetic" else (args.pack, args.cache)  # it reads no images
     stores = tiers.Stores(pack, cache, args.cache_mode, log.info, args.pack_form)
     # not after an error: threads may still read then, and the process ends anyway
     endings.at_success("loaders", stores.close)
@@ -182,51 +130,40 @@ def open_indexes(args: argparse.Namespace, device: torch.device, log: Log) -> tu
     Raises BadInput.
     """
     cache = args.cache_dir or log.output.index_folder
-    folder = args.data_url
-    if args.custom_data:
-        folder = random_folder.make(os.path.join(cache, "generated"))
+    generated = os.path.join(cache, "generated")
+    folder = random_folder.make(generated) if args.custom_data else args.data_url
     if _backend(args, device) == "synthetic" and not folder:
         counts = dict(_SYNTHETIC)
         if args.max_steps:  # a trial: its evaluation takes no longer than its training
             counts["val"] = min(counts["val"], args.max_steps * args.batch_size)
         return SyntheticIndex(counts["train"], "train"), SyntheticIndex(counts["val"], "val")
 
-    def find_division() -> bool:
-        return _is_by_class(args, log.output)
-
-    by_class = ranks.call_on_first(find_division)  # it has the records of the run
-
-    def load_all() -> list[image_index.ImageFolderIndex]:
-        return _scan_splits(args, folder, cache, log, by_class)
-
+    # the first rank has the records of the run
+    by_class, is_new = ranks.call_on_first(lambda: _read_run(args, log.output))
     # one process of each node scans, the others wait and open its files
-    indexes = node_index.load(folder, load_all)
+    scan = functools.partial(_scan_splits, args, folder, cache, log, by_class, is_new)
+    indexes = image_folder.load_on_nodes(folder, scan)
     return indexes[0], indexes[-1]
 
 
-def _is_by_class(args: argparse.Namespace, output: Output) -> bool:
-    """Return whether --val_share is a share of each class: False for a run that began with another split, in
-    an earlier version. A restart keeps its split, and so do those who evaluate or fine-tune its weights:
-    otherwise images with which they were trained would validate them.
+def _read_run(args: argparse.Namespace, output: Output) -> tuple[bool, bool]:
+    """Return (whether --val_share is a share of each class, whether this start begins a new run).
 
-    open_indexes() calls it on rank 0. Raises BadInput."""
+    The first is False for a run that began with another split, in an earlier version. A restart keeps its
+    split, and so do those who evaluate or fine-tune its weights: otherwise images with which they were
+    trained would validate them. open_indexes() calls it on rank 0. Raises BadInput."""
 
     def read_starts(path: str | None) -> list[dict]:
         """Return the starts of the run of a file of weights or a checkpoint; [] for published weights."""
-        if not path or not os.path.exists(path):
-            return []
-        return records.read_starts(weights.run_folder(path))
+        return records.read_starts(weights.run_folder(path)) if path and os.path.exists(path) else []
 
+    continued = starts.read_output(output) if args.resume == "auto" else []
+    if args.resume not in ("auto", "never"):
+        continued = read_starts(args.resume)
     # the run whose weights this start uses: those that it evaluates, continues from, or begins with
-    known: list[dict] = []
-    if args.evaluate:
-        known = read_starts(args.weights)
-    if not known and args.resume == "auto":
-        known = starts.read_output(output)
-    elif not known and args.resume != "never":
-        known = read_starts(args.resume)
-    known = known or read_starts(args.weights)
-    return not known or splits.is_by_class(known[-1])
+    known = read_starts(args.weights) if args.evaluate else continued
+    known = known or continued or read_starts(args.weights)
+    return not known or splits.is_by_class(known[-1]), not continued
 
 
 def _scan_splits(
@@ -235,11 +172,12 @@ def _scan_splits(
     cache: str,
     log: Log,
     by_class: bool,
+    labelled: bool,
 ) -> list[image_index.ImageFolderIndex]:
     """Return the indexes that a job needs: [train, val], or one of them. The first process of each node calls
     it, and the others wait: it reads each image whose index is not in `cache`. Raises BadInput.
 
-    by_class: as for image_folder.load()."""
+    by_class, labelled: as for image_folder.load(). A run that is continued keeps its classes."""
 
     def load(split: str, **options: Any) -> image_index.ImageFolderIndex:
         """Return the index of a split, and log what it holds."""
@@ -252,6 +190,7 @@ def _scan_splits(
             val_share=args.val_share,
             splits=args.splits,
             by_class=by_class,
+            labelled=labelled,
             **options,
         )
         log.info(f"{split}: {index.describe()}")
@@ -292,7 +231,15 @@ def open_loaders(
     with beating("prepared"):
         train_store = stores.open(train_index)
         val_store = stores.open(val_index)
-    _check_stored_size(args, train_store)
+    # smaller images of a pack or a cache would be enlarged
+    side = max(args.image_size, args.val_image_size or 0)
+    most = forms.SHORT_SIDE
+    is_small = (args.pack or args.cache) and train_store.form not in forms.WHOLE and side > most
+    if is_small and (np.minimum(train_index.widths, train_index.heights) > most).any():
+        raise BadInput(
+            f"--image_size {side}: {train_store.form} images of a pack or cache have a short side of at most "
+            f"{most} pixels; store whole ones (--pack_form encoded or jpeg_full)"
+        )
     barrier.wait_for_all("prepared", "to prepare")
     # all ranks compare: nodes with other files would train on different data without a sign of it
     fingerprints = {index.split: index.fingerprint for index in indexes}
@@ -306,12 +253,8 @@ def open_loaders(
     backend = _backend(args, device)
     if backend == "auto":
         backend = _choose_backend(args, device, log, train_store, train_plan)
-    delivery = {
-        "workers": args.workers,
-        "interpolation": prepared.interpolation,
-        "mean": prepared.mean,
-        "std": prepared.std,
-    }
+    delivery = {"workers": args.workers, **prepared._asdict()}
+    del delivery["crop_share"]
     train_loader = backends.build(backend, train_store, train_plan, device, **delivery)
     val_loader = backends.build(backend, val_store, val_plan, device, **delivery)
     # when main() has succeeded; threads and workers that still read end here
@@ -320,41 +263,20 @@ def open_loaders(
     if args.evaluate:
         log.info(f"data test={len(val_index)} source={val_index.source}")
     else:
-        test_set = val_index
-        if val_index is train_index:  # the job evaluates nothing
-            test_set = []
-        log.print_data(train_index, test_set)
+        log.print_data(train_index, [] if val_index is train_index else val_index)  # []: nothing is evaluated
     return train_loader, val_loader
-
-
-def _check_stored_size(args: argparse.Namespace, store: Any) -> None:
-    """Raise BadInput if a pack or a cache has smaller images than the training or the evaluation needs: they
-    would be enlarged. store: of the training set."""
-    side = max(args.image_size, args.val_image_size or 0)
-    most = forms.SHORT_SIDE
-    is_small = (args.pack or args.cache) and store.form not in forms.WHOLE and side > most
-    if is_small and (np.minimum(store.index.widths, store.index.heights) > most).any():
-        raise BadInput(
-            f"--image_size {side}: {store.form} images of a pack or cache have a short side of at most "
-            f"{most} pixels; store whole ones (--pack_form encoded or jpeg_full)"
-        )
 
 
 def _plan_training(args: argparse.Namespace, index: Any) -> Plan:
     """Return the plan of the training for this rank. Every rank calls it in open_loaders(); with
     --class_weights they wait for rank 0, which reads the file."""
-    size = len(index)
-    batch = args.batch_size
-    if args.evaluate:  # no training batch is made, but the sampler needs one sample for each rank
-        size = max(size, ranks.world_size())
-        batch = ranks.world_size()
+    # in an evaluation no training batch is made, but the sampler needs one sample for each rank
+    size = max(len(index), ranks.world_size()) if args.evaluate else len(index)
+    batch = ranks.world_size() if args.evaluate else args.batch_size
     drawn = None
-    if args.class_weights and not args.evaluate:
-
-        def read_weights() -> torch.Tensor:
-            return torch.from_numpy(sample_weights.read(args.class_weights, index))
-
-        drawn = ranks.call_on_first(read_weights)  # only rank 0 needs the file
+    if args.class_weights and not args.evaluate:  # only rank 0 needs the file
+        weights_of = functools.partial(read_class_weights, args.class_weights, index)
+        drawn = ranks.call_on_first(lambda: torch.from_numpy(weights_of()))
     steps = {"max_steps": args.max_steps, "epoch_steps": args.epoch_steps}
     # a function of (seed, epoch, step): every rank computes the ids of its part by itself
     sampler = BatchSampler(size, batch, args.seed, args.epochs, **steps, weights=drawn)
@@ -378,30 +300,25 @@ def _choose_backend(args: argparse.Namespace, device: torch.device, log: Log, st
     rates: dict[str, float] = {}
     if ranks.is_first():
         interpolation = preprocessing.values(vars(args)).interpolation
-        rates = measure.rates(store, plan, device, args.workers, interpolation=interpolation)
-    backend = ranks.broadcast_object(measure.choose(rates))
-    log.info(f"data_backend auto: {backend}; measured: {measure.text(rates)}")
+        rates = backends.rates(store, plan, device, args.workers, interpolation=interpolation)
+    backend = ranks.broadcast_object(backends.choose(rates))
+    log.info(f"data_backend auto: {backend}; measured: {backends.text(rates)}")
     return backend
 
 
 def _backend(args: argparse.Namespace, device: torch.device) -> str:
     """Return the name of --data_backend in BACKENDS, or "auto". Raises BadInput if it cannot run here. Each
     open_...() calls it on every rank."""
-    if args.data_backend == "auto":
-        return "auto"
-    return backends.resolve(args.data_backend, device)
+    name = args.data_backend
+    return name if name == "auto" else backends.resolve(name, device)
 
 
 def _last_backend(args: argparse.Namespace, device: torch.device, output: Output) -> str:
     """Return the backend of the run's last start, or "" without one: backends round pixels differently.
 
     open_loaders() calls it on rank 0 if the backend is "auto"."""
-    if args.resume != "auto" or args.evaluate:
-        return ""
-    name = ""
-    known = starts.read_output(output)
-    if known:
-        name = known[-1].get("data backend", "")
+    known = starts.read_output(output) if args.resume == "auto" and not args.evaluate else []
+    name = known[-1].get("data backend", "") if known else ""
     if not name:
         return ""
     with contextlib.suppress(BadInput):
@@ -420,10 +337,8 @@ def progressive_size(epochs: int, first: int | None, last: int, epoch: int) -> i
     """
     first = first or last
     share = min(max((epoch - 0.7 * epochs) / (0.15 * epochs), 0), 1)
-    if share == 0:
-        return first
-    if share == 1:
-        return last
+    if share in (0, 1):
+        return last if share else first
     return min(max(round((first + (last - first) * share) / 32) * 32, first), last)
 
 
@@ -431,17 +346,13 @@ def _class_names(args: argparse.Namespace, folder: str, output: Output) -> tuple
     """Return the names of the classes to evaluate: those of the training set, or if there is none, those of
     the run of the weights; None if they are not known. The process of a node that indexes the images calls
     it, if the job only evaluates."""
-
-    def ignore(line: str) -> None:
-        pass
-
     with contextlib.suppress(BadInput):  # the folder may have no training set
         cache = args.cache_dir or output.index_folder
-        return image_folder.look(folder, "train", cache, None, ignore, args.val_share, args.splits).classes
+        how = {"val_share": args.val_share, "splits": args.splits}
+        return image_folder.look(folder, "train", cache, None, lambda line: None, **how).classes
     path = args.weights or args.resume
-    if not os.path.exists(path):
-        return None
-    return tuple(weights.read_class_names(path)) or None
+    names = weights.read_class_names(path) if os.path.exists(path) else ()
+    return tuple(names) or None
 
 
 def check_paths(**paths: str | None) -> None:
@@ -449,3 +360,48 @@ def check_paths(**paths: str | None) -> None:
     for name, path in paths.items():
         if ranks.broadcast_object(path not in (None, "auto", "never") and not os.path.exists(path)):
             raise BadInput(f"--{name} {path}: no such file or folder")
+
+
+def read_class_weights(text: str, index: Any) -> np.ndarray:
+    """Return the weight of each image, float64 [n]. text: balanced, or the path of a file. index: an
+    ImageFolderIndex. Raises BadInput.
+
+    open_loaders() calls it on rank 0 at the start of a training; the others get its result."""
+    labels = np.asarray(index.labels)
+    if labels.ndim == 2:
+        raise BadInput(f"--class_weights {text} needs one label for each image, and the list has several")
+    if text == BALANCED:
+        return 1 / np.bincount(labels)[labels]
+    # one name of a class is enough: then all lines are classes, else all are images
+    weights = _read_weights(text)
+    is_of_classes = not weights.keys().isdisjoint(index.classes)
+    kind = "class" if is_of_classes else "image"
+    names = list(index.classes) if is_of_classes else [index.name(id) for id in range(len(index))]
+    # bad images are skipped, and may have a weight
+    known = {*names} if is_of_classes else {*names, *(path for path, *_ in index.bad)}
+    missing = [name for name in names if name not in weights]
+    unknown = [name for name in weights if name not in known]
+    if missing or unknown:
+        raise BadInput(
+            f"--class_weights {text}: {len(missing)} of {len(names)} {kind} names are missing, "
+            f"{len(unknown)} are unknown: {[*missing, *unknown][0]}"
+        )
+    values = np.array([weights[name] for name in names])
+    return values[labels] if is_of_classes else values
+
+
+def _read_weights(path: str) -> dict[str, float]:
+    """Return name -> weight of the lines of a file. Raises BadInput with the line."""
+    weights: dict[str, float] = {}
+    line = ""
+    try:
+        for line in filter(str.strip, read_file(path, _MOST_BYTES).decode().splitlines()):
+            first, value = line.rsplit(maxsplit=1)
+            name = first.strip()
+            if name in weights:
+                raise ValueError("this name has a weight already")
+            weights[name] = parse_number(value, float)
+    except (OSError, ValueError) as error:
+        reason = f"{line:.80}: {error}; expected {BALANCED}, or a file of lines NAME WEIGHT"
+        raise refusal(f"--class_weights {path}: {reason}", error) from error
+    return weights

@@ -113,9 +113,8 @@ def apply(
 
 def _send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Copy a tensor from the host to the device. The host does not wait for a GPU."""
-    if accelerator.has_streams(device):
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+    has_streams = accelerator.has_streams(device)
+    return tensor.pin_memory().to(device, non_blocking=True) if has_streams else tensor.to(device)
 
 
 def _mix(

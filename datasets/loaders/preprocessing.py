@@ -5,7 +5,7 @@ those of ImageNet's ResNets. An option is None if it has this default.
 """
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from bootfile.ground.errors import BadInput
@@ -14,8 +14,8 @@ from common.checkpoint import pretrained, weights
 from common.compute.networks import TIMM, import_timm
 from common.console.arguments import IDENTITY, non_negative_float, positive_float
 from common.run import starts
-from datasets.folders import option_types
 from datasets.folders.resize import BICUBIC, BILINEAR
+from datasets.folders.splits import fraction
 from datasets.loaders.image_loader import MEAN, STD
 
 
@@ -33,23 +33,9 @@ _DEFAULT = Preprocessing(MEAN, STD, 224 / 256, BILINEAR)
 
 
 def _to_options(values: Preprocessing) -> dict[str, Any]:
-    """Return the options of add_arguments() that have these values."""
-    return {
-        "mean": _join(values.mean),
-        "std": _join(values.std),
-        "crop_share": values.crop_share,
-        "interpolation": values.interpolation,
-    }
-
-
-def _join(numbers: Sequence[float]) -> str:
-    """Return numbers as an option has them: 0.485,0.456,0.406."""
-    return ",".join([f"{number:g}" for number in numbers])
-
-
-def _parse(text: str) -> tuple[float, ...]:
-    """Return the numbers of an option."""
-    return tuple([float(number) for number in text.split(",")])
+    """Return the options of add_arguments() that have these values: 0.485,0.456,0.406."""
+    texts = {name: ",".join(f"{number:g}" for number in getattr(values, name)) for name in ("mean", "std")}
+    return values._asdict() | texts
 
 
 _DEFAULTS = _to_options(_DEFAULT)
@@ -70,7 +56,7 @@ def std(text: str) -> str:
 
 def share(text: str) -> float:
     """Check an argument: "87.5%" or 0.875, above 0 and at most 1. Raises ArgumentTypeError."""
-    value = option_types.fraction(text)
+    value = fraction(text)
     if not value:
         raise argparse.ArgumentTypeError(f"{text!r} is not a share above 0")
     return value
@@ -95,34 +81,25 @@ def complete(args: argparse.Namespace) -> dict[str, Any]:
     weights, evaluate. Raises BadInput.
 
     A job calls it on rank 0 before it indexes its images."""
-    given = {
-        "mean": args.mean,
-        "std": args.std,
-        "crop_share": args.crop_share,
-        "interpolation": args.interpolation,
-    }
     # files of weights or a package are read here, on rank 0 only
     of_model = find(args.arch, args.weights)
     completed: dict[str, Any] = {}
     for name, default in _DEFAULTS.items():
-        chosen = given[name] or of_model.get(name)
+        chosen = getattr(args, name) or of_model.get(name)
         # other values would give other results than in the training, with no error
         if args.evaluate and name in ("mean", "std"):
             trained = of_model.get(name, chosen)
             if chosen != trained:
                 raise BadInput(f"--{name} {chosen}: the weights were trained with {trained}: leave it out")
-        if chosen == default:
-            chosen = None
-        completed[name] = chosen
+        completed[name] = None if chosen == default else chosen
     return completed
 
 
 def values(settings: Mapping[str, Any]) -> Preprocessing:
     """Return the values of the options of a run."""
     options = {name: settings.get(name) or default for name, default in _DEFAULTS.items()}
-    return Preprocessing(
-        _parse(options["mean"]), _parse(options["std"]), options["crop_share"], options["interpolation"]
-    )
+    numbers = {name: tuple(map(float, options[name].split(","))) for name in ("mean", "std")}
+    return Preprocessing(**(options | numbers))
 
 
 def find(arch: str, name: str | None) -> dict[str, Any]:
@@ -141,7 +118,13 @@ def find(arch: str, name: str | None) -> dict[str, Any]:
     # no run of ours: what timm or torchvision have published with the network or its weights
     values_of_model = None
     if arch.startswith(TIMM):
-        values_of_model = _find_in_timm(arch.removeprefix(TIMM), name if is_name else None)
+        model = arch.removeprefix(TIMM)
+        if is_name and name != pretrained.DEFAULT:
+            model = f"{model.partition('.')[0]}.{name}"
+        config = import_timm().models.get_pretrained_cfg(model)
+        if config:
+            crop_share = min(config.crop_pct, 1.0)
+            values_of_model = Preprocessing(config.mean, config.std, crop_share, config.interpolation)
     elif is_name:
         transforms = pretrained.weights_of(arch)[name].transforms()
         values_of_model = Preprocessing(
@@ -156,13 +139,3 @@ def find(arch: str, name: str | None) -> dict[str, Any]:
     if options["interpolation"] != BICUBIC:  # for example "random", or one that is not offered
         options["interpolation"] = BILINEAR
     return options
-
-
-def _find_in_timm(model: str, published: str | None) -> Preprocessing | None:
-    """Return the values of a network of timm, None if it has none. published: the name of its weights."""
-    if published and published != pretrained.DEFAULT:
-        model = f"{model.partition('.')[0]}.{published}"
-    config = import_timm().models.get_pretrained_cfg(model)
-    if not config:
-        return None
-    return Preprocessing(config.mean, config.std, min(config.crop_pct, 1.0), config.interpolation)

@@ -32,9 +32,7 @@ def crop_flip(index: Any, ids: np.ndarray, seed: int, epoch: int) -> CropFlip:
     and flips that are usual for CIFAR (He et al. 2015, section 4.2).
     """
     words = draw(seed, epoch, ids, Operation.CROP_FLIP)
-    mirrored = np.zeros(len(words[2]), dtype=bool)
-    if index.flip:
-        mirrored = words[2] >= 2**31
+    mirrored = words[2] >= 2**31 if index.flip else np.zeros(len(words[2]), dtype=bool)
     places = 2 * index.padding + 1
     return CropFlip(below(words[0], places), below(words[1], places), mirrored)
 
@@ -81,7 +79,11 @@ def random_resized_crop(
     batch is used.
     """
     widths, heights = _sizes(index, ids)
-    width, height = _fallback(widths, heights)
+    # the largest boxes whose ratio is allowed: for images without an attempt that fits
+    is_narrow = widths < heights * _RATIO[0]
+    is_wide = widths > heights * _RATIO[1]
+    height = np.maximum(np.where(is_narrow, np.rint(widths / _RATIO[0]).astype(np.int64), heights), 1)
+    width = np.maximum(np.where(is_wide, np.rint(heights * _RATIO[1]).astype(np.int64), widths), 1)
     epoch = np.broadcast_to(epoch, len(ids))
     first = draw(seed, epoch, ids, Operation.RESIZED_CROP)  # words of the place and the mirroring
     left = np.where(width < widths, (widths - width) // 2, 0)
@@ -107,16 +109,6 @@ def random_resized_crop(
         open_ = open_[~fits]
         words = words[2:, ~fits]
     return Crop(top, left, height, width, first[2] >= 2**31)
-
-
-def _fallback(widths: np.ndarray, heights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (widths, heights) of the largest boxes whose ratio is allowed. random_resized_crop() begins with
-    them, and replaces those of images for which an attempt fits."""
-    narrow = widths < heights * _RATIO[0]
-    wide = widths > heights * _RATIO[1]
-    height = np.where(narrow, np.rint(widths / _RATIO[0]).astype(np.int64), heights)
-    width = np.where(wide, np.rint(heights * _RATIO[1]).astype(np.int64), widths)
-    return np.maximum(width, 1), np.maximum(height, 1)
 
 
 def center_crop(index: Any, ids: np.ndarray, seed: int, epoch: int, share: float = 224 / 256) -> Crop:

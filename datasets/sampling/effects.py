@@ -109,18 +109,10 @@ def add_arguments(add: Callable[..., Any]) -> None:
 def from_args(args: argparse.Namespace, local_batch: int) -> Effects | None:
     """Return the effects of a training, None if it has none. local_batch: samples per step of one process.
     Raises BadInput. Every rank calls it at the start of a training."""
-    effects = Effects(
-        trivial_augment=args.trivial_augment,
-        color_jitter=args.color_jitter,
-        random_erasing=args.random_erasing,
-        mixup=args.mixup,
-        cutmix=args.cutmix,
-        rand_augment=args.rand_augment,
-    )
-    if effects.color_jitter > 1:
-        raise BadInput(f"--color_jitter {effects.color_jitter} is not in 0..1")
-    if effects.random_erasing > 1:
-        raise BadInput(f"--random_erasing {effects.random_erasing} is not in 0..1")
+    effects = Effects(**{name: getattr(args, name) for name in Effects._fields})
+    for name in ("color_jitter", "random_erasing"):
+        if getattr(effects, name) > 1:
+            raise BadInput(f"--{name} {getattr(effects, name)} is not in 0..1")
     if effects.trivial_augment and effects.rand_augment:
         raise BadInput("--trivial_augment and --rand_augment exclude each other")
     if (effects.mixup or effects.cutmix) and local_batch % 2:
@@ -129,9 +121,7 @@ def from_args(args: argparse.Namespace, local_batch: int) -> Effects | None:
             f"process, got {local_batch}"
         )
     # the loader is then an ordinary one, without parameters in its batches
-    if not any(effects):
-        return None
-    return effects
+    return effects if any(effects) else None
 
 
 def draw_effects(effects: Effects, ids: np.ndarray, seed: int, epoch: int | np.ndarray, size: int) -> Drawn:

@@ -1,4 +1,4 @@
-"""Work that threads do some steps ahead, with the results in order."""
+"""Work that threads do some steps ahead, with the results in order: batches, and their samples."""
 
 import collections
 import concurrent.futures
@@ -6,13 +6,15 @@ import itertools
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, TypeVar
 
+import numpy as np
+
+from datasets.stores.files import Store
+
 _Item = TypeVar("_Item")
 
 
 def work_ahead(
-    items: Iterable[_Item],
-    begin: Callable[[_Item], list[concurrent.futures.Future]],
-    count: int,
+    items: Iterable[_Item], begin: Callable[[_Item], list[concurrent.futures.Future]], count: int
 ) -> Generator[tuple[_Item, list[Any]], None, None]:
     """Yield (item, results of its tasks) in order. The next `count` items have begun before one is yielded.
 
@@ -37,3 +39,45 @@ def work_ahead(
         for task in tasks:
             task.cancel()
         concurrent.futures.wait(tasks)
+
+
+class Reader:
+    """A reader of a store for an engine.
+
+    pool: of threads, which close() ends. per_task: samples of a task, to spread the cost of starting it.
+    """
+
+    def __init__(self, store: Store, pool: concurrent.futures.ThreadPoolExecutor, per_task: int):
+        self._store = store
+        self._pool = pool
+        self.per_task = per_task
+        # threads that wait for a remote store: while one batch is received, the next is requested
+        self._fetchers = concurrent.futures.ThreadPoolExecutor(2, "fetcher") if store.is_remote else None
+
+    def start(
+        self, ids: np.ndarray, work: Callable[[range, list[bytes | np.ndarray]], Any]
+    ) -> list[concurrent.futures.Future]:
+        """Start the tasks of a batch. Each returns work(places, samples) for a range of positions in `ids`.
+
+        samples: as returned by Store.read(). If the store is remote, reading of all ids starts now, otherwise
+        with each task. An engine calls it in the thread of the training, some batches ahead; work() runs in
+        the threads of the pool.
+        """
+        # one request for the batch: a network has a price for each
+        fetched = self._fetchers.submit(self._store.read, ids) if self._fetchers else None
+
+        def run(places: range) -> Any:
+            """Do one task, in a thread of the pool. It waits for the samples if they are on their way."""
+            task = slice(places.start, places.stop)
+            samples = fetched.result()[task] if fetched else self._store.read(ids[task])
+            return work(places, samples)
+
+        places = range(len(ids))
+        firsts = range(0, len(ids), self.per_task)
+        return [self._pool.submit(run, places[first : first + self.per_task]) for first in firsts]
+
+    def close(self) -> None:
+        """End the threads; tasks that have not begun are dropped. An engine calls it when it closes."""
+        for pool in (self._pool, self._fetchers):
+            if pool:
+                pool.shutdown(cancel_futures=True)

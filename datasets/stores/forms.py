@@ -72,21 +72,14 @@ def convert(index: Any, id: int, content: bytes, form: str, scratch: np.ndarray 
     if form == "decoded":
         return Sample(height, width, image.reshape(-1))
     try:
-        return Sample(height, width, _encode(image, form))
+        # the bits of "jpeg" stay those of earlier versions, so it has no markers: simplejpeg writes none, and
+        # other encoders give other pixels
+        if form == "jpeg":
+            return Sample(height, width, images.simplejpeg.encode_jpeg(image, QUALITY, "RGB", "420"))
+        kind = ("4:2:0", QUALITY) if form == "jpeg_crop" else ("4:4:4", QUALITY_FULL)
+        return Sample(height, width, restart.encode(Image.fromarray(image), kind[0], quality=kind[1]))
     except (ValueError, OSError) as error:  # a side is too long: 65,500 pixels
         raise BadInput(f"cannot make a JPEG of {index.path(id)}: {error}") from error
-
-
-def _encode(image: np.ndarray, form: str) -> bytes:
-    """Return the JPEG of an image in one of the forms JPEGS. Raises ValueError and OSError.
-
-    convert() calls it for each sample. The bits of "jpeg" stay those of earlier versions, so it has no
-    markers: simplejpeg writes none, and other encoders give other pixels."""
-    if form == "jpeg":
-        return images.simplejpeg.encode_jpeg(image, QUALITY, "RGB", "420")
-    if form == "jpeg_crop":
-        return restart.encode(Image.fromarray(image), "4:2:0", quality=QUALITY)
-    return restart.encode(Image.fromarray(image), "4:4:4", quality=QUALITY_FULL)
 
 
 def cannot_decode(index: Any, id: int, error: Exception) -> BadInput:
@@ -112,6 +105,4 @@ def sizes(index: Any, ids: np.ndarray | slice | int, form: str) -> tuple[np.ndar
     scale = np.minimum(1.0, SHORT_SIDE / np.minimum(heights, widths))
     heights = np.rint(heights * scale).astype(np.int64)
     widths = np.rint(widths * scale).astype(np.int64)
-    if form in SIZED:
-        return heights, widths, 3 * heights * widths
-    return heights, widths, np.zeros_like(heights)
+    return heights, widths, 3 * heights * widths if form in SIZED else np.zeros_like(heights)

@@ -27,12 +27,11 @@ from bootfile.ground.files import explained, open_atomic, read_again, read_file,
 from bootfile.machine.cores import available_cores
 from common.ground.files import locked
 from datasets.folders import images
-from datasets.folders.messages import progress
+from datasets.folders.walk import progress
 from datasets.stores import forms, restart
 from datasets.stores.ahead import work_ahead
-from datasets.stores.files import FileStore
+from datasets.stores.files import Box, FileStore, Store, fitted
 from datasets.stores.forms import QUALITY, Sample
-from datasets.stores.store import Box, Store, fitted
 
 META = "meta.json"
 _VERSION = 2
@@ -90,6 +89,7 @@ class PackStore(Store):
         """Return the sample, from its file if it is damaged. Raises BadInput if the file is also bad.
 
         read() calls it for each sample."""
+        fault = "is damaged"
         try:
             sample, checksum = self.stored(id)
             if self._checked[id]:
@@ -101,11 +101,8 @@ class PackStore(Store):
             if (*sample[:2], len(sample.content)) == expected and zlib.crc32(sample.content) == checksum:
                 self._checked[id] = 1
                 return sample
-            fault = "is damaged"
-        except Unavailable:
-            fault = "cannot be read"
-        except (BadInput, LookupError, ValueError):
-            fault = "is damaged"
+        except (BadInput, LookupError, ValueError) as error:
+            fault = "cannot be read" if isinstance(error, Unavailable) else fault
         # one line for each process: a damaged part has many samples
         if not self._has_warned:
             self._has_warned = True
@@ -185,29 +182,22 @@ def is_whole(index: Any, path: str, form: str) -> bool:
 
 def _description(index: Any, form: str) -> dict[str, Any]:
     """Return what the meta.json of a pack has from its first part on."""
+    is_whole = form in forms.WHOLE  # the images have their own sizes
     description = {
         "version": _VERSION,
         "fingerprint": index.fingerprint,
         "form": form,
         "count": len(index),
-        "short_side": forms.SHORT_SIDE,
+        "short_side": 0 if is_whole else forms.SHORT_SIDE,
     }
-    if form in forms.JPEGS:
-        description["quality"] = QUALITY
-    if form in forms.WHOLE:  # the images have their own sizes
-        description["short_side"] = 0
-        if form in forms.JPEGS:
-            description["quality"] = forms.QUALITY_FULL
-    return description
+    quality = {"quality": forms.QUALITY_FULL if is_whole else QUALITY}
+    return description | (quality if form in forms.JPEGS else {})
 
 
 def _sizes(path: str, count: int) -> list[int]:
     """Return the bytes of each part of a pack of `count` samples. Raises OSError if one is missing."""
-    sizes = []
-    for number in range(-(-count // SAMPLES_PER_FILE)):
-        part = _part(path, number)
-        sizes.append(read_again(functools.partial(os.path.getsize, part), part))
-    return sizes
+    parts = [_part(path, number) for number in range(-(-count // SAMPLES_PER_FILE))]
+    return [read_again(functools.partial(os.path.getsize, part), part) for part in parts]
 
 
 def place(folder: str, index: Any, form: str = "decoded") -> str:
@@ -222,9 +212,7 @@ def size_of(index: Any, form: str) -> int:
     heights, widths, lengths = forms.sizes(index, slice(None), form)
     if form in forms.SIZED:
         return int(lengths.sum())
-    if form in forms.WHOLE:
-        return int(index.bytes.sum() * 11 // 10)
-    return int((heights * widths * 3 // 8).sum())
+    return int(index.bytes.sum() * 11 // 10 if form in forms.WHOLE else (heights * widths * 3 // 8).sum())
 
 
 def _fill(index: Any, path: str, form: str, threads: int) -> None:
@@ -322,17 +310,15 @@ def _write_part(path: str, batches: Iterable[list[tuple[Sample, int]]], log: Cal
     schema = arrow.schema(numbers | {"content": arrow.large_binary()})
     with open_atomic(path) as file, arrow.ipc.new_file(file, schema) as writer:
         for batch in batches:
-            heights = np.array([sample.height for sample, _ in batch], np.uint32)
-            widths = np.array([sample.width for sample, _ in batch], np.uint32)
-            checksums = np.array([checksum for _, checksum in batch], np.uint32)
+            rows = [(sample.height, sample.width, checksum) for sample, checksum in batch]
             contents = [sample.content for sample, _ in batch]
             # Arrow's form of the contents: where each begins and the last ends, and all of them in one buffer
             offsets = np.cumsum([0, *map(len, contents)])
             no_nulls = None
             buffers = [no_nulls, arrow.py_buffer(offsets), arrow.py_buffer(b"".join(contents))]
             content = arrow.LargeBinaryArray.from_buffers(schema.field("content").type, len(batch), buffers)
-            columns = [arrow.array(heights), arrow.array(widths), arrow.array(checksums), content]
-            writer.write_batch(arrow.record_batch(columns, schema=schema))
+            columns = [arrow.array(column) for column in np.array(rows, np.uint32).T]
+            writer.write_batch(arrow.record_batch([*columns, content], schema=schema))
             log(len(batch))
 
 
@@ -353,22 +339,21 @@ def _mapped(path: str) -> list[tuple[np.ndarray, ...]]:
     """Return (heights, widths, checksums, offsets, contents) of each batch of a file, without a copy of the
     contents. All batches but the last have the same length. Raises BadInput."""
     arrow = _arrow()
+    batches: list[tuple[np.ndarray, ...]] = []
     failure = f"{path} is not a part of a pack"
     with explained(failure, ValueError, LookupError, TypeError, arrow.ArrowException):
         with arrow.ipc.open_file(arrow.memory_map(path)) as file:
-            batches = [_columns(file.get_batch(number)) for number in range(file.num_record_batches)]
+            for number in range(file.num_record_batches):
+                batch = file.get_batch(number)
+                _, offsets, contents = batch.column("content").buffers()
+                columns = [batch.column(name).to_numpy() for name in ("height", "width", "crc32")]
+                content = np.frombuffer(offsets, np.int64), np.frombuffer(contents, np.uint8)
+                batches.append((*columns, *content))
         lengths = [len(heights) for heights, *_ in batches]
         # the place of a sample follows from its id only if all batches but the last have one length
         if not any(lengths) or set(lengths[:-1]) - {lengths[0]}:
             raise ValueError(f"its record batches have {lengths} samples")
         return batches
-
-
-def _columns(batch: Any) -> tuple[np.ndarray, ...]:
-    """Return the columns of a record batch as _mapped() does."""
-    _, offsets, contents = batch.column("content").buffers()
-    columns = [batch.column(name).to_numpy() for name in ("height", "width", "crc32")]
-    return *columns, np.frombuffer(offsets, np.int64), np.frombuffer(contents, np.uint8)
 
 
 def described(path: str) -> dict:

@@ -124,9 +124,7 @@ def cut(content: bytes, header: Header, box: Box) -> Part | None:
     else:
         return None
     # the header of our own JPEGs has the lengths; in others the markers are searched for
-    ends = None
-    if header.lengths_end:
-        ends = _read_ends(content, header, across * down)
+    ends = _read_ends(content, header, across * down) if header.lengths_end else None
     if ends is None:
         ends = _find_ends(content, header.end, across * down)
     if ends is None:
@@ -241,10 +239,8 @@ def _read_ends(content: bytes, header: Header, segments: int) -> np.ndarray | No
         return None
     coded = np.frombuffer(content, np.uint8)
     # the lengths count only if each of them ends at its marker
-    is_marker = coded[ends - 2] == 0xFF
-    if not is_marker.all() or not np.array_equal(coded[ends - 1], _list_markers(segments)):
-        return None
-    return ends
+    is_marker = (coded[ends - 2] == 0xFF) & (coded[ends - 1] == _list_markers(segments))
+    return ends if is_marker.all() else None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -280,12 +276,10 @@ def _cover(begin: int, length: int, step: int, count: int) -> tuple[int, int]:
 def _choose_interval(columns: int, mcu_width: int) -> int:
     """Return after how many MCUs a marker follows: the segments divide a row, and are about _SEGMENT pixels
     wide. If only narrower or wider ones divide it, a segment is a row. columns: MCUs of a row."""
-    best = columns
-    least = float("inf")
-    for interval in range(1, columns):
-        width = interval * mcu_width
-        distance = max(width / _SEGMENT, _SEGMENT / width)
-        if columns % interval == 0 and _NARROWEST <= width <= _WIDEST and distance < least:
-            best = interval
-            least = distance
-    return best
+    widths = {interval: interval * mcu_width for interval in range(1, columns) if columns % interval == 0}
+    distances = {
+        interval: max(width / _SEGMENT, _SEGMENT / width)
+        for interval, width in widths.items()
+        if _NARROWEST <= width <= _WIDEST
+    }
+    return min(distances, key=distances.__getitem__, default=columns)

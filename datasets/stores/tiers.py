@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from datasets.stores import forms, pack
-from datasets.stores.files import FileStore, is_scanned
-from datasets.stores.store import Store
+from datasets.stores.files import FileStore, Store, is_scanned
 
 if TYPE_CHECKING:
-    from datasets.stores.shared.address import Address
-    from datasets.stores.shared.redis_store import RedisStore
+    from datasets.stores.connection import Address
+    from datasets.stores.redis_store import RedisStore
 
 MODES = ("active", "offline")
 _READERS = 16  # threads that read the files of a batch's misses
@@ -92,7 +91,7 @@ class Stores:
     """The stores of a job's data sets: packs, a shared cache, or the files.
 
     folder: of packs, or None.
-    cache: the URL of a shared cache, or its Address (shared/address.py), or None. Not with a folder.
+    cache: the URL of a shared cache, or its Address (connection.py), or None. Not with a folder.
     mode: one of MODES.
     log: called with one line of text.
     form: of the packs. A shared cache has the form of its URL.
@@ -115,11 +114,11 @@ class Stores:
         self._opened = contextlib.ExitStack()  # what close() closes, the server last
         self._known: dict[str, Store] = {}  # fingerprint of an index -> its store
         if cache:
-            from datasets.stores.shared import address
-            from datasets.stores.shared.connection import Server
+            from datasets.stores import connection
+            from datasets.stores.connection import Server
 
             if isinstance(cache, str):
-                cache = address.parse(cache)
+                cache = connection.parse(cache)
             self._server = self._kept(Server(cache, log))
 
     def open(self, index: Any) -> Store:
@@ -136,7 +135,7 @@ class Stores:
             return self._kept(pack.build(index, pack.place(self.folder, index, self.form), self.form))
         if not self._server:
             return self._kept(FileStore(index))
-        from datasets.stores.shared.redis_store import RedisStore
+        from datasets.stores.redis_store import RedisStore
 
         cached = RedisStore(self._server, index, self.mode)
         # in this mode nothing fills the cache: each sample of the run would come from its file

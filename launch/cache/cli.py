@@ -28,12 +28,10 @@ from tqdm import tqdm
 from bootfile.ground.errors import BadInput
 from bootfile.machine.cores import available_cores
 from common.console import arguments
-from datasets.folders import image_folder, image_index, option_types
-from datasets.folders.messages import progress
-from datasets.folders.splits import VAL_SHARE
-from datasets.stores import forms
-from datasets.stores.shared import address, references
-from datasets.stores.shared.connection import Unavailable
+from datasets.folders import image_folder, image_index, splits
+from datasets.folders.walk import progress
+from datasets.stores import connection, forms, references
+from datasets.stores.connection import Unavailable
 from launch.cache import places
 from launch.cache.places import Packs, Shared
 
@@ -116,9 +114,9 @@ def _parse_args(verb: str, argv: list[str]) -> argparse.Namespace:
         add("--data_url", required=True, metavar="DIR", help="folder with train/<class>/*")
         add("--split", choices=("train", "val"), help="default: both")
         add("--cache_dir", default="output_dir/index", help="folder for the index (default: %(default)s)")
-        add("--max_bad_images", type=option_types.fraction, default=0.0, help="default: 0")
-        add("--val_share", type=option_types.val_share, default=VAL_SHARE, help="as the job has it")
-        add("--splits", type=option_types.splits, metavar="TRAIN,VAL", help="as the job has them")
+        add("--max_bad_images", type=splits.fraction, default=0.0, help="default: 0")
+        add("--val_share", type=splits.val_share, default=splits.VAL_SHARE, help="as the job has it")
+        add("--splits", type=splits.two_names, metavar="TRAIN,VAL", help="as the job has them")
         add("--form", choices=forms.FORMS, help="form of the samples (default: that of the URL, or decoded)")
         add("--workers", type=number, default=2 * available_cores(), help="threads (default: two per core)")
     if verb == "rm":
@@ -130,7 +128,7 @@ def _parse_args(verb: str, argv: list[str]) -> argparse.Namespace:
         text = " ".join(unknown)
         hint = ""
         if "pass" in text:
-            hint = f"; set the password in {address.PASSWORD} or {address.PASSWORD_FILE}"
+            hint = f"; set the password in {connection.PASSWORD} or {connection.PASSWORD_FILE}"
         raise BadInput(f"{verb}: unknown arguments: {text}{hint}")
     return args
 

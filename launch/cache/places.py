@@ -17,13 +17,12 @@ from tqdm import tqdm
 from bootfile.ground.errors import BadInput
 from datasets.folders import image_folder, image_index
 from datasets.folders.image_index import ImageFolderIndex
-from datasets.folders.messages import progress, shown
-from datasets.stores import forms, pack
+from datasets.folders.walk import progress, shown
+from datasets.stores import connection, forms, pack, references
+from datasets.stores.connection import Server
 from datasets.stores.files import FileStore
-from datasets.stores.shared import address, references
-from datasets.stores.shared.connection import Server
-from datasets.stores.shared.redis_store import RedisStore
-from datasets.stores.shared.references import StoredSet
+from datasets.stores.redis_store import RedisStore
+from datasets.stores.references import StoredSet
 from launch.explain import align
 
 MISSING = "missing"
@@ -155,7 +154,7 @@ class Shared:
         self._log = log
         self._opened = False  # whether the server has answered once
         try:
-            self.server = Server(address.parse(url), self._log_later)
+            self.server = Server(connection.parse(url), self._log_later)
         except BadInput as error:
             raise BadInput(str(error).replace("--cache", "--to")) from None
         self.form = self.server.address.form

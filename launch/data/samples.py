@@ -25,7 +25,7 @@ from datasets.folders import image_folder, image_index, random_folder, splits
 from datasets.loaders import backends, image_folders, pixels, preprocessing
 from datasets.loaders.engines.memory import Memory, plan_of
 from datasets.memory import image_set
-from datasets.sampling import augment, weights
+from datasets.sampling import augment
 from datasets.sampling.effects import Effects
 from datasets.stores.files import FileStore
 
@@ -68,6 +68,7 @@ def open_data(run: Run, data_url: str | None) -> Iterator[Any]:
                     val_share=settings["val_share"],
                     by_class=splits.is_by_class(start),
                     splits=settings["splits"],
+                    labelled=False,
                     max_bad=settings["max_bad_images"],
                     log=_ignore,
                 )
@@ -102,7 +103,7 @@ def read_step(run: Run, step: int, data: Any, draws: bool) -> Step:
     the pixels are needed. Raises BadInput."""
     settings = run.start_of(step)["settings"]
     is_weighted = data is not None and settings.get("class_weights")
-    class_weights = weights.read(settings["class_weights"], data) if is_weighted else None
+    class_weights = image_folders.read_class_weights(settings["class_weights"], data) if is_weighted else None
     sampler = run.sampler(step, class_weights)
     ids = run.ids(sampler, step)
     columns = {"rank": run.ranks(sampler, step).tolist(), "id": ids.tolist()}

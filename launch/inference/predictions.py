@@ -25,9 +25,8 @@ from common.compute import precision
 from common.distributed import devices
 from datasets.files import local_folder
 from datasets.folders import images
-from datasets.folders.messages import progress
 from datasets.folders.resize import BILINEAR, fit
-from datasets.folders.walk import walk
+from datasets.folders.walk import progress, walk
 from datasets.loaders.backends import cores
 from datasets.loaders.image_loader import ToDevice
 from datasets.sampling import augment

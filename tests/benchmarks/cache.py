@@ -23,10 +23,9 @@ from bootfile.sampling.sampler import BatchSampler
 from datasets.folders import image_folder
 from datasets.loaders import backends
 from datasets.sampling.augment import random_resized_crop
-from datasets.stores import forms, pack
+from datasets.stores import connection, forms, pack
 from datasets.stores.files import FileStore
-from datasets.stores.shared import address, connection
-from datasets.stores.shared.redis_store import RedisStore
+from datasets.stores.redis_store import RedisStore
 from datasets.stores.tiers import Tiers
 from tests.benchmarks.loaders import SIZES, write_images
 from tests.benchmarks.rounds import conditions, make_parser, print_ratios, take_turns
@@ -54,7 +53,7 @@ def main(arguments=None) -> None:
         tiers = {}
         for name, where in (("redis", server), ("stopped", stopped), ("dead", dead)):
             for form in forms.SIZED:
-                found = connection.Server(address.parse(where.url(tail=f"?form={form}")), said.append)
+                found = connection.Server(connection.parse(where.url(tail=f"?form={form}")), said.append)
                 tiers[name, form] = Tiers(RedisStore(found, index, "offline"), files)
                 stack.callback(found.close)
                 stack.callback(tiers[name, form].close)

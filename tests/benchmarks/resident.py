@@ -14,8 +14,7 @@ from torchvision import transforms
 
 from bootfile.loaders.loader import Loader
 from bootfile.sampling.sampler import BatchSampler
-from datasets.loaders.engines.memory import make_loader
-from datasets.loaders.engines.resident import resident_loader
+from datasets.loaders.engines.memory import make_loader, resident_loader
 from datasets.memory.image_set import ImageSet
 from tests.benchmarks.loaders import data_loader
 from tests.benchmarks.rounds import conditions, divide, make_parser, spread, take_turns, timed

@@ -16,8 +16,8 @@ from bootfile.sampling.sampler import BatchSampler
 from common.checkpoint import weights
 from datasets import shards
 from datasets.folders import image_folder
+from datasets.loaders.image_folders import _read_weights
 from datasets.memory import tokens
-from datasets.sampling.weights import _read_file
 from datasets.stores import pack
 from datasets.stores.files import FileStore
 from tests.conftest import run
@@ -104,7 +104,7 @@ READERS = {
     "a shard": (lambda data, cache: len(shards.TarShards(str(data / "one.tar"))[0]), "/one.tar$"),
     "an index": (lambda data, cache: scan(data, cache).fingerprint, "/index.json$"),
     "tokens": (lambda data, cache: tokens.load(str(data / "tokens"), 8)[0].source, r"/train\.bin$"),
-    "weights of samples": (lambda data, cache: _read_file(str(data / "weights.txt")), "/weights.txt$"),
+    "weights of samples": (lambda data, cache: _read_weights(str(data / "weights.txt")), "/weights.txt$"),
     "weights": (lambda data, cache: weights._read_content(str(data / "model.pth")), "/model.pth$"),
     "a checkpoint": (lambda data, cache: choose_checkpoint(data), "/step_1.pt$"),
     "its checksum": (lambda data, cache: choose_checkpoint(data), "/step_1.pt.json$"),

@@ -5,8 +5,7 @@ import types
 import pytest
 import torch
 
-from datasets.loaders.engines.dali import Dali
-from datasets.loaders.engines.paired_dali import PairedDali
+from datasets.loaders.engines.dali import Dali, PairedDali
 
 dali = pytest.importorskip("nvidia.dali", reason="DALI is not installed")
 

@@ -10,9 +10,9 @@ from common.checkpoint.checkpointer import Checkpointer
 from common.parallel import compilation
 from common.run import evaluation, metrics
 from common.run.log import Log
-from datasets.loaders import measure, pixels
-from datasets.loaders.engines import resident
-from datasets.loaders.engines.resident import Resident
+from datasets.loaders import backends, pixels
+from datasets.loaders.engines import memory
+from datasets.loaders.engines.memory import Resident
 from tests.conftest import names
 from tests.support import fake_gpu
 
@@ -80,7 +80,7 @@ def test_a_step_of_several_ranks_has_one_collective_besides_the_gradients(name, 
 
 
 def test_resident_images_are_gathered_from_pinned_ids(monkeypatch, tmp_path):
-    monkeypatch.setattr(resident, "_CHUNK", 1)  # so that each step gathers
+    monkeypatch.setattr(memory, "_CHUNK", 1)  # so that each step gathers
     recorder = fake_gpu.run_steps(monkeypatch, tmp_path, *JOBS["train_fast"][0])
     assert not _waits(recorder) and not recorder.races
 
@@ -92,7 +92,7 @@ def test_an_evaluation_waits_for_nothing_and_a_measurement_for_each_batch(monkey
         before = len(recorder.waits)
         evaluation.evaluate(model, batches, torch.nn.CrossEntropyLoss(), metrics.of_classes(3, False, None))
         assert len(recorder.waits) == before
-        measure.rate(batches, seconds=60)
+        backends.rate(batches, seconds=60)
         assert [text.partition(":")[0] for _, text in recorder.waits[before:]] == ["synchronize()"] * 3
 
 

@@ -12,8 +12,8 @@ from bootfile.exact.host_copies import HostCopies
 from bootfile.loaders.loader import Loader
 from bootfile.sampling.plan import Plan
 from bootfile.sampling.sampler import BatchSampler
-from datasets.loaders.engines.synthetic import SyntheticIndex
-from datasets.loaders.engines.threads import Threads
+from datasets.loaders.backends import SyntheticIndex
+from datasets.loaders.engines.crops import Threads
 from datasets.loaders.image_loader import ImageLoader, ToDevice
 from tests.support import fake_gpu
 

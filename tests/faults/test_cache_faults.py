@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from datasets.loaders import backends
-from datasets.stores import forms
-from datasets.stores.shared import connection
+from datasets.stores import connection, forms
 from tests.datasets.stores.conftest import index  # noqa: F401
 from tests.datasets.stores.test_tiers import epoch_of, equal, plan_of, planned, uncached  # noqa: F401
 from tests.support.redis_server import Opened, RedisServer, needed

@@ -10,7 +10,7 @@ import torch
 from bootfile.receipt import receipt
 from datasets.folders import image_folder, random_folder
 from datasets.loaders import backends
-from datasets.stores.shared import address, references
+from datasets.stores import connection, references
 from tests.conftest import environment, finish, names, run, start, start_ranks
 from tests.support.redis_server import (
     PASSWORD,
@@ -133,7 +133,7 @@ def test_a_killed_job_resumes_and_its_reference_expires(data, tmp_path):
 def test_its_server_dies_and_no_secret_is_left(data, tmp_path):
     """The job continues and reports the lost server once. The password is in no output and in no file."""
     with with_user(tmp_path) as server:
-        out, env = tmp_path / "out", environment(**{address.PASSWORD: PASSWORD})
+        out, env = tmp_path / "out", environment(**{connection.PASSWORD: PASSWORD})
         where = f"--cache={server.url('bootfile')}"
         command = job(data, out, "--data_backend=kspeed", where, "--save_every=2")
         running = start(*command, env=env, fresh=True)
@@ -147,10 +147,10 @@ def test_its_server_dies_and_no_secret_is_left(data, tmp_path):
         assert files_with(PASSWORD, data[0][1].partition("=")[2]) == []
         refused = run(*job(data, out, f"--cache=redis://bootfile:{PASSWORD}@127.0.0.1"), code=2)
         assert PASSWORD not in refused.stdout + refused.stderr
-        assert names(refused.stderr, "--cache", "remove the password", "URL", address.PASSWORD)
+        assert names(refused.stderr, "--cache", "remove the password", "URL", connection.PASSWORD)
         server.start()
         options = job(data, tmp_path / "wrong", where, "--processes_per_node=2")
-        result = run(*options, code=2, env=environment(**{address.PASSWORD: "wrong-and-secret"}))
+        result = run(*options, code=2, env=environment(**{connection.PASSWORD: "wrong-and-secret"}))
         (line,) = [line for line in result.stderr.splitlines() if "error: " in line]
         assert names(line, f"cache 127.0.0.1:{server.port}", "refuses", "password")
         assert "wrong-and-secret" not in result.stdout + result.stderr and "step=1/" not in result.stdout

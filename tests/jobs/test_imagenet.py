@@ -312,7 +312,7 @@ def test_class_folders_alone_are_split_by_path(generated, tmp_path):
 OF_AN_EARLIER_VERSION = """
 import runpy, sys
 from datasets.loaders import image_folders
-image_folders._is_by_class = lambda args, output: False
+image_folders._read_run = lambda args, output: (False, True)
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
@@ -330,12 +330,15 @@ def test_a_run_of_an_earlier_version_keeps_its_split(generated, tmp_path):
     records_of_starts = [json.loads(line) for line in (output / "starts.jsonl").read_text().splitlines()]
     assert records_of_starts[0].pop("division") == splits.BY_PATH
     (output / "starts.jsonl").write_text("".join(f"{json.dumps(start)}\n" for start in records_of_starts))
+    (root / "labels.csv").touch()  # a new run refuses it
     printed = run(*JOB, *options, "--max_steps=2", f"--output_dir={output}").stdout
     assert "resumed from" in printed
     [test] = re.findall(rf"test=(\d+) split of {root} by path, .*earlier", printed)
     assert cli.main([str(output), "--step", "2"]) == 0
     weights = ("--evaluate", f"--weights={output / 'best.pth'}")
     assert f"val_count={test}" in run(*JOB, *options, *weights).stdout
+    assert "labels.csv" in run(*JOB, *options, f"--output_dir={tmp_path / 'new'}", code=2).stderr
+    (root / "labels.csv").unlink()
     printed = run(*JOB, *options, "--max_steps=1", f"--output_dir={tmp_path / 'new'}").stdout
     assert f"split of {root} by path, --val_share 10%\n" in printed, "a new run has the new split"
     start, = map(json.loads, (tmp_path / "new" / "starts.jsonl").read_text().splitlines())  # fmt: skip
@@ -350,7 +353,7 @@ def test_splits_of_other_names_are_an_option_and_part_of_the_run(generated, tmp_
         (root / name).symlink_to(source / split)
     arguments = (*JOB, f"--data_url={root}", "--batch_size=16", "--max_steps=1", "--data_backend=threads",
                  f"--output_dir={tmp_path / 'out'}")  # fmt: skip
-    assert names(run(*arguments, code=2).stderr, root, "splits, --splits Holdout,Learning")
+    assert names(run(*arguments, code=2).stderr, root, "--splits TRAIN,VAL", "--splits none")
     printed = run(*arguments, "--splits=Learning,Holdout").stdout
     for split, name in (("train", "Learning"), ("val", "Holdout")):
         assert re.search(rf"^{split}: 160 images of \d+ classes \(.*\) in {root}/{name}$", printed, re.M), (

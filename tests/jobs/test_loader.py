@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from bootfile.receipt import reading, receipt
-from datasets.folders import paired_images, random_pairs
+from datasets.folders import paired_images, random_folder
 from datasets.loaders import backends
 from tests.conftest import environment, records, refused, run, run_ranks
 
@@ -19,7 +19,7 @@ EPOCHS, STEPS, PAIRS = 2, 3, 26
 def data(tmp_path_factory):
     """Return (arguments for generated pairs; their folder)."""
     cache = tmp_path_factory.mktemp("cache")
-    folder = random_pairs.make(str(cache / "pairs"))
+    folder = random_folder.make_pairs(str(cache / "pairs"))
     for split in ("train", "test"):
         paired_images.load(folder, split, str(cache))
     return f"--data_source={folder}", f"--cache_dir={cache}"

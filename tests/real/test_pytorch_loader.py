@@ -33,7 +33,7 @@ LINES = """
 
 from typing import TypeVar
 
-from datasets.loaders.ray.data_loader import RayDataLoader
+from datasets.loaders.ray.engine import RayDataLoader
 
 _Batch = TypeVar("_Batch")
 

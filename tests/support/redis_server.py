@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import trustme
 
-from datasets.stores import forms
+from datasets.stores import connection, forms, references
 from datasets.stores.files import FileStore
-from datasets.stores.shared import address, connection, references
-from datasets.stores.shared.redis_store import RedisStore
+from datasets.stores.redis_store import RedisStore
 from datasets.stores.tiers import Tiers
 from tests.conftest import LONGEST, free_port, is_stopped, wait_for_port, wait_until
 
@@ -128,7 +127,7 @@ class Opened:
 
     def __init__(self, url, index, mode="", form=None):
         self.said = []
-        self.server = connection.Server(address.parse(url), self.said.append)
+        self.server = connection.Server(connection.parse(url), self.said.append)
         self.store = RedisStore(self.server, index, mode, form)
         self.tiers = Tiers(self.store, FileStore(index))
 

@@ -49,28 +49,17 @@ class HybridTrainPipe:
             if size < crop:
                 raise BadInput(f"size {size}: expected the pixels of the short side, at least crop {crop}")
             box = functools.partial(center_crop, share=crop / size)
-        if shuffle is None:
-            shuffle = self.shuffle
-        sampler = WholeBatchSampler(
-            len(index),
-            batch_size * world_size,
-            0,
-            rank=local_rank,
-            world_size=world_size,
-            shuffle=shuffle,
-        )
+        order = {"rank": local_rank, "world_size": world_size}
+        is_shuffled = self.shuffle if shuffle is None else shuffle
+        sampler = WholeBatchSampler(len(index), batch_size * world_size, 0, **order, shuffle=is_shuffled)
         self.plan = Plan(index, sampler, box, crop)
         self.store = FileStore(index)
         self.threads = num_threads
-        self.device = torch.device("cpu")
-        if torch.cuda.is_available():
-            self.device = torch.device("cuda", device_id)
-        self.backend = "dali-gpu"
-        if dali_cpu:
-            self.backend = "dali"
-        self.normalisation: Any = None  # that of the iterator
-        if not dali_cpu and mean is not None:
-            self.normalisation = (mean, std)
+        has_gpu = torch.cuda.is_available()
+        self.device = torch.device("cuda", device_id) if has_gpu else torch.device("cpu")
+        self.backend = "dali" if dali_cpu else "dali-gpu"
+        # None: that of the iterator
+        self.normalisation: Any = None if dali_cpu or mean is None else (mean, std)
 
     def build(self) -> None:
         """Do nothing: the first batch builds the pipeline."""

@@ -42,21 +42,14 @@ def _open(
     )
     loader = dataset.get_train_loader() if split == "train" else dataset.get_val_loader()
     loader.set_epoch(start_epoch + 1)  # ConvNets counts epochs from 0
-    loader.classes = 0
-    if one_hot:
-        loader.classes = num_classes
+    loader.classes = num_classes if one_hot else 0
     return loader, len(loader)
 
 
 def _open_dali(split: str, dali_cpu: bool = False, kspeed: bool = True) -> Any:
     """Return the function that opens the loader of a split with DALI. A script of ConvNets calls both.
     dali_cpu has an effect only without kspeed."""
-    if kspeed:
-        backend = "dali-kspeed"
-    elif dali_cpu:
-        backend = "dali"
-    else:
-        backend = "dali-gpu"
+    backend = "dali-kspeed" if kspeed else "dali" if dali_cpu else "dali-gpu"
     return functools.partial(_open, split, backend)
 
 

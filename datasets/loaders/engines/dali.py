@@ -8,7 +8,7 @@ import collections
 import concurrent.futures
 import importlib
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -19,11 +19,10 @@ from bootfile.ground.errors import BadInput, import_optional
 from bootfile.loaders.loader import Data, Engine
 from bootfile.sampling.plan import Batch, Plan
 from datasets.folders.resize import BICUBIC, BILINEAR
-from datasets.loaders.engines.reader import Reader
 from datasets.sampling.augment import Crop
 from datasets.stores import forms
-from datasets.stores.ahead import work_ahead
-from datasets.stores.store import Store
+from datasets.stores.ahead import Reader, work_ahead
+from datasets.stores.files import PairFiles, Store
 
 DALI = "nvidia-dali-cuda120"  # the package's name for pip
 _AHEAD = 3  # batches that are prepared while one is used
@@ -123,23 +122,16 @@ class Dali(Engine):
         """Return tasks that read the batch's images in order, each of them several images.
 
         work_ahead() calls it while DALI decodes earlier batches; the tasks run in the reader's threads."""
-        ids = batch.ids.tolist()
 
         def prepare(places: range, contents: list) -> list[np.ndarray]:
-            """Return what DALI gets of the samples of one task, in a thread of the reader."""
-            return [
-                self._prepared(ids[place], content) for place, content in zip(places, contents, strict=True)
-            ]
+            """Return what DALI gets of the samples of one task, in a thread of the reader: pixels, or the
+            bytes of a JPEG or a PNG that it can decode, uint8 [bytes]."""
+            samples = list(zip(batch.ids[places].tolist(), contents, strict=True))
+            if self.store.form == "decoded":
+                return [self.store.decode(*sample) for sample in samples]
+            return [np.frombuffer(self.store.portable(*sample), np.uint8) for sample in samples]
 
         return self._reader.start(batch.ids, prepare)
-
-    def _prepared(self, id: int, content: bytes | np.ndarray) -> np.ndarray:
-        """Return what DALI gets of a sample: its pixels, or the bytes of a JPEG or a PNG that it can decode,
-        uint8 [bytes]. A thread of the reader calls it for each sample."""
-        if self.store.form == "decoded":
-            return self.store.decode(id, content)
-        assert not isinstance(content, np.ndarray)  # the store's form is "encoded" or "jpeg"
-        return np.frombuffer(self.store.portable(id, content), np.uint8)
 
     def _source(self) -> tuple:
         """Return DALI's inputs for a batch: images, corners and sizes of the boxes, _arguments(), and ids.
@@ -173,12 +165,12 @@ class Dali(Engine):
         """Return the error with the name of the bad file, which DALI does not know.
 
         run() calls it when DALI fails, and decodes the batches in flight again to find the file."""
-        for batch, _ in self._in_flight:
-            for id in batch.ids:
-                try:
+        try:
+            for batch, _ in self._in_flight:
+                for id in batch.ids:
                     self.store.image(id)
-                except BadInput as reason:
-                    return reason
+        except BadInput as reason:
+            return reason
         return error
 
     def _built(self, plan: Plan):
@@ -188,9 +180,7 @@ class Dali(Engine):
         if self._pipeline is None or self._built_for != built_for:
             from nvidia.dali import Pipeline
 
-            device_id = None  # the CPU
-            if self.device is not None:
-                device_id = self.device.index or 0
+            device_id = None if self.device is None else self.device.index or 0  # None: the CPU
             options = {"device_id": device_id, "prefetch_queue_depth": _AHEAD}
             options |= {"exec_async": True, "exec_pipelined": True}
             self._pipeline = Pipeline(plan.largest, self.workers, **options)
@@ -222,3 +212,67 @@ class Dali(Engine):
         kind = types.INTERP_CUBIC if self.interpolation == BICUBIC else types.INTERP_LINEAR
         resized = fn.resize(cut, size=sizes, interp_type=kind, antialias=True)
         return resized, ids
+
+
+class PairedDali(Dali):
+    """An engine for pairs. Raises BadInput if DALI or the GPU is missing.
+
+    store: of a paired_images.PairIndex.
+    workers: threads.
+    device: of the batches.
+    where: "cpu"; "gpu": nvJPEG decodes ("mixed") and the images stay on `device`; None: "gpu" if `device` is
+        a GPU.
+    """
+
+    def __init__(self, store: PairFiles, workers: int, device: torch.device, where: str | None = None):
+        has_gpu = device.type == "cuda"
+        if where == "gpu" and not has_gpu:
+            raise BadInput("--dali_device gpu: it needs a GPU")
+        super().__init__(store, workers, device if has_gpu and where != "cpu" else None)
+        self._empty: list[Batch] = []  # the batches of the epoch without a sample of this rank
+
+    def run(self, plan: Plan) -> Data:
+        """Yield the batches of an epoch, as Dali does, and last those without a sample of this rank."""
+        self._empty = []
+        yield from super().run(plan)
+        for batch in self._empty:
+            yield batch, torch.empty((0, plan.size, plan.size, 3), dtype=torch.uint8)
+
+    def _read_ahead(self, plan: Iterable[Batch]):
+        """Yield (batch, lists of its encoded images) as Dali does, without empty batches, which DALI cannot
+        run: a rank's part of the last batch of an epoch may be empty."""
+
+        def list_not_empty() -> Iterator[Batch]:
+            for batch in plan:
+                if len(batch.ids):
+                    yield batch
+                else:
+                    self._empty.append(batch)
+
+        return super()._read_ahead(list_not_empty())
+
+    def _arguments(self, ids: np.ndarray, crops: Crop) -> tuple[np.ndarray, ...]:
+        """Return the flips, int32 [n] each, and if images are resized, their sizes, float32 [n, 2]."""
+        index = self.store.index
+        flips = crops.flip.astype(np.int32)  # bit 0: horizontal, bit 1: vertical
+        if not index.rows:
+            return flips & 1, flips >> 1
+        sizes = np.stack([index.heights[ids], index.widths[ids]], axis=1)
+        return flips & 1, flips >> 1, sizes.astype(np.float32)
+
+    def _graph(self, size: int) -> tuple:
+        """Return the outputs (images, ids) for the inputs from _source(). It is called once a pipeline."""
+        fn, types = load_dali()
+        resizes = self.store.index.rows > 0
+        contents, anchors, shapes, horizontal, vertical, *sizes, ids = fn.external_source(
+            self._source, num_outputs=6 + resizes, no_copy=True
+        )
+        decoder = {"device": "cpu", "output_type": types.RGB} | (NVJPEG if self.device else {})
+        box = {"axes": (0, 1), "normalized_anchor": False, "normalized_shape": False}
+        if resizes:
+            images = fn.decoders.image(contents, **decoder)
+            images = fn.resize(images, size=sizes[0], interp_type=types.INTERP_LINEAR, antialias=True)
+            images = fn.slice(images, anchors, shapes, **box)
+        else:
+            images = fn.decoders.image_slice(contents, anchors, shapes, **decoder, **box)
+        return fn.flip(images, horizontal=horizontal, vertical=vertical), ids

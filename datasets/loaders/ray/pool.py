@@ -7,6 +7,7 @@ to Ray.
 
 import atexit
 import contextlib
+import functools
 import os
 import secrets
 import signal
@@ -26,7 +27,6 @@ from bootfile.ground.errors import BadInput, import_optional, in_one_line, print
 from bootfile.ground.heartbeat import Heartbeat
 from common.ground.endings import LOST_CONTACT
 from common.ground.files import ROOT
-from datasets.loaders.ray import worker
 
 RAY = '"ray>=2.52"'  # the requirement for pip; 2.52 is the first version with tokens
 HELP = "Ray cluster: auto (default: RAY_ADDRESS, or that of this machine, or only this process), or HOST:PORT"
@@ -62,7 +62,9 @@ def connect(address: str, workers: int) -> Any:
     if imported and imported.is_initialized():
         return imported
     if address == "auto":
-        address = os.environ.get("RAY_ADDRESS") or _address_of_this_machine()
+        path = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), "ray", "ray_current_cluster")
+        started = path.read_text().strip() if path.exists() else ""  # the last `ray start` has left it
+        address = os.environ.get("RAY_ADDRESS") or (started if _is_reached(started) else "")
     if address and not _is_reached(address):
         raise _no_cluster(address, "it accepts no connection")
     if "ray" not in sys.modules:  # Ray reads its settings when it is imported
@@ -91,6 +93,27 @@ def connect(address: str, workers: int) -> Any:
     return ray
 
 
+class Worker:
+    """An actor that runs functions on tasks, on a node with this project's files at the same path or on the
+    PYTHONPATH of `ray start`. paths: this project, then sys.path of the training process.
+
+    The class is pickled by value, and imports this project only after it has set sys.path."""
+
+    def __init__(self, paths: list[str]):
+        sys.path.insert(0, paths[0])  # before another package `datasets`
+        sys.path.extend(path for path in paths if path not in sys.path)
+        import ray
+        import torch
+
+        torch.set_num_threads(1)  # as DataLoader's workers do
+        self.get: Any = functools.lru_cache(2)(ray.get)  # two iterators of one loader may take turns
+
+    def run(self, held: list, task: tuple) -> Any:
+        """Return function(task). held: [reference to the function], which is read once. Pool.submit() asks
+        for it from the training process."""
+        return self.get(held[0])(task)
+
+
 class Pool:
     """Actors of Ray that run functions on tasks.
 
@@ -104,7 +127,7 @@ class Pool:
 
     def __init__(self, workers: int, address: str = "auto", cpus: float = 1.0):
         ray = self._ray = connect(address, workers)
-        ray.cloudpickle.register_pickle_by_value(worker)
+        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Worker sets the path first
         self._cpus = 0.0 if _local else cpus  # that each actor reserves
         self._head = ray.get_runtime_context().gcs_address  # HOST:PORT
         self.workers = self._room(workers)
@@ -113,7 +136,7 @@ class Pool:
         if self.workers < workers:
             print_line(f"ray: {self.workers} of {workers} workers run: the cluster has no more CPUs")
         options = {"max_restarts": -1, "max_task_retries": _RETRIES, "scheduling_strategy": "SPREAD"}
-        actor = ray.remote(worker.Worker).options(num_cpus=self._cpus, **options)
+        actor = ray.remote(Worker).options(num_cpus=self._cpus, **options)
         paths = [ROOT, *(path for path in map(os.path.abspath, sys.path) if path != ROOT)]
         self._actors = [actor.remote(paths) for _ in range(self.workers)]
         self._finalizer = weakref.finalize(self, _kill, ray, self._actors)
@@ -200,24 +223,14 @@ class Pool:
     def _room(self, workers: int) -> int:
         """Return how many of these actors the CPUs of the cluster allow. It is asked before they start, and
         when a result takes long, because their node may be lost."""
-        if not self._cpus:
-            return workers
-        return min(workers, int(self._ray.cluster_resources().get("CPU", 0.0) / self._cpus))
+        cpus = self._ray.cluster_resources().get("CPU", 0.0) if self._cpus else 0.0
+        return min(workers, int(cpus / self._cpus)) if self._cpus else workers
 
     def _check(self) -> None:
         """Raise ClusterLost unless the head accepts connections. _take() calls it every _CHECKED seconds."""
         if not _is_reached(self._head):
             raise ClusterLost(f"the head of the Ray cluster at {self._head} accepts no connection")
         self._checked = time.monotonic()
-
-
-def _address_of_this_machine() -> str:
-    """Return the address that the last `ray start` on this machine has left; "" if nothing listens there."""
-    path = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), "ray", "ray_current_cluster")
-    if not path.exists():
-        return ""
-    address = path.read_text().strip()
-    return address if _is_reached(address) else ""
 
 
 def _no_cluster(address: str, reason: str) -> BadInput:

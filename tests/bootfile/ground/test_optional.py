@@ -12,8 +12,7 @@ from datasets import folders
 from datasets.folders import images
 from datasets.loaders.engines.dali import Dali
 from datasets.loaders.ray import pool
-from datasets.stores import pack
-from datasets.stores.shared import connection
+from datasets.stores import connection, pack
 from launch.platforms import service as modelarts
 from tests.benchmarks import generated
 from tests.conftest import run

@@ -16,7 +16,7 @@ from bootfile.sampling.plan import Plan
 from bootfile.sampling.sampler import BatchSampler
 from datasets.folders import random_folder
 from datasets.folders.image_folder import load
-from datasets.loaders import measure
+from datasets.loaders import backends
 from datasets.sampling.augment import random_resized_crop
 from datasets.stores.files import FileStore
 from tests.conftest import run
@@ -93,7 +93,7 @@ def test_a_node_without_room_for_the_workers_is_refused_before_they_start(
     else:
         limits = lambda kind: (60, 60)  # noqa: E731
         monkeypatch.setattr(workers.resource, "getrlimit", limits)
-    rates = measure.rates(FileStore(index), images, torch.device("cpu"), 2, seconds=0.01)
+    rates = backends.rates(FileStore(index), images, torch.device("cpu"), 2, seconds=0.01)
     assert "pytorch" not in rates and "threads" in rates
     expected = "MB of /dev/shm" if lacks == "shm" else "the limit is 60"
     assert expected in capsys.readouterr().out

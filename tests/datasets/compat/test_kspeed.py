@@ -18,8 +18,7 @@ from torchvision.datasets import ImageFolder
 from bootfile.ground.errors import BadInput
 from datasets.compat.kspeed import KSpeedCallable, KSpeedFolder, KSpeedImageFolder
 from datasets.loaders import backends
-from datasets.stores import pack
-from datasets.stores.shared import address
+from datasets.stores import connection, pack
 from tests.conftest import names
 from tests.support import pictures
 from tests.support.redis_server import (
@@ -58,8 +57,8 @@ def cache_dir(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
     """Restore the environment variable that a password of a script changes."""
-    monkeypatch.setenv(address.PASSWORD, "")
-    monkeypatch.delenv(address.PASSWORD)
+    monkeypatch.setenv(connection.PASSWORD, "")
+    monkeypatch.delenv(connection.PASSWORD)
 
 
 def whole(folder) -> list[str]:
@@ -213,7 +212,7 @@ def test_the_documented_call_with_every_kind_of_server(images, cache_dir, tmp_pa
     )):  # fmt: skip
         folder = tmp_path / str(number)
         folder.mkdir()
-        os.environ.pop(address.PASSWORD, None)
+        os.environ.pop(connection.PASSWORD, None)
         with RedisServer(folder, *options) as server:
             iplist = [f"127.0.0.1:{server.port}"]
 
@@ -243,12 +242,12 @@ def test_a_password_is_nowhere(images, cache_dir, tmp_path, capsys, monkeypatch)
         until(lambda: right(found.folder, whole(images / "val")) and is_cached(found.folder))
         seen = [repr(found), repr(vars(found)), repr(vars(found.folder)), repr(source), repr(vars(source))]
         seen += [str(pickle.dumps(found)), str(pickle.dumps(source))]
-        monkeypatch.delenv(address.PASSWORD)
+        monkeypatch.delenv(connection.PASSWORD)
         with pytest.raises(BadInput, match="refuses the user") as caught:
             KSpeedFolder(images / "val", 1, hosts, "bootfile", f"not {PASSWORD}", cache_dir=cache_dir)
         seen.append(str(caught.value))
         # the environment overrides the script, which can keep its "admin"
-        monkeypatch.setenv(address.PASSWORD, PASSWORD)
+        monkeypatch.setenv(connection.PASSWORD, PASSWORD)
         url = server.url("bootfile")
         other = KSpeedFolder(images / "val", 1, url, "admin", "admin", cache_dir=cache_dir)
         assert right(other, whole(images / "val")) and is_cached(other)

@@ -99,11 +99,12 @@ def test_a_link_to_itself_has_another_reason(data, load):
 def test_links_that_no_image_needs_are_left_out(data, load):
     index = load(data)
     (data / "notes").symlink_to("nowhere")
-    (data / "train" / "apple" / "0.json").symlink_to("nowhere")
-    (data / "train" / "readme.txt").symlink_to("nowhere")
     (data / "train" / ".old").symlink_to("nowhere")
     assert load(data).fingerprint == index.fingerprint
-    assert "ignored" in load.lines[0] and ".json 1" in load.lines[0] and "hidden 1" in load.lines[0]
+    assert "ignored" in load.lines[0] and "hidden 1" in load.lines[0]
+    (data / "train" / "readme.txt").symlink_to("nowhere")
+    with pytest.raises(BadInput, match=r"readme\.txt .*link to nowhere"):
+        load(data)
 
 
 def test_the_folder_itself_and_a_part_of_its_path(data, load):

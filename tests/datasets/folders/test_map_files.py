@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from datasets.folders.map_files import map_files
+from datasets.folders.walk import map_files
 
 
 def test_tasks_that_wait_run_in_threads_and_keep_their_order():

@@ -12,10 +12,10 @@ from sklearn.datasets import load_sample_images
 
 from bootfile.ground.errors import BadInput
 from bootfile.sampling.sampler import WholeBatchSampler
-from datasets.folders import paired_images, random_pairs
+from datasets.folders import paired_images, random_folder
 from datasets.loaders import backends
-from datasets.loaders.engines.paired_dali import PairedDali
-from datasets.loaders.engines.threads import Threads
+from datasets.loaders.engines.crops import Threads
+from datasets.loaders.engines.dali import PairedDali
 from datasets.loaders.image_loader import ImageLoader
 from datasets.stores.files import PairFiles
 from tests.support.receipts import sums_of
@@ -259,9 +259,9 @@ def test_a_gpu_that_is_not_there_and_dali_that_is_not_installed(pairs, monkeypat
 
 
 def test_generated_pairs_are_pairs(tmp_path):
-    root = random_pairs.make(str(tmp_path / "generated"))
+    root = random_folder.make_pairs(str(tmp_path / "generated"))
     counts = {split: len(paired_images.load(root, split, str(tmp_path))) for split in ("train", "test")}
-    assert counts == {"train": 26, "test": 8} and random_pairs.make(root) == root
+    assert counts == {"train": 26, "test": 8} and random_folder.make_pairs(root) == root
 
 
 @pytest.mark.gpu
@@ -269,7 +269,7 @@ def test_generated_pairs_are_pairs(tmp_path):
 def test_on_a_gpu_the_same_pairs_and_nearly_the_same_pixels(rows, tmp_path):
     pytest.importorskip("nvidia.dali")
     device = torch.device("cuda", torch.cuda.current_device())
-    root = random_pairs.make(str(tmp_path / "generated"))
+    root = random_folder.make_pairs(str(tmp_path / "generated"))
     pairs = paired_images.load(root, "train", str(tmp_path), rows)
     order = WholeBatchSampler(len(pairs), 6, 7)
     plan = paired_images.plan(pairs, order, 128, augment=True)

@@ -5,7 +5,7 @@ import types
 import pytest
 import torch
 
-from datasets.loaders import backends, measure
+from datasets.loaders import backends
 from datasets.loaders.image_loader import ToDevice, start_pool
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -107,7 +107,7 @@ def test_memory_is_used_again_once_it_is_free():
     ],
 )
 def test_a_gpu_decodes_only_if_the_host_is_too_slow(rates, chosen):
-    assert measure.choose(rates) == chosen
+    assert backends.choose(rates) == chosen
 
 
 @pytest.mark.parametrize("memory, workers, threads", [(24e9, 16, 4), (80e9, 16, 12), (80e9, 3, 3)])

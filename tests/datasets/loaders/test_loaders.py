@@ -23,16 +23,15 @@ from bootfile.receipt.receipt import Receipt
 from bootfile.sampling.plan import Plan
 from bootfile.sampling.sampler import BatchSampler, SequentialBatchSampler
 from datasets.folders import image_folder
-from datasets.loaders import backends, measure, pixels
-from datasets.loaders.engines import threads
+from datasets.loaders import backends, pixels
+from datasets.loaders.backends import SyntheticIndex
+from datasets.loaders.engines import crops as cropping
 from datasets.loaders.engines.crops import Crops
-from datasets.loaders.engines.synthetic import SyntheticIndex
 from datasets.loaders.image_folders import progressive_size
 from datasets.sampling.augment import center_crop, random_resized_crop
 from datasets.sampling.effects import Effects, draw_effects
 from datasets.stores import forms, pack
-from datasets.stores.files import FileStore
-from datasets.stores.store import scaled
+from datasets.stores.files import FileStore, scaled
 from tests.conftest import LONGEST, ROOT, finish, start, wait_until
 from tests.support import pictures, tars
 from tests.support.packs import damaged
@@ -97,9 +96,9 @@ def packs(index, folder, tmp_path_factory):
 @pytest.mark.parametrize("room", [1, 40_000, 2**23])
 def test_threads_decode_the_images_of_a_task_before_they_resize_them(room, index, monkeypatch):
     """They decode as many as fit into their memory, at least one. The pixels are those of one at a time."""
-    monkeypatch.setattr(threads, "_DECODED", room)
+    monkeypatch.setattr(cropping, "_DECODED", room)
     done = []
-    engine = threads.Threads(FileStore(index), 1)
+    engine = cropping.Threads(FileStore(index), 1)
     crops, plan = engine._crops, plan_of(index)
     cut, fit = crops.cut, crops.fit
     monkeypatch.setattr(crops, "cut", lambda row, *rest: done.append("decode") or cut(row, *rest))
@@ -348,10 +347,10 @@ def test_synthetic_has_the_plan_s_labels_and_no_receipt_of_real_data(index, refe
 
 
 def test_the_fastest_is_measured(index, packs):
-    found = measure.rates(packs["files"], plan_of(index), CPU, 2, seconds=0.2)
+    found = backends.rates(packs["files"], plan_of(index), CPU, 2, seconds=0.2)
     here = {name for name, reason in backends.reasons(CPU).items() if not reason}
     assert set(found) == here - {"synthetic"} and all(rate > 0 for rate in found.values())
-    assert "threads" in measure.text(found)
+    assert "threads" in backends.text(found)
 
 
 @pytest.mark.parametrize(("waited", "share", "has_hint"), [(0.5, "2.0%", False), (20, "80.0%", True)])
@@ -359,7 +358,7 @@ def test_the_share_of_waiting_is_logged_with_a_hint_if_it_is_large(waited, share
     lines: list = []
     with backends.build("pytorch", packs["decoded"], plan_of(index), CPU, 2) as loader:
         loader.waited = waited
-        measure.log_waiting(loader, argparse.Namespace(training_seconds=25, info=lines.append))
+        backends.log_waiting(loader, argparse.Namespace(training_seconds=25, info=lines.append))
     assert share in lines[0] and ("bench loaders" in lines[0]) == has_hint
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from datasets.folders import random_folder, random_pairs
+from datasets.folders import random_folder
 from tests.conftest import refused, run_ranks
 
 # A job that prints the folders that it lists and the files that it opens below sys.argv[1].
@@ -65,7 +65,7 @@ def test_an_error_of_the_first_process_ends_all_with_one_line(images, tmp_path):
 
 
 def test_one_process_of_a_node_looks_for_pairs(tmp_path):
-    folder = random_pairs.make(str(tmp_path / "pairs"))
+    folder = random_folder.make_pairs(str(tmp_path / "pairs"))
     job = ("jobs/loader.py", f"--data_url={folder}", f"--output_dir={tmp_path / 'out'}", "--crop=32")
     (listed, _), (others_listed, _) = watched(folder, *job)
     assert f"{folder}/train/blurry/a" in listed and not others_listed
@@ -74,14 +74,14 @@ def test_one_process_of_a_node_looks_for_pairs(tmp_path):
 DIFFERENT_DISKS = """
 import shutil, sys, torch
 from datasets.folders import image_folder
-from datasets.loaders import node_index
+from datasets.folders import image_folder
 torch.distributed.init_process_group("gloo")
 rank = torch.distributed.get_rank()
 def load():
     index = image_folder.load(sys.argv[1], "train", f"{sys.argv[2]}/{rank}")
     shutil.rmtree(index.folder)  # the other rank does not see it
     return [index]
-[index] = node_index.load(sys.argv[1], load)
+[index] = image_folder.load_on_nodes(sys.argv[1], load)
 print("loaded", len(index), index.fingerprint, index.folder)
 torch.distributed.barrier()
 """
@@ -96,18 +96,18 @@ def test_a_process_that_cannot_open_the_index_makes_its_own(images, tmp_path):
 LONG = """
 import datetime, os, sys, time, torch
 from datasets.folders import image_folder
-from datasets.loaders import node_index
-node_index._BEAT = 0.2
-node_index.socket.gethostname = lambda: f"node {os.environ['RANK']}"
+from datasets.folders import image_folder
+image_folder._BEAT = 0.2
+image_folder.socket.gethostname = lambda: f"node {os.environ['RANK']}"
 torch.distributed.init_process_group("gloo")
 rank = torch.distributed.get_rank()
 def load():
     index = image_folder.load(sys.argv[1], "train", f"{sys.argv[2]}/{rank}")
-    node_index.ranks.store().set_timeout(datetime.timedelta(seconds=15))
+    image_folder.ranks.store().set_timeout(datetime.timedelta(seconds=15))
     if rank:
         time.sleep(20)
     return [index]
-[index] = node_index.load(sys.argv[1], load)
+[index] = image_folder.load_on_nodes(sys.argv[1], load)
 print("loaded", len(index))
 torch.distributed.barrier()
 """

@@ -9,8 +9,7 @@ import torch
 
 from bootfile.receipt.receipt import batch_sums
 from bootfile.sampling.sampler import BatchSampler, SequentialBatchSampler
-from datasets.loaders.engines.memory import Windows, make_loader, plan_of
-from datasets.loaders.engines.resident import Resident, resident_loader
+from datasets.loaders.engines.memory import Resident, Windows, make_loader, plan_of, resident_loader
 from datasets.loaders.image_loader import ImageLoader
 from datasets.memory.image_set import ImageSet
 from datasets.sampling.augment import CropFlip, crop_flip

@@ -10,7 +10,7 @@ import pytest
 from bootfile.ground.errors import BadInput
 from bootfile.receipt import receipt
 from datasets.folders import image_folder, random_folder
-from datasets.sampling import weights
+from datasets.loaders.image_folders import read_class_weights
 from launch.data import cli
 from tests.conftest import interrupt, records, run, run_ranks
 
@@ -35,10 +35,10 @@ def data(tmp_path_factory):
 
 
 def test_balanced_weights_and_those_of_a_file_of_classes(tmp_path):
-    shares = weights.read("balanced", INDEX)
+    shares = read_class_weights("balanced", INDEX)
     assert shares[:3].sum() == pytest.approx(shares[3])
     (tmp_path / "file").write_text("sea gull 3\n\ncat 0.5\n")
-    assert weights.read(str(tmp_path / "file"), INDEX).tolist() == [0.5, 0.5, 0.5, 3]
+    assert read_class_weights(str(tmp_path / "file"), INDEX).tolist() == [0.5, 0.5, 0.5, 3]
 
 
 @pytest.mark.thorough
@@ -46,10 +46,10 @@ def test_weights_of_images_by_their_paths(data, tmp_path):
     index = image_folder.load(str(data), "train", cache=str(tmp_path / "cache"))
     lines = [f"{index.name(id)} {id}" for id in reversed(range(len(index)))]
     (tmp_path / "file").write_text("\n".join(lines))
-    assert weights.read(str(tmp_path / "file"), index).tolist() == list(range(48))
+    assert read_class_weights(str(tmp_path / "file"), index).tolist() == list(range(48))
     (tmp_path / "file").write_text("\n".join([*lines, "other.jpg 1"]))
     with pytest.raises(BadInput, match=r"image .*: other\.jpg"):
-        weights.read(str(tmp_path / "file"), index)
+        read_class_weights(str(tmp_path / "file"), index)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_weights_of_images_by_their_paths(data, tmp_path):
 def test_a_file_of_weights_that_is_not_complete_is_refused(text, named, tmp_path):
     (tmp_path / "file").write_text(text)
     with pytest.raises(BadInput, match=named):
-        weights.read(str(tmp_path / "file"), INDEX)
+        read_class_weights(str(tmp_path / "file"), INDEX)
 
 
 @pytest.mark.thorough

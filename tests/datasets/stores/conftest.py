@@ -1,7 +1,7 @@
 import pytest
 
 from datasets.folders import image_folder
-from datasets.stores.shared import connection
+from datasets.stores import connection
 from tests.support import pictures
 from tests.support.redis_server import patient  # noqa: F401
 

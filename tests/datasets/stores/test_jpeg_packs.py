@@ -17,7 +17,7 @@ from bootfile.sampling.plan import Plan
 from bootfile.sampling.sampler import BatchSampler
 from datasets.folders import image_folder
 from datasets.loaders import backends
-from datasets.loaders.ray.engine import RemoteCrops
+from datasets.loaders.engines.crops import RemoteCrops
 from datasets.sampling.augment import random_resized_crop
 from datasets.stores import forms, pack
 from datasets.stores.files import FileStore

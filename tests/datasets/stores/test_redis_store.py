@@ -14,9 +14,8 @@ import trustme
 
 from bootfile.ground.errors import BadInput
 from datasets.folders import image_folder
-from datasets.stores import forms
+from datasets.stores import connection, forms, references
 from datasets.stores.files import FileStore
-from datasets.stores.shared import address, connection, references
 from tests.conftest import LONGEST, ROOT, finish, start, wait_until
 from tests.support import pictures
 from tests.support.redis_server import (
@@ -66,7 +65,7 @@ def test_addresses(tmp_path):
          {"user": "u@x", "tls": True, "ca": str(certificates), "form": "encoded"}),
         ("redis://[::1]:7000", {"host": "::1", "port": 7000}),
     ):  # fmt: skip
-        assert address.parse(text) == address.Address(**{"host": "cache.example"} | rest)
+        assert connection.parse(text) == connection.Address(**{"host": "cache.example"} | rest)
 
 
 @pytest.mark.parametrize("text, reason", [
@@ -81,7 +80,7 @@ def test_addresses(tmp_path):
 ])  # fmt: skip
 def test_addresses_that_are_none(text, reason):
     with pytest.raises(BadInput, match=reason.replace("?", r"\?")):
-        address.parse(text)
+        connection.parse(text)
 
 
 @pytest.mark.parametrize("text", [
@@ -93,7 +92,7 @@ def test_addresses_that_are_none(text, reason):
 ])  # fmt: skip
 def test_what_may_be_a_password_in_the_url_is_refused_and_not_repeated(text):
     with pytest.raises(BadInput) as caught:
-        address.parse(text)
+        connection.parse(text)
     assert not {"PASS", "PA", "SS", "P"} & set(re.split(r"[^A-Z_]+", str(caught.value)))
 
 
@@ -218,7 +217,7 @@ def test_a_forked_process_finds_a_server_that_comes_back(tmp_path, index, made):
 @needed
 def test_a_cluster_is_read_until_a_node_dies_and_after_it_comes_back(tmp_path, index, made, monkeypatch):
     """The address of one node is enough. Without the node, all samples come from the next tier."""
-    monkeypatch.setenv(address.PASSWORD, PASSWORD)
+    monkeypatch.setenv(connection.PASSWORD, PASSWORD)
     samples, user = made["encoded"], f"user bootfile on >{PASSWORD} {RIGHTS} +command +cluster|slots"
     with cluster(tmp_path, user) as nodes:
         with Opened(nodes[1].url("bootfile", "?form=encoded"), index, "active") as opened:
@@ -332,7 +331,7 @@ CLUSTER = b"$17\r\ncluster_enabled:1\r\n"
 ], ids=lambda value: repr(value)[:50])  # fmt: skip
 def test_a_server_that_is_not_redis_is_a_miss(answer, others, index, made, monkeypatch):
     """It is one line after any number of retries, without a traceback, with and without a password."""
-    monkeypatch.setenv(address.PASSWORD, PASSWORD)
+    monkeypatch.setenv(connection.PASSWORD, PASSWORD)
     monkeypatch.setattr(connection, "READ", 0.2)  # half an answer has no end
     with Odd(answer, **others) as odd:
         for url in (odd.url, odd.url.replace("//", "//user@")):
@@ -348,18 +347,18 @@ def test_a_server_that_is_not_redis_is_a_miss(answer, others, index, made, monke
 def test_wrong_credentials_are_an_error_at_once(tmp_path, index, monkeypatch):
     with with_user(tmp_path) as server:
         for user, password in (("bootfile", "wrong"), ("unknown", PASSWORD), ("", PASSWORD), ("", "")):
-            monkeypatch.setenv(address.PASSWORD, password)
+            monkeypatch.setenv(connection.PASSWORD, password)
             with pytest.raises(BadInput, match=f":{server.port}: .*refuses the user") as caught:
                 Opened(server.url(user), index)
             assert PASSWORD not in str(caught.value) and "wrong" not in str(caught.value)
         secret = tmp_path / "secret"
         secret.write_text(PASSWORD + "\n")
-        monkeypatch.setenv(address.PASSWORD_FILE, str(secret))
+        monkeypatch.setenv(connection.PASSWORD_FILE, str(secret))
         with Opened(server.url("bootfile"), index) as opened:
             assert opened.said == []
             text = connection._text(RuntimeError(f"ERR unknown command 'AUTH' '{PASSWORD}'"))
             assert PASSWORD not in text + repr(vars(opened.store)) + str(pickle.dumps(opened.store))
-    monkeypatch.setenv(address.PASSWORD_FILE, str(tmp_path / "nothing"))
+    monkeypatch.setenv(connection.PASSWORD_FILE, str(tmp_path / "nothing"))
     with pytest.raises(BadInput, match="BOOTFILE_CACHE_PASSWORD_FILE: cannot read"):
         Opened("redis://bootfile@127.0.0.1", index)
 
@@ -367,7 +366,7 @@ def test_wrong_credentials_are_an_error_at_once(tmp_path, index, monkeypatch):
 @needed
 def test_a_user_with_the_rights_that_are_documented(tmp_path, index, made, monkeypatch):
     """The user may do everything that a job, a preload and `ls` need, but no EVAL, and with no other keys."""
-    monkeypatch.setenv(address.PASSWORD, PASSWORD)
+    monkeypatch.setenv(connection.PASSWORD, PASSWORD)
     with with_user(tmp_path) as server:
         log = server.client(username="bootfile", password=PASSWORD)
         with Opened(server.url("bootfile"), index, "active") as opened:
@@ -388,7 +387,7 @@ def test_a_user_with_the_rights_that_are_documented(tmp_path, index, made, monke
 @needed
 @pytest.mark.parametrize("without", ["+mget", "+set", "+info", "+zadd +time"])
 def test_without_a_right_it_goes_on_without(without, tmp_path, index, made, monkeypatch):
-    monkeypatch.setenv(address.PASSWORD, PASSWORD)
+    monkeypatch.setenv(connection.PASSWORD, PASSWORD)
     rights = RIGHTS
     for right in without.split():
         rights = rights.replace(f" {right} ", " ")
@@ -404,20 +403,20 @@ def test_without_a_right_it_goes_on_without(without, tmp_path, index, made, monk
 
 @needed
 def test_tls(tmp_path, index, made, monkeypatch):
-    monkeypatch.setenv(address.PASSWORD, PASSWORD)
+    monkeypatch.setenv(connection.PASSWORD, PASSWORD)
     with with_user(tmp_path, tls=trustme.CA()) as server:
         trusted = f"?form=encoded&ca={server.folder / 'ca.pem'}"
         with Opened(server.url("bootfile", trusted), index) as opened:
             assert opened.store.put(ALL, made["encoded"]) == 40
             assert same(opened.store.read(ALL), made["encoded"]) and opened.said == []
-        monkeypatch.setenv(address.CA, str(server.folder / "ca.pem"))
+        monkeypatch.setenv(connection.CA, str(server.folder / "ca.pem"))
         with Opened(server.url("bootfile", "?form=encoded"), index) as opened:
             assert same(opened.store.read(ALL), made["encoded"])
         elsewhere = server.url("bootfile", "?form=encoded").replace("127.0.0.1", "localhost")
         with Opened(elsewhere, index) as opened:
             assert opened.store.read(ALL) == [None] * 40
             assert len(opened.said) == 1 and "certificate verify failed" in opened.said[0], "another name"
-        monkeypatch.delenv(address.CA)
+        monkeypatch.delenv(connection.CA)
         with Opened(server.url("bootfile"), index) as opened:
             for _ in range(3):
                 assert opened.store.read(ALL) == [None] * 40
@@ -449,7 +448,7 @@ def test_an_active_set_goes_with_the_last_one(empty_redis, index, made):
 @needed
 def test_no_heartbeat_follows_the_release(empty_redis, index, monkeypatch):
     """A heartbeat that is on its way ends before the release; the one of Servers.close() is not sent."""
-    monkeypatch.setattr("datasets.stores.shared.redis_store._BEAT", 0.0)
+    monkeypatch.setattr("datasets.stores.redis_store._BEAT", 0.0)
     arrived, may_go = threading.Event(), threading.Event()
     beat = references.Reference.beat
 
@@ -507,12 +506,12 @@ sys.path.insert(0, {root!r})
 from datasets.folders import image_index
 from datasets.stores import forms
 from datasets.stores.files import FileStore
-from datasets.stores.shared import address, connection, references
-from datasets.stores.shared.redis_store import RedisStore
+from datasets.stores import connection, references
+from datasets.stores.redis_store import RedisStore
 references.LIFETIME = 1
 connection.CONNECT = connection.READ = 400
 index = image_index.open_index({folder!r})
-store = RedisStore(connection.Server(address.parse({url!r})), index, "active")
+store = RedisStore(connection.Server(connection.parse({url!r})), index, "active")
 store.put([0, 1], [forms.make(FileStore(index), id, "decoded") for id in (0, 1)])
 while not store.reference.is_counted:
     time.sleep(0.01)

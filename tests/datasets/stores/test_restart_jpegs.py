@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import types
 
 import cv2
 import numpy as np
@@ -287,7 +288,11 @@ def test_a_sample_with_other_markers_is_decoded_as_a_whole(index, store):
 def test_an_older_pack_of_jpegs_keeps_its_bytes(index, tmp_path):
     """The samples of "jpeg" are those of version 0.37: simplejpeg's, without markers."""
     ramp = (np.arange(96 * 64 * 3).reshape(64, 96, 3) // 80 % 256).astype(np.uint8)
-    assert forms._encode(ramp, "jpeg") == simplejpeg.encode_jpeg(ramp, 90, "RGB", "420")
+    file = io.BytesIO()
+    Image.fromarray(ramp).save(file, "PNG")
+    one = types.SimpleNamespace(heights=np.array([64]), widths=np.array([96]), plain=[True])
+    sample = forms.convert(one, 0, file.getvalue(), "jpeg")
+    assert sample.content == simplejpeg.encode_jpeg(ramp, 90, "RGB", "420")
     store = pack.build(index, str(tmp_path / "old"), "jpeg")
     meta = pack.described(store.path)
     assert meta["version"] == 2 and meta["quality"] == 90 and meta["short_side"] == 256

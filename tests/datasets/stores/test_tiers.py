@@ -15,9 +15,8 @@ from bootfile.sampling.sampler import BatchSampler
 from datasets.folders import image_folder
 from datasets.loaders import backends
 from datasets.sampling.augment import random_resized_crop
-from datasets.stores import forms, pack, tiers
+from datasets.stores import connection, forms, pack, tiers
 from datasets.stores.files import FileStore
-from datasets.stores.shared import connection
 from datasets.stores.tiers import Stores
 from tests.support import pictures
 from tests.support.receipts import sums_of
@@ -71,7 +70,7 @@ def planned(index, epoch=1) -> torch.Tensor:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_same_bits_with_and_without_a_cache(backend, form, empty_redis, index, uncached, monkeypatch):
     """This holds in the epoch that fills the cache and in the epoch that reads it. Nothing is left behind."""
-    monkeypatch.setattr("datasets.stores.shared.redis_store._BEAT", 0.1)
+    monkeypatch.setattr("datasets.stores.redis_store._BEAT", 0.1)
     with backends.build(backend, uncached[form], plan_of(index), CPU, 2) as loader:
         expected, _ = epoch_of(loader)
     threads = threading.active_count()
@@ -115,7 +114,7 @@ def test_processes_share_what_they_read(empty_redis, index):
 def test_whatever_fails_in_the_middle(fault, backend, tmp_path, index, uncached, monkeypatch):
     if fault == "pause":
         monkeypatch.setattr(connection, "READ", 0.3)
-    monkeypatch.setattr("datasets.stores.shared.redis_store._BEAT", 0.1)
+    monkeypatch.setattr("datasets.stores.redis_store._BEAT", 0.1)
     with backends.build(backend, uncached["decoded"], plan_of(index), CPU, 2) as loader:
         expected = [epoch_of(loader, epoch)[0] for epoch in (1, 2)]
 

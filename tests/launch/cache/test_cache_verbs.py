@@ -13,9 +13,8 @@ import pytest
 
 from bootfile.ground.errors import BadInput
 from datasets.folders import image_folder
-from datasets.stores import forms, pack
+from datasets.stores import connection, forms, pack
 from datasets.stores.files import FileStore
-from datasets.stores.shared import address
 from launch.cache import cli as cache
 from launch.cache import places as cache_server
 from tests.conftest import environment, finish, free_port, names, run, start
@@ -316,14 +315,14 @@ def test_no_secret_in_what_is_said(images, cache_dir, tmp_path, launch, monkeypa
         data = ("--data_url", images, "--cache_dir", cache_dir)
         secret = tmp_path / "secret"
         secret.write_text(PASSWORD + "\n")
-        right, wrong = {address.PASSWORD_FILE: str(secret)}, {address.PASSWORD: f"not {PASSWORD}"}
+        right, wrong = {connection.PASSWORD_FILE: str(secret)}, {connection.PASSWORD: f"not {PASSWORD}"}
         for words, env, code in ((("preload", *to, *data), right, 0), (("ls", *to), wrong, 2)):
             process = start("-m", "launch", "cache", *words, env=environment(**env), fresh=True)
             seen.append(Path(f"/proc/{process.pid}/cmdline").read_text())
             result = finish(process, code)
             seen += result.stdout, result.stderr
             assert code == 0 or names(result.stderr, "refuses the user", "--to")
-        monkeypatch.setenv(address.PASSWORD, PASSWORD)
+        monkeypatch.setenv(connection.PASSWORD, PASSWORD)
         for verb, *words in (("check", images), ("ls",), ("rm", None, "--all")):
             code, printed = launch(verb, to[1], *words)
             seen += printed, launch.said

@@ -17,10 +17,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from datasets.folders.image_index import ImageFolderIndex
-from datasets.stores import forms
+from datasets.stores import forms, references
+from datasets.stores.connection import Server, Unavailable
 from datasets.stores.forms import Sample
-from datasets.stores.shared import references
-from datasets.stores.shared.connection import Server, Unavailable
 
 _HEADER = struct.Struct("<4sIIQI")  # magic, height, width, bytes, crc32
 _MAGIC = b"BFS\1"
@@ -64,11 +63,13 @@ class RedisStore:
         except Unavailable:
             return [None] * len(ids)
         samples: list[bytes | np.ndarray | None] = []
-        for key, value, *size in zip(keys, values, *(column.tolist() for column in columns), strict=True):
-            if value is None:
-                samples.append(None)
-            else:
-                samples.append(self._content(key, value, *size))
+        sizes = zip(*(column.tolist() for column in columns), strict=True)
+        for key, value, (height, width, size) in zip(keys, values, sizes, strict=True):
+            stored = value or b""
+            content = memoryview(stored)[_HEADER.size :]
+            # a value that is damaged is a miss, too
+            is_whole = len(content) == size and stored[: _HEADER.size] == _header(key, height, width, content)
+            samples.append(Sample(height, width, content).value(self.form) if is_whole else None)
         return samples
 
     def is_empty(self) -> bool:
@@ -89,10 +90,14 @@ class RedisStore:
         entries = [(int(id), sample) for id, sample in zip(ids, samples, strict=True)]
         taken = 0
         for first in range(0, len(entries), _PUT):
-            part = entries[first : first + _PUT]
-            commands = [
-                ("SET", self._key(id), self._value(id, sample), *self._expiry(id)) for id, sample in part
-            ]
+            commands = []
+            for id, sample in entries[first : first + _PUT]:
+                key = self._key(id)
+                content = np.frombuffer(sample.content, np.uint8).data
+                value = _header(key, sample.height, sample.width, content) + content
+                # an active data set expires even if no job is left to delete it; samples at different times
+                seconds = references.SAMPLE_LIFETIME - id * 7919 % (references.SAMPLE_LIFETIME // 4)
+                commands.append(("SET", key, value, *(() if self.reference.is_offline else ("EX", seconds))))
             try:
                 # in turns: a server that becomes full gets no further ones
                 if self.server.is_full():
@@ -176,31 +181,8 @@ class RedisStore:
             self._renew()
             self.server.each_tick(self._tick)
 
-    def _content(
-        self, key: bytes, value: bytes, height: int, width: int, size: int
-    ) -> bytes | np.ndarray | None:
-        """Return the sample in a value, None if the value is damaged. read() calls it for each value."""
-        content = memoryview(value)[_HEADER.size :]
-        if len(content) != size or value[: _HEADER.size] != _header(key, height, width, content):
-            return None
-        return Sample(height, width, content).value(self.form)
-
     def _key(self, id: int) -> bytes:
         return references.sample_key(self.server, self.name, int(id))
-
-    def _value(self, id: int, sample: Sample) -> bytes:
-        """Return what put() stores of a sample: its header and its content."""
-        content = np.frombuffer(sample.content, np.uint8).data
-        return _header(self._key(id), sample.height, sample.width, content) + content
-
-    def _expiry(self, id: int) -> tuple:
-        """Return the expiry option of SET: an active data set expires even if no job is left to delete it.
-
-        put() asks for each sample."""
-        if self.reference.is_offline:
-            return ()
-        spread = references.SAMPLE_LIFETIME // 4  # samples expire at different times
-        return "EX", references.SAMPLE_LIFETIME - id * 7919 % spread
 
     def _tick(self) -> None:
         """Put the samples that wait, and send a heartbeat every _BEAT seconds.

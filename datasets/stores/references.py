@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from datasets.stores.shared.connection import Server, Unavailable
+from datasets.stores.connection import Server, Unavailable
 
 LIFETIME = 60  # seconds after the last heartbeat until a reference expires
 SAMPLE_LIFETIME = 12 * 3600  # seconds
@@ -178,13 +178,10 @@ def send_redis_command(
         answers += server.execute(*commands, errors=True)
         if log:
             log(len(part))
-    numbers = []
-    for answer in answers:
-        if isinstance(answer, int):
-            numbers.append(answer)
-        elif str(answer).startswith("WRONGTYPE"):  # an error of Redis about this key only
-            numbers.append(-1)
-        else:
+    # WRONGTYPE: an error of Redis about this key only
+    numbers = [-1 if str(answer).startswith("WRONGTYPE") else answer for answer in answers]
+    for answer in numbers:
+        if not isinstance(answer, int):
             raise Unavailable(str(answer))
     return np.array(numbers, np.int64)
 
@@ -204,10 +201,7 @@ def _remove_unused(server: Server, name: str) -> None:
     release() and sweep() call it."""
     members = _key(server, name, _REFERENCES)
     # by the server's clock, by which the references were written
-    _, number = server.execute(
-        ("ZREMRANGEBYSCORE", members, "-inf", server.time()),
-        ("ZCARD", members),
-    )
+    _, number = server.execute(("ZREMRANGEBYSCORE", members, "-inf", server.time()), ("ZCARD", members))
     if number == 0:
         remove(server, name)
 
@@ -221,10 +215,7 @@ def _read_set(server: Server, name: str) -> StoredSet:
     )
     # the answer is one list: member, score, member, score, ...
     ends = dict(zip(scores[::2], map(float, scores[1::2]), strict=True))
-    mode = "active"
-    if _OFFLINE in ends:
-        mode = "offline"
-        del ends[_OFFLINE]
+    mode = "offline" if ends.pop(_OFFLINE, None) else "active"
     references = [(process.decode(), end - now) for process, end in ends.items() if end > now]
     title = about.get(b"title", b"").decode()
     return StoredSet(name, title, int(about.get(b"samples", 0)), mode, references)

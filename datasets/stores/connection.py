@@ -3,22 +3,39 @@
 The server is one of Redis or Valkey, or a node of a Cluster: redis-py's cluster client then finds the others.
 A server that fails is not asked any more; a background thread asks it until it answers again. So a job waits
 once for a server that stops answering, not once for each batch.
+
+The URL of --cache never contains the password:
+
+    redis://user@cache.example:6379                a server, or one node of a Cluster
+    rediss://user@cache.example?ca=/etc/ca.pem     the same, over TLS
+    redis://cache.example/3/team                   database 3; keys begin with "team"
+    redis://cache.example?form=encoded             the files' bytes instead of small pixels
+
+CA certificates come from ?ca=FILE, BOOTFILE_CACHE_CA or the system. A server's certificate must be for its
+host name.
 """
 
 import contextlib
 import itertools
 import os
+import re
 import threading
 import time
+import urllib.parse
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bootfile.ground.errors import BadInput, import_optional
-from datasets.stores.shared import address as addresses
+from bootfile.ground.files import explained
+from datasets.stores.forms import SIZED
 
+PASSWORD = "BOOTFILE_CACHE_PASSWORD"
+PASSWORD_FILE = "BOOTFILE_CACHE_PASSWORD_FILE"
+CA = "BOOTFILE_CACHE_CA"
+_PORT = 6379
 CONNECT = 1.0  # seconds to connect
 READ = 1.0  # seconds without a byte
 _SLOWEST = 20e6  # bytes/s: reading the files is faster than that
@@ -26,6 +43,80 @@ _REQUEST = 800_000  # bytes requested at a time: larger answers are slower
 _TICK = 0.5  # seconds between two rounds of the background thread
 _PAUSE = 30.0  # seconds before a server that failed is asked again: a failure costs a job up to 2 seconds
 _FULL = 60.0  # seconds before the next try to put into a full server
+
+
+class Address(NamedTuple):
+    """The address of a shared cache.
+
+    user: None for the server's default user.
+    tls: whether the connections use TLS.
+    ca: file of CA certificates, None for the system's.
+    database: number of the database.
+    prefix: the first part of all keys.
+    form: of the samples.
+    """
+
+    host: str
+    port: int = _PORT
+    user: str | None = None
+    tls: bool = False
+    ca: str | None = None
+    database: int = 0
+    prefix: str = "bootfile"
+    form: str = "decoded"
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host  # an IPv6 address
+        return f"{host}:{self.port}"
+
+
+def parse(text: str) -> Address:
+    """Return the Address of a URL. Raises BadInput; its message never contains a possible password.
+
+    Every rank calls it when it opens its stores, before it connects."""
+    # first: no later message may show it
+    if re.search(r"//[^@/]*:[^@]*@", text):
+        raise BadInput(
+            f"--cache: remove the password from the URL, which every user of the machine can read; change "
+            f"it, and set {PASSWORD}, or {PASSWORD_FILE} to the path of a file with it"
+        )
+    try:
+        parts = urllib.parse.urlsplit(text)
+        host = parts.hostname
+        port = parts.port or _PORT
+    except ValueError:  # the port is not a number, or a bracket is missing
+        host = None
+    if "," in re.split("[/?]", text.partition("://")[2])[0]:
+        raise BadInput("--cache names several hosts: name one; one node of a Cluster is enough")
+    if not host or parts.scheme not in ("redis", "rediss"):
+        raise BadInput("--cache is not redis://host[:port] or rediss://host[:port]")
+    user = urllib.parse.unquote(parts.username) if parts.username else None
+    address = Address(host, port, user, parts.scheme == "rediss")
+    query = dict(urllib.parse.parse_qsl(parts.query, keep_blank_values=True))
+    form = query.get("form", "decoded")
+    if query.keys() - {"ca", "form"} or form not in SIZED:
+        raise BadInput(f"--cache {address}: only ca=FILE and form={'|'.join(SIZED)} are valid after the ?")
+    ca = query.get("ca") or os.environ.get(CA)
+    if ca and not os.path.isfile(ca):
+        raise BadInput(f"--cache: the file of certificates {ca} does not exist")
+    # /database/prefix, both optional: a number is a database
+    folders = [folder for folder in parts.path.split("/") if folder]
+    database = int(folders.pop(0)) if folders and re.fullmatch("[0-9]{1,9}", folders[0]) else 0
+    prefix = folders.pop(0) if folders else "bootfile"
+    if folders or not re.fullmatch(r"[\w.:-]+", prefix):
+        raise BadInput(f"--cache {address}: only [/database][/prefix] is valid after the host")
+    return address._replace(ca=ca, database=database, prefix=prefix, form=form)
+
+
+def password() -> str | None:
+    """Return the password from the file in BOOTFILE_CACHE_PASSWORD_FILE, or from BOOTFILE_CACHE_PASSWORD;
+    None if neither is set. Raises BadInput if the file cannot be read."""
+    path = os.environ.get(PASSWORD_FILE)
+    if path:
+        failure = f"{PASSWORD_FILE}: cannot read {path}"
+        with explained(failure, UnicodeDecodeError), open(os.path.expanduser(path), encoding="utf-8") as file:
+            return file.read().rstrip("\r\n") or None
+    return os.environ.get(PASSWORD) or None
 
 
 class Unavailable(Exception):
@@ -47,12 +138,12 @@ class Server:
     _thread: threading.Thread | None
     _functions: list[Callable[[], None]]
 
-    def __init__(self, address: addresses.Address, log: Callable[[str], None] | None = print):
+    def __init__(self, address: Address, log: Callable[[str], None] | None = print):
         load_redis()  # here, because the import takes as long as a server's time-out
         self.address = address
         self._log = log
         self._owner = os.getpid()  # the process that may log
-        self._password = addresses.password()
+        self._password = password()
         self.down = None
         self._retry_at = 0.0  # time.monotonic() when a server that is down is asked again
         self.full_until = 0.0
@@ -66,7 +157,7 @@ class Server:
             if _is_about_the_password(error):
                 raise BadInput(
                     f"cache {address}: {_text(error)}; give the user in --cache redis://USER@..., and the "
-                    f"password in {addresses.PASSWORD} or {addresses.PASSWORD_FILE}"
+                    f"password in {PASSWORD} or {PASSWORD_FILE}"
                 ) from None
             self._fail(error)
 
@@ -111,21 +202,15 @@ class Server:
     def time(self) -> float:
         """Return the server's time in seconds. The clocks of the nodes may differ. Raises Unavailable."""
 
-        def read(client: Any) -> tuple[int, int]:
-            return client.time()
-
-        seconds, microseconds = self._call(read)
+        seconds, microseconds = self._call(lambda client: client.time())
         return seconds + microseconds / 1e6
 
     def memory(self) -> dict:
         """Return `used_memory` and `maxmemory` (bytes), `maxmemory_policy` and more; {} if the server does
         not tell. Of a Cluster they are those of one node."""
 
-        def read(client: Any) -> dict:
-            return client.info("memory")
-
         try:
-            return self._call(read)
+            return self._call(lambda client: client.info("memory"))
         except Unavailable:
             return {}
 
@@ -199,7 +284,11 @@ class Server:
         try:
             return talk(self._connected())
         except Exception as error:  # an answer that is not in Redis' protocol may raise any exception
-            if any_error or not _is_about_one_command(error):
+            errors = load_redis().exceptions
+            is_down = not isinstance(error, errors.ResponseError) or isinstance(
+                error, errors.ClusterDownError
+            )
+            if any_error or is_down:  # else it is about one command, and others may still work
                 self._fail(error)
             raise Unavailable(_text(error)) from None
 
@@ -226,8 +315,8 @@ class Server:
             "protocol": 2,
             "retry": redis.retry.Retry(redis.backoff.NoBackoff(), 0),  # the background thread tries again
         }
-        if address.tls:
-            options |= {"ssl": True, "ssl_check_hostname": True, "ssl_ca_certs": address.ca}
+        tls = {"ssl": True, "ssl_check_hostname": True, "ssl_ca_certs": address.ca}
+        options |= tls if address.tls else {}
         client = redis.Redis(db=address.database, **options)
         # a node of a Cluster has only a part of the keys, and names the others
         with contextlib.suppress(redis.ResponseError):  # the user has no right to ask
@@ -305,12 +394,6 @@ def load_redis() -> ModuleType:
     return import_optional("redis", "a shared cache needs redis-py", "'redis[hiredis]'")
 
 
-def _is_about_one_command(error: Exception) -> bool:
-    """Return whether other commands may still work after this error."""
-    errors = load_redis().exceptions
-    return isinstance(error, errors.ResponseError) and not isinstance(error, errors.ClusterDownError)
-
-
 def _is_about_the_password(error: Exception) -> bool:
     """Return whether the server refused the user or the password."""
     # "Invalid Username" is redis-py's own text for an answer to AUTH that is not from Redis
@@ -326,7 +409,7 @@ def _text(error: Exception) -> str:
         text = f"this is not an answer of Redis: {text}"
     secret = None
     with contextlib.suppress(BadInput):  # the file of the password is missing now
-        secret = addresses.password()
+        secret = password()
     if secret:
         text = text.replace(secret, "***")
     return text[:300]

@@ -1,1 +1,0 @@
-"""Caches that several nodes share (Redis)."""
