@@ -136,15 +136,6 @@ def test_slow_data_of_one_rank_end(tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_rank_that_is_stopped_now_and_then(tmp_path):
-    fault = "pause:rank=1,every=10step,for=3s"
-    with loop_with(tmp_path, fault, sleep=0.1) as job:
-        pattern = r"^\[node 0\] slowest rank 1 \(node 0\): compute .*, .*\b\d+ of \d+ steps, since step"
-        printed = "".join(read_until(job, pattern))
-    assert len(re.findall(rf"fault {re.escape(fault)}: SIGSTOP to rank 1", printed)) >= 2
-
-
-@pytest.mark.thorough
 def test_a_job_names_its_throttled_rank(tmp_path):
     out = tmp_path / "out"
     # a busy machine slows the other rank down, too: at 4 % the difference was not clear at a load of 14
