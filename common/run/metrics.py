@@ -39,7 +39,6 @@ class Metrics:
         self.lowest = lowest
         if lowest is None:
             self.lowest = best == "loss"
-        self.is_compared = False  # whether evaluate() has looked for a loss that is not a mean over samples
         self._sizes = [getattr(metric, "size", 1) for metric in metrics.values()]  # sums of each metric
         self.size = sum(self._sizes) + 1  # the divisor of the loss is the last
 
