@@ -50,7 +50,7 @@ class Replicas(Plugin):
         parts.after_evaluation.append(self._compare_now)
 
     def numbers(self) -> torch.Tensor:
-        """Return the digest of the last step, if there is one, for each vote; else numbers that compare nothing."""
+        """Return the digest of the last step for each vote, or numbers that compare nothing."""
         if self._unsent is not None:
             return self._unsent
         return torch.full((_SIZE,), -torch.inf, device=self._device)
@@ -85,8 +85,8 @@ class Replicas(Plugin):
 
     @torch.no_grad()
     def _digest(self, step: int) -> torch.Tensor:
-        """Return digests of parameters and buffers for an all_reduce with MAX, float32 [8]. The host does not wait
-        for the device. A number that is the same on all ranks has a maximum and a minimum that are
+        """Return digests of parameters and buffers for an all_reduce with MAX, float32 [8]. The host does not
+        wait for the device. A number that is the same on all ranks has a maximum and a minimum that are
         equal: so each is there with both signs."""
         tensors = [dict(self._list_parameters()), dict(self._list_buffers())]
         digests = []
