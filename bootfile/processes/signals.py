@@ -20,7 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from bootfile.ground.errors import INTERRUPTED, leave, print_line, say_error
-from bootfile.processes import texts
+from bootfile.processes import ends, texts
 
 if TYPE_CHECKING:  # a job imports this module before torch
     from torch._C._distributed_c10d import Store
@@ -174,17 +174,7 @@ def _is_ours(number: int) -> bool:
         return handler != signal.SIG_IGN
     if handler == _note:
         return True
-    return handler == signal.SIG_DFL and not _is_caught_in_c(number)
-
-
-def _is_caught_in_c(number: int) -> bool:
-    """Return whether this process has a handler for a signal, of which Python may not know (Linux)."""
-    caught = 0  # a bit for each signal
-    with contextlib.suppress(OSError), open("/proc/self/status") as file:
-        for line in file:
-            if line.startswith("SigCgt:"):
-                caught = int(line.split()[1], 16)
-    return bool(caught >> (number - 1) & 1)
+    return handler == signal.SIG_DFL and not ends.catches(os.getpid(), number)
 
 
 def forget() -> None:
