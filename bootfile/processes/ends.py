@@ -66,15 +66,6 @@ def is_stopped(pid: int) -> bool:
     return _read_stat(pid)[0] in ("t", "T")
 
 
-def catches(pid: int, number: int) -> bool:
-    """Return whether a process has a handler for a signal, in Python or in C (Linux)."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
-        for line in file:
-            if line.startswith("SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-    return False
-
-
 def _read_stat(pid: int) -> tuple[str, str]:
     """Return (state, time of its start) of a process; empty texts without one, and without /proc."""
     try:

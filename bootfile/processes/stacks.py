@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NamedTuple
 
-from bootfile.processes import ends
+from bootfile.processes import signals
 
 _LINE = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 _LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
@@ -170,7 +170,7 @@ def write_on_signal() -> int:
     if _file is None:
         _file = make_file("stacks")
         is_free = _SIGNAL > 0 and sys.platform == "linux" and signal.getsignal(_SIGNAL) == signal.SIG_DFL
-        if is_free and not ends.catches(os.getpid(), _SIGNAL):
+        if is_free and not signals.catches(os.getpid(), _SIGNAL):
             faulthandler.register(_SIGNAL, file=_file, all_threads=True)
     return _file
 
@@ -180,7 +180,7 @@ def ask(pid: int, owner: int, descriptor: int) -> str:
     that has the file of write_on_signal() open, and its number there."""
     text = b""
     # without a handler the signal would end it
-    if _SIGNAL <= 0 or not ends.catches(pid, _SIGNAL):
+    if _SIGNAL <= 0 or not signals.catches(pid, _SIGNAL):
         return ""
     with contextlib.suppress(OSError), open(f"/proc/{owner}/fd/{descriptor}", "r+b", buffering=0) as file:
         file.truncate(0)

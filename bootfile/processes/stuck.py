@@ -58,12 +58,12 @@ class Watch:
     """
 
     def __init__(self, folder: str, step: int, after: float, exits: bool, tells_ends: bool = True):
-        self.at_loss: Callable[[], object] | None = None
+        self.at_loss: Callable[[], object] = _do_nothing
         self.clock = Clock(step, after, _find_timeout())
         self.report = Report(os.path.join(folder, FOLDER), exits, self.name, self._show_threads)
         self.calls: Any = None  # a RollCall, if there are several ranks
         self.ends: Any = None  # their RankEnds
-        self.tells_ends = tells_ends
+        self._tells_ends = tells_ends
         self._batches = waits.batches
         self._main = threading.get_ident()
         self._pulse = node.Pulse()
@@ -183,7 +183,7 @@ class Watch:
             self._batches = waits.batches
             clock.at = max(clock.at, now)
         self.report.note_progress(clock)
-        if self.ends and self.tells_ends:
+        if self.ends and self._tells_ends:
             self.ends.look(now)
         if self.calls:
             self.calls.look(now)
@@ -196,6 +196,23 @@ class Watch:
             self.report.show(clock, clock.idle(now), {0: place})
             clock.end_call(now)
             self.report.end_call()
+
+    def explain(self, error: BaseException) -> None:
+        """Tell the other ranks the error of this one. If it may be the loss of another rank, say why."""
+        first_line = next(iter(str(error).splitlines()), "")
+        is_contact = _CONTACT.search(f"{type(error).__name__} {first_line}")
+        if not (isinstance(error, RuntimeError) and is_contact):
+            if isinstance(error, Exception):
+                self.ends.announce(errors.in_one_line(error))
+            return
+        self.ends.announce_loss()  # before the save: the others then know that this rank is alive
+        self.at_loss()  # at once: a launcher may end this process after some seconds
+        if self.report.line and re.search("time(d )?out", str(error), re.IGNORECASE):
+            print_line(self.report.line)
+        elif self._tells_ends:
+            number = self.calls.call()  # the threads of all ranks answer it
+            if not self.ends.explain() and number:
+                self.ends.tell_silent(self.calls.find_silent(number), self.name)
 
     def find_place(self, now: float) -> tuple[Place, bool]:
         """Return where this process is, and whether it moves."""
@@ -268,26 +285,12 @@ def explain(error: BaseException) -> None:
 
     The main thread calls it on each rank before the error is printed. It waits for some seconds at most.
     """
-    watch = _watch
-    if watch is None:
+    if _watch is None:
         return
-    if watch.report.is_ending:
+    if _watch.report.is_ending:
         time.sleep(2 * _FAREWELL)
-    first_line = next(iter(str(error).splitlines()), "")
-    is_contact = isinstance(error, RuntimeError) and _CONTACT.search(f"{type(error).__name__} {first_line}")
-    if watch.ends and is_contact:
-        watch.ends.announce_loss()  # before the save: the others then know that this rank is alive
-    if is_contact and watch.at_loss:  # at once: a launcher may end this process after some seconds
-        watch.at_loss()
-    if watch.ends and is_contact:
-        if watch.report.line and re.search("time(d )?out", str(error), re.IGNORECASE):
-            print_line(watch.report.line)
-        elif watch.tells_ends:
-            number = watch.calls.call()  # the threads of all ranks answer it
-            if not watch.ends.explain() and number:
-                watch.ends.tell_silent(watch.calls.find_silent(number), watch.name)
-    elif watch.ends and isinstance(error, Exception):
-        watch.ends.announce(errors.in_one_line(error))
+    if _watch.ends:
+        _watch.explain(error)
     stop(is_early=isinstance(error, SystemExit))
 
 
@@ -306,6 +309,10 @@ def _find_timeout() -> float | None:
         device = torch.device("cpu" if ranks.uses_gloo() else "cuda")
         return float(group._get_backend(device).options._timeout.total_seconds())
     return None
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def _forget() -> None:
