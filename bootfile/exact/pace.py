@@ -22,7 +22,7 @@ from bootfile.exact.due import Due
 from bootfile.exact.plugins import Parts, Plugin
 from bootfile.ground import accelerator
 from bootfile.processes import ranks
-from bootfile.processes.ranks import Node
+from bootfile.processes.nodes import Node, find_nodes, show
 
 # the parts of a step
 _OWN = ranks.OWN
@@ -301,7 +301,7 @@ class Pace(Plugin):
         unreported = self._unreported
         self._unreported = 0
         # once, at the first report: ranks do not move to another node
-        self._nodes = self._nodes or ranks.find_nodes()
+        self._nodes = self._nodes or find_nodes()
         values = torch.tensor(
             summarize(self._busy, self._data, self._waiting), dtype=torch.float32, device=self._device
         )
@@ -440,4 +440,4 @@ def _name(slow: Slow, nodes: Sequence[Node]) -> str:
     node = next(node for node in nodes if first in node.ranks)
     if len(slow.ranks) == 1:
         return f"rank {first} (node {node.name})"
-    return f"node {node.name} ({ranks.show(slow.ranks, ' to ')})"
+    return f"node {node.name} ({show(slow.ranks, ' to ')})"

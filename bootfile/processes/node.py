@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from typing import Any
@@ -22,25 +21,6 @@ from bootfile.processes.stacks import ENDED, HELD, IN, STOPPED, Place
 PAUSED = Place(IN, "a debugger")
 _POLL = 0.5  # seconds
 _AGAIN = 4  # looks in which all must still be blocked: a long call of C ends, as does a pause of the node
-_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_START = "import sys; sys.path.insert(0, sys.argv[1]); from bootfile.processes import node; node.main()"
-
-
-class Pulse:
-    """The beats of this process. `files`: what Seen needs."""
-
-    def __init__(self) -> None:
-        self._file = stacks.make_file("beats")
-        self.files = {"pid": os.getpid(), "beats": self._file, "dump": stacks.write_on_signal()}
-
-    def beat(self, clock: report.Clock) -> None:
-        """Note that Python runs now."""
-        beat = [time.monotonic(), clock.beat_limit(), clock.at, clock.step]
-        os.ftruncate(self._file, 0)
-        os.write(self._file, json.dumps(beat).encode())
-
-    def close(self) -> None:
-        os.close(self._file)
 
 
 class Seen:
@@ -80,16 +60,6 @@ class Seen:
         if self.dump and stacks.is_at_rest(stack):  # debugpy stops all threads
             return PAUSED
         return Place(HELD, f"{stacks.find_place(stack).name}, in C code that holds Python's lock")
-
-
-def start(settings: dict[str, Any]) -> "subprocess.Popen[bytes] | None":
-    """Start the process that looks at the ranks of this node; None if that is not possible. settings: see
-    main()."""
-    command = [sys.executable, "-I", "-S", "-c", _START, _ROOT, json.dumps(settings)]
-    with contextlib.suppress(OSError):
-        # a session of its own: Ctrl-C in a terminal is not for it
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
-    return None
 
 
 def main() -> None:

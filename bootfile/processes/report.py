@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import json
 import os
 import statistics
 import threading
@@ -11,6 +12,7 @@ from typing import Any
 
 from bootfile.ground import errors
 from bootfile.ground.errors import print_line
+from bootfile.processes import stacks
 from bootfile.processes.stacks import ENDED, HELD, IN, SILENT, STOPPED, WAITS, Place
 
 _MEDIANS = 20  # or as many median steps as the seconds of --stuck_after, if that is longer
@@ -108,19 +110,36 @@ class Clock:
         self._next = 2 * self.idle(now)
 
 
+class Pulse:
+    """The beats of this process. `files`: what Seen needs."""
+
+    def __init__(self) -> None:
+        self._file = stacks.make_file("beats")
+        self.files = {"pid": os.getpid(), "beats": self._file, "dump": stacks.write_on_signal()}
+
+    def beat(self, clock: Clock) -> None:
+        """Note that Python runs now."""
+        beat = [time.monotonic(), clock.beat_limit(), clock.at, clock.step]
+        os.ftruncate(self._file, 0)
+        os.write(self._file, json.dumps(beat).encode())
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
 class Report:
     """Prints the line, and writes the stacks to a folder.
 
-    exits: end the process after a line. name: returns the words for a list of ranks. stacks: returns those of
-    this process. `line`: the last one of this process. `is_ending`: the thread ends the process.
+    exits: end the process after a line. name: returns the words for a list of ranks. show: returns the stacks
+    of this process. `line`: the last one of this process. `is_ending`: the thread ends the process.
     """
 
-    def __init__(self, folder: str, exits: bool, name: Callable[[list[int]], str], stacks: Callable[[], str]):
+    def __init__(self, folder: str, exits: bool, name: Callable[[list[int]], str], show: Callable[[], str]):
         self.line = ""
         self.is_ending = False
         self.exits = exits
         self.folder = folder
-        self._stacks = stacks
+        self._show = show
         self._name = name
         self._stuck: tuple[float, int] | None = None  # when the run had moved last, and its step
         self._writer: threading.Thread | None = None
@@ -155,7 +174,7 @@ class Report:
         if self._writer and self._writer.is_alive():
             return
         when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        text = text or self._stacks()
+        text = text or self._show()
         head = f"rank {rank}, {when}: no progress for {clock.idle(now):.0f} s at step {clock.step + 1}"
         arguments = (self.folder, rank, f"{head}\n\n{text}")
         self._writer = threading.Thread(target=write_file, args=arguments, name="stacks", daemon=True)

@@ -12,6 +12,7 @@ where only what threads of Python see is said.
 
 import atexit
 import contextlib
+import json
 import multiprocessing
 import os
 import re
@@ -29,17 +30,18 @@ import torch
 
 from bootfile.ground import errors
 from bootfile.ground.errors import print_line
-from bootfile.processes import ends, node, ranks, stacks, waits
-from bootfile.processes.report import Clock, Report
+from bootfile.processes import ranks, stacks, waits
+from bootfile.processes.report import Clock, Pulse, Report
 from bootfile.processes.stacks import IN, Place, Stack
 
-AFTER = 60.0  # seconds without the end of a step
 FOLDER = "stuck"
 _LOOKS = 8  # in the time after which a run is stuck
 _LONGEST_LOOK = 1.0  # seconds between two looks
 _PAUSE = 3.0  # seconds, or looks, for which the thread did not run: the process was stopped
 _MOST_WORKERS = 16  # of a loader whose stacks are written
 _FAREWELL = 2.0  # seconds that the end waits for the thread
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_START = "import sys; sys.path.insert(0, sys.argv[1]); from bootfile.processes import node; node.main()"
 _CONTACT = re.compile(
     r"\b(gloo|nccl|socket|store|broken pipe|pair closure)\b|connection (closed|reset|refused)|timed out",
     re.IGNORECASE,
@@ -66,28 +68,29 @@ class Watch:
         self._tells_ends = tells_ends
         self._batches = waits.batches
         self._main = threading.get_ident()
-        self._pulse = node.Pulse()
+        self._pulse = Pulse()
         self._is_stopped = threading.Event()
         self._reader, self._writer = os.pipe()  # readable when the run has ended
         self._poll = select.poll()
         self._poll.register(self._reader, select.POLLIN)
         self._thread = threading.Thread(target=self._run, name="stuck", daemon=True)
         self._speaker: subprocess.Popen[bytes] | None = None
-        self._nodes: list[ranks.Node] = []
-        self._local: dict[int, node.Seen] = {}
+        self._nodes: list[Any] = []  # of several ranks, and what this one sees of the others of its node
+        self._local: dict[int, Any] = {}
         if ranks.world_size() > 1:
             self._meet()
 
     def _meet(self) -> None:
         """Exchange what the ranks know of themselves, on every rank."""
-        from bootfile.processes import board, rank_ends, roll_call  # a job of one process has none
+        # a job of one process has none
+        from bootfile.processes import board, node, nodes, rank_ends, roll_call
 
         machine = ""
         with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
             machine = file.read() + os.readlink("/proc/self/ns/pid")
         rank = ranks.rank()
         facts = ranks.gather_objects((machine, secrets.token_hex(8), self._pulse.files))
-        self._nodes = ranks.find_nodes()
+        self._nodes = nodes.find_nodes()
         for other, (its_machine, _, files) in enumerate(facts):
             if other != rank and machine and its_machine == machine:
                 self._local[other] = node.Seen(files)
@@ -118,7 +121,10 @@ class Watch:
             members = [[rank, self.name([rank]), files[rank]] for rank in sorted(files)]
             folder, exits = self.report.folder, self.report.exits
             settings = {"parent": os.getpid(), "ranks": members, "folder": folder, "exits": exits}
-            self._speaker = node.start(settings)
+            command = [sys.executable, "-I", "-S", "-c", _START, _ROOT, json.dumps(settings)]
+            with contextlib.suppress(OSError):
+                # a session of its own: Ctrl-C in a terminal is not for it
+                self._speaker = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
     def stop(self, is_early: bool) -> None:
         """End the threads. is_early: the process ends by sys.exit() or with its script, the run may not."""
@@ -148,9 +154,10 @@ class Watch:
         members are on one of them."""
         if not self._nodes:
             return "the process"
-        nodes = [each.name for each in self._nodes if {*members} <= {*each.ranks}]
-        place = f" on node {nodes[0]}" if nodes and len(self._nodes) > 1 else ""
-        return ranks.show(members) + place
+        from bootfile.processes.nodes import show
+
+        names = [each.name for each in self._nodes if {*members} <= {*each.ranks}]
+        return show(members) + (f" on node {names[0]}" if names and len(self._nodes) > 1 else "")
 
     def _run(self) -> None:
         """Look at the clock until stop(): the thread "stuck"."""
@@ -233,6 +240,8 @@ class Watch:
             if thread != self._main:
                 name = stacks.find_place(stacks.read(frames.get(thread))).name
                 return Place(IN, f"{name} in a thread of the loader")
+        from bootfile.processes import ends  # most runs end without it
+
         for pid, stack in self._ask_workers():
             if ends.is_stopped(pid):
                 return Place(IN, f"its loader, whose worker {pid} is stopped by a signal (SIGSTOP)")

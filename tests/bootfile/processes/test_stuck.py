@@ -366,8 +366,7 @@ def test_a_debugger_that_waits_for_its_user(lines, rests):
 PROGRAM = """
 import sys, threading, time, types
 sys.path.insert(0, ROOT)
-from bootfile.processes.node import Pulse
-from bootfile.processes.report import Clock
+from bootfile.processes.report import Clock, Pulse
 
 def main():
     pulse = Pulse()
@@ -393,6 +392,7 @@ def test_a_pause_in_debugpy_is_not_called_stuck(tmp_path, name):
     try:
         line = read_until(process, r"^\d+ \d+ \d+$")[-1]
         seen = node.Seen(dict(zip(("pid", "beats", "dump"), map(int, line.split()), strict=True)))
+        wait_until(lambda: not seen.runs())
         place = seen.look()
         if "pydevd" in name:
             assert place == node.PAUSED

@@ -23,7 +23,7 @@ sys.path.insert(0, ROOT)
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
-from bootfile import Exact, torch_loader
+from bootfile import Exact, torch_loader, usual
 from bootfile.exact import pace
 from bootfile.ground.intervals import Interval
 
@@ -59,7 +59,7 @@ forward = DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 run = Exact(
     os.environ["OUT"], loader, model=model, forward=forward, optimizer=optimizer,
-    report_every=Interval(5, "step"), slow_rank=0.3,
+    report_every=Interval(5, "step"), plugins=usual(slow_rank=0.3),
 )
 step = 0
 for _ in loader.epochs_from(run.resume()):
