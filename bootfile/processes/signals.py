@@ -180,9 +180,8 @@ def _is_ours(number: int) -> bool:
 def catches(pid: int, number: int) -> bool:
     """Return whether a process has a handler for a signal, in Python or in C (Linux)."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
-        for line in file:
-            if line.startswith("SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+        caught = next(line for line in file if line.startswith("SigCgt:"))
+        return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
     return False
 
 
