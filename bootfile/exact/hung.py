@@ -14,11 +14,12 @@ class Hung(Plugin):
 
     def begin(self, parts: Parts, step: int) -> None:
         self._parts = parts
-        self._watch = stuck.start(
+        watch = stuck.start(
             parts.saver.folder, step, self._after, self._exits, tells_ends=not parts.may_change
         )
-        self._watch.model = parts.model
-        self._watch.at_loss = self._note_loss
+        self._clock = watch.clock
+        self._clock.model = parts.model
+        watch.at_loss = self._note_loss
 
     def _note_loss(self) -> None:
         for save in self._parts.at_loss:
@@ -26,10 +27,10 @@ class Hung(Plugin):
 
     def ended(self, step: int, due: Due) -> None:
         # an evaluation or a save may follow: the threads that look for a stuck run then wait longer
-        self._watch.note(step, is_longer=due.save or self._parts.ends_part(step))
+        self._clock.note(step, is_longer=due.save or self._parts.ends_part(step))
 
     def saved(self, step: int) -> None:
-        self._watch.touch()
+        self._clock.touch()
 
     def close(self, error: BaseException | None) -> None:
         stuck.stop()

@@ -1,137 +1,142 @@
-"""Measure on each rank the seconds of a step: waiting for data, computing, waiting for other ranks.
+"""Measure the seconds of a step on each rank, and name the rank for which the others wait.
 
 A step is cut where a rank begins and ends to wait for the others: the all_reduce of DistributedDataParallel
-after the last gradient, and each block in waiting(), such as the vote (nonfinite.py). All else is the rank's
-own. On a GPU the cuts are events, which the host reads when they have passed: it waits for none. There is no
-thread. At each report one collective gathers a few numbers of each rank.
+after the last gradient, and each block in ranks.waiting(), such as the vote (nonfinite.py). All else is the
+rank's own: data or compute. On a GPU the cuts are events, which the host reads when they have passed. One
+collective at a report gives all ranks the means of each. In a synchronous job a step takes equally long on
+every rank: the slow one is that whose own seconds are more than those of the others.
+
+Outside: waits of which torch does not tell. With FSDP and SyncBatchNorm only slow data is found; a collective
+of your own in the forward pass hides a slow rank.
 """
 
 import collections
-import math
-import os
-import socket
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from bootfile.exact.due import Due
 from bootfile.exact.plugins import Parts, Plugin
-from bootfile.exact.slowest import Announcer, Node, Times, figures, find_slowest, make_nodes
 from bootfile.ground import accelerator
 from bootfile.processes import ranks
+from bootfile.processes.nodes import Node, find_nodes, show
 
 # the parts of a step
 _OWN = ranks.OWN
 _WAITING = ranks.WAITING
 _BEFORE = 2  # own, until the first forward pass: on a GPU, only here the device waits for data
+_END = -1  # not a part: the end of a step
 
-_SKIPPED = 1  # first steps of a process, which compile
-_MOST = 20_000  # steps that are kept
-_STEPS = 20  # the least that are looked at: some are slow only now and then
+PHASES = ("data", "compute")
+_FEWEST = 5  # steps of which a rank is judged, and their seconds: the first ones vary
 _SECONDS = 5.0
-_FEWEST = 5  # from which on a rank is named
-_CLEAR = 1.5  # times the seconds of the steps before: from there on a rank is slow
 _TRIES = 4  # steps in a row without a known gradient
+_CLEAR = 1.5  # times the seconds of the rank that is named now: then another one is named
+_HALF = 0.5
 
 
-class _Context(NamedTuple):
-    """What the host knows about a step when it ends.
+class _Facts(NamedTuple):
+    """What the host knows of a step. counts: it is measured. data: seconds of waiting for the loader. pause:
+    seconds before it that do not count: a report, a save, an evaluation. is_after: there was one."""
 
-    step: its number. counts: whether it is measured. data: seconds of waiting for the loader. pause: seconds
-    before it that do not count: a report, a save, an evaluation. is_after: whether there was one.
-    """
-
-    step: int
     counts: bool
     data: float
     pause: float
     is_after: bool
 
 
-class _Step(NamedTuple):
-    """A step that was measured, in seconds. waiting: None if others may have waited for a save of rank 0."""
+class _Moment:
+    """An event of the host: it has passed when it is recorded."""
 
-    step: int
-    busy: float
-    data: float
-    waiting: float | None
+    def __init__(self, enable_timing: bool):
+        pass
 
+    def record(self) -> None:
+        self._at = time.perf_counter()
 
-class _HostClock:
-    """Adds up the seconds between cuts by the clock of the host."""
+    def query(self) -> bool:
+        return True
 
-    def __init__(self) -> None:
-        self._last = time.perf_counter()
-        self._seconds = [0.0, 0.0, 0.0]
-        self._ended: list[tuple[_Context, list[float]]] = []
-
-    def cut(self, part: int) -> None:
-        """End a part of a step, which began at the last cut."""
-        now = time.perf_counter()
-        self._seconds[part] += now - self._last
-        self._last = now
-
-    def restart(self) -> None:
-        """Begin to measure here: the time since the last cut does not count."""
-        self._last = time.perf_counter()
-
-    def end_step(self, context: _Context) -> None:
-        self._ended.append((context, self._seconds))
-        self._seconds = [0.0, 0.0, 0.0]
-
-    def take(self) -> list[tuple[_Context, list[float]]]:
-        """Return the steps whose seconds are known, each once."""
-        ended = self._ended
-        self._ended = []
-        return ended
+    def elapsed_time(self, end: "_Moment") -> float:
+        return 1000 * (end._at - self._at)
 
 
-class _DeviceClock:
-    """Adds up the seconds between cuts by events of a device, without waiting for it."""
+class _Clock:
+    """Adds up the seconds between cuts, without waiting for a device. make: returns an event."""
 
-    def __init__(self, device: torch.device):
-        self._make = accelerator.of(device).Event
+    def __init__(self, make: Callable[..., Any]):
+        self._make = make
         self._unused: list[Any] = []
-        # events in order, each with the part that it ends, and contexts of steps that have ended
+        # events in order, each with the part that it ends, and _Facts of steps that have ended
         self._cuts: collections.deque[tuple[int | None, Any]] = collections.deque()
         self._last: Any = None  # the last event that has passed
         self._seconds = [0.0, 0.0, 0.0]
 
     def cut(self, part: int | None) -> None:
-        """End a part of a step, as that of _HostClock. None: the part does not count."""
+        """End a part of a step, which began at the last cut. None: the seconds since then do not count."""
         event = self._unused.pop() if self._unused else self._make(enable_timing=True)
         event.record()
         self._cuts.append((part, event))
 
-    def restart(self) -> None:
-        self.cut(None)
+    def end_step(self, facts: _Facts) -> None:
+        self._cuts.append((_END, facts))
 
-    def end_step(self, context: _Context) -> None:
-        self._cuts.append((None, context))
-
-    def take(self) -> list[tuple[_Context, list[float]]]:
-        ended = []
-        while self._cuts:
-            # in the order in which the device passes them: the first that it has not passed ends the search
-            part, event = self._cuts[0]
-            if isinstance(event, _Context):
-                ended.append((event, self._seconds))
+    def take(self) -> Iterator[tuple[_Facts, list[float]]]:
+        """Yield the steps whose seconds are known, each once."""
+        # in the order in which the device passes them: the first that it has not passed ends the search
+        while self._cuts and (self._cuts[0][0] == _END or self._cuts[0][1].query()):
+            part, event = self._cuts.popleft()
+            if part == _END:
+                yield event, self._seconds
                 self._seconds = [0.0, 0.0, 0.0]
-                self._cuts.popleft()
                 continue
-            if not event.query():
-                break
-            # the first event of all has no event before it to measure from
             if self._last is not None:
                 if part is not None:
                     self._seconds[part] += self._last.elapsed_time(event) / 1000
                 self._unused.append(self._last)
             self._last = event
-            self._cuts.popleft()
-        return ended
+
+
+class Times(NamedTuple):
+    """The mean seconds of a step of one rank, over the last `steps` of them. busy: data + compute. data:
+    waiting for the loader. waiting: for other ranks. usual: as `busy`, without the longest step: one pause of
+    a program is not a slow rank."""
+
+    steps: float
+    busy: float
+    data: float
+    waiting: float
+    usual: float
+
+    @property
+    def compute(self) -> float:
+        return self.busy - self.data
+
+
+class Slow(NamedTuple):
+    """What costs the job time. ranks: one rank, or all of a node. phase: that in which they differ most from
+    the others. seconds: in this phase, in each step; others: the median of those of the others. cost: seconds
+    of each step that the others wait for them, of `duration` seconds."""
+
+    ranks: tuple[int, ...]
+    phase: str
+    seconds: float
+    others: float
+    cost: float
+    duration: float
+
+    @property
+    def share(self) -> float:
+        """Return the share of the time that is lost."""
+        return self.cost / self.duration if self.duration else 0.0
+
+    @property
+    def more(self) -> float:
+        """Return how many seconds more than the others they need in the phase."""
+        return self.seconds - self.others
 
 
 class Pace(Plugin):
@@ -150,9 +155,12 @@ class Pace(Plugin):
         self._is_queued = False  # whether the end of the present backward pass is awaited
         self._had_backward = False  # in this step
         self._had_forward = False
-        self._steps: collections.deque[_Step] = collections.deque(maxlen=_MOST)
         self._ended = 0  # steps of this process
         self._unreported = 0  # those since the last report
+        self._first = 0  # the first step of those below, which are judged together
+        self._busy: list[float] = []
+        self._data: list[float] = []
+        self._waiting: list[float] = []
         self._waited = 0.0  # seconds of the loader, at the end of the last step
         self._paused_at: float | None = None  # since when nothing counts, until the next batch is asked for
         self._times: list[Times] = []  # those of all ranks at the last report
@@ -162,17 +170,18 @@ class Pace(Plugin):
     def begin(self, parts: Parts, step: int) -> None:
         device = accelerator.device_of(parts.forward)
         self._is_device = accelerator.has_streams(device)
-        self._clock: _HostClock | _DeviceClock = _HostClock()
+        self._clock = _Clock(accelerator.of(device).Event if self._is_device else _Moment)
         if self._is_device:
-            self._clock = _DeviceClock(device)
             parts.forward.register_forward_pre_hook(self._begin_forward)
         # the report's collective needs tensors where the backend of torch.distributed has them
         self._device = torch.device("cpu") if ranks.uses_gloo() else device
-        self._waits_inside = parts.state.is_sharded or _has_sync_batchnorm(parts.forward)
+        is_synchronised = any(isinstance(layer, torch.nn.SyncBatchNorm) for layer in parts.forward.modules())
+        self._waits_inside = parts.state.is_sharded or is_synchronised
         self._loader: Any = parts.loader
         self._say = parts.say
         self._announcer = Announcer(self._share, parts.say)
         self._optimizers: Sequence[torch.optim.Optimizer] = parts.steps.optimizers
+        self._first = step + 1
         # one pace in a process: that of an earlier loop, as in a notebook, measures nothing from here on
         ranks.clock = self
 
@@ -231,6 +240,7 @@ class Pace(Plugin):
         if self._had_backward:
             self._tries = _TRIES
         elif self._tries:
+            self._tries -= 1
             self._hook()
         return []
 
@@ -238,20 +248,12 @@ class Pace(Plugin):
         """Watch one parameter of each optimizer that has a gradient now, because none was seen in this step:
         it is the first one, or layers were frozen or replaced."""
         self._remove_hooks()
-        self._tries -= 1
-        # some steps without a sign of a backward pass: then a wait for others cannot be told from computing
-        if not self._tries:  # torch does not tell when these parameters get their gradients
-            self._waits_inside = True
-            return
         # one parameter is enough: its gradient says that a backward pass runs, not when it ends
         for optimizer in self._optimizers:
-            parameters = []
-            for group in optimizer.param_groups:
-                parameters += group["params"]
+            parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
             for parameter in parameters:
                 if parameter.grad is not None and parameter.is_leaf and parameter.requires_grad:
-                    hook = parameter.register_post_accumulate_grad_hook(self._note_gradient)
-                    self._hooks.append(hook)
+                    self._hooks.append(parameter.register_post_accumulate_grad_hook(self._note_gradient))
                     break
 
     def ended(self, step: int, due: Due) -> None:
@@ -264,149 +266,178 @@ class Pace(Plugin):
         # after a report or an epoch there may be an evaluation or a save, until a batch is asked for
         if self._paused_at is not None:
             pause = max(0.0, getattr(loader, "asked_at", self._paused_at) - self._paused_at)
-        is_measured = self._had_backward or not self._hooks
-        counts = self._ended > _SKIPPED and is_measured
-        is_after = self._paused_at is not None
+        # not the first step of a process, which compiles; without a sign of a backward pass in several steps
+        # the waits for others cannot be told from computing
+        counts = self._ended > 1 and (self._had_backward or not self._tries)
         # on a GPU its seconds may be known only some steps later: the facts of the host wait with the events
-        self._clock.end_step(_Context(step, counts, waited - self._waited, pause, is_after))
+        self._clock.end_step(_Facts(counts, waited - self._waited, pause, self._paused_at is not None))
         self._waited = waited
         self._paused_at = None
         self._had_backward = False
         self._had_forward = False
         self._keep()
         # a collective: the answer is the same on every rank
-        if due.report and self._ended > _SKIPPED:
+        if due.report and self._ended > 1:
             self._report(step)
         if due.report or step % len(loader) == 0:  # an evaluation or a save may follow
-            self._clock.restart()
+            self._clock.cut(None)
             self._paused_at = time.perf_counter()
 
     def _keep(self) -> None:
         """Keep the steps whose seconds are known by now."""
-        for context, seconds in self._clock.take():
-            if not context.counts:
+        for facts, seconds in self._clock.take():
+            if not facts.counts:
                 continue
-            busy = max(0.0, seconds[_OWN] + seconds[_BEFORE] - context.pause)
+            busy = max(0.0, seconds[_OWN] + seconds[_BEFORE] - facts.pause)
             # a device that computes while the host waits for data loses nothing
             most = seconds[_BEFORE] if self._is_device and seconds[_BEFORE] else busy
-            waiting_seconds: float | None = seconds[_WAITING]
-            if context.is_after:  # the others may have waited for a save of rank 0
-                waiting_seconds = None
-            self._steps.append(_Step(context.step, busy, min(context.data, most, busy), waiting_seconds))
+            self._busy.append(busy)
+            self._data.append(min(facts.data, most, busy))
+            if not facts.is_after:  # else the others may have waited for a save of rank 0
+                self._waiting.append(seconds[_WAITING])
 
     def _report(self, step: int) -> None:
         """Gather the seconds of all ranks, and say what has changed. Called on every rank."""
         unreported = self._unreported
-        self._trim(unreported)
         self._unreported = 0
-        self._times = self._gather(_summarize(list(self._steps), step))
         # once, at the first report: ranks do not move to another node
-        if not self._nodes:
-            local_rank = os.environ.get("LOCAL_RANK", "")
-            number = -1  # not known
-            if local_rank.isdecimal():
-                number = int(local_rank)
-            place = (socket.gethostname(), number)
-            self._nodes = make_nodes([(host, of_host) for host, of_host in ranks.gather_objects(place)])
+        self._nodes = self._nodes or find_nodes()
+        values = torch.tensor(
+            summarize(self._busy, self._data, self._waiting), dtype=torch.float32, device=self._device
+        )
+        # every rank needs all times: each finds the same slowest one, and rank 0 prints it
+        rows = [torch.empty_like(values) for _ in range(ranks.world_size())]
+        torch.distributed.all_gather(rows, values)
+        self._times = [Times(*row) for row in torch.stack(rows).tolist()]
         fewest = min(times.steps for times in self._times)
         if not fewest:  # on a GPU the first steps may not have passed yet
             self._times = []
             return
-        slowest = find_slowest(self._times, self._nodes, self._waits_inside)
+        waits_inside = self._waits_inside or not self._tries
+        slowest = find_slowest(self._times, self._nodes, waits_inside)
         self._lost += slowest.cost * unreported
         self._passed += slowest.duration * unreported
-        # a rank is named only after enough steps and seconds: the first ones vary
-        is_sure = fewest >= _FEWEST and fewest * slowest.duration >= _SECONDS
-        self._announcer.note(step, unreported, self._times, self._nodes, self._waits_inside, is_sure)
-
-    def _trim(self, unreported: int) -> None:
-        """Keep the steps since the last report, and at least _STEPS of them that took _SECONDS."""
-        seconds = 0.0
-        kept = 0
-        for one in reversed(self._steps):
-            if kept >= max(_STEPS, unreported) and seconds >= _SECONDS:
-                break
-            kept += 1
-            seconds += one.busy + (one.waiting or 0.0)
-        while len(self._steps) > kept:
-            self._steps.popleft()
-
-    def _gather(self, times: Times) -> list[Times]:
-        """Return the times of all ranks on every rank."""
-        # every rank needs all times: each finds the same slowest one, and rank 0 prints it
-        values = torch.tensor(times, dtype=torch.float32, device=self._device)
-        rows = [torch.empty_like(values) for _ in range(ranks.world_size())]
-        torch.distributed.all_gather(rows, values)
-        return [Times(*row) for row in torch.stack(rows).tolist()]
+        # until they are enough, the steps until the next report are added to these
+        if fewest >= _FEWEST and fewest * slowest.duration >= _SECONDS:
+            self._announcer.note(self._first, step, self._times, self._nodes, waits_inside)
+            self._first = step + 1
+            self._busy, self._data, self._waiting = [], [], []
 
     def figures(self) -> dict[str, Any]:
-        """Return the seconds of a step over all ranks at the last report, and the share of the time that was
-        lost to the slowest ones so far; {} before the first. The same on every rank."""
-        return {**figures(self._times), "lost": round(self.lost, 4)} if self._times else {}
+        """Return the seconds of a step over all ranks at the last report, phase -> min, median, max and the
+        rank of the max, and the share of the time that was lost to the slowest ones so far; {} before the
+        first. The same on every rank."""
+        table: dict[str, Any] = {}
+        for name in ("busy", *PHASES, "waiting") if self._times else ():
+            values: list[float] = [getattr(times, name) for times in self._times]
+            table[name] = {
+                "min": round(min(values), 6),
+                "median": round(statistics.median(values), 6),
+                "max": round(max(values), 6),
+                "rank": values.index(max(values)),
+            }
+        return table | {"lost": round(self.lost, 4)} if table else {}
 
     @property
     def lost(self) -> float:
-        """Return the share of the time that was lost to the slowest rank so far, 0..1."""
-        if not self._passed:  # before the first report
-            return 0.0
-        return min(1.0, self._lost / self._passed)
+        """Return the share of the time that was lost to the slowest rank so far, 0..1; 0 before a report."""
+        return min(1.0, self._lost / self._passed) if self._passed else 0.0
 
 
-def _summarize(steps: list[_Step], step: int) -> Times:
-    """Return the times of this rank over these steps. step: the last one."""
-    count = len(steps)
+def summarize(busy: list[float], data: list[float], waiting: list[float]) -> Times:
+    """Return the times of this rank, from the seconds of its steps."""
+    count = len(busy)
     if not count:
-        return Times(0, 0, 0, 0, 0, 0, 0, 0)
-    busy = [one.busy for one in steps]
-    waited = [one.waiting for one in steps if one.waiting is not None]
+        return Times(0, 0, 0, 0, 0)
     total = sum(busy)
-    highest = max(busy)
-    usual = total / count
-    if count > 1:  # one pause of a program is not a slow rank
-        usual = (total - highest) / (count - 1)
-    # pauses now and then: steps of more than twice the usual seconds, as the mean over all steps
-    typical = statistics.median(busy)
-    peaks = [seconds - typical for seconds in busy if seconds > 2 * typical]
-    return Times(
-        count,
-        total / count,
-        sum(one.data for one in steps) / count,
-        sum(waited) / max(1, len(waited)),
-        usual,
-        len(peaks),
-        sum(peaks) / count,
-        step - _find_onset(steps, 2 * typical),
-    )
+    usual = (total - max(busy)) / (count - 1) if count > 1 else total
+    return Times(count, total / count, sum(data) / count, sum(waiting) / max(1, len(waiting)), usual)
 
 
-def _find_onset(steps: list[_Step], slow: float) -> int:
-    """Return the step from which on the busy seconds were larger: where the means before and after it differ
-    most. The highest fifth counts as its least one, so that single slow steps do not move it. If there is no
-    such step: the first that took more than `slow` seconds, or the first of all."""
-    count = len(steps)
-    most = sorted(one.busy for one in steps)[count * 4 // 5]
-    busy = [min(one.busy, most) for one in steps]
-    total = sum(busy)
-    before = 0.0
-    widest = 0.0
-    onset: int | None = None
-    # each place is tried: the seconds before it against those after it, weighted by how many they are
-    for place in range(1, count):
-        before += busy[place - 1]
-        mean_before = before / place
-        mean_after = (total - before) / (count - place)
-        contrast = (mean_after - mean_before) * math.sqrt(place * (count - place))
-        if contrast > widest:
-            widest = contrast
-            # the widest contrast decides, also if it is too small to be a beginning
-            onset = steps[place].step if mean_after > mean_before * _CLEAR else None
-    if onset is not None:
-        return onset
-    for one in steps:
-        if one.busy > slow:
-            return one.step
-    return steps[0].step
+def measure(
+    times: Sequence[Times], chosen: tuple[int, ...], waits_inside: bool = False, phase: str = ""
+) -> Slow:
+    """Return what these ranks cost, in this phase or in that in which they differ most. waits_inside: see
+    find_slowest()."""
+    mine = [times[rank] for rank in chosen]
+    # the median: one of the others may be slow, too
+    others = [other for rank, other in enumerate(times) if rank not in chosen]
+
+    def compare(name: str) -> tuple[float, float]:
+        of_others = statistics.median([getattr(other, name) for other in others])
+        return statistics.fmean([getattr(one, name) for one in mine]), of_others
+
+    seconds = {name: compare(name) for name in (*PHASES, "usual")}
+    more = {name: own - other for name, (own, other) in seconds.items()}
+    cost = more["usual"]
+    if waits_inside and more["compute"] < -more["data"] * _HALF:
+        cost = more["data"]  # the others wait for these data while they compute
+    phase = phase or max(PHASES, key=more.__getitem__)
+    duration = statistics.fmean([one.busy + one.waiting for one in mine])
+    return Slow(chosen, phase, *seconds[phase], max(0.0, cost), duration)
 
 
-def _has_sync_batchnorm(forward: torch.nn.Module) -> bool:
-    return any(isinstance(layer, torch.nn.SyncBatchNorm) for layer in forward.modules())
+def find_slowest(times: Sequence[Times], nodes: Sequence[Node], waits_inside: bool = False) -> Slow:
+    """Return the rank, or the node of several ranks, that costs most.
+
+    times: of each rank, at least two. waits_inside: whether ranks also wait for each other unseen while they
+    compute (FSDP, torch.nn.SyncBatchNorm): then a slow rank shows only in its data.
+    """
+    slowest = max((measure(times, (rank,), waits_inside) for rank in range(len(times))), key=lambda s: s.cost)
+    for node in nodes:
+        outside = [other for rank, other in enumerate(times) if rank not in node.ranks]
+        if len(node.ranks) == 1 or not outside:
+            continue
+        # a node explains more than its slowest rank only if each of its ranks is slow
+        whole = measure(times, node.ranks, waits_inside)
+        least = min(measure([times[rank], *outside], (0,), waits_inside).cost for rank in node.ranks)
+        if least > whole.cost * _HALF > 0 and whole.cost > slowest.cost * _HALF:
+            slowest = whole
+    return slowest
+
+
+class Announcer:
+    """Says once that a rank is slow, and again when it is another one or none.
+
+    share: of the time, from which on a rank is named. say: prints a line.
+    """
+
+    def __init__(self, share: float, say: Callable[[str], object]):
+        self._share = share
+        self._say = say
+        self._named: Slow | None = None
+
+    def note(
+        self,
+        first: int,
+        step: int,
+        times: Sequence[Times],
+        nodes: Sequence[Node],
+        waits_inside: bool = False,
+    ) -> None:
+        """Say what has changed. first, step: of the steps of these times. Others: as in find_slowest()."""
+        slowest = find_slowest(times, nodes, waits_inside)
+        if named := self._named:
+            # the rank that was named stays it until it is not slow, or another one clearly costs more
+            now = measure(times, named.ranks, waits_inside, named.phase)
+            is_slow = now.share >= self._share * _HALF
+            if is_slow and slowest.more <= now.more * _CLEAR:
+                return
+            if not is_slow:
+                self._say(f"{_name(named, nodes)} is not slow any more after step {step}")
+            self._named = None
+        if slowest.share >= self._share:
+            self._named = slowest
+            self._say(
+                f"slowest {_name(slowest, nodes)}: {slowest.phase} {slowest.seconds:.3g} s of each step, "
+                f"median of the others {slowest.others:.2g}, since step {first}"
+            )
+
+
+def _name(slow: Slow, nodes: Sequence[Node]) -> str:
+    """Return "rank 3 (node b)", or "node b (ranks 2 to 3)"."""
+    first = slow.ranks[0]
+    node = next(node for node in nodes if first in node.ranks)
+    if len(slow.ranks) == 1:
+        return f"rank {first} (node {node.name})"
+    return f"node {node.name} ({show(slow.ranks, ' to ')})"

@@ -33,6 +33,7 @@ from bootfile.processes import ranks, stuck
 
 _NOT_WHOLE = "gradients wait for an optimizer step, or a checkpoint cannot hold the step"
 ANY = "any"  # ranks other than rank 0 may save, too
+_BUCKET = 250 * 2**20  # bytes
 
 _EVERY = 30.0  # seconds between two records of the receipt: a restart reads at most these steps again
 # names of objects that do not change until the next optimizer step, or are kept
@@ -51,10 +52,6 @@ class _Finished(NamedTuple):
     schedule: dict[str, Any]
     counts: dict[str, Any]
     groups: dict[str, list[dict[str, Any]]]
-
-
-def _without_parameters(group: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name != "params"}
 
 
 def can_survive(parts: Parts) -> bool:
@@ -157,12 +154,14 @@ class Survivor(Plugin):
             # In DistributedDataParallel each rank has statistics of its own batches, and continues with rank
             # 0's. If rank 0 is lost here, this step cannot be saved.
             self._lacks = "rank 0 was lost before it had sent its buffers"
-            _send_from_first(self._copies)
+            if self._copies:  # one broadcast for each dtype, as in DistributedDataParallel
+                group: Any = torch.distributed.group.WORLD
+                torch.distributed._broadcast_coalesced(group, self._copies, _BUCKET, 0)
         state = self._parts.state
         groups = {}
         for name, value in state.objects.items():
             if isinstance(value, torch.optim.Optimizer):
-                groups[name] = [_without_parameters(group) for group in value.param_groups]
+                groups[name] = [{**group, "params": []} for group in value.param_groups]
         self._finished = _Finished(step, self._marks.read(), state.schedule.state(), state.counts(), groups)
 
     def save(self) -> None:
@@ -248,7 +247,7 @@ class Survivor(Plugin):
         state = self._parts.state.capture(finished.step)
         for name, groups in finished.groups.items():
             for group, kept in zip(state["objects"][name]["param_groups"], groups, strict=True):
-                group.update(kept)
+                group.update(kept | {"params": group["params"]})
         return {**state, **finished.counts, "schedule": finished.schedule}
 
     def _find_change(self, finished: _Finished) -> str:
@@ -272,18 +271,6 @@ class Survivor(Plugin):
                 self._buffers += value.buffers()
             else:
                 self._tensors += value.buffers()
-
-
-def _send_from_first(tensors: list[torch.Tensor]) -> None:
-    """Give all ranks the values that rank 0's tensors have: one broadcast for each dtype."""
-    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
-    for tensor in tensors:
-        by_dtype.setdefault(tensor.dtype, []).append(tensor)
-    for group in by_dtype.values():
-        flat = torch.cat([tensor.reshape(-1) for tensor in group])
-        torch.distributed.broadcast(flat, 0)
-        parts = flat.split([tensor.numel() for tensor in group])
-        copy_all(group, [part.view_as(tensor) for tensor, part in zip(group, parts, strict=True)])
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

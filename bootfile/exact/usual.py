@@ -31,15 +31,13 @@ def usual(
     # The order is that in which a step ends. The survivor keeps the step first: each collective after it may
     # fail, and so the ranks are compared, timed, and the receipt is extended, after it. The clock of a stuck
     # run is last: it begins to count when all of these are done.
-    if ranks.world_size() > 1:  # one process has no other ranks, and divides as its loss does
-        from bootfile.exact.loss_means import LabelMeanWatcher
+    if ranks.world_size() > 1:
         from bootfile.exact.pace import Pace
         from bootfile.exact.replicas import Replicas
         from bootfile.exact.survivor import LateRecords, Survivor
 
         survivor = Survivor(survivors)
         plugins += [survivor, Replicas(), Pace(slow_rank, says_lost=not is_job), LateRecords(survivor)]
-        plugins.append(LabelMeanWatcher())
     if not is_job:
         from bootfile.exact.after_save import AfterSave
 

@@ -4,10 +4,10 @@ A call of the store may block for ever, for example when the process that holds 
 makes all calls, over a connection of its own, and the caller waits for a limited time.
 """
 
+import concurrent.futures
 import datetime
 import queue
 import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Board:
-    """Texts that all ranks read and write. One thread of each rank calls the methods, and any at the end.
+    """Texts that all ranks read and write. Each method returns None if the store does not answer in time.
 
     store: of the default group. name: the same on all ranks, and unique: a restart may find the same store.
     `lost`: why the store has closed the connection; "" before.
@@ -35,66 +35,41 @@ class Board:
         self.lost = ""
         self._store = store
         self._name = name
-        self._tasks: queue.SimpleQueue[Callable[[Any], object] | None] = queue.SimpleQueue()
-        self._is_busy = threading.Event()  # a call has no answer yet
+        self._tasks: queue.SimpleQueue[tuple[Callable[[Any], Any], Any] | None] = queue.SimpleQueue()
+        self._last: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self._last.set_result(None)
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="board", daemon=True)
         self._thread.start()
 
-    def call(self, function: Callable[[Any], T], seconds: float = _ANSWER) -> T | None:
-        """Return function(store); None if the store does not answer within `seconds`. While it does not
-        answer, later calls return at once."""
+    def call(self, function: Callable[[Any], T]) -> T | None:
+        """Return function(store). While the store does not answer, later calls return at once."""
         with self._lock:
-            if self.lost or self._is_busy.is_set():
+            if self.lost or not self._last.done():
                 return None
-            self._is_busy.set()
-            # filled by the thread, perhaps only after this call has given up
-            answer: list[T] = []
-            done = threading.Event()
-
-            def ask(store: Any) -> None:
-                answer.append(function(store))
-                done.set()
-
-            self._tasks.put(ask)
-            deadline = time.monotonic() + seconds
-            # in short waits: if the thread ends with an error, `done` is never set
-            while not done.wait(0.05):
-                if self.lost or time.monotonic() > deadline:
-                    return None
-        return answer[0]
+            future: concurrent.futures.Future[T] = concurrent.futures.Future()
+            self._last = future
+            self._tasks.put((function, future))
+        try:
+            return future.result(_ANSWER)
+        except (concurrent.futures.TimeoutError, RuntimeError):  # the latter: the store is lost
+            return None
 
     def read(self, *keys: str) -> list[str] | None:
-        """Return texts; "" for a key without one. None without an answer."""
-
-        def read_all(store: Any) -> list[str]:
-            return [texts.read(store, key) for key in keys]
-
-        return self.call(read_all)
+        """Return texts; "" for a key without one."""
+        return self.call(lambda store: [texts.read(store, key) for key in keys])
 
     def write(self, key: str, text: str) -> None:
         """Write a text."""
-
-        def write(store: Any) -> None:
-            texts.write(store, key, text)
-
-        self.call(write)
+        self.call(lambda store: texts.write(store, key, text))
 
     def write_first(self, key: str, text: str) -> str | None:
-        """Write a text unless there is one. Return that which is there afterwards; None without an answer."""
-
-        def write(store: Any) -> str:
-            return texts.write_first(store, key, text)
-
-        return self.call(write)
+        """Write a text unless there is one. Return that which is there afterwards."""
+        return self.call(lambda store: texts.write_first(store, key, text))
 
     def count(self, key: str, amount: int = 0) -> int | None:
-        """Add to a number, and return it; None without an answer."""
-
-        def add(store: Any) -> int:
-            return int(store.add(key, amount))
-
-        return self.call(add)
+        """Add to a number, and return it."""
+        return self.call(lambda store: int(store.add(key, amount)))
 
     def close(self) -> None:
         """End the thread: a process that ends in a call of the store is aborted."""
@@ -103,17 +78,16 @@ class Board:
 
     def _run(self) -> None:
         """Make the calls: the thread "board"."""
-        try:
-            store = _connect(self._store, self._name)
-            while True:
-                task = self._tasks.get()
-                if task is None:  # close() has sent it
-                    break
-                task(store)
-                # also after the caller has given up: from here on the store answers again
-                self._is_busy.clear()
-        except RuntimeError as error:  # the process that holds the store has ended
-            self.lost = next(iter(str(error).splitlines()), "") or "closed"
+        store: Any = None
+        while task := self._tasks.get():  # close() sends None
+            function, future = task
+            try:
+                store = store or _connect(self._store, self._name)
+                future.set_result(function(store))
+            except RuntimeError as error:  # the process that holds the store has ended
+                self.lost = next(iter(str(error).splitlines()), "") or "closed"
+                future.set_exception(error)
+                return
 
 
 def _connect(store: Any, name: str) -> Any:

@@ -174,17 +174,15 @@ def _is_ours(number: int) -> bool:
         return handler != signal.SIG_IGN
     if handler == _note:
         return True
-    return handler == signal.SIG_DFL and not _is_caught_in_c(number)
+    return handler == signal.SIG_DFL and not catches(os.getpid(), number)
 
 
-def _is_caught_in_c(number: int) -> bool:
-    """Return whether this process has a handler for a signal, of which Python may not know (Linux)."""
-    caught = 0  # a bit for each signal
-    with contextlib.suppress(OSError), open("/proc/self/status") as file:
-        for line in file:
-            if line.startswith("SigCgt:"):
-                caught = int(line.split()[1], 16)
-    return bool(caught >> (number - 1) & 1)
+def catches(pid: int, number: int) -> bool:
+    """Return whether a process has a handler for a signal, in Python or in C (Linux)."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
+        caught = next(line for line in file if line.startswith("SigCgt:"))
+        return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+    return False
 
 
 def forget() -> None:

@@ -1,11 +1,24 @@
-"""Where threads are: their Python stacks, and the one line of them that tells a user most."""
+"""Where threads are: their Python stacks, and the one line of them that tells a user most.
 
+Those of this process are read by its own thread; another process of the node writes its own to a file in
+memory when a signal asks for them.
+"""
+
+import contextlib
+import faulthandler
+import fcntl
 import os
 import re
+import signal
+import sys
 import sysconfig
+import tempfile
+import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import NamedTuple
+
+from bootfile.processes import signals
 
 _LINE = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 _LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
@@ -20,8 +33,19 @@ _COMPILERS = (f"torch{os.sep}_dynamo{os.sep}", f"torch{os.sep}_inductor{os.sep}"
 # a debugger is in one of these functions while its user looks at the program; pydevd is a part of debugpy
 _PAUSES = ("pdb.py interaction", "bdb.py trace_dispatch", "pydevd.py _do_wait_suspend")
 
+# free on Linux: the signals of real time have no other use
+_SIGNAL = getattr(signal, "SIGRTMAX", 0) - 5
+_ANSWER = 1.0  # seconds
+_MOST_BYTES = 2**17  # of a file of stacks
+_file: int | None = None  # the one of this process
+
+# verbs of a Place
 IN = "in"
 WAITS = "waits"
+HELD = "held"
+STOPPED = "stopped"
+ENDED = "ended"
+SILENT = "silent"
 
 
 class Frame(NamedTuple):
@@ -36,7 +60,8 @@ Stack = list[Frame]  # the newest frame first
 
 
 class Place(NamedTuple):
-    """Where a thread is. verb: IN, or WAITS, if it is for other ranks. name: "all_reduce (loop.py:210)"."""
+    """Where a process is. verb: IN; WAITS, if it is for other ranks; HELD, if C code holds its lock of
+    Python; or what else keeps it from being asked. name: "all_reduce (loop.py:210)"."""
 
     verb: str
     name: str
@@ -123,3 +148,46 @@ def _is_library(file: str) -> bool:
         return False
     is_installed = any(file.startswith(f"{folder}{os.sep}") for folder in _LIBRARIES)
     return is_installed or "site-packages" in file or file.startswith("<frozen")
+
+
+def make_file(name: str) -> int:
+    """Return the descriptor of a file in memory, which other processes of the user open in /proc/PID/fd. What
+    is written to it is appended."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create(f"bootfile-{name}")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_APPEND)
+    return descriptor
+
+
+def write_on_signal() -> int:
+    """Let this process, and those that are forked from it, write their stacks for ask(), and return the
+    descriptor of the file. C code does it, also while other C code holds the lock of Python. The file stays
+    open until the process ends. If the signal is not free, ask() gets nothing."""
+    global _file
+    if _file is None:
+        _file = make_file("stacks")
+        is_free = _SIGNAL > 0 and sys.platform == "linux" and signal.getsignal(_SIGNAL) == signal.SIG_DFL
+        if is_free and not signals.catches(os.getpid(), _SIGNAL):
+            faulthandler.register(_SIGNAL, file=_file, all_threads=True)
+    return _file
+
+
+def ask(pid: int, owner: int, descriptor: int) -> str:
+    """Return the stacks of a process of this node; "" if it does not write them. owner, descriptor: a process
+    that has the file of write_on_signal() open, and its number there."""
+    text = b""
+    # without a handler the signal would end it
+    if _SIGNAL <= 0 or not signals.catches(pid, _SIGNAL):
+        return ""
+    with contextlib.suppress(OSError), open(f"/proc/{owner}/fd/{descriptor}", "r+b", buffering=0) as file:
+        file.truncate(0)
+        os.kill(pid, _SIGNAL)
+        deadline = time.monotonic() + _ANSWER
+        # until it writes no more
+        while time.monotonic() < deadline and not (text and len(text) == os.fstat(file.fileno()).st_size):
+            text = os.pread(file.fileno(), _MOST_BYTES, 0)
+            time.sleep(0.02)
+    return text.decode(errors="replace")

@@ -141,10 +141,6 @@ class Checkpointer(Events):
             criterion = parts.get("criterion")
             writing.append(SampleLosses(criterion, self.loader, run.output.folder, ranks.rank(), self.say))
             survivors = ""  # each rank keeps the losses of its samples until a report
-        if shards is not None and ranks.world_size() == 1:
-            from bootfile.exact.loss_means import LabelMeanWatcher  # usual() has it for several processes
-
-            plugins.append(LabelMeanWatcher())
         watching = usual(survivors, args.stuck_after, args.stuck_exit, args.slow_rank, is_job=True)
         return [*plugins, *watching, *writing]
 

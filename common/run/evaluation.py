@@ -1,20 +1,35 @@
 """Loss and accuracy as sums, and the evaluation of a model: unlike means, sums over batches, steps and ranks
-add up exactly."""
+add up exactly.
 
+A criterion is a mean over the samples of a batch, or returns cross_entropy(), nll_loss() or
+linear_cross_entropy(), which divide by the weights of the labels that are not ignored. The loss of another
+one depends on the batch size and the number of processes: give it a metric.
+"""
+
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from bootfile.exact import dtensors, loss_means
+from bootfile.exact import dtensors
 from bootfile.ground import accelerator
-from bootfile.ground.errors import BadInput, print_line
+from bootfile.ground.errors import BadInput
 from bootfile.processes import ranks
 from common.ground import endings
 from common.run.metrics import Metrics, count_samples
 
 _EXPECTED = "expected one number, the mean over the batch (reduction='mean')"
+_NAMES = ("cross_entropy", "nll_loss", "linear_cross_entropy")  # the last one since torch 2.12
+_OF_LABELS: dict[Any, inspect.Signature] = {
+    getattr(functional, name): inspect.signature(getattr(functional, name))
+    for name in _NAMES
+    if hasattr(functional, name)
+}
+_IS_MEAN = ["mean", None, None]  # the last two are the former names
 
 
 def zero_sums(device: torch.device, *shape: int) -> torch.Tensor:
@@ -72,9 +87,8 @@ def evaluate(
     all ranks.
 
     The last one is the divisor of loss_sum: the number of samples, or that of cross_entropy() and nll_loss(),
-    the weights of the labels that are not ignored. So the loss is that of all samples in one batch. If
-    another criterion is not a mean over samples, one line says so. Without metrics the result is [3], and
-    loss_sum is the loss times the count.
+    the weights of the labels that are not ignored. So the loss is that of all samples in one batch. Without
+    metrics the result is [3], and loss_sum is the loss times the count.
 
     model: the raw model. A DistributedDataParallel wrapper communicates in forward(), but ranks may have
         different numbers of batches.
@@ -91,8 +105,6 @@ def evaluate(
     if reduction in ("sum", "none"):
         raise BadInput(f"the criterion has reduction={reduction!r}: {_EXPECTED}")
     used_metrics = metrics or Metrics()
-    is_new = not used_metrics.is_compared and type(criterion).__module__ != "torch.nn.modules.loss"
-    first: Any = None  # samples of the first batch
     labels = 0  # of cross_entropy() and nll_loss()
     training = model.training
     model.eval()
@@ -105,14 +117,14 @@ def evaluate(
         # no rank waits for another one here: the sums are added when all have ended
         turns = _until(batches, stop)
     with endings.explained_by(batches):
-        for number, (inputs, targets) in enumerate(turns):
+        for inputs, targets in turns:
             # without gradients, and in the mode of evaluation: BatchNorm uses its statistics
             outputs = model(inputs)
             if mirrored:
                 outputs = (outputs + model(inputs.flip(3))) / 2
             if targets is None:
                 continue  # this rank has no more batches, and others need its part of the model
-            with loss_means.LabelMean() as seen:
+            with LabelMean() as seen:
                 loss = criterion(outputs, targets)
             batch = _sums(loss, outputs, targets)
             divisor = batch[2]
@@ -121,11 +133,6 @@ def evaluate(
                 batch[0] = seen.total
                 divisor = seen.divisor
                 labels = labels + seen.labels
-            elif is_new and number & (number + 1) == 0:  # batches 0, 1, 3, 7, ... of the first evaluation
-                share = count_samples(targets) // 3
-                first = first or _take_samples(outputs, targets, slice(share))
-                others = _take_samples(outputs, targets, slice(share, None))
-                is_new = not _warn_of_parts(criterion, first, others)
             measured = (outputs, targets)
             if not accelerator.has_float64(device):  # the metrics are computed where their sums are
                 measured = tree_map_only(torch.Tensor, torch.Tensor.cpu, measured)
@@ -133,7 +140,6 @@ def evaluate(
             total += torch.cat([batch, *used_metrics.sums(*measured), divisor[None]])
     # not if a batch has failed: main() ends then
     model.train(training)
-    used_metrics.is_compared = True
     if metrics is None:
         if labels and ranks.world_size() > 1 and total[-1].item() != labels:
             raise BadInput("the labels have weights or are ignored: expected evaluate(..., log.metrics)")
@@ -142,37 +148,46 @@ def evaluate(
     return total
 
 
-def _take_samples(outputs: Any, targets: Any, part: slice) -> Any:
-    """Return (outputs, targets) of some samples of a batch."""
+class LabelMean(TorchFunctionMode):
+    """Sees by what the functions of _NAMES divide, also in torch.nn's modules.
 
-    def take(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if tensor.ndim == 0 else tensor[part]
-
-    return tree_map_only(torch.Tensor, take, (outputs, targets))
-
-
-def _warn_of_parts(criterion: Callable, *parts: Any) -> bool:
-    """Print a line if a criterion is not a mean over the samples of these parts; return whether it did.
-
-    The first evaluation of a run calls it on each rank for a few batches, until one gives a warning.
+    `loss`: the last result that is a mean, or None. It is `total` / `divisor`, float64 []; the divisor is the
+    sum of the weights of the labels that are not ignored. `labels`: the number of all labels.
     """
-    from common.run.criterion_parts import compare_parts  # few batches ask
 
-    counts = [count_samples(targets) for _, targets in parts]
-    if 0 in counts:
-        return False
-    losses = compare_parts(criterion, *parts)
-    if losses is None:
-        return False
-    whole, mean = losses
-    if ranks.is_first():
-        print_line(
-            f"warning: the criterion of {sum(counts)} samples is {whole:.6g}, and the mean of those of "
-            f"{counts[0]} and {counts[1]} of them {mean:.6g}: it is not a mean over samples, so val_loss "
-            "depends on the batch size and the number of processes. A criterion that returns cross_entropy() "
-            "or nll_loss() may have weight= and ignore_index=; else let Metrics(best=) name a metric"
-        )
-    return True
+    loss: torch.Tensor | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # torch calls this for each function of torch while the mode is on: most are none of the three
+        result = func(*args, **(kwargs or {}))
+        if func not in _OF_LABELS:
+            return result
+        bound = _OF_LABELS[func].bind(*args, **(kwargs or {}))
+        bound.apply_defaults()
+        given = bound.arguments
+        # a sum, or one loss for each sample, is divided by the criterion itself: nothing is known of it
+        if [given.get(name) for name in ("reduction", "reduce", "size_average")] == _IS_MEAN:
+            self.labels, self.divisor = _count_labels(**given)
+            self.loss = result
+            if given["weight"] is None:
+                self.total = torch.where(self.divisor > 0, accelerator.double(result) * self.divisor, 0.0)
+            else:  # with label smoothing a total is not 0 if all weights are
+                self.total = accelerator.double(func(**given | {"reduction": "sum"}))
+        return result
+
+
+def _count_labels(target: torch.Tensor, weight: Any, ignore_index: int | None, **_: Any) -> Any:
+    """Return the number of labels, and the sum of the weights of those that are not ignored, float64 []."""
+    if target.is_floating_point():  # shares of the classes: each sample counts 1, whatever the weights
+        samples = target.numel() // target.shape[min(1, target.ndim - 1)]
+        return samples, accelerator.double(torch.full((), samples, device=target.device))
+    # -100 is the default of torch
+    is_counted = target != (-100 if ignore_index is None else ignore_index)
+    if weight is None:
+        return target.numel(), accelerator.double(is_counted.sum())
+    # an ignored label, such as -100, is not an index of the weights: 0 takes its place
+    of_labels = weight[target.where(is_counted, 0)].where(is_counted, 0)
+    return target.numel(), accelerator.double(of_labels).sum()
 
 
 def _until(batches: Iterable[tuple[Any, Any]], stop: Callable[[], bool]) -> Iterator[tuple[Any, Any]]:

@@ -43,7 +43,6 @@ class Metrics:
         self.metrics = metrics  # name -> function or object
         self.best = best
         self.lowest = best == "loss" if lowest is None else lowest
-        self.is_compared = False  # whether evaluate() has looked for a loss that is not a mean over samples
         self._sizes = [getattr(metric, "size", 1) for metric in metrics.values()]  # sums of each metric
         self.size = sum(self._sizes) + 1  # the divisor of the loss is the last
 

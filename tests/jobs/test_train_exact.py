@@ -215,17 +215,6 @@ def test_a_change_that_breaks_the_promise_is_one_line_before_the_first_step(reas
     assert not (tmp_path / "output" / "state.jsonl").exists()
 
 
-def test_labels_that_are_ignored_in_a_later_step_are_refused(tmp_path):
-    """On one process, too: its bits would be equal, and the loss another one than that of the batch."""
-    masked = (
-        "            loss = criterion(logits, targets.where((train_loader.step < 4) | (targets > 2), -100))\n"
-    )
-    job = changed("train_exact.py", tmp_path / "job.py", (LOSS, masked))
-    line = refused(job, *SMALL, f"--output_dir={tmp_path / 'output'}")
-    assert names(line, "--exact_shards: the loss", "not a mean", "labels")
-    assert read_states(str(tmp_path / "output")).keys() == {2}
-
-
 def test_a_value_that_each_process_keeps_from_its_first_shard_is_refused(tmp_path):
     """On one process it is that of shard 0."""
     lazy = """

@@ -4,11 +4,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+import torch
 
+from bootfile.processes.board import Board
 from bootfile.processes.ends import MemoryKills, Process, describe
+from bootfile.processes.rank_ends import RankEnds
 from bootfile.processes.stacks import IN, WAITS, Frame, Place, find_place, parse
 from tests.conftest import LONGEST, ROOT
 
@@ -77,6 +81,50 @@ def test_the_end_of_a_process_that_is_no_child(code, text):
     process.close()
 
 
+def make_ends(store, rank, local):
+    return RankEnds(rank, local, (rank,), Board(store, "test"), lambda rank: f"rank {rank}")
+
+
+def test_one_rank_tells_why_another_has_ended(capfd):
+    """Rank 1 sees the end of rank 2, which is on its node, and rank 0 prints it."""
+    child = subprocess.Popen([sys.executable, "-c", "input(); import os; os._exit(1)"], stdin=subprocess.PIPE)
+    store = torch.distributed.HashStore()
+    first, other = make_ends(store, 0, {}), make_ends(store, 1, {2: Process(child.pid)})
+    now = time.monotonic()
+    assert not other.look(now) and not first.look(now)
+    child.stdin.close()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert other.look(now) and first.look(now) and first.look(now)
+    assert capfd.readouterr().out == "rank 2 ended with exit code 1\n"
+    assert other.look(now + 60) and capfd.readouterr().out == "", "rank 0 has told it"
+    child.wait()
+
+
+def test_a_rank_that_ends_by_itself_is_told_only_if_another_one_loses_contact(capfd):
+    store = torch.distributed.HashStore()
+    first, other = make_ends(store, 0, {}), make_ends(store, 1, {})
+    other.announce_early()
+    assert not first.look(0.0)
+    assert first.look(0.0, gives_up=True)
+    assert capfd.readouterr().out == "rank 1 ended by itself, before the others\n"
+
+
+def test_the_first_error_is_the_reason(capfd):
+    store = torch.distributed.HashStore()
+    ranks = [make_ends(store, rank, {}) for rank in range(3)]
+    ranks[2].announce("KeyError: 3")
+    ranks[1].announce("ValueError: a later one")
+    assert all(each.look(0.0) for each in ranks)
+    assert capfd.readouterr().out == "rank 2 ended with KeyError: 3\n"
+
+
+def test_a_rank_that_lost_contact_itself_is_alive():
+    store = torch.distributed.HashStore()
+    first, other = make_ends(store, 0, {}), make_ends(store, 1, {})
+    first.announce_loss()
+    assert not other.has_lost_first()
+
+
 def test_places():
     torch = "/venv/lib/python3/site-packages/torch/distributed/"
     stack = [
@@ -88,7 +136,7 @@ def test_places():
     backward = [
         Frame("/venv/lib/python3/site-packages/torch/autograd/graph.py", 5, "_engine_run_backward"),
         Frame("/venv/lib/python3/site-packages/torch/_tensor.py", 6, "backward"),
-        Frame("/repository/bootfile/exact/loss_means.py", 37, "__torch_function__"),
+        Frame("/repository/common/run/evaluation.py", 37, "__torch_function__"),
         Frame("/job/own.py", 35, "<module>"),
     ]
     assert find_place(backward) == Place(WAITS, "backward (own.py:35)")

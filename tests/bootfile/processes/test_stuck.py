@@ -1,38 +1,35 @@
 """A run that does not move says where each rank is, and a rank that has died is named with its reason."""
 
 import bdb
-import json
-import os
 import pdb
 import re
 import signal
-import sys
 import threading
 import time
-import types
 
 import psutil
 import pytest
 import torch
 
-from bootfile.processes import memory_files, peers, speaker, stacks
+from bootfile.processes import board, node, stacks
+from bootfile.processes.report import Clock, Report, compose
+from bootfile.processes.roll_call import RollCall
 from bootfile.processes.stacks import IN, WAITS, Place
-from bootfile.processes.stuck import Watch, compose
 from tests.conftest import ROOT, finish, is_stopped, read_until, start, start_ranks, wait_until
 
 LOOP = """
 import ctypes, os, sys, time, torch
 sys.path.insert(0, ROOT)
 from bootfile import BatchSampler, Exact, map_style_loader, usual
-from bootfile.processes.stuck import Watch
+from bootfile.processes.report import Report
 
 kind, after, hang = sys.argv[1], float(sys.argv[2]), sys.argv[3]
 rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 if size > 1:
     torch.distributed.init_process_group("gloo")
 # no end before the file is there: a busy machine may pause for longer than the limit
-ends = lambda watch: watch.is_asked and os.path.exists(hang)
-Watch._exits = property(ends, lambda watch, value: setattr(watch, "is_asked", value))
+ends = lambda report: report.is_asked and os.path.exists(hang)
+Report.exits = property(ends, lambda report, value: setattr(report, "is_asked", value))
 
 class Data(torch.utils.data.Dataset):
     def __len__(self):
@@ -120,21 +117,21 @@ def test_the_groups_of_a_line():
 
     places = {0: Place(WAITS, "all_reduce (a.py:1)"), 1: Place(IN, "f (b.py:2)"), 2: Place("silent", "")}
     places[3] = places[0]
-    assert compose(60.4, 412, places, names) == (
+    assert compose(60.4, 412, places, names, "OUT") == (
         "stuck for 60 s at step 412: ranks [0, 3] wait in all_reduce (a.py:1); ranks [1] is in f (b.py:2); "
-        "ranks [2] is silent"
+        "ranks [2] is silent (stacks: OUT)"
     )
 
 
-def test_a_model_that_is_evaluated_has_a_longer_limit(tmp_path):
+def test_a_model_that_is_evaluated_has_a_longer_limit():
     """A loop may evaluate with a DataLoader of its own: none of its batches is counted."""
-    watch = Watch(str(tmp_path), 0, 10.0, False, None)
-    watch.model = torch.nn.Linear(1, 1)
-    watch.note(1)
-    assert watch.limit() == 10
-    watch.model.eval()
-    assert watch.limit() == 40
-    watch.stop(False)
+    clock = Clock(0, 10.0, None)
+    clock.model = torch.nn.Linear(1, 1)
+    clock.note(1)
+    assert clock.limit() == 10
+    clock.model.eval()
+    assert clock.limit() == 40
+    assert Clock(0, 10.0, 50.0).limit() == 35, "a collective that waits too long would end the run before"
 
 
 @pytest.mark.thorough
@@ -199,35 +196,63 @@ def test_two_ranks_of_which_the_last_one_hangs(tmp_path, kind):
     end(jobs)
 
 
+class Ranks:
+    """The roll calls of ranks of one process, in a store without a server."""
+
+    def __init__(self, folder, count):
+        store, here = torch.distributed.HashStore(), Place(IN, "f (a.py:1)")
+        self.clocks = [Clock(4, 2.0, None) for _ in range(count)]
+        self.boards = [board.Board(store, "test") for _ in range(count)]
+        self.calls = []
+        self.now = time.monotonic()
+        for rank, clock in enumerate(self.clocks):
+            clock.at = self.now - 90
+            report = Report(str(folder), False, lambda members: f"ranks {members}", str)
+            where = lambda now, clock=clock: (here, clock.idle(now) < 2)  # noqa: E731
+            self.calls.append(RollCall(rank, count, {}, self.boards[rank], clock, report, where))
+
+    def look(self, rank, seconds):
+        self.calls[rank].look(self.now + seconds)
+
+
 @pytest.mark.parametrize("moves", [True, False])
-def test_a_run_that_has_moved_since_the_question_is_not_stuck(tmp_path, monkeypatch, capfd, moves):
+def test_a_run_that_has_moved_since_the_question_is_not_stuck(tmp_path, capfd, moves):
     """The answers of the ranks are some seconds old when the line is due."""
-    store = torch.distributed.HashStore()
-    monkeypatch.setattr(peers.ranks, "store", lambda: store)
-    facts = [{"host": "h", "node": rank, "machine": rank, "pid": 0, "name": "test"} for rank in range(2)]
-    facts[0] |= {"dump": memory_files.make("stacks"), "mail": memory_files.make("place")}
-    watch = Watch(str(tmp_path), 4, 2.0, False, peers.Peers(facts, tells_ends=False))
-    now = time.monotonic()
-    watch.at = now - 90
-    watch._look(now)  # it asks
-    state = {"verb": IN, "name": "f (a.py:1)", "moves": False, "idle": 90.0, "step": 4, "cycle": 1}
-    watch._peers._board.write("state/1", json.dumps(state))
+    ranks = Ranks(tmp_path, 2)
+    ranks.look(0, 0)  # it asks
+    ranks.look(1, 1)
     if moves:
-        watch.note(5)
-    watch._look(now + 5)
-    assert ("stuck for" in capfd.readouterr().out) == (not moves)
-    watch._peers.leave(False)
+        ranks.clocks[0].note(5)
+    ranks.look(0, 5)
+    assert ("at step 5: ranks [0, 1] are in f (a.py:1)" in capfd.readouterr().out) == (not moves)
 
 
-@pytest.mark.parametrize("age, is_told", [(1, True), (6, False), (20, True)])
-def test_a_pause_is_told_unless_the_lock_was_held_in_it(tmp_path, age, is_told):
-    """age: seconds since the timer has written stacks. Those from before the pause say nothing about it."""
-    watch = Watch(str(tmp_path), 4, 2.0, False, None)
-    os.write(watch.dump, b"stacks")
-    os.utime(watch.dump, (0, time.time() - age))
-    watch._note_pause(8.0)
-    assert bool(watch._pause) == is_told
-    os.close(watch.dump)
+def test_each_rank_ends_a_call_and_the_next_one_asks_if_rank_0_does_not(tmp_path, capfd):
+    ranks = Ranks(tmp_path, 3)
+    ranks.look(1, 0)
+    ranks.look(2, 1)
+    ranks.look(1, 2)
+    assert "stuck" not in capfd.readouterr().out, "rank 0 may still answer"
+    ranks.look(1, 20)
+    assert "ranks [0] is silent; ranks [1, 2] are in f (a.py:1)" in capfd.readouterr().out
+    ranks.look(2, 20)
+    for rank in (1, 2):
+        ranks.look(rank, 60)
+    assert capfd.readouterr().out == "", "the next line comes when twice the time has passed"
+
+
+def test_a_rank_that_moves_postpones_the_line(tmp_path, capfd):
+    ranks = Ranks(tmp_path, 2)
+    ranks.clocks[1].at = ranks.now
+    ranks.look(0, 0)
+    ranks.look(1, 1)
+    ranks.look(0, 2)
+    assert "stuck" not in capfd.readouterr().out
+    ranks.clocks[1].at = ranks.clocks[0].at
+    ranks.look(0, 4)
+    ranks.look(1, 4)
+    ranks.look(0, 5)
+    assert "stuck for" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.thorough)])
@@ -338,27 +363,46 @@ def test_a_debugger_that_waits_for_its_user(lines, rests):
     assert stacks.is_at_rest(stacks.parse(_frames(*lines))) == rests
 
 
-def test_a_pause_in_debugpy_is_not_called_stuck(tmp_path, capfd, monkeypatch):
-    """It stops all threads of the process: only the timer of faulthandler writes where the main thread is."""
-    dump = memory_files.make("stacks")
-    memory_files.replace(dump, _frames(WAIT, SUSPEND, STEP))
-    settings = {"parent": os.getpid(), "ranks": [[0, os.getpid(), dump]], "names": ["the process"]}
-    settings |= {"folder": str(tmp_path / "stuck"), "after": 5, "exits": False}
-    pauses = []
-    clock = types.SimpleNamespace(sleep=pauses.append, monotonic=lambda: sum(pauses))
-    with monkeypatch.context() as patch:  # a pause that is called stuck is so after 2.5 s
-        patch.setattr(speaker, "time", clock)
-        patch.setattr(os, "getppid", lambda: os.getpid() * (sum(pauses) < 60))
-        patch.setattr(sys, "argv", ["", "", json.dumps(settings)])
-        speaker.main()
-    memory_files.replace(dump, _frames(STEP))
-    process = speaker.start(settings)
+PROGRAM = """
+import sys, threading, time, types
+sys.path.insert(0, ROOT)
+from bootfile.processes.report import Clock, Pulse
+
+def main():
+    pulse = Pulse()
+    clock = Clock(4, LIMIT, None)
+    clock.note(5)
+    pulse.beat(clock)
+    print(pulse.files["pid"], pulse.files["beats"], pulse.files["dump"], flush=True)
+    time.sleep(1000)
+
+code = compile("def _do_wait_suspend(call): call()", NAME, "exec")
+exec(code)
+_do_wait_suspend(main)
+"""
+
+
+@pytest.mark.parametrize("name", ["/home/me/debugpy/pydevd.py", "/home/me/own.py"])
+def test_a_pause_in_debugpy_is_not_called_stuck(tmp_path, name):
+    """It stops all threads of the process, which has no beats then: its stacks tell why."""
+    text = PROGRAM.replace("ROOT", repr(str(ROOT))).replace("NAME", repr(name)).replace("LIMIT", "0.001")
+    script = tmp_path / "paused.py"
+    script.write_text(text)
+    process = start(script)
     try:
-        wait_until((tmp_path / "stuck" / "rank_0.txt").exists)
+        line = read_until(process, r"^\d+ \d+ \d+$")[-1]
+        seen = node.Seen(dict(zip(("pid", "beats", "dump"), map(int, line.split()), strict=True)))
+        wait_until(lambda: not seen.runs())
+        place = seen.look()
+        if "pydevd" in name:
+            assert place == node.PAUSED
+        else:
+            assert place.verb == stacks.HELD and place.name.startswith("main (paused.py:")
+        assert "paused.py" in seen.dump
+        process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: is_stopped(process.pid))
+        assert seen.look().verb == "stopped"
     finally:
         process.kill()
-        process.wait()
-        os.close(dump)
-    place = "main (own.py:1), in C code that holds Python's lock"
-    line, = capfd.readouterr().out.splitlines()  # fmt: skip
-    assert line.startswith("stuck for 5 s ") and f" the process is in {place}" in line
+    finish(process, None)
+    assert seen.look().verb == "ended"

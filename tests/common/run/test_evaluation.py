@@ -9,10 +9,8 @@ from sklearn import metrics as reference
 from sklearn.metrics import accuracy_score, log_loss
 from torch import nn
 
-from bootfile.exact import loss_means
 from bootfile.ground.errors import BadInput
 from bootfile.sampling.sampler import SequentialBatchSampler
-from common.compute import losses
 from common.run import metrics
 from common.run.evaluation import batch_sums, evaluate
 from common.run.metrics import R2, ConfusionMatrix, Metrics, Perplexity, absolute_error, top
@@ -96,27 +94,6 @@ def test_a_loss_that_is_not_a_mean_is_refused(criterion, message):
 WEIGHTS = torch.tensor([1.0, 20.0, 0.0])
 
 
-class Masked(nn.Module):
-    """Divides by the labels that are not 1, without cross_entropy()'s ignore_index."""
-
-    def forward(self, logits, labels):
-        is_kept = labels != 1
-        return (cross_entropy(logits, labels, reduction="none") * is_kept).sum() / is_kept.sum()
-
-
-class Running(nn.Module):
-    """Divides by the mean of all losses so far, a buffer."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("level", torch.ones(()))
-
-    def forward(self, logits, labels):
-        loss = cross_entropy(logits, labels)
-        self.level = 0.9 * self.level + 0.1 * loss.detach()
-        return loss / self.level
-
-
 @pytest.mark.parametrize(
     "criterion",
     [
@@ -165,67 +142,6 @@ def test_labels_of_masks_that_are_ignored_count_nothing():
     assert Perplexity().value(sums) == pytest.approx(
         cross_entropy(tokens.flatten(0, 1), following.flatten()).exp()
     )
-
-
-@pytest.mark.parametrize("size", [6, 60])
-@pytest.mark.parametrize("criterion", [Masked(), Running(), lambda *batch: cross_entropy(*batch).sqrt()])
-def test_another_loss_that_is_not_a_mean_is_named_once_with_both_values(criterion, size, capsys):
-    logits = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
-    logits[:20] *= 5
-    batches = list(zip(logits.split(size), (torch.arange(60) // 20).split(size), strict=True))
-    metrics = Metrics()
-    evaluate(nn.Identity(), batches, criterion, metrics)
-    evaluate(nn.Identity(), batches, criterion, metrics)
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("warning: the criterion of ") and "not a mean over samples" in line
-
-
-def test_a_look_for_another_loss_changes_nothing(capsys):
-    """Not the criterion, not the random numbers; and a mean, of any form, has no warning."""
-    logits, labels = torch.randn(60, 3), torch.arange(60) % 3
-    batches = list(zip(logits.split(16), labels.split(16), strict=True))
-    once, often = Running(), Running()
-    for batch in batches:
-        once(*batch)
-    state = torch.get_rng_state()
-    evaluate(nn.Identity(), batches, often)
-    assert torch.equal(once.level, often.level) and torch.equal(state, torch.get_rng_state())
-    capsys.readouterr()
-    half = lambda *batch: 0.5 * cross_entropy(*batch) + batch[0].square().mean()  # noqa: E731
-    refuses = lambda logits, labels: logits.view(-1, 16 if len(logits) > 12 else 0, 3).mean()  # noqa: E731
-    for criterion in (half, losses.BinaryCrossEntropy(0.1), lambda *_: torch.tensor(0.0), refuses):
-        evaluate(nn.Identity(), batches[:-1], criterion)
-    names = [(x, {"label": y, "name": ["a"] * 16}) for x, y in batches[:-1]]
-    evaluate(nn.Identity(), names, lambda logits, given: logits.mean() ** 2)  # its parts are not known
-    assert capsys.readouterr().out == ""
-
-
-def test_a_loss_that_divides_by_weights_of_labels_is_seen():
-    logits, labels = torch.randn(6, 3, requires_grad=True), torch.arange(6) % 3
-    shares, some = torch.full((6, 3), 1 / 3), labels.where(labels > 0, -100)
-    fused = getattr(
-        nn.functional, "linear_cross_entropy", lambda logits, _, labels: cross_entropy(logits, labels)
-    )
-    for criterion, expected in {
-        lambda: nn.CrossEntropyLoss(WEIGHTS, label_smoothing=0.1)(logits, labels) + logits.mean(): 1,
-        lambda: nn.CrossEntropyLoss(ignore_index=1)(logits, labels) / 4: 1,
-        lambda: cross_entropy(logits, some) + cross_entropy(logits, labels): 1,
-        lambda: nn.NLLLoss()(logits.log_softmax(1), some): 1,
-        lambda: fused(logits, torch.eye(3), some): 1,
-        lambda: cross_entropy(logits, labels) + cross_entropy(logits, labels, torch.ones(3)): 0,
-        lambda: cross_entropy(logits, some, WEIGHTS, reduction="sum") / 99: 0,
-        lambda: cross_entropy(logits, shares, WEIGHTS): 0,
-        lambda: cross_entropy(logits.detach(), some) * logits.mean(): 0,
-    }.items():
-        seen = loss_means.LabelMean()
-        seen.watch(logits), seen.watch(logits)
-        (loss := criterion()).backward()
-        assert [seen.stop(torch.device("cpu")).item() for _ in range(2)] == [expected, 0]
-        loss = criterion()
-        assert seen.stop(torch.device("cpu")).item() == 0  # it saw nothing
-        if "Nll" in str([loss.grad_fn, *loss.grad_fn.next_functions]):
-            seen.watch({"loss": loss})  # a loss that the model returns
-            assert seen.stop(torch.device("cpu")).item() == expected
 
 
 def _over_ranks(metrics, outputs, targets, criterion, ranks, batch=7):

@@ -23,7 +23,7 @@ sys.path.insert(0, ROOT)
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
-from bootfile import Exact, torch_loader
+from bootfile import Exact, torch_loader, usual
 from bootfile.exact import pace
 from bootfile.ground.intervals import Interval
 
@@ -59,7 +59,7 @@ forward = DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 run = Exact(
     os.environ["OUT"], loader, model=model, forward=forward, optimizer=optimizer,
-    report_every=Interval(5, "step"), slow_rank=0.3,
+    report_every=Interval(5, "step"), plugins=usual(slow_rank=0.3),
 )
 step = 0
 for _ in loader.epochs_from(run.resume()):
@@ -133,15 +133,6 @@ def test_slow_data_of_one_rank_end(tmp_path):
         read_until(job, r"^\[node 0\] slowest rank 2 \(node 1\): data \d.\d+ s ")
         # or another rank is slower then
         read_until(job, r"^\[node 0\] (rank 2 \(node 1\) .*not slow .*after step|slowest (?!rank 2))")
-
-
-@pytest.mark.thorough
-def test_a_rank_that_is_stopped_now_and_then(tmp_path):
-    fault = "pause:rank=1,every=10step,for=3s"
-    with loop_with(tmp_path, fault, sleep=0.1) as job:
-        pattern = r"^\[node 0\] slowest rank 1 \(node 0\): compute .*, .*\b\d+ of \d+ steps, since step"
-        printed = "".join(read_until(job, pattern))
-    assert len(re.findall(rf"fault {re.escape(fault)}: SIGSTOP to rank 1", printed)) >= 2
 
 
 @pytest.mark.thorough

@@ -1,0 +1,207 @@
+"""When a run is stuck, and the one line that says so: where each rank is, and where its stacks are."""
+
+import collections
+import contextlib
+import json
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from bootfile.ground import errors
+from bootfile.ground.errors import print_line
+from bootfile.processes import stacks
+from bootfile.processes.stacks import ENDED, HELD, IN, SILENT, STOPPED, WAITS, Place
+
+_MEDIANS = 20  # or as many median steps as the seconds of --stuck_after, if that is longer
+_STEPS = 64  # whose median it is
+_LONGER = 4  # times as long are the first step, a compilation, an evaluation and a save
+_SHARE = 0.7  # share of the time limit of a collective after which a line comes
+_PATIENCE = 10.0  # seconds for the answers of all ranks, or this share of that limit, which may end the run
+_PATIENCE_SHARE = 0.15
+_SHORTEST_POSTPONED = 1.0  # seconds
+_MOST_BYTES = 2**17  # of a file of stacks
+_MOST_GROUPS = 12  # of ranks in a line
+_FAREWELL = 2.0  # seconds in which the others find in the store that they end, too
+
+# verb of a Place -> of one rank, of several
+_VERBS = {
+    IN: ("is in", "are in"),
+    WAITS: ("waits in", "wait in"),
+    HELD: ("is in", "are in"),
+    STOPPED: ("is stopped by a signal (SIGSTOP)", "are stopped by a signal (SIGSTOP)"),
+    SILENT: ("is silent", "are silent"),
+    ENDED: ("has ended", "have ended"),
+}
+
+
+class Clock:
+    """When a run has moved last, and after how many seconds it is stuck. It has no thread.
+
+    step: the steps before the first. after: seconds without the end of a step; 0: never. timeout: seconds
+    after which a collective fails; None if it is not known.
+    """
+
+    def __init__(self, step: int, after: float, timeout: float | None):
+        self.step = step
+        self.at = time.monotonic()  # of the last thing that has moved
+        self.floor = 0.0  # when this process continued, if it was stopped itself
+        self.after = after
+        self.model: Any = None  # in the mode of evaluation while a loop evaluates it
+        self.patience = min(_PATIENCE, _PATIENCE_SHARE * timeout) if timeout else _PATIENCE
+        self._timeout = timeout
+        self._is_longer = True
+        self._durations: collections.deque[float] = collections.deque(maxlen=_STEPS)
+        self._next = 0.0  # seconds without progress after which the next line is due; 0: none was due
+
+    def note(self, step: int, is_longer: bool = False) -> None:
+        """Note the end of a step. is_longer: before the next one ends, the run evaluates or saves."""
+        now = time.monotonic()
+        if not self._is_longer:
+            self._durations.append(now - self.at)
+        self.at = now
+        self.step = step
+        self._is_longer = is_longer
+
+    def touch(self) -> None:
+        """Note that something else has ended: a save or an evaluation."""
+        self.at = time.monotonic()
+
+    def idle(self, now: float) -> float:
+        """Return the seconds without progress."""
+        return now - max(self.at, self.floor)
+
+    def limit(self) -> float:
+        """Return the seconds without progress after which the run is stuck."""
+        limit = self.step_limit()
+        if self._is_longer or not (self.model is None or self.model.training):
+            limit *= _LONGER
+        return min(limit, _SHARE * self._timeout) if self._timeout else limit
+
+    def step_limit(self) -> float:
+        """Return that of a step without an evaluation and a save."""
+        median = statistics.median([*self._durations]) if self._durations else 0.0
+        return max(self.after, _MEDIANS * median)
+
+    def beat_limit(self) -> float:
+        """Return the seconds after which a process whose Python does not run is stuck."""
+        return self.step_limit() if self._durations else self.limit()
+
+    def may_compile(self, now: float) -> bool:
+        """Return whether a compilation may still take so long."""
+        return self.idle(now) < _LONGER * self.after
+
+    def is_due(self, now: float, turn: float = 0.0) -> bool:
+        """Return whether a line is due. turn: seconds that another rank may take for it."""
+        idle = self.idle(now)
+        limit = self.limit()
+        if idle < limit:
+            self._next = 0.0
+        return self.after > 0 and idle >= max(limit + turn, self._next)
+
+    def postpone(self, now: float) -> None:
+        """Look again later: a rank still moves."""
+        self._next = self.idle(now) + max(self.after / 2, _SHORTEST_POSTPONED)
+
+    def end_call(self, now: float) -> None:
+        """Let the next line come when twice the time has passed."""
+        self._next = 2 * self.idle(now)
+
+
+class Pulse:
+    """The beats of this process. `files`: what Seen needs."""
+
+    def __init__(self) -> None:
+        self._file = stacks.make_file("beats")
+        self.files = {"pid": os.getpid(), "beats": self._file, "dump": stacks.write_on_signal()}
+
+    def beat(self, clock: Clock) -> None:
+        """Note that Python runs now."""
+        beat = [time.monotonic(), clock.beat_limit(), clock.at, clock.step]
+        os.ftruncate(self._file, 0)
+        os.write(self._file, json.dumps(beat).encode())
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+class Report:
+    """Prints the line, and writes the stacks to a folder.
+
+    exits: end the process after a line. name: returns the words for a list of ranks. show: returns the stacks
+    of this process. `line`: the last one of this process. `is_ending`: the thread ends the process.
+    """
+
+    def __init__(self, folder: str, exits: bool, name: Callable[[list[int]], str], show: Callable[[], str]):
+        self.line = ""
+        self.is_ending = False
+        self.exits = exits
+        self.folder = folder
+        self._show = show
+        self._name = name
+        self._stuck: tuple[float, int] | None = None  # when the run had moved last, and its step
+        self._writer: threading.Thread | None = None
+
+    def show(self, clock: Clock, idle: float, places: Mapping[int, Place]) -> None:
+        """Print the line. places: by rank."""
+        self.line = compose(idle, clock.step + 1, places, self._name, self.folder)
+        self._stuck = (clock.at, clock.step + 1)
+        if self.exits:
+            self.is_ending = True
+            errors.say_error(f"{self.line}; this run ends because of --stuck_exit true")
+        else:
+            print_line(self.line)
+
+    def note_progress(self, clock: Clock) -> None:
+        """Print a line if the run moves again."""
+        if self._stuck and clock.at > self._stuck[0]:
+            seconds = clock.at - self._stuck[0]
+            print_line(f"the run moves again: {seconds:.0f} s were lost at step {self._stuck[1]}")
+            self._stuck = None
+
+    def end_call(self) -> None:
+        """End the process after a line, if it was asked to."""
+        if self.exits:
+            if self.line:  # this rank may hold the store
+                time.sleep(_FAREWELL)
+            errors.leave(errors.LOST_CONTACT)
+
+    def write_stacks(self, rank: int, clock: Clock, now: float, text: str = "") -> None:
+        """Write the stacks of a rank to its file, in a thread: the mount may hang. text: those of another
+        process."""
+        if self._writer and self._writer.is_alive():
+            return
+        when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        text = text or self._show()
+        head = f"rank {rank}, {when}: no progress for {clock.idle(now):.0f} s at step {clock.step + 1}"
+        arguments = (self.folder, rank, f"{head}\n\n{text}")
+        self._writer = threading.Thread(target=write_file, args=arguments, name="stacks", daemon=True)
+        self._writer.start()
+
+
+def write_file(folder: str, rank: int, text: str) -> None:
+    """Write the file of a rank, if the folder can be written."""
+    path = os.path.join(folder, f"rank_{rank}.txt")
+    with contextlib.suppress(OSError):
+        os.makedirs(folder, exist_ok=True)
+        with open(f"{path}.new", "wb") as file:
+            file.write(text.encode(errors="replace")[:_MOST_BYTES])
+        os.replace(f"{path}.new", path)
+
+
+def compose(
+    idle: float, step: int, places: Mapping[int, Place], name: Callable[[list[int]], str], folder: str
+) -> str:
+    """Return the line about a run that does not move: the ranks that are at the same place together."""
+    groups: dict[Place, list[int]] = {}
+    for rank, place in places.items():
+        groups.setdefault(place, []).append(rank)
+    parts = []
+    for place, members in groups.items():
+        verb = _VERBS[place.verb][len(members) > 1]
+        parts.append(f"{name(members)} {verb} {place.name}".rstrip())
+    if len(parts) > _MOST_GROUPS:
+        parts[_MOST_GROUPS:] = [f"and {len(parts) - _MOST_GROUPS} groups more"]
+    return f"stuck for {idle:.0f} s at step {step}: {'; '.join(parts)} (stacks: {folder})"

@@ -1,0 +1,190 @@
+"""Where each rank of a run is, when it does not move.
+
+A rank whose line is due raises a number in the store. Each rank then writes its place there; for one that
+cannot, because it is stopped or its lock of Python is held, another rank of its node does. The rank that has
+asked reads all places and prints the line; rank 0 asks first. Needed are a clock and a report, and no thread.
+"""
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Callable, Mapping
+
+from bootfile.processes.board import Board
+from bootfile.processes.node import PAUSED, Seen
+from bootfile.processes.report import Clock, Report
+from bootfile.processes.stacks import ENDED, HELD, SILENT, STOPPED, Place
+
+_TURN = 1.5  # seconds that the next rank waits for the one before it to ask
+_MOST_TURNS = 5
+_SILENCE = 5.0  # seconds without a beat, when the run does not move: Python does not run
+DONE = "done"  # at left/RANK in the store: its loop has ended
+
+
+class RollCall:
+    """The calls of a run. count: of its ranks. local: the others of this node. here: returns the place of
+    this rank, and whether it moves."""
+
+    def __init__(
+        self,
+        rank: int,
+        count: int,
+        local: Mapping[int, Seen],
+        board: Board,
+        clock: Clock,
+        report: Report,
+        here: Callable[[float], tuple[Place, bool]],
+    ):
+        self._rank = rank
+        self._count = count
+        self._local = local
+        self._board = board
+        self._clock = clock
+        self._report = report
+        self._here = here
+        self._number = 0  # of the last call
+        self._asked = 0  # the last one of this rank
+        self._opened_at: float | None = None  # when this rank has learnt of it; None: it has ended
+        self._moved_at = 0.0  # when the run had moved last, at that time
+        self._answered_for = set[int]()  # ranks of this node, in this call
+        self._silent_since: float | None = None  # since when the store does not answer
+
+    def look(self, now: float) -> None:
+        """Answer a call, or make one if the run does not move. The thread calls it in each of its rounds."""
+        number = self._board.count("call")
+        if number is None:
+            self._look_alone(now)
+            return
+        self._silent_since = None
+        turn = _TURN * min(self._rank, _MOST_TURNS)
+        if number == self._number and self._opened_at is None and self._clock.is_due(now, turn):
+            number = self._asked = self.call() or number
+        if number != self._number:
+            self._number = number
+            self._opened_at = now
+            self._moved_at = self._clock.at
+            self._answered_for.clear()
+            self._answer(now)
+        if self._opened_at is None:
+            return
+        self._answer_for_others(now)
+        if self._asked == number:
+            result = self._conclude(now, now - self._opened_at > self._clock.patience)
+        else:
+            [result] = self._board.read(f"result/{number}") or [""]
+        if result:
+            self._end_call(now, result == "moves")
+        elif now - self._opened_at > 2 * self._clock.patience:  # the rank that has asked cannot do more
+            self._opened_at = None
+
+    def call(self) -> int | None:
+        """Ask all ranks where they are, and return the number of the call; None without an answer."""
+        return self._board.count("call", 1)
+
+    def find_silent(self, number: int) -> list[int]:
+        """Return the ranks of other nodes that have not answered a call and have not left."""
+        left = self._read("left")
+        silent = []
+        for rank, text in self._read("state").items():
+            is_far = rank != self._rank and rank not in self._local
+            if is_far and not left.get(rank) and json.loads(text or "{}").get("call", 0) < number:
+                silent.append(rank)
+        return silent
+
+    def _read(self, name: str) -> dict[int, str]:
+        """Return the text NAME/RANK of each rank; {} without an answer."""
+        texts = self._board.read(*(f"{name}/{rank}" for rank in range(self._count)))
+        return dict(enumerate(texts or []))
+
+    def _answer(self, now: float) -> None:
+        """Write where this rank is."""
+        place, moves = self._here(now)
+        self._write(self._rank, place, moves, now)
+        if not moves:
+            self._report.write_stacks(self._rank, self._clock, now)
+
+    def _write(self, rank: int, place: Place, moves: bool, now: float) -> None:
+        state = {"call": self._number, "verb": place.verb, "name": place.name, "moves": moves}
+        self._board.write(f"state/{rank}", json.dumps(state | {"idle": self._clock.idle(now)}))
+
+    def _is_first(self) -> bool:
+        """Return whether this is the first rank of its node whose Python runs."""
+        return not any(seen.runs(_SILENCE) for rank, seen in self._local.items() if rank < self._rank)
+
+    def _answer_for_others(self, now: float) -> None:
+        """Write where the ranks of this node are that cannot do it themselves."""
+        if not self._is_first():
+            return
+        for rank in self._local.keys() - self._answered_for:
+            seen = self._local[rank]
+            place = seen.look(_SILENCE)
+            if place is None:
+                continue
+            self._answered_for.add(rank)
+            self._write(rank, place, place == PAUSED, now)
+            if place.verb == HELD:
+                self._report.write_stacks(rank, self._clock, now, seen.dump)
+
+    def _conclude(self, now: float, is_late: bool) -> str:
+        """Print the line unless a rank still moves, and return the result of the call; "" to try it again.
+        is_late: ranks that have not answered are silent."""
+        states = {rank: json.loads(text or "{}") for rank, text in self._read("state").items()}
+        states = {rank: state for rank, state in states.items() if state.get("call") == self._number}
+        left = self._read("left")
+        if not states or not left:  # the store does not answer any more
+            return ""
+        places: dict[int, Place] = {}
+        for rank in range(self._count):
+            places[rank] = Place(SILENT, "")
+            if state := states.get(rank):
+                places[rank] = Place(state["verb"], state["name"])
+            elif left[rank] == DONE:  # it may evaluate, or wait for the others
+                places[rank] = Place(ENDED, "its loop")
+        # the answers may be some seconds old: a step may have ended since
+        result = "stuck"
+        if self._clock.at > self._moved_at or any(state["moves"] for state in states.values()):
+            result = "moves"
+        elif not is_late and Place(SILENT, "") in places.values():
+            return ""
+        else:
+            self._report.show(self._clock, max(state["idle"] for state in states.values()), places)
+        self._board.write(f"result/{self._number}", result)
+        return result
+
+    def _end_call(self, now: float, moves: bool) -> None:
+        """Do what follows a call, on each rank."""
+        self._opened_at = None
+        if moves:
+            self._clock.postpone(now)
+            return
+        self._clock.end_call(now)
+        if self._report.exits:
+            self._kill_blocked()
+        self._report.end_call()
+
+    def _look_alone(self, now: float) -> None:
+        """Print the line of this node if the store does not answer: its process is stopped or cut off."""
+        self._silent_since = self._silent_since or now
+        if not self._clock.is_due(now) or now - self._silent_since < self._clock.patience:
+            return
+        place, moves = self._here(now)
+        if not moves:
+            self._report.write_stacks(self._rank, self._clock, now)
+        if not moves and self._is_first():
+            places = {self._rank: place}
+            for rank in range(self._count):
+                if rank not in self._local:
+                    places.setdefault(rank, Place(SILENT, ""))
+                elif seen := self._local[rank].look(_SILENCE):  # of the others only the store has a place
+                    places[rank] = seen
+            self._report.show(self._clock, self._clock.idle(now), dict(sorted(places.items())))
+        self._end_call(now, moves)
+
+    def _kill_blocked(self) -> None:
+        """End the ranks of this node that cannot end themselves: the run ends because it is stuck."""
+        for seen in self._local.values():
+            place = seen.look(_SILENCE)
+            if place and place.verb in (STOPPED, HELD):
+                with contextlib.suppress(OSError):
+                    os.kill(seen.process.pid, signal.SIGKILL)
