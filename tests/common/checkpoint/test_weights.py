@@ -16,7 +16,7 @@ from bootfile.exact import files as checkpoint
 from bootfile.ground.errors import BadInput
 from bootfile.ground.results import CLASSES
 from common.checkpoint import weights
-from common.checkpoint.plain_names import plain_names
+from common.checkpoint.weights import plain_names
 from common.compute.models import resnet18
 from common.run import starts
 from tests.support.hostile_pickle import Hostile
