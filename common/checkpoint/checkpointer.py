@@ -7,7 +7,6 @@ the output (resume.py) and uploads it (mirror.py); the others wait for it, and r
 adds to a step joins as a plugin (_find_plugins).
 """
 
-import dataclasses
 import functools
 import math
 import os
@@ -56,25 +55,6 @@ def _find_processes(topology: Topology) -> Processes:
     return Memory(topology.members)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Options:
-    """The options that only some jobs have, and of which a Checkpointer has to know.
-
-    arch: the name of the network. checkpoint_format: of a sharded model, "full" or "sharded".
-    cpu_level, threads, max_steps, epoch_steps: of the group "run". partial_weights: of --weights.
-    prof: --prof, the steps to measure.
-    """
-
-    arch: str | None = None
-    checkpoint_format: str = "full"
-    cpu_level: str | None = None
-    threads: int | None = None
-    max_steps: int | None = None
-    epoch_steps: int | None = None
-    partial_weights: bool = False
-    prof: int | None = None
-
-
 def _compare_with_record(path: str) -> None:
     """Raise BadInput if a file is a checkpoint, and not the state that its run has recorded."""
     if not os.path.exists(f"{path}.json"):
@@ -101,8 +81,7 @@ class Checkpointer(Exact, Events):
     def __init__(self, run: Run, *, loader: Any, val_loader: Any = None, **parts: Any):
         args = run.args
         self.args = args
-        options = arguments.pick(_Options, args)
-        self._options = options
+        given = vars(args)  # some options only some jobs have
         self.log = run.log
         self.output = run.output
         self.loader = loader
@@ -124,13 +103,13 @@ class Checkpointer(Exact, Events):
             self.log.pace = getattr(plugin, "figures", self.log.pace)
         settings = arguments.settings(args)
         same_instructions = None  # Exact decides
-        if options.cpu_level == instructions.NATIVE:
+        if given.get("cpu_level") == instructions.NATIVE:
             # the user accepts that the checkpoint may be of another instruction set
             same_instructions = False
         report_after = None
-        if options.prof:
+        if given.get("prof"):
             # The clock is read before the last N steps, and after them. The first steps are slower.
-            report_after = ((loader.total_steps or 0) - options.prof, loader.total_steps)
+            report_after = ((loader.total_steps or 0) - args.prof, loader.total_steps)
         super().__init__(
             run.output.folder,
             loader,
@@ -140,7 +119,7 @@ class Checkpointer(Exact, Events):
             keep_every=args.keep_every,
             max_bad_steps=args.max_bad_steps,
             grace=args.grace,
-            threads=options.threads,
+            threads=given.get("threads"),
             identity=arguments.identity(args),
             plugins=plugins,
             job=Job(
@@ -151,7 +130,7 @@ class Checkpointer(Exact, Events):
                 processes=_find_processes(run.topology),
                 report_after=report_after,
                 evaluate_every=args.evaluate_every,
-                by_rank=options.checkpoint_format == "sharded",
+                by_rank=given.get("checkpoint_format") == "sharded",
                 settings=settings,
                 learned=arguments.without_operation(args, settings),
             ),
@@ -159,10 +138,8 @@ class Checkpointer(Exact, Events):
         )
         self.state.extras = self.scores
         # A copy of a job may have a sampler of its own, which would train longer without a line.
-        for name, most, steps in (
-            ("max_steps", options.max_steps, self.total_steps),
-            ("epoch_steps", options.epoch_steps, len(loader)),
-        ):
+        for name, steps in (("max_steps", self.total_steps), ("epoch_steps", len(loader))):
+            most = given.get(name)
             if most is not None and (steps is None or steps > most):
                 raise BadInput(f"--{name} {most}: the job does not give it to its sampler")
 
@@ -487,8 +464,9 @@ class Checkpointer(Exact, Events):
     def _load_weights(self, path: str, complete: bool = False) -> None:
         """Load a file of weights into the model, on every rank. complete: all of the model's tensors must be
         in the file. Raises BadInput."""
-        arch = self._options.arch
-        self.say(weights.load(path, self.model, complete, arch, self._options.partial_weights))
+        given = vars(self.args)
+        arch = given.get("arch")
+        self.say(weights.load(path, self.model, complete, arch, given.get("partial_weights", False)))
         average: Any = self.state.objects.get("ema")  # it begins at, or consists of, these weights
         if average is not None:
             average.module.load_state_dict(self.model.state_dict())

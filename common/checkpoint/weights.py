@@ -9,7 +9,6 @@ TorchScript and distributed checkpoints: the error has the line of Python that c
 
 import argparse
 import contextlib
-import dataclasses
 import functools
 import json
 import math
@@ -31,7 +30,6 @@ from bootfile.ground.files import explained, opener, read_again
 from bootfile.ground.results import CLASSES, checkpoints
 from bootfile.processes import ranks
 from common.checkpoint import pretrained
-from common.console.arguments import pick
 from common.run.output import Output
 
 _SHOWN = 3  # tensors named in a line
@@ -40,15 +38,6 @@ WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  
 _WRAPPERS = (*WRAPPERS, "module")  # the last: of DataParallel, or a module of the user's
 _WHOLE = ("state_dict", "model", "model_state_dict")  # keys of a state_dict in a file of other programs
 _COUNTERS = "num_batches_tracked"  # of BatchNorm; files of old versions of torch do not have it
-
-
-@dataclasses.dataclass(frozen=True)
-class _Named:
-    """weights: --weights, a file or a name of published weights. arch: the network of a job that has --arch;
-    another job takes files only."""
-
-    weights: str | None
-    arch: str | None = None
 
 
 def load(
@@ -90,9 +79,8 @@ def file_of(args: argparse.Namespace, output: Output) -> str | None:
     args: the options weights and, if the job has it, arch. Published weights are downloaded, unless
     a checkpoint may replace them. Raises BadInput on every rank if they cannot be, or do not exist.
     """
-    options = pick(_Named, args)
-    arch = options.arch
-    name = options.weights
+    arch = vars(args).get("arch")  # another job takes files only
+    name: str | None = args.weights
     if not arch or not name or not pretrained.is_name(arch, name):
         return name
     pretrained.check(arch, name)

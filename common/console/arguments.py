@@ -1,12 +1,11 @@
 """Parse the command lines of jobs as platforms send them: "true" and "false", extra options, intervals."""
 
 import argparse
-import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from bootfile.console import parser
 from bootfile.console.parser import LARGEST
@@ -18,8 +17,6 @@ from bootfile.console.parser import positive_int as positive_int
 from bootfile.ground.intervals import Interval
 from bootfile.ground.secrets import hide, is_secret, mask
 from common.ground.files import is_url
-
-_Part = TypeVar("_Part")
 
 BATCH_SIZE_HELP = "samples of a step over all processes, N/gpu: of each; scale --lr (default: %(default)s)"
 
@@ -64,17 +61,6 @@ class Arguments(argparse.Namespace):
         if hasattr(self, "roles"):
             raise AttributeError(f"args.{name} = {value!r}: the options are read only; use a variable")
         super().__setattr__(name, value)
-
-
-def pick(part: type[_Part], args: argparse.Namespace) -> _Part:
-    """Return the options that a part of a job reads: the dataclass `part`, with the values of the fields'
-    names. A field whose option the job does not have keeps its default. Raises TypeError if it has none."""
-    given = vars(args)
-    values = {}
-    for field in dataclasses.fields(part):  # type: ignore[arg-type]
-        if field.name in given:
-            values[field.name] = given[field.name]
-    return part(**values)
 
 
 class secret(str):

@@ -10,7 +10,6 @@ This module imports no torch.
 import argparse
 import atexit
 import contextlib
-import dataclasses
 import itertools
 import math
 import os
@@ -25,7 +24,6 @@ from bootfile.ground.folder_lock import FolderLock, missing_folders, remove_empt
 from bootfile.ground.heartbeat import watched
 from bootfile.ground.mounts import LEASE
 from bootfile.ground.results import CHECKPOINTS, WEIGHTS, checkpoints, refuse_links
-from common.console.arguments import pick
 from common.ground import endings
 from common.ground.files import HOME, check_fstab, is_url
 from common.platform.platforms import HELD, STARTED_BY
@@ -132,21 +130,9 @@ def open_output(args: argparse.Namespace, topology: Topology) -> Output:
     return Output(folder_of(given), url)
 
 
-@dataclasses.dataclass(frozen=True)
-class Purpose:
-    """The options with which a job does not train a run. Many jobs have none of them.
-
-    prof: --prof, the steps to measure. evaluate: --evaluate, weights are only evaluated.
-    """
-
-    prof: int | None = None
-    evaluate: bool = False
-
-
 def writes_nothing(args: argparse.Namespace) -> bool:
-    """Return whether the job only measures (--prof) or evaluates (--evaluate)."""
-    purpose = pick(Purpose, args)
-    return bool(purpose.prof or purpose.evaluate)
+    """Return whether the job only measures (--prof) or evaluates (--evaluate). Many jobs have neither."""
+    return any(vars(args).get(name) for name in ("prof", "evaluate"))
 
 
 def folder_of(given: str) -> str:

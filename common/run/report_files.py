@@ -5,7 +5,6 @@ starts.jsonl is written by common/run/starts.py.
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import os
 import time
@@ -21,13 +20,6 @@ from common.run import ends, environment, starts
 from common.run.output import Output
 
 _MOST_CLASSES = 100  # with more classes the matrix is not written
-
-
-@dataclasses.dataclass(frozen=True)
-class _Tracking:
-    """tracker: --tracker, the package that also gets the figures. Jobs without a training have none."""
-
-    tracker: str | None = None
 
 
 class Beginning(NamedTuple):
@@ -110,7 +102,7 @@ class ReportFiles:
         # each has its own warning: one that fails does not keep the others from opening
         with self._reported("TensorBoard"):
             opened["TensorBoard"] = _TensorBoard(self._output.folder, begin)
-        name = arguments.pick(_Tracking, self._args).tracker
+        name = vars(self._args).get("tracker")  # jobs without a training have none
         takes_status = "KUBEFLOW_TRAINER_SERVER_URL" in os.environ  # the controller sets it
         if not name and not takes_status:
             return
