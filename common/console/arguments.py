@@ -1,9 +1,9 @@
 """Parse the command lines of jobs as platforms send them: "true" and "false", extra options, intervals.
 
 A Parser takes the words of a command line and gives Arguments, which are read only: each value is checked
-here, by the type of its option, with the value and what is expected. A check of several options is one of the
-checks of a JobParser (common/run/job.py). Behind them no code asks again. A part of a job that reads an option
-which only some jobs have reads vars(args).get(name).
+here, by the type of its option, with the value and what is expected. A check of several options is one of
+the checks of a JobParser (common/run/job.py). Behind them no code asks again. A part of a job that reads an
+option which only some jobs have reads vars(args).get(name).
 """
 
 import argparse

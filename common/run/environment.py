@@ -68,13 +68,13 @@ def _describe_batch(batch: int, has_hint: bool, device: torch.device) -> str:
     """Return how the processes share the global batch: "global batch 256 = 2 GPUs x 128". has_hint: name the
     option with which each process would have as large a batch."""
     world_size = ranks.world_size()
-    is_several = world_size > 1
-    kind = "processes" if ranks.uses_gloo() else "GPUs"
-    processes = f"{world_size} {kind}" if is_several else "1 process"
-    hint = f" (--batch_size {batch}/gpu: {batch} each)" if is_several and has_hint else ""
+    processes = "1 process"
+    hint = ""
     threads = f", {in_words(THREADS, torch.get_num_threads())}" if device.type == "cpu" else ""
-    if threads and is_several:
-        threads += " each"
+    if world_size > 1:
+        processes = f"{world_size} {'processes' if ranks.uses_gloo() else 'GPUs'}"
+        hint = f" (--batch_size {batch}/gpu: {batch} each)" if has_hint else ""
+        threads += " each" if threads else ""
     return f"global batch {batch} = {processes} x {batch // world_size}{hint}{threads}"
 
 
