@@ -1,6 +1,7 @@
 """Loss and accuracy as sums, and the evaluation of a model: unlike means, sums over batches, steps and ranks
 add up exactly."""
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -52,17 +53,13 @@ def _sums(loss: torch.Tensor, logits: Any, labels: Any) -> torch.Tensor:
     return torch.stack([loss_value * count, accelerator.double(correct), count])
 
 
-def _never() -> bool:
-    return False
-
-
 @torch.no_grad()
 def evaluate(
     model: torch.nn.Module,
     batches: Iterable[tuple[Any, Any]],
     criterion: Callable[[Any, Any], torch.Tensor],
     metrics: "Metrics | None" = None,
-    stop: Callable[[], bool] = _never,
+    stop: Callable[[], bool] = lambda: False,
     mirrored: bool = False,
 ) -> torch.Tensor:
     """Return the sums of batch_sums() over all batches, then those of the metrics: float64 [3 + metrics.size]
@@ -103,7 +100,7 @@ def evaluate(
         turns = _in_step(batches, stop, device)
     else:
         # no rank waits for another one here: the sums are added when all have ended
-        turns = _until(batches, stop)
+        turns = itertools.takewhile(lambda _: not stop(), batches)
     with endings.explained_by(batches):
         for number, (inputs, targets) in enumerate(turns):
             # without gradients, and in the mode of evaluation: BatchNorm uses its statistics
@@ -173,14 +170,6 @@ def _warn_of_parts(criterion: Callable, *parts: Any) -> bool:
             "or nll_loss() may have weight= and ignore_index=; else let Metrics(best=) name a metric"
         )
     return True
-
-
-def _until(batches: Iterable[tuple[Any, Any]], stop: Callable[[], bool]) -> Iterator[tuple[Any, Any]]:
-    """Yield the batches of this rank until the job is asked to stop. Ranks do not wait for each other."""
-    for batch in batches:
-        if stop():
-            return
-        yield batch
 
 
 def _in_step(batches: Any, stop: Callable[[], bool], device: torch.device) -> Iterator[tuple[Any, Any]]:

@@ -13,7 +13,7 @@ from torch import nn
 
 from bootfile.ground.errors import BadInput, in_one_line, print_line
 from common.checkpoint import weights
-from common.compute import classifiers, heads, models, networks
+from common.compute import classifiers, models, networks
 from common.console.arguments import boolean, positive_int
 from common.run import starts
 from datasets.loaders import preprocessing
@@ -98,7 +98,7 @@ def load(
         options = "--arch and --image_size, or --model FILE.py:FUNCTION"
         raise BadInput(f"{path}: {starts.FILE} next to it names no network: add {options}")
     # the number of classes is that of the head in the file: built once without memory, to find its name
-    first, dim = next(iter(heads.head(make).items()), ("", 0))
+    first, dim = next(iter(classifiers.head(make).items()), ("", 0))
     skeleton = classifiers.on_meta(functools.partial(make, 2))
     matching, *_ = weights.match(path, skeleton.state_dict(), tensors)
     shape = matching[first].shape if first in matching else ()
