@@ -47,7 +47,6 @@ _LAST = 10.0  # seconds for the last upload if the job ends with an error
 _FOREVER = re.compile(r".*\.(pt|pth|pt\.json|distcp|metadata)")  # they are never changed in place
 KEY = ".bootfile-lease.json"
 _RELEASED = "released by"  # in the record of a job that has ended
-_PROBE = ".bootfile-delete-check.json"  # an object that a start writes and deletes
 
 
 class UrlLease(Lease):
@@ -125,7 +124,6 @@ class Mirror:
         self.lease = UrlLease(self.store)
         self._keeps_all = False  # whether the store does not delete objects
         try:
-            self._check_delete()
             self._read_url(resume)
         except BaseException as error:
             self._release()
@@ -134,17 +132,6 @@ class Mirror:
                 raise BadInput(text) from error
             raise
         endings.at_end("upload", self._end)
-
-    def _check_delete(self) -> None:
-        """Print a warning if the store does not delete objects. The constructor calls it, under the lease:
-        otherwise the first checkpoint that is replaced would show it, hours later."""
-        reason = self.store.explain_kept(_PROBE)
-        if reason:
-            self._keeps_all = True
-            print_line(
-                f"warning: the store of {self.url} does not delete objects ({reason}): {_PROBE} stays there, "
-                f"and every checkpoint of this run; the list {output_list.NAME} names those that count"
-            )
 
     def _read_url(self, resume: str | None) -> None:
         """Find out what is at the URL, and restore its newest checkpoint if `resume` is "auto". The
@@ -278,8 +265,7 @@ class Mirror:
         try:
             snapshots = {name: self._snapshot(name) for name in (*first, *others)}
             self._write_list()  # without the files that are overwritten
-            # the list is written after each of the two: what a restart needs counts before the rest has
-            # arrived
+            # it is written after each of the two: what a restart needs counts before the rest has arrived
             for names in (first, others):
                 for name in names:
                     file = snapshots[name]
