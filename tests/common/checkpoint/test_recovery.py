@@ -12,10 +12,12 @@ import torch
 
 from bootfile.exact import files as checkpoint
 from bootfile.exact import nonfinite
+from bootfile.exact.loop import Exact
 from bootfile.exact.plugins import Agreement
 from bootfile.ground import again
 from bootfile.ground.errors import BadInput
 from bootfile.ground.intervals import Interval
+from common.checkpoint.checkpointer import Checkpointer
 from common.checkpoint.scores import Scores
 from common.run.metrics import Metrics, absolute_error
 from tests.support.checkpointers import make
@@ -405,6 +407,12 @@ def test_a_folder_without_best_gets_one_from_the_next_evaluation(recovery, tmp_p
     if is_lost:
         assert torch.load(new / "best.pth", weights_only=True)["0.bias"].tolist() == [2, 2]
     assert keeper.scores.highest == pytest.approx(0.9), "early stopping counts from the best evaluation"
+
+
+def test_what_a_loop_calls_is_that_of_exact():
+    """The contract of a Checkpointer: it adds to three methods, and repeats none."""
+    own = vars(Checkpointer).keys() & {name for name in vars(Exact) if not name.startswith("_")}
+    assert own == {"resume", "end_step", "close"}
 
 
 @pytest.mark.parametrize(("at_url", "writes"), [(["best.pth"], True), ([], False)])
