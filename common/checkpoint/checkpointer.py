@@ -96,7 +96,6 @@ class Checkpointer(Exact, Events):
         self._forked: Any = None  # the plugin that does what these two want
         self._gradient_sums: Any = None  # the plugin that keeps them, with --recheck
         self._is_later = members is not None and members.generation > 0
-        self._class_names: tuple[str, ...] = getattr(loader.plan.index, "class_names", ())
         plugins = self._find_plugins(run, parts)
         for plugin in plugins:
             # what a report adds: the seconds of all ranks, if there are several
@@ -470,7 +469,7 @@ class Checkpointer(Exact, Events):
         average: Any = self.state.objects.get("ema")  # it begins at, or consists of, these weights
         if average is not None:
             average.module.load_state_dict(self.model.state_dict())
-        line = weights.compare_class_names(path, self._class_names)
+        line = weights.compare_class_names(path, getattr(self.loader.plan.index, "class_names", ()))
         if line and not pretrained.is_name(arch, path):
             self.say(line)
 

@@ -62,12 +62,9 @@ def load(
     """
     is_name = bool(arch) and pretrained.is_name(arch, path)
 
-    def read_tensors() -> tuple[dict[str, torch.Tensor], str]:
-        if is_name:
-            return pretrained.read(str(arch), path), ""
-        return read(path)
-
-    tensors, taken = ranks.call_on_first(read_tensors)
+    tensors, taken = ranks.call_on_first(
+        lambda: (pretrained.read(str(arch), path), "") if is_name else read(path)
+    )
     return fill(path, model, tensors, complete, partial, taken, is_name)
 
 
@@ -280,31 +277,22 @@ def match(
     text or "").
 
     fill() calls it before it compares shapes, and a server to count the classes of a head before it builds
-    the network. The names of wrappers are taken off on both sides if more names are equal then: a module of
-    the user's may have the name of a wrapper. Raises BadInput if this is ambiguous.
+    the network. The names of wrappers are taken off on both sides, unless two tensors would have one name
+    then: a module of the user's may have the name of a wrapper. Raises BadInput if this is ambiguous.
     """
     names = list(names_of_model)
-    most = 0  # names that are equal, with the best wrappers and prefixes so far
-    prefixes = [""]  # of the names in the file
-    ours: dict[str, str] = {}  # name without wrappers -> name in the model
-    theirs: dict[str, str] = {}  # name without wrappers -> name in the file
-    for wrappers in ((), _WRAPPERS):
-        bare_ours = {_bare(name, wrappers): name for name in names}
-        bare_theirs = {_bare(name, wrappers): name for name in tensors}
-        if len(bare_ours) < len(names) or len(bare_theirs) < len(tensors):
-            continue  # two tensors would have one name
-        # the prefix with which most names of the file are names of the model
-        counts = _count_prefixes(bare_ours, bare_theirs)
-        top = max(counts.values(), default=0)
-        best = [prefix for prefix, count in counts.items() if count == top]
-        # a prefix counts only if most names of the model are in the file with it
-        if "" in best or 2 * top <= len(names):
-            best = [""]
-        if counts[best[0]] > most:
-            most = counts[best[0]]
-            prefixes = best
-            ours = bare_ours
-            theirs = bare_theirs
+    for wrappers in (_WRAPPERS, ()):
+        ours = {_bare(name, wrappers): name for name in names}
+        theirs = {_bare(name, wrappers): name for name in tensors}
+        if len(ours) == len(names) and len(theirs) == len(tensors):
+            break  # else two tensors would have one name
+    # the prefix with which most names of the file are names of the model
+    counts = _count_prefixes(ours, theirs)
+    top = max(counts.values(), default=0)
+    prefixes = [prefix for prefix, count in counts.items() if count == top]
+    # a prefix counts only if most names of the model are in the file with it
+    if "" in prefixes or 2 * top <= len(names):
+        prefixes = [""]
     if len(prefixes) > 1:
         raise BadInput(
             f"weights {path}: several networks in it have these names: {_some(prefixes)}; expected one"
