@@ -208,22 +208,14 @@ class Mirror:
             self._wake.wait(_EVERY)
             self._wake.clear()
             if not self._ending.is_set():
-                self._try(self._step)
+                self._try()
         deadline = time.monotonic() + _PATIENCE
+        pause = 1.0
         # a cause that may pass is tried until the deadline, another one once more
-        for step in self._last_steps():
-            pause = 1.0
-            while self._try(step) and time.monotonic() + pause < deadline and (self._may_pass or pause == 1):
-                time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+        while self._try() and time.monotonic() + pause < deadline and (self._may_pass or pause == 1):
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
         self._release()
-
-    def _last_steps(self) -> list[int]:
-        """Return the steps of the checkpoints that are sent at the end: the newest one, and those of the last
-        `keep` of this node that came too fast, unless the job was asked to stop."""
-        steps = sorted(self._steps_here())[-self.keep :]
-        early = [step for step in steps if step < self._step and names_of(step)[0] not in self._files]
-        return [self._step] if signals.asked() else [self._step, *reversed(early)]
 
     def _steps_here(self) -> set[int]:
         """Return the steps of the checkpoints of this node."""
@@ -235,11 +227,11 @@ class Mirror:
         with contextlib.suppress(BadInput):  # the next job takes over a lease that does not change
             self.lease.release()
 
-    def _try(self, step: int) -> str:
-        """Upload the checkpoint of a step and all other files, in the thread. Return the error, or ""."""
+    def _try(self) -> str:
+        """Upload the newest checkpoint and all other files, in the thread. Return the error, or ""."""
         before = self.error
         try:
-            self._upload(step)
+            self._upload(self._step)
             self.error = ""
         except Exception as error:  # no error of an upload may stop the training
             reason = str(error) if isinstance(error, BadInput) else describe(error, self.folder)
@@ -312,10 +304,14 @@ class Mirror:
         return ladder.find_kept(steps, self._every, lambda step: True)  # verified before they were sent
 
     def _find_missing(self) -> list[int]:
-        """Return the steps of old checkpoints that have to stay, and that came faster than the uploads."""
+        """Return the steps of older checkpoints of this node that have to be at the URL, and that came faster
+        than the uploads: those of --keep_every, and the last `keep` when the job ends by itself."""
         listed = steps_of(self._files.keys() - self._doomed)
-        steps = {step for step in self._steps_here() if step <= self._step}
-        return sorted(self._find_kept(listed | steps) - listed)
+        here = sorted(step for step in self._steps_here() if step <= self._step)
+        stay = self._find_kept(listed | set(here))
+        if self._ending.is_set() and not signals.asked():
+            stay |= set(here[-self.keep :])
+        return sorted(stay - listed - {self._step})
 
     def _find_whole(self, step: int) -> list[str]:
         """Return the files of the checkpoint of a step, its folder first; [] if this node does not have it,
