@@ -38,7 +38,7 @@ from bootfile.processes import ranks
 from bootfile.sampling import sampler
 from common.checkpoint import weights
 from common.checkpoint.checkpointer import Checkpointer, TrainingParser
-from common.compute import averaging, classifiers, heads, losses, networks, optimizers, precision, recompute
+from common.compute import averaging, classifiers, losses, networks, optimizers, precision, recompute
 from common.console import arguments
 from common.console.arguments import FLAG, IDENTITY, OPERATION, boolean, positive_int
 from common.distributed import process_group
@@ -185,7 +185,7 @@ def main() -> None:
     model = classifiers.build(args.arch, classes, args.image_size, args.model_kwargs)
     model = model.to(device).to(memory_format=torch.channels_last)
     if args.freeze:
-        heads.freeze(model, args.arch, args.image_size, args.model_kwargs)
+        classifiers.freeze(model, args.arch, args.image_size, args.model_kwargs)
     if args.grad_checkpointing:
         recompute.checkpoint_blocks(model, args.arch)
     autocast, scaler = precision.choose(device, args.amp)

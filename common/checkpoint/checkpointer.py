@@ -1,16 +1,18 @@
 """The checkpoints of a job: an Exact, with the options and the log of a job, and results at a URL.
 
-Checkpoints are in checkpoints/ below the output folder. Weights are in the output folder: epoch_<n>.pth after
-each epoch and best.pth after the best.
+It takes a Run, whose options are those of a TrainingParser (options.py has checked them: nothing here asks
+again), and the objects of the loop. It writes checkpoints to checkpoints/ below the output folder, and
+weights to the output folder: epoch_<n>.pth after each epoch and best.pth after the best. Rank 0 alone opens
+the output (resume.py) and uploads it (mirror.py); the others wait for it, and raise its error. What an option
+adds to a step joins as a plugin (_find_plugins).
 """
 
-import dataclasses
 import functools
 import math
 import os
 import shlex
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,16 +31,19 @@ from bootfile.ground.errors import BadInput
 from bootfile.machine import instructions
 from bootfile.processes import ranks, signals, stuck
 from bootfile.records import read_states
-from common.checkpoint import resume
+from common.checkpoint import pretrained, resume, weights
 from common.checkpoint.options import TrainingParser as TrainingParser  # jobs import both
-from common.checkpoint.plain_names import plain_names
-from common.checkpoint.scores import Scores
+from common.checkpoint.scores import BEST, Scores
 from common.console import arguments
 from common.distributed import barrier
 from common.ground import endings
 from common.platform.topology import Topology
 from common.run import output
 from common.run.run import Run
+
+if TYPE_CHECKING:  # most jobs have none of these
+    from common.checkpoint.mirror import Mirror
+    from common.checkpoint.other_run import OtherRun
 
 
 def _find_processes(topology: Topology) -> Processes:
@@ -48,25 +53,6 @@ def _find_processes(topology: Topology) -> Processes:
     from common.elastic.memory import Memory  # most jobs are not elastic
 
     return Memory(topology.members)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Options:
-    """The options that only some jobs have, and of which a Checkpointer has to know.
-
-    arch: the name of the network. checkpoint_format: of a sharded model, "full" or "sharded".
-    cpu_level, threads, max_steps, epoch_steps: of the group "run". partial_weights: of --weights.
-    prof: --prof, the steps to measure.
-    """
-
-    arch: str | None = None
-    checkpoint_format: str = "full"
-    cpu_level: str | None = None
-    threads: int | None = None
-    max_steps: int | None = None
-    epoch_steps: int | None = None
-    partial_weights: bool = False
-    prof: int | None = None
 
 
 def _compare_with_record(path: str) -> None:
@@ -79,40 +65,79 @@ def _compare_with_record(path: str) -> None:
         raise refusal(f"--resume {path}: {reason}", reason) from None
 
 
-class Checkpointer(Events):
-    """Saves, continues and stops a job.
+class Checkpointer(Exact, Events):
+    """Saves, continues and stops a job: an Exact that decides with the options of the job, and prints and
+    writes what a job prints and writes.
 
     run: the job's; its options are those of a TrainingParser.
     loader, model, optimizer, scheduler, forward, criterion, objects: see Exact.
     val_loader: the Loader of the validation set that chooses best.pth. If a restart has another set, the
         scores begin again. None, or a loader without a receipt: the sets are not compared.
     Raises BadInput if the optimizer or the scheduler cannot be resumed exactly.
-
-    `exact` does the work; this class decides with the options of the job, and says and writes what a job says
-    and writes. `running` of a job with exact shards: its sums since the last report.
     """
 
+    loader: Any
+
     def __init__(self, run: Run, *, loader: Any, val_loader: Any = None, **parts: Any):
-        self.args = run.args
-        self._options = arguments.pick(_Options, run.args)
+        args = run.args
+        self.args = args
+        given = vars(args)  # some options only some jobs have
         self.log = run.log
         self.output = run.output
         self.loader = loader
         self._val_loader = val_loader
-        self.scores = Scores(run.args.weights)
-        self._writes = not output.writes_nothing(run.args)
-        self._wanted = run.args.resume  # "auto", "never", or the path to continue from
-        self._mirror: Any = None  # of an output with a URL
+        self.scores = Scores(args.weights)
+        self._writes = not output.writes_nothing(args)
+        self._wanted = args.resume  # "auto", "never", or the path to continue from
+        self._mirror: Mirror | None = None  # of an output with a URL
         members = run.topology.members
-        self._other_run: Any = None  # with --from or --without
+        self._other_run: OtherRun | None = None  # with --from or --without
         self._is_later = members is not None and members.generation > 0
-        self._class_names: tuple[str, ...] = getattr(loader.plan.index, "class_names", ())
         plugins = self._find_plugins(run, parts)
-        # what a report adds: the seconds of all ranks, if there are several
-        self._figures = [plugin.figures for plugin in plugins if hasattr(plugin, "figures")]
-        self.exact = self._make_exact(run, plugins, **parts)
-        self.exact.state.extras = self.scores
-        self._refuse_unused_limits()
+        for plugin in plugins:
+            # what a report adds: the seconds of all ranks, if there are several
+            self.log.pace = getattr(plugin, "figures", self.log.pace)
+        settings = arguments.settings(args)
+        same_instructions = None  # Exact decides
+        if given.get("cpu_level") == instructions.NATIVE:
+            # the user accepts that the checkpoint may be of another instruction set
+            same_instructions = False
+        report_after = None
+        if given.get("prof"):
+            # The clock is read before the last N steps, and after them. The first steps are slower.
+            report_after = ((loader.total_steps or 0) - args.prof, loader.total_steps)
+        super().__init__(
+            run.output.folder,
+            loader,
+            save_every=args.save_every,
+            report_every=args.report_every,
+            keep=args.keep,
+            keep_every=args.keep_every,
+            max_bad_steps=args.max_bad_steps,
+            grace=args.grace,
+            threads=given.get("threads"),
+            identity=arguments.identity(args),
+            plugins=plugins,
+            job=Job(
+                say=self.say,
+                writes=self._writes,
+                same_instructions=same_instructions,
+                events=self,
+                processes=_find_processes(run.topology),
+                report_after=report_after,
+                evaluate_every=args.evaluate_every,
+                by_rank=given.get("checkpoint_format") == "sharded",
+                settings=settings,
+                learned=arguments.without_operation(args, settings),
+            ),
+            **parts,
+        )
+        self.state.extras = self.scores
+        # A copy of a job may have a sampler of its own, which would train longer without a line.
+        for name, steps in (("max_steps", self.total_steps), ("epoch_steps", len(loader))):
+            most = given.get(name)
+            if most is not None and (steps is None or steps > most):
+                raise BadInput(f"--{name} {most}: the job does not give it to its sampler")
 
     def _find_plugins(self, run: Run, parts: dict[str, Any]) -> list[Plugin]:
         """Return what joins this job, in the order of usual.py. parts: the objects of the job. The
@@ -144,47 +169,6 @@ class Checkpointer(Events):
         watching = usual(survivors, args.stuck_after, args.stuck_exit, args.slow_rank, is_job=True)
         return [*plugins, *watching, *writing]
 
-    def _make_exact(self, run: Run, plugins: list[Plugin], **parts: Any) -> Exact:
-        """Return the Exact of this job. The constructor calls it on every rank, before anything is read."""
-        args = run.args
-        options = self._options
-        settings = arguments.settings(args)
-        same_instructions = None  # Exact decides
-        if options.cpu_level == instructions.NATIVE:
-            # the user accepts that the checkpoint may be of another instruction set
-            same_instructions = False
-        report_after = None
-        if options.prof:
-            # The clock is read before the last N steps, and after them. The first steps are slower.
-            total = self.loader.total_steps
-            report_after = ((total or 0) - options.prof, total)
-        return Exact(
-            run.output.folder,
-            self.loader,
-            save_every=args.save_every,
-            report_every=args.report_every,
-            keep=args.keep,
-            keep_every=args.keep_every,
-            max_bad_steps=args.max_bad_steps,
-            grace=args.grace,
-            threads=options.threads,
-            identity=arguments.identity(args),
-            plugins=plugins,
-            job=Job(
-                say=self.say,
-                writes=self._writes,
-                same_instructions=same_instructions,
-                events=self,
-                processes=_find_processes(run.topology),
-                report_after=report_after,
-                evaluate_every=args.evaluate_every,
-                by_rank=options.checkpoint_format == "sharded",
-                settings=settings,
-                learned=arguments.without_operation(args, settings),
-            ),
-            **parts,
-        )
-
     def _find_survivors(self) -> str:
         """Return --survivors, or "first" and a warning if only rank 0's results are kept."""
         survivors: str = self.args.survivors
@@ -193,36 +177,7 @@ class Checkpointer(Events):
             return "first"
         return survivors
 
-    def _refuse_unused_limits(self) -> None:
-        """Raise BadInput if the job does not give a limit of its options to its sampler."""
-        limits = {
-            "max_steps": (self._options.max_steps, self.total_steps),
-            "epoch_steps": (self._options.epoch_steps, len(self.loader)),
-        }
-        for name, (most, steps) in limits.items():
-            # A copy of a job may have a sampler of its own, which would train longer without a line.
-            if most is not None and (steps is None or steps > most):
-                raise BadInput(f"--{name} {most}: the job does not give it to its sampler")
-
-    # What a loop calls. See Exact.
-
-    @property
-    def total_steps(self) -> int | None:
-        """Return the steps of the whole run; None if it has no limit."""
-        return self.exact.total_steps
-
-    @property
-    def running(self) -> torch.Tensor | None:
-        """Sums since the last report, the same on all ranks: a process that joins gets them."""
-        return self.exact.running
-
-    @running.setter
-    def running(self, sums: torch.Tensor) -> None:
-        self.exact.running = sums
-
-    def add(self, **objects: Any) -> None:
-        """Save further objects, as Exact.add(). Call it before resume(). Raises BadInput."""
-        self.exact.add(**objects)
+    # What a loop calls; see also Exact: accepts(), found_inf, save(), add(), total_steps, running.
 
     def resume(self) -> int:
         """Load the checkpoint that --resume asks for and return its step; 0 without one.
@@ -234,50 +189,50 @@ class Checkpointer(Events):
         """
         if self.args.evaluate:  # the batch size, the seed and the training data may differ
             return self._resume_to_evaluate()
-        exact = self.exact
-        step = exact.restore()
-        if exact.processes.has_restored:
+        step = self.restore()
+        if self.processes.has_restored:
             self._wanted = "auto"  # a process that comes did not open the output folder
         elif step:
-            self._warn_of_checkpoint()
+            if "training data" not in self.state.identity:
+                self.say("warning: the training data are not compared: the receipt has no fingerprint")
+            for option in self.scores.find_former_options():
+                self.say(
+                    f"warning: the run had {option}, an option that was removed: a block of the job can do it"
+                )
         if self._other_run:
             folder = self.output.folder if self._writes else None
-            self.log.parent = self._other_run.settle(exact.parts, step, folder)
-        self._load_initial_weights(step)
+            self.log.parent = self._other_run.settle(self.parts, step, folder)
+        given = self.args.weights
+        if step and given:
+            # The same command is started again: its first start has used the weights.
+            began = self.scores.initial_weights or "random weights"
+            self.say(f"--weights {given} is not used: the resumed run began with {began}")
+        elif given:
+            self._load_weights(given)
         self._compare_validation_sets()
         if step:
-            self._look_for_best()
+            at_url = self._mirror.results() if self._mirror else []
+            # the processes of an elastic job have written best.pth since
+            writes = self._writes and self.args.epoch_weights and not self.processes.has_restored
+            self.scores.settle(self.output.folder, at_url, writes, self.say)
         is_saved_here = self._wanted == "auto"  # another run's checkpoint is not in this folder
-        exact.begin(step, is_saved_here)
+        self.begin(step, is_saved_here)
         endings.explain_with(self.loader)
         if self._writes:
             endings.at_end("results", self._end)
         if self._mirror:
             # Only now is it known which checkpoints at the URL this run has left behind.
-            self._mirror.start(step if is_saved_here else 0, exact.saver.keep_every or 0)
+            self._mirror.start(step if is_saved_here else 0, self.saver.keep_every or 0)
         self._start_log(step)
         # The last: it may have to repeat a report or a save that a lost rank 0 has left out.
-        exact.announce(step)
+        self.announce(step)
         return step
-
-    def accepts(self, loss: torch.Tensor) -> bool:
-        """Return whether to take the optimizer step, as Exact.accepts()."""
-        return self.exact.accepts(loss)
-
-    @property
-    def found_inf(self) -> torch.Tensor | None:
-        """Return whether the device skips the step, as Exact.found_inf."""
-        return self.exact.found_inf
 
     def end_step(self) -> Due:
         """End a step and return what is due, as Exact.end_step()."""
-        due = self.exact.end_step()
+        due = super().end_step()
         self.log.advance(self.loader.step)
         return due
-
-    def save(self) -> None:
-        """Save, and exit if the process was asked to stop, as Exact.save()."""
-        self.exact.save()
 
     def save_weights(self, epoch: int, val_sums: torch.Tensor, model: torch.nn.Module | None = None) -> None:
         """Write epoch_<n>.pth, and best.pth if the score is the best so far. Within an epoch
@@ -291,56 +246,49 @@ class Checkpointer(Events):
         val_sums: the result of evaluation.evaluate(), over all ranks.
         model: the model that was evaluated (default: the model that is trained).
         """
-        exact = self.exact
         step = self.loader.step
-        if exact.end_evaluation():
+        if self.end_evaluation():
             # The signal may have ended the evaluation: its sums are not those of the whole set.
-            exact.stop(saves=not self.args.evaluate)
+            self.stop(saves=not self.args.evaluate)
         if self.args.evaluate:
             return
-        score = self.log.metrics.score(val_sums)
+        metrics = self.log.metrics
+        score = metrics.score(val_sums)
         if not math.isfinite(score):
-            name = self.log.metrics.best or "val_loss or val_acc"
-            exact.parts.say_once(
+            name = metrics.best or "val_loss or val_acc"
+            self.parts.say_once(
                 f"warning: {name} is {abs(score)} after step {step}: this evaluation cannot write best.pth",
                 "score",
             )
-        place = f"step {step}" if step % len(self.loader) else f"epoch {epoch}"
-        text = f"{self.log.metrics.describe_score(val_sums)} at {place}"
-        self.scores.note(score, self.log.metrics.best_of, text)
-        if not ranks.is_first() and not exact.state.is_sharded:
+        is_within_epoch = step % len(self.loader) != 0
+        place = f"step {step}" if is_within_epoch else f"epoch {epoch}"
+        self.scores.note(score, metrics.best_of, f"{metrics.describe_score(val_sums)} at {place}")
+        if not ranks.is_first() and not self.state.is_sharded:
             # if rank 0 is lost, this rank may save the state (--survivors)
             self.scores.best = max(self.scores.best, score)
             return  # rank 0 has all weights, unless each rank has a part of them
-
-        best = "best.pth"
-        name = f"epoch_{epoch}.pth"
-        if self.args.evaluate_every and step % len(self.loader) and step != self.total_steps:
-            name = best  # within an epoch
+        is_only_best = self.args.evaluate_every and is_within_epoch and step != self.total_steps
+        name = BEST if is_only_best else f"epoch_{epoch}.pth"
 
         def write(tensors: dict) -> None:
             """Write the files. The saver calls it in its thread, with a copy of the weights."""
             # A program that reads the file has no wrappers around the model.
-            tensors = plain_names(model or exact.model, tensors)
-            if name != best:
+            tensors = weights.plain_names(model or self.model, tensors)
+            if name != BEST:
                 write_weights(os.path.join(self.output.folder, name), tensors)
             if score > self.scores.best:
-                write_weights(os.path.join(self.output.folder, best), tensors)
+                write_weights(os.path.join(self.output.folder, BEST), tensors)
                 self.scores.best = score  # once it is written
 
         def capture_objects() -> dict[str, Any]:
             """Return what the digest of this step covers. The saver calls it before this method returns."""
-            return exact.state.capture(step)["objects"]
+            return self.state.capture(step)["objects"]
 
-        average = model
-        if model is exact.model:
-            average = None  # its weights are in the state
-        written = ""  # only the digest
-        if self.args.epoch_weights:
-            written = name
-        exact.saver.save_weights(written, step, exact.state.run, average, capture_objects, write)
-        if exact.parts.may_change:  # others continue with the scores of this moment if this process is lost
-            exact.saver.collect(wait=True)
+        average = None if model is self.model else model  # the weights of the model are in the state
+        written = name if self.args.epoch_weights else ""  # "": only the digest
+        self.saver.save_weights(written, step, self.state.run, average, capture_objects, write)
+        if self.parts.may_change:  # others continue with the scores of this moment if this process is lost
+            self.saver.collect(wait=True)
 
     def stop_early(self, evaluations: int | None) -> bool:
         """Save and return True if the last `evaluations` were not better than the best before them; None:
@@ -351,11 +299,9 @@ class Checkpointer(Events):
         if evaluations is None or self.scores.epochs_not_better < evaluations:
             return False
         # A restart has to know the count, or it would train on.
-        self.exact.save_unplanned()
+        self.save_unplanned()
         self.say(f"stopped early: {self.scores.epochs_not_better} evaluations without a better score")
         return True
-
-    must_stop = staticmethod(signals.asked)  # whether this process, or another one of the job, must stop
 
     def finish(self) -> None:
         """Print the last result and the TIME COST table, and wait for the last write and upload. Raises
@@ -363,8 +309,8 @@ class Checkpointer(Events):
         if self.scores.best_at and not self.args.evaluate:
             self.say(f"best: {self.scores.best_at}")
         self.log.finish()
-        self.exact.end(None)
-        lost = [self.log.lost, *self.exact.saver.finish()]
+        self.end(None)
+        lost = [self.log.lost, *self.saver.finish()]
         if self._mirror:  # after the last write, which it has to upload
             lost.append(self._mirror.finish())
         if any(lost):
@@ -386,10 +332,10 @@ class Checkpointer(Events):
             )
             self._wanted = resume.wanted(self.args, self.output, self._is_later)
             if self._other_run:
-                self._wanted = self._other_run.choose(self._wanted, self.exact.state)
+                self._wanted = self._other_run.choose(self._wanted, self.state)
             if self._mirror:
                 # The thread that writes wakes the one that uploads.
-                self.exact.saver.saved = self._mirror.saved
+                self.saver.saved = self._mirror.saved
         return self._wanted
 
     def wait_for_first(self, error: BadInput | None) -> None:
@@ -399,16 +345,15 @@ class Checkpointer(Events):
         from common.parallel.exact_shards import sum_rows  # most jobs do not need it
 
         if self.running is not None:
-            self.log.report(sum_rows(self.running.clone()), self.exact.state.objects["scheduler"])
+            self.log.report(sum_rows(self.running.clone()), self.state.objects["scheduler"])
             self.running.zero_()
 
     def stopping(self, step: int, saved: int) -> None:
         if not ranks.is_first() or self.args.evaluate:
             return  # an evaluation has nothing to continue
         self.say(stopped_line(step, saved))
-        start = "python"
-        if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun has started this process
-            start = "torchrun ..."
+        # torchrun sets the variable in the processes that it starts
+        start = "torchrun ..." if "TORCHELASTIC_RUN_ID" in os.environ else "python"
         words = sys.argv[1:]
         if not self.args.output_dir:  # the same command would begin a new run in a folder of its own
             words = [*words, "--output_dir", self.output.folder]
@@ -429,31 +374,23 @@ class Checkpointer(Events):
             self.finish()
             return
         stuck.explain(error)  # at once: the other ranks wait for the reason
-        self.exact.give_up(error)
+        self.give_up(error)
 
     def _start_log(self, step: int) -> None:
         """Begin to log, on every rank, when it is known who trains. step: the steps before the first."""
-        exact = self.exact
-        processes: Any = exact.processes
+        processes: Any = self.processes
         was_begun = False
         if processes.may_change:
             was_begun = processes.was_begun
             self.log.members = processes.figures
-        for figures in self._figures:
-            self.log.pace = figures
-
-        def find_rate() -> Any:
-            """Return the learning rate of the last step. Each report asks for it."""
-            return exact.position.rate
-
         self.log.start(
             self.loader,
             step,
             self.total_steps,
-            exact.model,
-            find_rate,
-            exact.state.objects["scheduler"],
-            exact.state.run,
+            self.model,
+            lambda: self.position.rate,  # the learning rate of the last step: each report asks for it
+            self.state.objects["scheduler"],
+            self.state.run,
             repeats=processes.due.report,
             continues=was_begun,
         )
@@ -471,14 +408,6 @@ class Checkpointer(Events):
         self.log.start(self.loader, self.total_steps or 0, self.total_steps)
         return self.total_steps or 0
 
-    def _warn_of_checkpoint(self) -> None:
-        """Warn of what a checkpoint cannot tell, and of options that were removed. Rank 0 prints."""
-        from common.checkpoint import former  # only a run that continues needs it
-
-        if "training data" not in self.exact.state.identity:
-            self.say("warning: the training data are not compared: the receipt has no fingerprint")
-        former.warn(self.scores.settings_before, self.say)
-
     def _compare_validation_sets(self) -> None:
         """Say it if the scores of the checkpoint are those of another validation set, and begin them again.
 
@@ -489,51 +418,28 @@ class Checkpointer(Events):
         # Rank 0 decides: items that are not seeded give each rank a digest of its own, and ranks with other
         # counts would not stop early together.
         parts = [str(getattr(receipt, "fingerprint", "")), *getattr(receipt, "further", {}).values()]
-        digest_now = ranks.broadcast_object("+".join(parts))
-        digest_before = self.scores.begin(digest_now)
-        if digest_before:
-            now = digest_now[:12]
-            before = digest_before[:12]
-            if now == before:  # only what follows is another one: a list of labels, for example
-                now = digest_now[-12:]
-                before = digest_before[-12:]
+        now = ranks.broadcast_object("+".join(parts))
+        before = self.scores.begin(now)
+        if before:
+            part = slice(12)
+            if now[part] == before[part]:  # only what follows is another one: a list of labels, for example
+                part = slice(-12, None)
             self.say(
                 "warning: the validation set is another one than in the evaluations before (digest "
-                f"{now}, it was {before}): their scores do not count any more, and "
+                f"{now[part]}, it was {before[part]}): their scores do not count any more, and "
                 "the next evaluation writes best.pth; keep a copy of best.pth if you need the one before"
             )
-
-    def _look_for_best(self) -> None:
-        """Begin best.pth again if the folder of a run that continues lacks it. Called on every rank."""
-        from common.checkpoint import best  # only a run that continues needs it
-
-        at_url = self._mirror.results() if self._mirror else []
-        # the processes of an elastic job have written it since
-        writes = self._writes and self.args.epoch_weights and not self.exact.processes.has_restored
-        best.settle(self.scores, self.output.folder, at_url, writes, self.say)
-
-    def _load_initial_weights(self, step: int) -> None:
-        """Load --weights if the run begins, on every rank. step: of the checkpoint; 0 without one."""
-        given = self.args.weights
-        if step and given:
-            # The same command is started again: its first start has used the weights.
-            began = self.scores.initial_weights or "random weights"
-            self.say(f"--weights {given} is not used: the resumed run began with {began}")
-        elif given:
-            self._load_weights(given)
 
     def _load_weights(self, path: str, complete: bool = False) -> None:
         """Load a file of weights into the model, on every rank. complete: all of the model's tensors must be
         in the file. Raises BadInput."""
-        from common.checkpoint import pretrained, weights  # only a run with --weights or --evaluate needs it
-
-        arch = self._options.arch
-        model = self.exact.model
-        objects = self.exact.state.objects
-        self.say(weights.load(path, model, complete, arch, self._options.partial_weights))
-        if "ema" in objects:  # the average begins at, or consists of, these weights
-            objects["ema"].module.load_state_dict(model.state_dict())
-        line = weights.compare_class_names(path, self._class_names)
+        given = vars(self.args)
+        arch = given.get("arch")
+        self.say(weights.load(path, self.model, complete, arch, given.get("partial_weights", False)))
+        average: Any = self.state.objects.get("ema")  # it begins at, or consists of, these weights
+        if average is not None:
+            average.module.load_state_dict(self.model.state_dict())
+        line = weights.compare_class_names(path, getattr(self.loader.plan.index, "class_names", ()))
         if line and not pretrained.is_name(arch, path):
             self.say(line)
 
@@ -543,19 +449,15 @@ class Checkpointer(Events):
         If there are weights of an epoch after that save, they belong to a run whose checkpoints were deleted.
         """
         folder = self.output.folder
-        state = self.exact.state
+        state = self.state
         # The start may be of another version: only the options that identify this run count.
         identity = {name: start["settings"].get(name[2:]) for name in state.identity}
         identity["training data"] = start.get("training data")
-        epoch = max(output.epochs(folder), default=0)
-        total = self.total_steps
-        every = self.exact.parts.saves.every.steps(len(self.loader))
-        first_save = min(every or total or 0, total or every)
+        # state.jsonl has a line for each save; without any, the weights are those of an unknown run
         lines = read_states(folder)
-        if any("saved" in line for line in lines.values()):
-            # They are right also if a save has waited for an optimizer step, or has failed.
-            first_save = min((step for step, line in lines.items() if line.get("saved")), default=0)
-        is_before = not first_save or epoch * len(self.loader) < first_save
+        unknown = math.inf if any("saved" in line for line in lines.values()) else 0
+        first_save = min((step for step, line in lines.items() if line.get("saved")), default=unknown)
+        is_before = max(output.epochs(folder), default=-1) * len(self.loader) < first_save
         # A start has no digests of the lists of the data.
         names = state.identity.keys() - state.further.keys()
         return is_before and all(identity[name] == state.identity[name] for name in names)

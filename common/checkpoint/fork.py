@@ -6,7 +6,9 @@ step is loaded, and the steps between are computed again and compared with the r
     with its options (only others that may change at a restart): by the new run itself
     with others (--lr, --epochs, a number of processes): first in a program of its own, in NEW/.fork
 
-A start of the same command in the same folder continues the new run. The old run is only read.
+A start of the same command in the same folder continues the new run. The old run is only read. check()
+refuses options that contradict each other before anything is opened; Fork then takes them as they are.
+Outside are URLs (download the run first), and --evaluate, --prof, --elastic and --resume.
 """
 
 import argparse
@@ -14,9 +16,10 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection
 from typing import Any
 
+from bootfile.exact.files import step_of
 from bootfile.exact.forked import Forked, Plan
 from bootfile.exact.plugins import Parts
 from bootfile.exact.state import RunState
@@ -56,20 +59,19 @@ def inherit(args: argparse.Namespace) -> dict[str, Any]:
             f"--from {args.from_run}: expected a folder; download it: python -m launch fetch {args.from_run} "
             "--to FOLDER"
         )
-    settings: Mapping[str, Any] = {}
+    is_here = bool(args.output_dir) and not is_url(args.output_dir)
+    begun = read_starts(args.output_dir) if is_here else []
+    settings: dict[str, Any]
     source = args.from_run
     # a restart: the new run has begun, and its first start has the options
-    if args.output_dir and not is_url(args.output_dir):
-        begun = read_starts(args.output_dir)
-        if begun and begun[0].get("parent"):
-            settings = begun[0]["settings"]
-            source = args.output_dir
-            if checkpoints(source):  # the newest one has the threads, which may have changed since
-                settings = {**settings, "threads": None}
-    if not settings:
-        step = sys.maxsize  # then it is that of the last start
-        if args.at_step is not None:
-            step = max(1, args.at_step)
+    if begun and begun[0].get("parent"):
+        settings = dict(begun[0]["settings"])
+        source = args.output_dir
+        if checkpoints(source):  # the newest one has the threads, which may have changed since
+            settings["threads"] = None
+    else:
+        # without --at_step it is that of the last start
+        step = sys.maxsize if args.at_step is None else max(1, args.at_step)
         start = start_of(read_starts_of_job(args.from_run), step)
         # without a state at or before the step, nothing else names the threads of the run
         given = start["settings"].get("threads")
@@ -77,11 +79,10 @@ def inherit(args: argparse.Namespace) -> dict[str, Any]:
         # backends round pixels differently: the steps are computed with the one that was used
         if settings.get("data_backend") == "auto" and start.get("data backend"):
             settings["data_backend"] = start["data backend"]
-    # not inherited: options of one start, such as its folder, and values that the record shows as ***
-    defaults = {}
-    for name, value in settings.items():
-        if name not in _OF_A_START and "***" not in str(value):  # a part that is secret
-            defaults[name] = value
+    # not inherited: options of one start, such as its folder, and values with a secret part, shown as ***
+    defaults = {
+        name: value for name, value in settings.items() if name not in _OF_A_START and "***" not in str(value)
+    }
     if settings.get("without"):  # the file may be gone: the run has kept its content
         defaults["without"] = os.path.join(os.path.realpath(source), REMOVED)
     if settings.get("weights") and settings.get("partial_weights"):
@@ -101,18 +102,20 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
     if args.resume:
         raise BadInput(f"--from --resume {args.resume}: leave out --resume: a restart continues by itself")
     # the old run is only read: nothing of the new one may be written to its folder
-    given_folder = args.output_dir or ""
-    if os.path.realpath(given_folder) == os.path.realpath(args.from_run):
-        raise BadInput(f"--output_dir {given_folder} is the run of --from: expected a new folder")
-    if not args.skip_steps:
-        return {"skip_steps": None}
-    steps = ranges.parse("--skip_steps", args.skip_steps)
-    if args.at_step is not None and min(steps) <= args.at_step:
+    folder = args.output_dir or ""
+    if os.path.realpath(folder) == os.path.realpath(args.from_run):
+        raise BadInput(f"--output_dir {folder} is the run of --from: expected a new folder")
+    steps = ranges.parse("--skip_steps", args.skip_steps) if args.skip_steps else []
+    _check_skipped(args.skip_steps, steps, args.at_step or 0)
+    return {"skip_steps": ranges.describe(steps) if steps else None}
+
+
+def _check_skipped(given: str | None, steps: Collection[int], step: int) -> None:
+    if steps and min(steps) <= step:
         raise BadInput(
-            f"--skip_steps {args.skip_steps}: the new run begins after step {args.at_step}: expected later "
-            "steps, or a smaller --at_step"
+            f"--skip_steps {given}: the new run begins after step {step}: expected later steps, or a smaller "
+            "--at_step"
         )
-    return {"skip_steps": ranges.describe(steps)}
 
 
 class Fork:
@@ -127,6 +130,9 @@ class Fork:
         self._run = run
         self._without = without
         self._args = run.args
+        self._skipped: Collection[int] = ()
+        if run.args.skip_steps:
+            self._skipped = ranges.parse("--skip_steps", run.args.skip_steps)
         self._say = say
         self._parts: Any = None  # from settle() on
         self._folder = run.output.folder
@@ -142,32 +148,29 @@ class Fork:
         # a restart: the folder must hold this new run, not another one
         if known or names:
             self.facts = self._find_facts(known)
+        if not names:
+            return self._begin(state)
         # it has a checkpoint of its own, perhaps of a step before K: it is compared with the old run up to K
-        if names:
-            if self._args.skip_steps:
-                state.identity[_SKIPPED] = self._args.skip_steps
-            newest = int(names[-1].removeprefix("step_").removesuffix(".pt"))
-            if newest < self.facts["step"]:
-                self._parent = Parent(self._args.from_run, self.facts["step"])
-                self._parent.state = self.facts["state"]
-            return "auto"
-        return self._begin(state)
+        if self._skipped:
+            state.identity[_SKIPPED] = self._args.skip_steps
+        if step_of(names[-1]) < self.facts["step"]:
+            self._parent = Parent(self._args.from_run, self.facts["step"])
+            self._parent.state = self.facts["state"]
+        return "auto"
 
     def _begin(self, state: RunState) -> str:
         """Return the path of the checkpoint from which the new run begins, or "never" for step 1. choose()
         calls it on rank 0 of a start without a checkpoint of its own. Raises BadInput."""
         step = self._args.at_step
-        if step is None and self.facts:
-            step = self.facts["step"]
-        latest: int | None = None
-        # this start only computes the steps between, for the new run: from the state that it has chosen
-        if compute.ONLY in os.environ:
-            latest = int(os.environ[compute.ONLY])
+        if step is None:
+            step = self.facts.get("step")
+        # a start that only computes the steps between, for a new run, takes the state that this has chosen
+        latest = int(os.environ[compute.ONLY]) if compute.ONLY in os.environ else None
         # no checkpoint yet: the new run begins here, again if an earlier start has saved none
         parent = Parent(self._args.from_run, step, latest)
         self._parent = parent
         self._begins = True
-        self._check_skipped(parent.step)
+        _check_skipped(self._args.skip_steps, self._skipped, parent.step)
         self.facts = {
             "folder": parent.folder,
             "run": parent.run,
@@ -183,48 +186,45 @@ class Fork:
             state.identity[_SKIPPED] = before
         path = parent.path
         line = f"begins at step {parent.step} of {parent.folder}"
-        if parent.state < parent.step:
-            again = f"steps {parent.state + 1}-{parent.step}"
-            changed = self._find_changed(parent)
-            if not changed:
-                self._say(f"{line}: {again} are computed again, and compared")
-            else:
-                self._say(f"{line}: {again} are computed first with its {changed}, and compared")
-                path = self._compute(parent, changed)
-                self._parent = None
-        else:
+        if parent.state == parent.step:
             self._say(line)
+            return path or "never"
+        again = f"steps {parent.state + 1}-{parent.step}"
+        changed = self._find_changed(parent)
+        if changed:
+            self._say(f"{line}: {again} are computed first with its {changed}, and compared")
+            path = self._compute(parent, changed)
+            self._parent = None
+        else:
+            self._say(f"{line}: {again} are computed again, and compared")
         return path or "never"
 
     def settle(self, parts: Parts, forked: Forked, step: int) -> None:
         """Tell the plugin what it has to do, on every rank, when the state after `step` is restored. Raises
         BadInput."""
         self._parts = parts
+        points: list[int] = []
+        skipped: list[int] = []
         # only rank 0 has read the old run
         if self._parent and step < self._parent.step:
             points = [point for point in self._parent.points if point > step]
             skipped = [number for number in self._parent.skipped if number > step]
-        else:
-            points = []
-            skipped = []
         shared = ranks.broadcast_object((self.facts, points, skipped, self._begins))
         self.facts, points, skipped, begins = shared
         scores = parts.state.extras
         if begins and isinstance(scores, Scores):
             scores.best = -math.inf  # the folder has no best.pth yet
         parts.state.identity.pop(_SKIPPED, None)
-        if self._args.skip_steps:
+        if self._skipped:
             parts.state.identity[_SKIPPED] = self._args.skip_steps
-            steps = ranges.parse("--skip_steps", self._args.skip_steps)
-            if max(steps) > parts.most_steps:
+            if max(self._skipped) > parts.most_steps:
                 raise BadInput(
                     f"--skip_steps {self._args.skip_steps}: the run ends at step {parts.most_steps}: "
                     "expected earlier steps"
                 )
-            skipped = [*skipped, *steps]
         removes = self._without.takes_all if self._without else None
-        is_part = compute.ONLY in os.environ
-        forked.follow(Plan(self.facts["step"], points, frozenset(skipped), removes, is_part))
+        left_out = frozenset([*skipped, *self._skipped])
+        forked.follow(Plan(self.facts["step"], points, left_out, removes, compute.ONLY in os.environ))
         if ranks.is_first():
             shutil.rmtree(os.path.join(self._folder, _COMPUTED), ignore_errors=True)
 
@@ -269,38 +269,28 @@ class Fork:
 
     def _find_facts(self, known: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the facts of the run in the folder. Raises BadInput if it did not begin as this one."""
-        facts: dict[str, Any] = {}
-        if known:
-            facts = known[0].get("parent") or {}
+        facts: dict[str, Any] = (known[0].get("parent") if known else None) or {}
         step = self._args.at_step
         is_same = bool(facts) and step in (None, facts["step"])
         if is_same and facts["folder"] != os.path.realpath(self._args.from_run):  # it may have been moved
             is_same = bool(facts["run"]) and Parent(self._args.from_run, facts["step"]).run == facts["run"]
         if not is_same:
-            began = "began at step 1"
-            if facts:
-                began = f"began at step {facts['step']} of {facts['folder']}"
+            began = f"step {facts['step']} of {facts['folder']}" if facts else "step 1"
             raise BadInput(
-                f"{self._folder} holds a run that {began}, not at the step of --from and --at_step: use "
-                "another --output_dir"
+                f"{self._folder} holds a run that began at {began}, not at the step of --from and --at_step: "
+                "use another --output_dir"
             )
         return facts
-
-    def _check_skipped(self, step: int) -> None:
-        skipped = self._args.skip_steps
-        if skipped and min(ranges.parse("--skip_steps", skipped)) <= step:
-            raise BadInput(
-                f"--skip_steps {skipped}: the new run begins after step {step}: expected later steps, or a "
-                "smaller --at_step"
-            )
 
     def _find_changed(self, parent: Parent) -> str:
         """Return the names of what the steps between need and this start does not have; "" if it has all."""
         settings = arguments.settings(self._args)
-        names = []
-        for name, value in arguments.without_operation(self._args, settings).items():
-            if name in parent.settings and parent.settings[name] != value:
-                names.append(f"--{name} {parent.settings[name]}")
+        known = parent.settings
+        names = [
+            f"--{name} {known[name]}"
+            for name, value in arguments.without_operation(self._args, settings).items()
+            if known.get(name, value) != value
+        ]
         # exact shards give the same bits on any number of processes
         is_exact = settings.get("exact_shards") is not None
         if ranks.world_size() != parent.world_size and not is_exact:
@@ -317,12 +307,13 @@ class Fork:
                 f"step {parent.state}, or at another step whose checkpoint is there"
             )
         # what may change at a restart is that of this start, such as paths and the number of workers
-        options = []
-        given = arguments.settings(self._args)
-        for name, value in given.items():
-            is_operation = self._args.roles.get(name) == OPERATION and name not in _OF_A_START
-            if is_operation and value is not None and parent.settings.get(name) != value:
-                options.append(f"--{name}={value}")
+        options = [
+            f"--{name}={value}"
+            for name, value in arguments.settings(self._args).items()
+            if self._args.roles.get(name) == OPERATION
+            and name not in _OF_A_START
+            and value not in (None, parent.settings.get(name))
+        ]
         for name, value in arguments.identity(self._args).items():
             known = parent.settings.get(name.removeprefix("--"), value)
             if known != value:

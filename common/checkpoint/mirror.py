@@ -14,6 +14,8 @@ lease cannot replace the list of its successor, because the list is written with
 """
 
 import contextlib
+import json
+import math
 import os
 import re
 import shutil
@@ -26,13 +28,13 @@ from bootfile.ground import errors
 from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.files import sha256_file, state_of
 from bootfile.ground.heartbeat import Heartbeat
+from bootfile.ground.lease import Lease
 from bootfile.ground.results import CHECKPOINTS, WEIGHTS, checkpoint_names, dtensor_folder
 from bootfile.processes import signals
 from common.checkpoint import output_list
 from common.checkpoint import restore as restoring
-from common.checkpoint.lease import UrlLease
 from common.checkpoint.output_list import File
-from common.checkpoint.restore import HISTORY, names_of
+from common.checkpoint.restore import HISTORY, names_of, steps_of
 from common.ground import endings
 from common.object_store.store import ObjectStore, StoreError
 from common.run.output import SNAPSHOTS, Output
@@ -43,7 +45,56 @@ _SAY = 10.0  # seconds between the lines about the last upload
 _LONGEST_PAUSE = 20.0  # seconds between two attempts; the first pause is 1 s
 _LAST = 10.0  # seconds for the last upload if the job ends with an error
 _FOREVER = re.compile(r".*\.(pt|pth|pt\.json|distcp|metadata)")  # they are never changed in place
-_PROBE = ".bootfile-delete-check.json"  # an object that a start writes and deletes
+KEY = ".bootfile-lease.json"
+_RELEASED = "released by"  # in the record of a job that has ended
+
+
+class UrlLease(Lease):
+    """The right to write below the URL of a store: an object there. A job replaces only the version that it
+    has read (If-Match)."""
+
+    def __init__(self, store: ObjectStore):
+        self.store = store
+        super().__init__(store.location.url())
+        self._check_store()
+
+    def read(self) -> tuple[dict, str | None]:
+        """Return the record of the holder, and its ETag."""
+        content, etag = self.store.read_version(KEY)
+        if etag is None:
+            return {}, None
+        holder = None
+        with contextlib.suppress(ValueError, RecursionError):
+            holder = json.loads(content)
+        if not isinstance(holder, dict) or not holder:
+            holder = {"id": None}  # a damaged record is that of an unknown job
+        return ({}, etag) if holder.get(_RELEASED) else (holder, etag)
+
+    def replace(self, version: str | None) -> str | None:
+        return self.store.replace(KEY, json.dumps(self.own | {"time": time.time()}).encode(), version)
+
+    def delete(self) -> None:
+        """Delete the record. If the store does not delete objects, write into it that the lease is free: the
+        next job would wait 25 s otherwise."""
+        try:
+            self.store.delete([KEY])
+        except StoreError as error:
+            if not error.forbidden:
+                raise
+            self.store.replace(KEY, json.dumps({_RELEASED: self.own["id"]}).encode(), self.version)
+
+    def _check_store(self) -> None:
+        """Print a warning if the store cannot refuse the write of a second job: If-None-Match must fail. The
+        constructor calls it when this job has the lease, so there is a record."""
+        # there is a record of this job: a store with conditions must refuse another first one
+        etag = self.replace(None) if self.version else None
+        if etag is not None or not self.version:
+            reason = "ignores conditional writes" if etag else "returns no ETag"
+            self.version = etag or self.version
+            print_line(
+                f"warning: the store of {self.place} {reason}: two jobs that start there at the same moment "
+                "cannot be kept apart; start only one"
+            )
 
 
 class Mirror:
@@ -55,14 +106,12 @@ class Mirror:
     """
 
     def __init__(self, output: Output, resume: str | None = None, keep: int = 1):
-        if output.url is None:
-            raise ValueError(f"{output.folder} has no URL")
         self.folder = output.folder
-        self.url = output.url
+        self.url = str(output.url)
         self.keep = keep
         self.error = ""  # why the last upload failed
         self._may_pass = False  # whether the cause of the error may pass
-        self.store = ObjectStore(output.url, threads=4)
+        self.store = ObjectStore(self.url, threads=4)
         self._sent: dict[str, tuple] = {}  # path -> the file's state when it was sent
         self._every = 0  # distance of the old checkpoints that stay, in steps
         self._resumed = 0  # step of the checkpoint of start()
@@ -75,26 +124,14 @@ class Mirror:
         self.lease = UrlLease(self.store)
         self._keeps_all = False  # whether the store does not delete objects
         try:
-            self._check_delete()
             self._read_url(resume)
         except BaseException as error:
             self._release()
             if isinstance(error, OSError):
-                reason = f"{error.strerror} ({error.filename})"
-                raise BadInput(f"cannot restore into {self.folder}: {reason}") from error
+                text = f"cannot restore into {self.folder}: {error.strerror} ({error.filename})"
+                raise BadInput(text) from error
             raise
         endings.at_end("upload", self._end)
-
-    def _check_delete(self) -> None:
-        """Print a warning if the store does not delete objects. The constructor calls it, under the lease:
-        otherwise the first checkpoint that is replaced would show it, hours later."""
-        reason = self.store.explain_kept(_PROBE)
-        if reason:
-            self._keeps_all = True
-            print_line(
-                f"warning: the store of {self.url} does not delete objects ({reason}): {_PROBE} stays there, "
-                f"and every checkpoint of this run; the list {output_list.NAME} names those that count"
-            )
 
     def _read_url(self, resume: str | None) -> None:
         """Find out what is at the URL, and restore its newest checkpoint if `resume` is "auto". The
@@ -122,10 +159,8 @@ class Mirror:
         self._every = every
         self._resumed = step
         self._step = step
-        for path in self._files:
-            number = restoring.step_of(path)
-            if number is not None and number > step:
-                self._doomed.add(path)  # of another run, or of steps that this run repeats
+        # those of another run, or of steps that this run repeats
+        self._doomed |= {path for path in self._files if (restoring.step_of(path) or 0) > step}
         self._thread.start()
 
     def saved(self, step: int) -> None:
@@ -134,7 +169,7 @@ class Mirror:
         self._step = step
         self._wake.set()
 
-    def finish(self, seconds: float | None = None) -> str:
+    def finish(self, seconds: float = math.inf) -> str:
         """Upload the remaining files and release the lease. Return why a file was not uploaded, or "".
 
         The main thread of rank 0 waits here when the training has ended or was asked to stop, and at the end
@@ -148,7 +183,7 @@ class Mirror:
         # the thread does the work; this one waits in short parts, so that a signal and the limit end the wait
         heartbeat = Heartbeat(_SAY)
         while self._thread.is_alive():
-            if seconds is not None and heartbeat.seconds > seconds:
+            if heartbeat.seconds > seconds:
                 self.error = self.error or f"the last upload to {self.url} did not end within {seconds:.0f} s"
                 break
             reason = f": {self.error}" if self.error else ""
@@ -159,7 +194,7 @@ class Mirror:
     def _end(self, error: BaseException | None) -> None:
         """Upload the rest at the end of main(), on rank 0. endings calls it. If the upload fails, a job that
         was right ends with the code of results that are not saved."""
-        reason = self.finish(_LAST if error else None)
+        reason = self.finish(_LAST if error else math.inf)
         if reason and not error:
             endings.say_error(reason)
             errors.leave(errors.NOT_SAVED)
@@ -173,39 +208,30 @@ class Mirror:
             self._wake.wait(_EVERY)
             self._wake.clear()
             if not self._ending.is_set():
-                self._try(self._step)
+                self._try()
         deadline = time.monotonic() + _PATIENCE
+        pause = 1.0
         # a cause that may pass is tried until the deadline, another one once more
-        for step in self._last_steps():
-            pause = 1.0
-            attempts = 0  # that failed
-            while self._try(step) and time.monotonic() + pause < deadline:
-                attempts += 1
-                if not self._may_pass and attempts > 1:
-                    break
-                if self._may_pass:
-                    time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+        while self._try() and time.monotonic() + pause < deadline and (self._may_pass or pause == 1):
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
         self._release()
 
-    def _last_steps(self) -> list[int]:
-        """Return the steps of the checkpoints that are sent at the end: the newest one, and those of the last
-        `keep` of this node that came too fast, unless the job was asked to stop."""
-        names = [f"{CHECKPOINTS}/{name}" for name in checkpoint_names(os.path.join(self.folder, CHECKPOINTS))]
-        steps = sorted(restoring.steps_of(names))[-self.keep :]
-        early = [step for step in steps if step < self._step and names_of(step)[0] not in self._files]
-        return [self._step] if signals.asked() else [self._step, *reversed(early)]
+    def _steps_here(self) -> set[int]:
+        """Return the steps of the checkpoints of this node."""
+        folder = os.path.join(self.folder, CHECKPOINTS)
+        return steps_of(f"{CHECKPOINTS}/{name}" for name in checkpoint_names(folder))
 
     def _release(self) -> None:
         """Release the lease at the end of the thread, or in the main thread if it was not started."""
         with contextlib.suppress(BadInput):  # the next job takes over a lease that does not change
             self.lease.release()
 
-    def _try(self, step: int) -> str:
-        """Upload the checkpoint of a step and all other files, in the thread. Return the error, or ""."""
+    def _try(self) -> str:
+        """Upload the newest checkpoint and all other files, in the thread. Return the error, or ""."""
         before = self.error
         try:
-            self._upload(step)
+            self._upload(self._step)
             self.error = ""
         except Exception as error:  # no error of an upload may stop the training
             reason = str(error) if isinstance(error, BadInput) else describe(error, self.folder)
@@ -222,32 +248,25 @@ class Mirror:
         self.lease.check()
         # The checkpoint was chosen first, so the weights and the history reach at least to its step.
         files_of_checkpoint = self._find_whole(step)
-        plain = []  # files directly in the folder
-        for entry in os.scandir(self.folder):
-            if entry.is_file() and not entry.name.startswith("."):
-                plain.append(entry.name)
-        plain.sort()
+        entries = os.scandir(self.folder)
+        plain = sorted(entry.name for entry in entries if entry.is_file() and entry.name[0] != ".")
         first = [*filter(WEIGHTS.fullmatch, plain), *HISTORY, *files_of_checkpoint]
         others = [name for name in plain if name not in first]
         for old in self._find_missing():  # after the checkpoint that a restart needs
             others += self._find_whole(old)
         try:
-            changed = {}
-            for name in (*first, *others):
-                file = self._snapshot(name)
-                if file:
-                    changed[name] = file
+            snapshots = {name: self._snapshot(name) for name in (*first, *others)}
             self._write_list()  # without the files that are overwritten
-            # the list is written after each of the two: what a restart needs counts before the rest has
-            # arrived
+            # it is written after each of the two: what a restart needs counts before the rest has arrived
             for names in (first, others):
                 for name in names:
-                    if name not in changed:
+                    file = snapshots[name]
+                    if file is None:
                         continue
                     self.lease.check()
                     path = os.path.join(self.folder, SNAPSHOTS, name)
-                    self.store.send(path, name, sha256=changed[name].sha256)
-                    self._files[name] = changed[name]
+                    self.store.send(path, name, sha256=file.sha256)
+                    self._files[name] = file
                 is_stored = bool(files_of_checkpoint) and set(files_of_checkpoint) <= self._files.keys()
                 replaces = self._step > self._resumed and is_stored
                 if replaces:
@@ -255,9 +274,8 @@ class Mirror:
                 self._write_list()
         finally:
             shutil.rmtree(os.path.join(self.folder, SNAPSHOTS), ignore_errors=True)
-        gone = self._doomed
-        if not replaces:  # until a checkpoint of this run is stored, those that the list names stay
-            gone = self._doomed - self._files.keys()
+        # until a checkpoint of this run is stored, those that the list names stay
+        gone = self._doomed if replaces else self._doomed - self._files.keys()
         if gone and not self._keeps_all:
             self.lease.check()
             self._delete(sorted(gone))
@@ -283,17 +301,17 @@ class Mirror:
             return set()
         from bootfile.exact import ladder  # most runs keep only the newest ones
 
-        def is_whole(step: int) -> bool:
-            return True  # its files were verified before they were sent
-
-        return ladder.find_kept(steps, self._every, is_whole)
+        return ladder.find_kept(steps, self._every, lambda step: True)  # verified before they were sent
 
     def _find_missing(self) -> list[int]:
-        """Return the steps of old checkpoints that have to stay, and that came faster than the uploads."""
-        listed = restoring.steps_of(self._files.keys() - self._doomed)
-        names = [f"{CHECKPOINTS}/{name}" for name in checkpoint_names(os.path.join(self.folder, CHECKPOINTS))]
-        steps = {step for step in restoring.steps_of(names) if step <= self._step}
-        return sorted(self._find_kept(listed | steps) - listed)
+        """Return the steps of older checkpoints of this node that have to be at the URL, and that came faster
+        than the uploads: those of --keep_every, and the last `keep` when the job ends by itself."""
+        listed = steps_of(self._files.keys() - self._doomed)
+        here = sorted(step for step in self._steps_here() if step <= self._step)
+        stay = self._find_kept(listed | set(here))
+        if self._ending.is_set() and not signals.asked():
+            stay |= set(here[-self.keep :])
+        return sorted(stay - listed - {self._step})
 
     def _find_whole(self, step: int) -> list[str]:
         """Return the files of the checkpoint of a step, its folder first; [] if this node does not have it,
@@ -301,11 +319,9 @@ class Mirror:
         name, checksum = names_of(step)
         path = os.path.join(self.folder, name)
         with contextlib.suppress(checkpoint.Refused, OSError):
+            # one that was sent was verified before
             is_sent = name in self._files and self._sent.get(name) == state_of(path)
-            if is_sent:  # it was verified before it was sent
-                facts = checkpoint.facts_of(path)
-            else:
-                facts = checkpoint.verify(path)
+            facts = checkpoint.facts_of(path) if is_sent else checkpoint.verify(path)
             shards = [os.path.join(dtensor_folder(name), shard) for shard in facts.get("shards", ())]
             return [*shards, name, checksum]
         return []
@@ -333,7 +349,7 @@ class Mirror:
     def _retire(self, step: int) -> None:
         """Remove from the list the files that the checkpoint of `step` replaces. _upload() calls it when this
         checkpoint is whole at the URL, and deletes the files when the list is written without them."""
-        steps = restoring.steps_of(self._files.keys() - self._doomed)
+        steps = steps_of(self._files.keys() - self._doomed)
         self._doomed |= restoring.of_steps(self._files, sorted(steps | {step})[: -self.keep])
         self._doomed -= restoring.of_steps(self._doomed, {step} | self._find_kept(steps))
         for path in self._doomed:
@@ -350,7 +366,7 @@ class Mirror:
             return
         self.lease.check()
         self._listed = None
-        text = output_list.text(files, max(restoring.steps_of(files), default=None))
+        text = output_list.text(files, max(steps_of(files), default=None))
         for _ in range(2):
             etag = self.store.replace(output_list.NAME, text, self._etag)
             if etag is not None:

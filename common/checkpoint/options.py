@@ -40,15 +40,22 @@ class TrainingParser(JobParser):
         self.checks += [_split_weights, check, _check_level]
 
     def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
-        self._accept_share_of_batch()
+        options = self.by_name()
+        if "batch_size" in options:  # the job's own, which also takes N/gpu
+            action = self._option_string_actions[options["batch_size"]]
+            # of an option without a type, argparse has one in its registry
+            of_all = self._registry_get("type", action.type, action.type)
+            action.type = functools.partial(_batch_size, of_all)
+            action.metavar = action.metavar or "N|N/gpu"
+            # first: the other checks read --batch_size as a number
+            self.checks.insert(0, _count_batch)
         options_of_job = {action.dest for action in self._actions}
         _add_run_arguments(self)  # after the job's own, as --help shows them
         _add_arguments(self)
         # The job may have called set_defaults() for options that are added only now: argparse has changed the
         # defaults of those that it knew then.
-        for name, value in list(self._defaults.items()):
-            if name not in options_of_job:
-                self.set_defaults(**{name: value})
+        late = {name: value for name, value in self._defaults.items() if name not in options_of_job}
+        self.set_defaults(**late)
         self.roles |= {"batch_size_per_gpu": OPERATION, "partial_weights": OPERATION}  # of the checks
         return super().parse_args(args, namespace)
 
@@ -59,18 +66,6 @@ class TrainingParser(JobParser):
         from common.checkpoint import fork  # most runs begin with step 1
 
         return fork.inherit(parsed)
-
-    def _accept_share_of_batch(self) -> None:
-        """Let the job's --batch_size take N/gpu, too."""
-        options = self.by_name()
-        if "batch_size" in options:
-            action = self._option_string_actions[options["batch_size"]]
-            # of an option without a type, argparse has one in its registry
-            of_all = self._registry_get("type", action.type, action.type)
-            action.type = functools.partial(_batch_size, of_all)
-            action.metavar = action.metavar or "N|N/gpu"
-            # first: the other checks read --batch_size as a number
-            self.checks.insert(0, _count_batch)
 
 
 def _distance(text: str) -> Interval:
@@ -229,10 +224,8 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
         from common.checkpoint import without  # most runs have all samples
 
         without.check(args)
-    wanted = args.resume
-    if not wanted:
-        # A restart is the same command. Without --output_dir each start has a new folder: nothing to resume.
-        wanted = "auto" if args.output_dir else "never"
+    # A restart is the same command. Without --output_dir each start has a new folder: nothing to resume.
+    wanted = args.resume or ("auto" if args.output_dir else "never")
     has_path = wanted not in ("auto", "never")
     if args.evaluate and has_path == bool(args.weights):
         raise BadInput("--evaluate needs one of --weights FILE and --resume PATH: the weights to evaluate")

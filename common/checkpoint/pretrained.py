@@ -23,13 +23,12 @@ def check(arch: str, name: str) -> None:
     """Raise BadInput unless weights of this name are published for the network. Nothing is downloaded."""
     if arch.startswith(TIMM):
         model = arch.removeprefix(TIMM).partition(".")[0]
-        names = [DEFAULT]
-        for name_with_tag in import_timm().list_pretrained(f"{model}.*"):
-            names.append(name_with_tag.partition(".")[2])
+        tags = [name.partition(".")[2] for name in import_timm().list_pretrained(f"{model}.*")]
     else:
-        names = [DEFAULT, *weights_of(arch).__members__]
+        tags = [*weights_of(arch).__members__]
+    names = list(dict.fromkeys([DEFAULT, *tags]))
     if name not in names:
-        raise BadInput(f"--weights {name}: no such file; {arch} has {', '.join(dict.fromkeys(names))}")
+        raise BadInput(f"--weights {name}: no such file; {arch} has {', '.join(names)}")
 
 
 def read(arch: str, name: str) -> dict[str, torch.Tensor]:

@@ -31,12 +31,7 @@ def step_of(path: str) -> int | None:
 
 def steps_of(paths: Iterable[str]) -> set[int]:
     """Return the steps of the checkpoints, and of their checksums, among paths below a URL."""
-    steps = set()
-    for path in paths:
-        step = step_of(path)
-        if step is not None:
-            steps.add(step)
-    return steps
+    return {step for step in map(step_of, paths) if step is not None}
 
 
 def of_steps(paths: Iterable[str], steps: Collection[int]) -> set[str]:
@@ -86,11 +81,11 @@ def restore(store: ObjectStore, folder: str, files: dict[str, File]) -> set[str]
     for step in steps[:_TRIED]:
         try:
             facts = _read_facts(store, step, files)
-            has_later = ours.get("run") == facts.get("run") and ours.get("step", 0) >= step
-            if not ours or not (ours == facts or has_later):
+            is_same_run = bool(ours) and ours.get("run") == facts.get("run")
+            if ours != facts and not (is_same_run and ours.get("step", 0) >= step):
                 _download(store, folder, step, facts, files)
                 # only now, when the new one is whole: until here the others could still be used
-                if ours.get("run") != facts.get("run"):
+                if not is_same_run:
                     path = os.path.join(folder, names_of(step)[0])
                     for other in set(checkpoint.list_newest_first(os.path.dirname(path))) - {path}:
                         checkpoint.discard(other)
@@ -140,9 +135,17 @@ def _download(store: ObjectStore, folder: str, step: int, facts: dict, files: di
         wanted.append(Object(os.path.join(dtensor_folder(name), shard), size, sha256=sha256))
     # in order: if this checkpoint is refused, an earlier one is fetched with the same store
     sync.fetch(store, folder, wanted, _Lines(f"restoring {store.location.url(name)}"), in_order=True)
-    # before the checksum, so that a checkpoint that counts always has its history
+    # Before the checksum, so that a checkpoint that counts always has its history. It may be newer than the
+    # checkpoint: the job truncates metrics.jsonl and receipt.bin to the step of the checkpoint.
     for history in HISTORY:
-        _restore_history(store, folder, history)
+        try:
+            entry = store.head(history)
+            if entry:
+                store.fetch(history, os.path.join(folder, history), entry.size)
+        except StoreError as error:
+            if error.reason not in _OF_THE_OBJECT:
+                raise
+            print(f"warning: the earlier {printable(history)} is lost: {error}", flush=True)
     for weights in filter(WEIGHTS.fullmatch, os.listdir(folder)):
         os.unlink(os.path.join(folder, weights))
     checkpoint.write_facts(os.path.join(folder, name), facts)
@@ -162,16 +165,3 @@ class _Lines(sync.Progress):
     def add(self, count: int) -> None:
         super().add(count)
         self._heartbeat.beat(self._text)
-
-
-def _restore_history(store: ObjectStore, folder: str, name: str) -> None:
-    """Download the current version of a history file, if there is one. It may be newer than the checkpoint:
-    the job truncates metrics.jsonl and receipt.bin to the step of the checkpoint."""
-    try:
-        entry = store.head(name)
-        if entry:
-            store.fetch(name, os.path.join(folder, name), entry.size)
-    except StoreError as error:
-        if error.reason not in _OF_THE_OBJECT:
-            raise
-        print(f"warning: the earlier {printable(name)} is lost: {error}", flush=True)

@@ -1,7 +1,6 @@
 """Choose the checkpoint that a run continues from, and check that it may write to its output folder."""
 
 import argparse
-import dataclasses
 import os
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -16,13 +15,6 @@ from common.ground.files import check_rename
 from common.platform import platforms
 from common.run import environment
 from common.run.output import Output, list_results
-
-
-@dataclasses.dataclass(frozen=True)
-class _Resuming:
-    """resume: --resume, "auto", "never" or a path; None: the job has no such option, and cannot resume."""
-
-    resume: str | None = None
 
 
 def claim(args: argparse.Namespace, output: Output) -> None:
@@ -74,7 +66,7 @@ def take_output(
         from common.checkpoint.mirror import Mirror  # only a job with a URL needs it
 
         # It restores the newest checkpoint of the URL, if the job may continue from it.
-        mirror = Mirror(output, arguments.pick(_Resuming, args).resume, keep)
+        mirror = Mirror(output, vars(args).get("resume"), keep)
     at_url: list[str] = mirror.results() if mirror else []
     reason = refusal(args, output, is_own, at_url, is_later)
     if reason:
@@ -99,19 +91,17 @@ def refusal(
     """
     folder = output.folder
     resumes_from = wanted(args, output, is_later)
-    results = list_results(folder)
-    starts_before = read_starts(folder)
-    has_checkpoint = bool(checkpoints(folder))
     if resumes_from == "auto":
         at_url = ()  # what a restart continues from is not replaced
-    results += [name for name in at_url if name not in results]
+    results = list(dict.fromkeys([*list_results(folder), *at_url]))
+    starts_before = read_starts(folder)
+    has_checkpoint = bool(checkpoints(folder))
     # A start that was killed before its first save has left reports, but nothing that could be lost.
     is_begun = not has_checkpoint and not at_url and starts_before and is_own(starts_before[-1])
     if not results or is_begun or (resumes_from == "auto" and has_checkpoint):
         return None
-    names = ", ".join(results[:4])
-    if len(results) > 4:
-        names += f" and {len(results) - 4} more"
+    more = f" and {len(results) - 4} more" if len(results) > 4 else ""
+    names = ", ".join(results[:4]) + more
     remedy = ""
     if has_checkpoint and resumes_from:
         remedy = f"leave out --resume {resumes_from} to resume that run, "
@@ -124,16 +114,11 @@ def refusal(
 def wanted(args: argparse.Namespace, output: Output, is_later: bool = False) -> str | None:
     """Return what the job continues from: --resume, but "auto" if it is the path of another run's checkpoint
     and a start with the same path has saved checkpoints in the output folder, or if members of this start
-    have saved some and are all lost. None: the job cannot resume. is_later: see
-    refusal()."""
-    given = arguments.pick(_Resuming, args).resume
+    have saved some and are all lost. None: the job cannot resume. is_later: see refusal()."""
+    given: str | None = vars(args).get("resume")
     if not checkpoints(output.folder):
         return given
-    if is_later:
-        # The members of the generation before have saved these, and no living one has a later state.
-        return "auto"
-    for start in read_starts(output.folder):
-        # The same command was started before, and its own checkpoints are newer than the given one.
-        if start["settings"].get("resume", "") == given != "never":
-            return "auto"
-    return given
+    # The same command was started before, and its own checkpoints are newer than the given one.
+    paths = {start["settings"].get("resume", "") for start in read_starts(output.folder)} - {"never"}
+    # Or the members of the generation before have saved these, and no living one has a later state.
+    return "auto" if is_later or given in paths else given

@@ -1,8 +1,18 @@
 """What a job adds to the exact state in its checkpoints: its scores, and the weights it began with."""
 
+import contextlib
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
+
+from bootfile.ground.again import is_file
+from bootfile.ground.errors import Unavailable
+from bootfile.processes import ranks
+
+BEST = "best.pth"
+_SAVED = ("best", "best_of", "highest", "epochs_not_better", "best_at", "validation_data")
+_FORMER = {"antialias": True, "optimizer_kwargs": "{}", "gradient_compression": "none"}  # and their defaults
 
 
 class Scores:
@@ -51,10 +61,8 @@ class Scores:
         the scores stay, and so does the digest: a later start may know the set again.
         """
         before = self.validation_data
-        if not validation_data:
-            return ""
-        self.validation_data = validation_data
-        if before in ("", validation_data):  # it was not known, or is the same
+        self.validation_data = validation_data or before
+        if before in ("", self.validation_data):  # it was not known, or is the same
             return ""
         self._forget()
         return before
@@ -66,24 +74,39 @@ class Scores:
         self.best_at = ""
         self.epochs_not_better = 0
 
+    def settle(
+        self, folder: str, at_url: Collection[str], writes: bool, say: Callable[[str], object]
+    ) -> None:
+        """Let the next evaluation write best.pth if the folder lacks it, because only checkpoints/ was
+        copied, or --resume PATH began a new folder: no later score has to exceed that of a file which is not
+        there.
+
+        The Checkpointer calls it on every rank when it has loaded a checkpoint. Rank 0 decides and prints.
+        at_url: names of results at the URL of the folder. writes: whether this start writes best.pth.
+        """
+        is_lost = False
+        if ranks.is_first() and writes and math.isfinite(self.best) and BEST not in at_url:
+            with contextlib.suppress(Unavailable):  # the mount does not answer: the file may be there
+                is_lost = not is_file(os.path.join(folder, BEST))
+        if ranks.broadcast_object(is_lost):
+            say(
+                f"{folder} has no {BEST} (the best evaluation so far: {self.best_at or self.best}): the next "
+                "one writes it, whatever its score"
+            )
+            self.best = -math.inf
+
+    def find_former_options(self) -> list[str]:
+        """Return "--name value" for each option of an earlier version that changed the training of the
+        checkpoint, and that was removed (common/console/arguments.py says what to use instead)."""
+        values = {name: self.settings_before.get(name, default) for name, default in _FORMER.items()}
+        return [f"--{name} {value}" for name, value in values.items() if value != _FORMER[name]]
+
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "weights": self.initial_weights,
-            "best": self.best,
-            "best_of": self.best_of,
-            "highest": self.highest,
-            "epochs_not_better": self.epochs_not_better,
-            "best_at": self.best_at,
-            "validation_data": self.validation_data,
-        }
+        return {"weights": self.initial_weights, **{name: getattr(self, name) for name in _SAVED}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the values from the state in a checkpoint."""
         self.initial_weights = state["weights"]
         self.settings_before = state["arguments"]
-        self.best = state["best"]
-        self.best_of = state["best_of"]
-        self.highest = state["highest"]
-        self.epochs_not_better = state["epochs_not_better"]
-        self.best_at = state["best_at"]
-        self.validation_data = state["validation_data"]
+        for name in _SAVED:
+            setattr(self, name, state[name])

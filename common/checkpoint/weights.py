@@ -1,13 +1,14 @@
-"""Load the weights of a file into a model, and compare the names of the classes.
+"""Read files of weights, load them into a model, and name weights for other programs.
 
-A file of weights is best.pth, epoch_<n>.pth, a checkpoint step_<n>.pt, or a file of another program: a
-state_dict, a dictionary that holds one, or safetensors. The names of wrappers (plain_names.WRAPPERS) and one
-prefix of all names, such as Lightning's (model.), are taken off.
+It takes best.pth, epoch_<n>.pth, a checkpoint step_<n>.pt, or a file of another program: a state_dict, a
+dictionary that holds one, or safetensors. read() checks it once, and returns dense tensors by their names:
+nothing in the file is executed, and no code after read() asks again. The names of wrappers (WRAPPERS) and one
+prefix of all names, such as Lightning's (model.), are taken off. Outside are files of pickled modules,
+TorchScript and distributed checkpoints: the error has the line of Python that converts them.
 """
 
 import argparse
 import contextlib
-import dataclasses
 import functools
 import json
 import math
@@ -15,37 +16,28 @@ import os
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 
 from bootfile.exact import dtensors, recorded
 from bootfile.exact import files as checkpoint
 from bootfile.exact.foreign_files import CONVERT
+from bootfile.ground.again import is_temporary, refusal
 from bootfile.ground.errors import BadInput, import_optional, in_one_line, printable
 from bootfile.ground.files import explained, opener, read_again
 from bootfile.ground.results import CLASSES, checkpoints
 from bootfile.processes import ranks
 from common.checkpoint import pretrained
-from common.checkpoint.plain_names import WRAPPERS
-from common.console.arguments import pick
 from common.run.output import Output
 
 _SHOWN = 3  # tensors named in a line
 _MOST = 50_000  # tensors of a file; torch loads them in 4 s
+WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # in names of tensors
 _WRAPPERS = (*WRAPPERS, "module")  # the last: of DataParallel, or a module of the user's
 _WHOLE = ("state_dict", "model", "model_state_dict")  # keys of a state_dict in a file of other programs
 _COUNTERS = "num_batches_tracked"  # of BatchNorm; files of old versions of torch do not have it
-
-
-@dataclasses.dataclass(frozen=True)
-class _Named:
-    """weights: --weights, a file or a name of published weights. arch: the network of a job that has --arch;
-    another job takes files only."""
-
-    weights: str | None
-    arch: str | None = None
 
 
 def load(
@@ -70,12 +62,9 @@ def load(
     """
     is_name = bool(arch) and pretrained.is_name(arch, path)
 
-    def read_tensors() -> tuple[dict[str, torch.Tensor], str]:
-        if is_name:
-            return pretrained.read(str(arch), path), ""
-        return read(path)
-
-    tensors, taken = ranks.call_on_first(read_tensors)
+    tensors, taken = ranks.call_on_first(
+        lambda: (pretrained.read(str(arch), path), "") if is_name else read(path)
+    )
     return fill(path, model, tensors, complete, partial, taken, is_name)
 
 
@@ -87,20 +76,14 @@ def file_of(args: argparse.Namespace, output: Output) -> str | None:
     args: the options weights and, if the job has it, arch. Published weights are downloaded, unless
     a checkpoint may replace them. Raises BadInput on every rank if they cannot be, or do not exist.
     """
-    options = pick(_Named, args)
-    arch = options.arch
-    name = options.weights
+    arch = vars(args).get("arch")  # another job takes files only
+    name: str | None = args.weights
     if not arch or not name or not pretrained.is_name(arch, name):
         return name
     pretrained.check(arch, name)
     may_resume = output.url or checkpoints(output.folder)
-
     # now, on rank 0, before the model is built: without a network the job ends early
-    def download() -> None:
-        if not may_resume:
-            pretrained.read(arch, name)
-
-    ranks.call_on_first(download)
+    ranks.call_on_first(lambda: None if may_resume else pretrained.read(arch, name))
     return None
 
 
@@ -111,7 +94,7 @@ def read(path: str) -> tuple[dict[str, torch.Tensor], str]:
     load() calls it on rank 0, and a server of predictions in its one process. From a checkpoint it returns
     the averaged weights (--ema) if there are any. Nothing in the file is executed. Raises BadInput.
     """
-    content, taken = _choose_state(path, _read_content(path))
+    content, taken = _choose_state(path, read_again(functools.partial(_read_content, path), path))
     tensors = _tensors(content)
     if not tensors:
         names = ", ".join(f"{name!r:.40}" for name in list(content)[:_SHOWN])
@@ -128,38 +111,34 @@ def read(path: str) -> tuple[dict[str, torch.Tensor], str]:
 
 def _read_content(path: str) -> Any:
     """Return the dictionary in a file of weights, and check its checksum if it has one. Raises BadInput."""
-    return read_again(functools.partial(_read_content_once, path), path)
-
-
-def _read_content_once(path: str) -> Any:
     try:
         if _is_safetensors(path):
             reader = import_optional("safetensors.torch", f"{path} needs safetensors", "safetensors")
-            content = reader.load_file(path)
-        else:
-            # other programs save their options, too; torch before 2.5 cannot allow these
-            allow: Any = getattr(torch.serialization, "safe_globals", contextlib.nullcontext)
-            with warnings.catch_warnings(), allow([argparse.Namespace]):
-                warnings.simplefilter("ignore")  # torch warns about kinds of tensors that are refused below
-                content = checkpoint.load(path, _MOST)
-            # a checkpoint of a run has a checksum in its .json; a file of another program has only the CRC of
-            # the parts of its zip
-            if os.path.exists(f"{path}.json"):
-                checkpoint.verify(path)
-            else:
-                _check_crc(path)
-                recorded.check_weights(path)
-    except checkpoint.Refused as error:
-        from bootfile.ground.again import refusal
-
-        raise refusal(f"weights {path}: {error}{_hint_for_folder(path)}", error) from error
+            return reader.load_file(path)
+        # other programs save their options, too; torch before 2.5 cannot allow these
+        allow: Any = getattr(torch.serialization, "safe_globals", contextlib.nullcontext)
+        with warnings.catch_warnings(), allow([argparse.Namespace]):
+            warnings.simplefilter("ignore")  # torch warns about kinds of tensors that are refused below
+            content = checkpoint.load(path, _MOST)
+        # a checkpoint of a run has a checksum in its .json; a file of another program has only the CRC of the
+        # parts of its zip, which torch.load does not check
+        if os.path.exists(f"{path}.json"):
+            checkpoint.verify(path)
+            return content
+        # a damaged file can make zipfile raise any exception
+        with explained("it is damaged", Exception, kind=checkpoint.Refused), zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+        if damaged:
+            raise checkpoint.Refused(f"it is damaged: the CRC-32 of {damaged} differs")
+        recorded.check_weights(path)
+        return content
     except BadInput:
         raise
-    except Exception as error:  # of safetensors
-        from bootfile.ground.again import refusal
-
-        raise refusal(f"weights {path}: it is damaged: {in_one_line(error)}", error) from error
-    return content
+    except Exception as error:  # Refused, or any of safetensors
+        reason = f"it is damaged: {in_one_line(error)}"
+        if isinstance(error, checkpoint.Refused):
+            reason = f"{error}{_hint_for_folder(path)}"
+        raise refusal(f"weights {path}: {reason}", error) from error
 
 
 def _choose_state(path: str, content: Any) -> tuple[Any, str]:
@@ -176,29 +155,27 @@ def _choose_state(path: str, content: Any) -> tuple[Any, str]:
     inner = {name: value for name, value in content.items() if _tensors(value)}
     if not inner:
         return content, ""
-    known = [name for name in _WHOLE if name in inner]
-    if not known and _tensors(content):
+    known = next((name for name in _WHOLE if name in inner), None)
+    if known is None and _tensors(content):
         return content, ""  # a state_dict, which has a dictionary of tensors besides
-    if not known:
-        if len(inner) > 1:
-            line = CONVERT.format(f"torch.load({path!r})[{min(inner)!r}]")
-            raise BadInput(f"weights {path}: it holds {_some([*map(repr, inner)])}; keep one: {line}")
-        known = list(inner)
-    state = inner.pop(known[0])
+    if known is None and len(inner) > 1:
+        line = CONVERT.format(f"torch.load({path!r})[{min(inner)!r}]")
+        raise BadInput(f"weights {path}: it holds {_some([*map(repr, inner)])}; keep one: {line}")
+    known = known or min(inner)
+    state = inner.pop(known)
     others = f" (not of {_some([*map(repr, inner)])})" if inner else ""
-    return state, f" of its {known[0]!r}{others}"
+    return state, f" of its {known!r}{others}"
 
 
 def _tensors(value: Any) -> dict[str, torch.Tensor]:
     """Return the tensors of a dictionary, name -> tensor, without the count of an averaged model; {} for a
     value that is not a dictionary."""
-    tensors: dict[str, torch.Tensor] = {}
-    if not isinstance(value, dict):
-        return tensors
-    for name, tensor in value.items():
-        if isinstance(name, str) and isinstance(tensor, torch.Tensor) and name != "n_averaged":
-            tensors[name] = tensor
-    return tensors
+    items = value.items() if isinstance(value, dict) else ()
+    return {
+        name: tensor
+        for name, tensor in items
+        if isinstance(name, str) and isinstance(tensor, torch.Tensor) and name != "n_averaged"
+    }
 
 
 def _is_safetensors(path: str) -> bool:
@@ -207,11 +184,9 @@ def _is_safetensors(path: str) -> bool:
         with open(path, "rb", opener=opener) as file:
             return file.read(9)[8:] == b"{"
     except OSError as error:
-        from bootfile.ground.again import is_temporary
-
         if is_temporary(error):
             raise
-        return False
+        return False  # the reader of checkpoints says why
 
 
 def _hint_for_folder(path: str) -> str:
@@ -235,28 +210,6 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return math.prod(tensor.shape) * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
-def _check_crc(path: str) -> None:
-    """Raise Refused if the CRC-32 of a part of the zip file is wrong; torch.load does not check it."""
-    # a damaged file can make zipfile raise any exception
-    with explained("it is damaged", Exception, kind=checkpoint.Refused), zipfile.ZipFile(path) as archive:
-        damaged = archive.testzip()
-    if damaged:
-        raise checkpoint.Refused(f"it is damaged: the CRC-32 of {damaged} differs")
-
-
-class _Fit(NamedTuple):
-    """How the tensors of a file fit a model, by the names of the model's tensors.
-
-    same: those that can be loaded. other: those of another shape or kind.
-    lost: those that the file does not have. missing: the same without counters of BatchNorm.
-    """
-
-    same: list[str]
-    other: list[str]
-    lost: list[str]
-    missing: list[str]
-
-
 def fill(
     path: str,
     model: torch.nn.Module,
@@ -270,98 +223,51 @@ def fill(
     they are only compared with the model. published: tensors of the file may be left over."""
     ours = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
     given, unused, note = match(path, ours, tensors)
-    fit = _compare(model, ours, given)
-    count = len(ours) - len(fit.lost) - len(fit.other)
+    same = {name: tensor for name, tensor in given.items() if _can_load(tensor, ours[name])}
+    other = {name: tensor for name, tensor in given.items() if name not in same}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    tied = {id(parameters[name]) for name in same if name in parameters}  # safetensors hold them once
+    lost = [name for name in ours if name not in given and id(parameters.get(name)) not in tied]
+    missing = [name for name in lost if not name.endswith(_COUNTERS)]
+    count = len(ours) - len(lost) - len(other)
     line = f"weights from {path}: {count} of {len(ours)} tensors{taken}{note}"
-    line += _describe_differences(ours, given, fit, unused)
+    shapes = [
+        f"{name} {_kind(tensor)} in the file, {_kind(ours[name])} in the model"
+        for name, tensor in other.items()
+    ]
+    differences = {"different shape": shapes, "not in the file": missing, "not in the model": unused}
+    for text, names in differences.items():
+        line += f"; {text}: {_some(names)}" if names else ""
     # a network of other names may still share the names of a few vectors: count the matrices
     matrices = [name for name in ours if ours[name].ndim > 1] or list(ours)
-    loaded_matrices = set(fit.same) & set(matrices)
-    if 2 * len(loaded_matrices) < len(matrices):
+    if 2 * len(same.keys() & set(matrices)) < len(matrices):
         new = f"{{name.replace('OLD', 'NEW'): each for name, each in torch.load({path!r}).items()}}"
         raise BadInput(
             f"{line}: they belong to another network, or to one of other names: " + CONVERT.format(new)
         )
     # numbers that are not floats, such as counters, may be left over
-    left: list[str] = []
-    if not published:
-        left = [name for name in unused if tensors[name].is_floating_point()]
-    if complete and (fit.other or fit.missing or left):
+    left = [name for name in unused if tensors[name].is_floating_point() and not published]
+    if complete and (other or missing or left):
         raise BadInput(f"{line}: expected all of them, and no others")
-    of_other_shape = {name: given[name] for name in fit.other}
-    if not partial and (fit.missing or left or not _is_head(model, ours, of_other_shape)):
+    if not partial and (missing or left or not _is_head(model, ours, other)):
         raise BadInput(
             f"{line}: expected all of them, apart from a head for another number of classes; "
             f"--weights {path},partial uses those that fit"
         )
-    same = {name: given[name] for name in fit.same}
-    # before the first weight changes
-    _check_values(path, model, same)
+    # before the first weight changes; a buffer may be infinite, for example a mask
+    for name, tensor in same.items():
+        values = tensor if tensor.is_complex() else tensor.float()
+        if not (values.isfinite() if name in parameters else ~values.isnan()).all():
+            raise BadInput(f"weights {path}: {name} holds NaN or infinity")
     if not any(tensor.is_meta for tensor in ours.values()):
-        loaded = dtensors.distribute(same, ours)
-        model.load_state_dict(loaded, strict=False)
-    if fit.other or fit.missing:
-        return f"{line}; the rest keeps its initial values"
-    return line
-
-
-def _describe_differences(
-    ours: dict[str, torch.Tensor],
-    given: dict[str, torch.Tensor],
-    fit: _Fit,
-    unused: list[str],
-) -> str:
-    """Return which tensors of a file and of a model do not fit, as the end of a line; "" if all do."""
-    shapes = []
-    for name in fit.other:
-        shapes.append(f"{name} {_kind(given[name])} in the file, {_kind(ours[name])} in the model")
-    differences = {"different shape": shapes, "not in the file": fit.missing, "not in the model": unused}
-    line = ""
-    for text, names in differences.items():
-        if names:
-            line += f"; {text}: {_some(names)}"
-    return line
-
-
-def _compare(
-    model: torch.nn.Module,
-    ours: dict[str, torch.Tensor],
-    given: dict[str, torch.Tensor],
-) -> _Fit:
-    """Return how the tensors of a file fit a model. ours, given: those of the model and of the file, by the
-    names of the model."""
-    same = []
-    other = []
-    for name in ours:
-        if name in given:
-            if _can_load(given[name], ours[name]):
-                same.append(name)
-            else:
-                other.append(name)
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    tied = {id(parameters[name]) for name in same if name in parameters}  # safetensors hold them once
-    lost = [name for name in ours if name not in given and id(parameters.get(name)) not in tied]
-    missing = [name for name in lost if not name.endswith(_COUNTERS)]
-    return _Fit(same, other, lost, missing)
+        model.load_state_dict(dtensors.distribute(same, ours), strict=False)
+    return f"{line}; the rest keeps its initial values" if other or missing else line
 
 
 def _can_load(given: torch.Tensor, ours: torch.Tensor) -> bool:
     """Return whether a tensor of a file has the shape and the kind of one of the model."""
     is_kind = given.is_floating_point() or not ours.is_floating_point()  # a counter may be of any real type
     return is_kind and given.is_complex() == ours.is_complex() and given.shape == ours.shape
-
-
-def _check_values(path: str, model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:
-    """Raise BadInput if a parameter has a NaN or is infinite, or a buffer has a NaN. fill() calls it before
-    it changes the model. A buffer may be infinite, for example a mask."""
-    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    for name, tensor in tensors.items():
-        values = tensor
-        if not values.is_complex():
-            values = values.float()
-        is_right = values.isfinite() if name in parameters else ~values.isnan()
-        if not is_right.all():
-            raise BadInput(f"weights {path}: {name} holds NaN or infinity")
 
 
 def match(
@@ -371,46 +277,32 @@ def match(
     text or "").
 
     fill() calls it before it compares shapes, and a server to count the classes of a head before it builds
-    the network. The names of wrappers are taken off on both sides if more names are equal then: a module of
-    the user's may have the name of a wrapper. Raises BadInput if this is ambiguous.
+    the network. The names of wrappers are taken off on both sides, unless two tensors would have one name
+    then: a module of the user's may have the name of a wrapper. Raises BadInput if this is ambiguous.
     """
     names = list(names_of_model)
-    most = 0  # names that are equal, with the best wrappers and prefixes so far
-    prefixes = [""]  # of the names in the file
-    ours: dict[str, str] = {}  # name without wrappers -> name in the model
-    theirs: dict[str, str] = {}  # name without wrappers -> name in the file
-    for wrappers in ((), _WRAPPERS):
-        bare_ours = {_bare(name, wrappers): name for name in names}
-        bare_theirs = {_bare(name, wrappers): name for name in tensors}
-        if len(bare_ours) < len(names) or len(bare_theirs) < len(tensors):
-            continue  # two tensors would have one name
-        # the prefix with which most names of the file are names of the model
-        counts = _count_prefixes(bare_ours, bare_theirs)
-        top = max(counts.values(), default=0)
-        best = [prefix for prefix, count in counts.items() if count == top]
-        # a prefix counts only if most names of the model are in the file with it
-        if "" in best or 2 * top <= len(names):
-            best = [""]
-        if counts[best[0]] > most:
-            most = counts[best[0]]
-            prefixes = best
-            ours = bare_ours
-            theirs = bare_theirs
+    for wrappers in (_WRAPPERS, ()):
+        ours = {_bare(name, wrappers): name for name in names}
+        theirs = {_bare(name, wrappers): name for name in tensors}
+        if len(ours) == len(names) and len(theirs) == len(tensors):
+            break  # else two tensors would have one name
+    # the prefix with which most names of the file are names of the model
+    counts = _count_prefixes(ours, theirs)
+    top = max(counts.values(), default=0)
+    prefixes = [prefix for prefix, count in counts.items() if count == top]
+    # a prefix counts only if most names of the model are in the file with it
+    if "" in prefixes or 2 * top <= len(names):
+        prefixes = [""]
     if len(prefixes) > 1:
         raise BadInput(
             f"weights {path}: several networks in it have these names: {_some(prefixes)}; expected one"
         )
     prefix = prefixes[0]
-    given = {}
-    used = set()
-    for name, name_in_model in ours.items():
-        name_in_file = theirs.get(prefix + name)
-        if name_in_file is not None:
-            given[name_in_model] = tensors[name_in_file]
-            used.add(name_in_file)
+    used = {name: theirs[prefix + bare] for bare, name in ours.items() if prefix + bare in theirs}
+    given = {name: tensors[name_in_file] for name, name_in_file in used.items()}
     note = f" without the prefix {prefix!r:.80}" if _bare(prefix, _WRAPPERS) else ""
-    unused = [name for name in tensors if name not in used]
-    return given, unused, note
+    left_over = set(tensors) - set(used.values())
+    return given, [name for name in tensors if name in left_over], note
 
 
 def _count_prefixes(ours: Iterable[str], theirs: Iterable[str]) -> Counter[str]:
@@ -418,7 +310,10 @@ def _count_prefixes(ours: Iterable[str], theirs: Iterable[str]) -> Counter[str]:
     depth = max((name.count(".") for name in ours), default=0)
     counts: Counter[str] = Counter()
     for name in theirs:
-        for end in _ends(name, depth):
+        parts = name.split(".")
+        # the ends of the name, from dot to dot, that have as many parts as a name of the model may have
+        for place in range(max(0, len(parts) - depth - 1), len(parts)):
+            end = ".".join(parts[place:])
             if end in ours:
                 counts[name.removesuffix(end)] += 1
     return counts
@@ -426,16 +321,7 @@ def _count_prefixes(ours: Iterable[str], theirs: Iterable[str]) -> Counter[str]:
 
 def _bare(name: str, wrappers: tuple[str, ...]) -> str:
     """Return the name of a tensor without the parts that are names of wrappers."""
-    if not wrappers:
-        return name
     return ".".join(part for part in name.split(".") if part not in wrappers)
-
-
-def _ends(name: str, depth: int) -> Iterator[str]:
-    """Yield the ends of a name that have at most `depth` dots, from dot to dot."""
-    parts = name.split(".")
-    for place in range(max(0, len(parts) - depth - 1), len(parts)):
-        yield ".".join(parts[place:])
 
 
 def _is_head(
@@ -445,24 +331,18 @@ def _is_head(
 ) -> bool:
     """Return whether tensors of other shapes differ in the number of classes only: it is the first dimension
     of all of them. A vocabulary is not a head: its tokens have other numbers."""
-    sizes = set()
     modules = dict(model.named_modules())
     for name, given in other.items():
-        expected = ours[name]
         module = modules.get(name.rpartition(".")[0])
-        is_kind = given.is_floating_point() and min(given.ndim, expected.ndim) > 0
-        if not is_kind or given.shape[1:] != expected.shape[1:] or isinstance(module, torch.nn.Embedding):
+        is_kind = given.is_floating_point() and min(given.ndim, ours[name].ndim) > 0
+        if not is_kind or given.shape[1:] != ours[name].shape[1:] or isinstance(module, torch.nn.Embedding):
             return False
-        sizes.add((len(given), len(expected)))
-    return len(sizes) < 2
+    return len({(len(given), len(ours[name])) for name, given in other.items()}) < 2
 
 
 def _kind(tensor: torch.Tensor) -> str:
     """Return the shape of a tensor as text, and its type if it does not hold floats."""
-    text = str(list(tensor.shape))
-    if not tensor.is_floating_point():
-        text += f" {tensor.dtype}"
-    return text
+    return f"{list(tensor.shape)}" + ("" if tensor.is_floating_point() else f" {tensor.dtype}")
 
 
 def _some(names: list[str]) -> str:
@@ -473,12 +353,8 @@ def _some(names: list[str]) -> str:
 
 def run_folder(path: str) -> str:
     """Return the output folder of the run that a file of weights belongs to."""
-    folder = path
-    if not os.path.isdir(path):
-        folder = os.path.dirname(os.path.abspath(path))
-    if os.path.basename(folder) == "checkpoints":
-        folder = os.path.dirname(folder)
-    return folder
+    folder = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
+    return os.path.dirname(folder) if os.path.basename(folder) == "checkpoints" else folder
 
 
 def read_class_names(path: str) -> list[str]:
@@ -504,3 +380,21 @@ def compare_class_names(path: str, names: tuple[str, ...]) -> str:
         f"warning: the weights were trained with other classes: label {label} is {theirs[label]!r:.80} in "
         f"{os.path.join(run_folder(path), CLASSES)} and {names[label]!r:.80} in the data set"
     )
+
+
+def plain_names(model: torch.nn.Module, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of a model with the names that it has without wrappers of the model or its parts: what
+    another program can load. The Checkpointer calls it on the rank that writes best.pth and epoch_<n>.pth."""
+    parallel = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
+    modules = dict(model.named_modules(remove_duplicate=False))
+
+    def plain(name: str) -> str:
+        parts = name.split(".")
+        # "module" is left out only below a parallel wrapper: a part of the user's may have this name
+        return ".".join(
+            part
+            for place, part in enumerate(parts)
+            if part not in WRAPPERS and not isinstance(modules.get(".".join(parts[:place])), parallel)
+        )
+
+    return {plain(name): value for name, value in state.items()}

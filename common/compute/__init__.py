@@ -1,7 +1,6 @@
-"""Networks, optimizers, losses and precision of the jobs, by name.
+"""Networks, optimizers and precision.
 
-Takes: the options of a job.
-Gives: a module or an optimizer with its defaults; a name that is not known is refused with the names that
-are.
-Outside: training: nothing here knows ranks, steps or files.
+A job takes its network, its optimizer and its type of mixed precision from here, by its options. What a
+network cannot take (a size of images, a batch of one) is refused by check() of classifiers.py, before the
+training. The step itself, and what is finite in it, is Exact's (bootfile/exact).
 """

@@ -1,5 +1,6 @@
-"""torchvision's and timm's classifiers by name (networks.arch())."""
+"""torchvision's and timm's classifiers by name (networks.arch()), and their heads."""
 
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -56,18 +57,14 @@ def build(name: str, classes: int, image_size: int, kwargs: str = NO_KWARGS) -> 
     Input float [N, 3, image_size, image_size], output logits [N, classes]. kwargs: arguments of its class, an
     inline table of TOML. Raises BadInput if it has no such argument, or cannot take images of that size.
     """
-    given = f"--arch {name}"
-    if kwargs != NO_KWARGS:
-        given += f" --model_kwargs {kwargs}"
+    given = f"--arch {name}" + (f" --model_kwargs {kwargs}" if kwargs != NO_KWARGS else "")
     cannot = f"{given} cannot take images of --image_size {image_size}"
     build_network = _build_timm if name.startswith(TIMM) else _build_torchvision
     values = config.table(kwargs)
     if "num_classes" in values:
         raise BadInput(f"--model_kwargs {kwargs}: leave num_classes out: the classes are counted")
-    failure = cannot
-    if values:  # mostly one of them is wrong
-        failure = given
-    with explained(failure, Exception):  # the values have any type: it may raise anything
+    # mostly one of the values is wrong; they have any type: the network may raise anything
+    with explained(given if values else cannot, Exception):
         model = build_network(name, classes, image_size, **values)
     _try(model.eval(), image_size, cannot, classes)
     return model.train()
@@ -77,9 +74,7 @@ def _try(model: nn.Module, size: int, cannot: str, classes: int) -> None:
     """Raise BadInput if the network does not turn one image of this size into logits [1, classes]."""
     with explained(cannot, Exception), torch.no_grad():  # with unusual arguments it may raise anything
         output = model(torch.zeros(1, 3, size, size))
-    shape: Any = type(output).__name__
-    if isinstance(output, torch.Tensor):
-        shape = list(output.shape)
+    shape: Any = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
     if shape != [1, classes]:
         raise BadInput(f"{cannot}: its output is {shape}, expected logits [1, {classes}]")
 
@@ -106,3 +101,39 @@ def _build_timm(name: str, classes: int, image_size: int, **kwargs: Any) -> nn.M
         return create(name, num_classes=classes, **{"img_size": image_size} | kwargs)
     except TypeError:  # only transformers have img_size
         return create(name, num_classes=classes, **kwargs)
+
+
+def head(make: Callable[[int], nn.Module]) -> dict[str, int]:
+    """Return the head of a network: the tensors whose shape depends on the number of classes, in order.
+
+    make: called with the number of classes; returns the network. The result maps the name of each tensor to
+    the dimension that counts the classes.
+    """
+
+    # without memory for the weights
+    two, three = on_meta(lambda: (make(2).state_dict(), make(3).state_dict()))
+    dimensions = {}
+    for name in two:
+        sizes = zip(two[name].shape, three[name].shape, strict=True)
+        differ = [dimension for dimension, (one, other) in enumerate(sizes) if one != other]
+        dimensions |= {name: differ[0]} if differ else {}
+    return dimensions
+
+
+def freeze(model: nn.Module, arch: str, image_size: int, kwargs: str = NO_KWARGS) -> None:
+    """Freeze all weights of a classifier except its head. Frozen BatchNorm layers keep their statistics in
+    training mode. The head is the tensors whose shape depends on the number of classes.
+    """
+    learned = head(lambda classes: build(arch, classes, image_size, kwargs))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in learned)
+    for module in model.modules():
+        is_frozen = not any(parameter.requires_grad for parameter in module.parameters())
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and is_frozen:
+            module.eval()
+            module.train = types.MethodType(_keep_mode, module)  # type: ignore[method-assign]
+
+
+def _keep_mode(module: nn.Module, mode: bool = True) -> nn.Module:
+    """Take the place of train() in a frozen BatchNorm: the loop calls model.train() after each evaluation."""
+    return module

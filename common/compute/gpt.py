@@ -46,10 +46,8 @@ class GPT(nn.Module):
         for name, weight in self.named_parameters():
             if weight.ndim <= 1:
                 continue
-            std = 0.02
             # smaller for the last layer of each branch, as in GPT-2: 2 * layers branches are added
-            if "output" in name:
-                std = 0.02 / (2 * layers) ** 0.5
+            std = 0.02 / (2 * layers) ** 0.5 if "output" in name else 0.02
             nn.init.normal_(weight, std=std)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -60,21 +60,13 @@ def build(
     further: arguments of the optimizer's class, such as betas=(0.9, 0.95), for a block in a copy of the job.
     """
     learned = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-    depths = dict.fromkeys(learned, 0)
-    if args.layer_decay < 1:
-        depths = count_following(model)
+    depths = count_following(model) if args.layer_decay < 1 else dict.fromkeys(learned, 0)
     groups: list[dict[str, Any]] = []
     for depth in sorted({depths[name] for name in learned}):
-        decay = []
-        no_decay = []
-        for name, weight in learned.items():
-            if depths[name] != depth:
-                continue
-            # matrices and convolutions decay; norms and biases do not
-            if weight.ndim > 1:
-                decay.append(weight)
-            else:
-                no_decay.append(weight)
+        weights = [weight for name, weight in learned.items() if depths[name] == depth]
+        # matrices and convolutions decay; norms and biases do not
+        decay = [weight for weight in weights if weight.ndim > 1]
+        no_decay = [weight for weight in weights if weight.ndim <= 1]
         lr = args.lr * args.layer_decay**depth
         groups.append({"params": decay, "weight_decay": args.weight_decay, "lr": lr})
         groups.append({"params": no_decay, "weight_decay": 0.0, "lr": lr})
@@ -92,13 +84,8 @@ def count_following(model: torch.nn.Module) -> dict[str, int]:
     al., "ELECTRA", ICLR 2020. Raises BadInput if the model has no blocks.
     """
     names = [name for name, _ in model.named_parameters()]
-    blocks = []  # of each weight; "" for one outside of the blocks
-    for name in names:
-        block = ""
-        match = _BLOCK.match(name)
-        if match:
-            block = match[0]
-        blocks.append(block)
+    matches = [_BLOCK.match(name) for name in names]
+    blocks = [match[0] if match else "" for match in matches]  # of each weight; "" outside of the blocks
     order = list(dict.fromkeys(filter(None, blocks)))
     if not order:
         raise BadInput("--layer_decay: the network has no numbered blocks, as blocks.3")

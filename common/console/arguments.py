@@ -1,12 +1,17 @@
-"""Parse the command lines of jobs as platforms send them: "true" and "false", extra options, intervals."""
+"""Parse the command lines of jobs as platforms send them: "true" and "false", extra options, intervals.
+
+A Parser takes the words of a command line and gives Arguments, which are read only: each value is checked
+here, by the type of its option, with the value and what is expected. A check of several options is one of
+the checks of a JobParser (common/run/job.py). Behind them no code asks again. A part of a job that reads an
+option which only some jobs have reads vars(args).get(name).
+"""
 
 import argparse
-import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from bootfile.console import parser
 from bootfile.console.parser import LARGEST
@@ -15,11 +20,10 @@ from bootfile.console.parser import non_negative_float as non_negative_float
 from bootfile.console.parser import non_negative_int as non_negative_int
 from bootfile.console.parser import positive_float as positive_float
 from bootfile.console.parser import positive_int as positive_int
+from bootfile.ground.errors import BadInput
 from bootfile.ground.intervals import Interval
 from bootfile.ground.secrets import hide, is_secret, mask
 from common.ground.files import is_url
-
-_Part = TypeVar("_Part")
 
 BATCH_SIZE_HELP = "samples of a step over all processes, N/gpu: of each; scale --lr (default: %(default)s)"
 
@@ -38,6 +42,9 @@ REMOVED = {  # former options
     "checkpoint_activations": "removed: use --grad_checkpointing",
 }
 _OTHER_NAMES = {"learning_rate": "lr", "bs": "batch_size", "wd": "weight_decay"}  # difflib misses these
+
+_FOLDERS = ("data_url", "output_dir")  # options that take a folder or a URL
+_PLACES = {"FILE", "FOLDER", "DIR", "PATH", "RUN", "URL"}  # words of a metavar
 
 # Roles of options. Of others another value may change the training: its schedule must permit it.
 IDENTITY = "identity"  # another value is another run, whose checkpoints are refused
@@ -66,17 +73,6 @@ class Arguments(argparse.Namespace):
         super().__setattr__(name, value)
 
 
-def pick(part: type[_Part], args: argparse.Namespace) -> _Part:
-    """Return the options that a part of a job reads: the dataclass `part`, with the values of the fields'
-    names. A field whose option the job does not have keeps its default. Raises TypeError if it has none."""
-    given = vars(args)
-    values = {}
-    for field in dataclasses.fields(part):  # type: ignore[arg-type]
-        if field.name in given:
-            values[field.name] = given[field.name]
-    return part(**values)
-
-
 class secret(str):
     """A value that no log, record or report shows: parser.add_argument("--name", type=secret)."""
 
@@ -92,9 +88,9 @@ def settings(args: argparse.Namespace) -> dict[str, str | int | float | bool | N
     """
     shown: dict[str, str | int | float | bool | None] = {}
     for name, value in vars(args).items():
+        # a value of another class is left out: checkpoints and starts.jsonl have plain values only
         if _is_credential(name, value):
             continue
-        # a value of another class is left out: checkpoints and starts.jsonl have plain values only
         if isinstance(value, Interval):
             shown[name] = str(value)
         elif isinstance(value, str | PurePath):
@@ -118,29 +114,18 @@ def identity(args: Arguments) -> dict[str, Any]:
     shown = settings(args)
     values: dict[str, Any] = {}
     for name, value in vars(args).items():
-        if _role(args, name) != IDENTITY or _is_credential(name, value):
+        if args.roles.get(name) != IDENTITY or _is_credential(name, value):
             continue
-        if name in shown:
-            values[f"--{name}"] = shown[name]
-        elif isinstance(value, list | tuple):
-            values[f"--{name}"] = [_as_plain(part) for part in value]
-        else:  # of a class of the job
-            values[f"--{name}"] = str(value)
+        if isinstance(value, list | tuple):
+            values[f"--{name}"] = [str(part) if isinstance(part, PurePath) else part for part in value]
+        else:  # str: of a class of the job
+            values[f"--{name}"] = shown.get(name, str(value))
     return values
-
-
-def _as_plain(part: Any) -> Any:
-    """Return an item of an option with several values as a checkpoint can hold it."""
-    return str(part) if isinstance(part, PurePath) else part
 
 
 def without_operation(args: Arguments, values: dict[str, Any]) -> dict[str, Any]:
     """Return the values of options that may change the training."""
-    return {name: value for name, value in values.items() if _role(args, name) != OPERATION}
-
-
-def _role(args: Arguments, name: str) -> str:
-    return args.roles.get(name, "")
+    return {name: value for name, value in values.items() if args.roles.get(name) != OPERATION}
 
 
 # An option whose value may be left out for true: parser.add_argument(name, **FLAG).
@@ -162,13 +147,10 @@ def seed(text: str) -> int:
 def interval(text: str) -> Interval:
     """Parse "200" (steps), "90s" or "1epoch"."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|epochs?|steps?)?", text, re.ASCII)
-    count = 0.0
-    unit = ""
-    if match:
-        count = float(match[1])
-        unit = match[2] or "step"
-        if unit != "s":  # seconds
-            unit = unit.removesuffix("s")
+    count = float(match[1]) if match else 0.0
+    unit = (match and match[2]) or "step"
+    if unit != "s":  # seconds
+        unit = unit.removesuffix("s")
     # a step and an epoch are whole, seconds may have a fraction
     if not 0 < count <= LARGEST or (unit != "s" and count % 1):
         raise argparse.ArgumentTypeError(
@@ -183,9 +165,8 @@ class _HelpFormatter(parser.HelpFormatter):
     metavars = MappingProxyType({**parser.HelpFormatter.metavars, seed: "N", interval: "N|Ns|Nepochs"})
 
     def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
-        if action.dest in ("data_url", "output_dir"):
-            return "FOLDER|URL"
-        return super()._get_default_metavar_for_optional(action)
+        is_folder = action.dest in _FOLDERS
+        return "FOLDER|URL" if is_folder else super()._get_default_metavar_for_optional(action)
 
 
 def _role_of_new(role: str | None, role_of_group: str, options: Mapping[str, Any]) -> str:
@@ -240,12 +221,24 @@ class Parser(parser.Parser):
         return group
 
     def format_help(self) -> str:
-        """Return the text of --help: all options, each once, and a usage of one line if some come first."""
+        """Return the text of --help: all options, each once, so that `--help | grep NAME` finds it. If some
+        come first: a usage of one line, these, and the others by group."""
         if not self.first:
             return super().format_help()
-        from common.console.help import format_help  # when it is asked for
-
-        return format_help(self, self.first, self._get_formatter())
+        options = self.by_name()
+        beginning = [self._option_string_actions[options[name]] for name in self.first]
+        formatter = self._get_formatter()
+        formatter.add_usage("%(prog)s [OPTION ...]", self._actions, [])
+        formatter.add_text(self.description)
+        formatter.start_section("options to begin with")
+        formatter.add_arguments(beginning)
+        formatter.end_section()
+        for group in self._action_groups:
+            formatter.start_section(group.title)
+            formatter.add_text(group.description)
+            formatter.add_arguments([action for action in group._group_actions if action not in beginning])
+            formatter.end_section()
+        return formatter.format_help()
 
     def parse_known_args(
         self, args: Iterable[str] | None = None, namespace: Any = None
@@ -255,8 +248,19 @@ class Parser(parser.Parser):
         parsed, unknown = super().parse_known_args(args, namespace)
         for action in self._actions:
             value: Any = getattr(parsed, action.dest, None)  # --config is not among them if it is not given
-            if is_url(value) or value == "" != action.default:
-                from common.console import places  # most values are neither empty nor a URL
-
-                places.check(action, value)
+            if is_url(value) or value == "" != action.default:  # most values are neither
+                _check_place(action, value)
         return parsed, unknown
+
+
+def _check_place(action: argparse.Action, value: str) -> None:
+    """Raise BadInput for an empty value of an option that names a file, a folder or a run, as of "$WEIGHTS"
+    if the variable of the shell is not set, and for a URL in place of a path of this machine."""
+    expected = str(action.metavar or ("FOLDER|URL" if action.dest in _FOLDERS else ""))
+    if not value and not _PLACES.isdisjoint(re.findall("[A-Z]+", expected)):
+        reason = f"'' is empty: expected {expected}, or leave it out"
+        raise BadInput(str(argparse.ArgumentError(action, reason)))
+    # a folder `s3:` would be made
+    if is_url(value) and expected.partition(".")[0] in ("FOLDER", "FILE"):
+        name = action.option_strings[-1] if action.option_strings else expected.partition(".")[0]
+        raise BadInput(f"{name} {value}: expected a path of this machine, got a URL")

@@ -8,6 +8,7 @@ Options on the command line override those of the file.
 """
 
 import argparse
+import functools
 import importlib
 import json
 from collections.abc import Mapping
@@ -20,11 +21,9 @@ from bootfile.ground.files import explained, read_file
 def read(path: str) -> dict[str, Any]:
     """Return the content of a file: JSON if its name ends in .json, else TOML. Raises BadInput; its message
     does not name the file."""
-    if path.endswith(".json"):
-        kind = "JSON"
-        loads = _load_json
-    else:
-        kind = "TOML"
+    is_json = path.endswith(".json")
+    loads = functools.partial(json.loads, object_pairs_hook=_without_repetition)
+    if not is_json:
         loads = _import_toml().loads
     try:
         # a file of options is small; editors of Windows write a byte order mark before it
@@ -34,23 +33,18 @@ def read(path: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise BadInput(f"is not UTF-8 at byte {error.start}") from error
     except (ValueError, RecursionError) as error:  # a syntax error, a number of 5000 digits, deep nesting
-        raise BadInput(f"is not {kind}: {error}") from error
+        raise BadInput(f"is not {'JSON' if is_json else 'TOML'}: {error}") from error
     if not isinstance(content, dict):
         raise BadInput("is not an object of options")
     return content
 
 
-def _load_json(text: str) -> Any:
-    return json.loads(text, object_pairs_hook=_without_repetition)
-
-
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object of JSON. Raises ValueError if it has a key twice, of which json takes the last one."""
-    content = {}
-    for key, value in pairs:
-        if key in content:
-            raise ValueError(f"{key} is there twice")
-        content[key] = value
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"{next(key for key in keys if keys.count(key) > 1)} is there twice")
     return content
 
 
@@ -81,21 +75,14 @@ def to_words(values: Mapping[str, Any], options: Mapping[str, argparse.Action]) 
         # an unknown key becomes an unknown option, which the parser of the job refuses
         action = options.get(key.replace("-", "_"))
         is_flag = action is not None and action.nargs == 0  # an option without a value
-        types: tuple[type, ...] = (bool, int, float, str)
-        expected = "one text, number, true or false"
-        if is_flag:
-            types = (bool,)
-            expected = "true or false"
+        types: tuple[type, ...] = (bool,) if is_flag else (bool, int, float, str)
+        expected = "true or false" if is_flag else "one text, number, true or false"
         if not isinstance(value, types):
             if isinstance(value, dict):  # --model_kwargs gets a table as a text
                 expected += f"; a table as a text: {key} = '{{name = value}}'"
             raise BadInput(f"{key} = {value!r:.80}: expected {expected}")
         if is_flag:
-            if value:  # false: the option is left out
-                words.append(f"--{key}")
-            continue
-        text = str(value)
-        if isinstance(value, bool):  # as platforms write it
-            text = text.lower()
-        words.append(f"--{key}={text}")
+            words += [f"--{key}"] if value else []  # false: the option is left out
+        else:  # true and false as platforms write them
+            words.append(f"--{key}={str(value).lower() if isinstance(value, bool) else value}")
     return words

@@ -14,7 +14,6 @@ from bootfile.ground.files import PARTIAL, digest_file, is_at, lock, write_atomi
 
 ROOT = os.path.abspath(f"{__file__}/../../..")  # the folder with jobs/ and common/, or one file of `pack`
 HOME = ROOT if os.path.isdir(ROOT) else os.getcwd()  # where folders are looked for that the user did not name
-_FSTAB = "/etc/fstab"
 
 
 def is_url(path: object) -> bool:
@@ -70,9 +69,7 @@ def locked(path: str, shared: bool = False, wait: bool = True) -> Iterator[int]:
     wait: if False, it raises BlockingIOError when the lock is not free. The file is not deleted. A holder may
     delete it: the next one makes a new file. Raises OSError.
     """
-    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    if not wait:
-        kind |= fcntl.LOCK_NB
+    kind = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
     while True:
         flags = os.O_RDONLY if os.path.isdir(path) else os.O_RDWR | os.O_CREAT
         handle = os.open(path, flags | os.O_CLOEXEC, 0o666)
@@ -106,26 +103,6 @@ def own_place(path: str, log: Callable[[str], object], *users: int) -> str:
             return place
         log(f"{place} belongs to user {min(owners)}: it is not used")
     raise BadInput(f"{place} belongs to user {min(owners)}, expected {os.geteuid()}: use another folder")
-
-
-def check_fstab(path: str) -> None:
-    """Raise BadInput if /etc/fstab has a file system that holds a path, and it is not mounted: the results of
-    earlier starts are not seen. "noauto" file systems may be left out. A start calls it on rank 0 before it
-    makes its output folder."""
-    # a mount that is missing is an empty folder: the job would fill the disk below it
-    path = os.path.realpath(path)
-    lines: list[str] = []
-    with contextlib.suppress(OSError), open(_FSTAB, encoding="utf-8", errors="surrogateescape") as file:
-        lines = list(file)
-    for line in lines:
-        words = line.split()
-        if len(words) < 4 or words[0].startswith("#"):
-            continue
-        point = os.path.normpath(words[1].replace(r"\040", " "))
-        options = words[3].split(",")
-        is_above = point.startswith("/") and os.path.commonpath([point, path]) == point
-        if is_above and point != "/" and "noauto" not in options and not os.path.ismount(point):
-            raise BadInput(f"{path}: {point} is not mounted, and {_FSTAB} has a file system for it: mount it")
 
 
 def has_digest(file: BinaryIO, digest: str) -> bool:

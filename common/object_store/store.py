@@ -223,18 +223,6 @@ class ObjectStore(contextlib.AbstractContextManager):
             for _ in pool.map(partial(self.client.call, "delete_object"), keys):
                 pass  # an error of a thread is raised here
 
-    def explain_kept(self, key: str) -> str:
-        """Return why the store does not delete objects; "" if it does. It writes an object and deletes it.
-        Raises StoreError for other errors."""
-        self.write(key, b"{}")
-        try:
-            self.delete([key])
-        except StoreError as error:
-            if error.forbidden:
-                return error.reason
-            raise
-        return ""
-
     def abort(self, key: str, upload_id: str) -> None:
         """Abort an unfinished multipart upload. A missing upload is not an error."""
         try:

@@ -1,7 +1,6 @@
 """Describe what a job runs on and with: versions, device, nodes, model, batch."""
 
 import argparse
-import dataclasses
 import os
 import platform
 import shlex
@@ -18,24 +17,9 @@ from bootfile.machine import processor
 from bootfile.machine.cores import available_cores
 from bootfile.machine.differences import THREADS, in_words
 from bootfile.processes import ranks
-from common.console.arguments import pick
 from common.run.output import writes_nothing
 
 PACKAGES = ("torchvision", "PIL", "simplejpeg", "cv2", "nvidia.dali")  # other versions may give other pixels
-
-
-@dataclasses.dataclass(frozen=True)
-class _Described:
-    """The options that the first lines of a training name; most jobs have some of them.
-
-    arch: of the network. precision: of a sharded model. batch_size: samples of a step over all processes.
-    batch_size_per_gpu: those of one process, if the user has given them.
-    """
-
-    arch: str | None = None
-    precision: str | None = None
-    batch_size: int | None = None
-    batch_size_per_gpu: int | None = None
 
 
 def describe(
@@ -48,7 +32,6 @@ def describe(
 ) -> list[str]:
     """Return the lines that a training prints before its first step: model, device, batch and output folder.
     Log.start() calls it on rank 0.
-
 
     args: the arguments of the job.
     model: the raw model.
@@ -63,13 +46,13 @@ def describe(
         # the type of a product tells it: a context of mixed precision has no name for it
         sample = torch.ones(1, 1, dtype=weights[0].dtype, device=device)
         precision = str((sample @ sample).dtype).removeprefix("torch.")
-    options = pick(_Described, args)
-    precision = options.precision or precision
-    name = options.arch or type(model).__name__.strip("_")
+    given = vars(args)  # most jobs have some of these options
+    precision = given.get("precision") or precision
+    name = given.get("arch") or type(model).__name__.strip("_")
     count = sum(weight.numel() for weight in weights)
     lines = [f"model {name}: {count:,} parameters, device {device.type}, precision {precision}"]
-    if options.batch_size:
-        text = _describe_batch(options.batch_size, not options.batch_size_per_gpu, device)
+    if given.get("batch_size"):
+        text = _describe_batch(given["batch_size"], not given.get("batch_size_per_gpu"), device)
         in_all = f", {total_steps:,} in all" if total_steps else ""
         lines.append(f"{text}; {steps_per_epoch:,} steps an epoch{in_all}")
     if folder and not writes_nothing(args):
@@ -87,16 +70,11 @@ def _describe_batch(batch: int, has_hint: bool, device: torch.device) -> str:
     world_size = ranks.world_size()
     processes = "1 process"
     hint = ""
+    threads = f", {in_words(THREADS, torch.get_num_threads())}" if device.type == "cpu" else ""
     if world_size > 1:
-        kind = "processes" if ranks.uses_gloo() else "GPUs"
-        processes = f"{world_size} {kind}"
-        if has_hint:
-            hint = f" (--batch_size {batch}/gpu: {batch} each)"
-    threads = ""
-    if device.type == "cpu":
-        threads = f", {in_words(THREADS, torch.get_num_threads())}"
-        if world_size > 1:
-            threads += " each"
+        processes = f"{world_size} {'processes' if ranks.uses_gloo() else 'GPUs'}"
+        hint = f" (--batch_size {batch}/gpu: {batch} each)" if has_hint else ""
+        threads += " each" if threads else ""
     return f"global batch {batch} = {processes} x {batch // world_size}{hint}{threads}"
 
 
@@ -113,12 +91,11 @@ def facts() -> dict[str, str | int]:
     world_size = ranks.world_size()
     per_node = count_in(os.environ, "LOCAL_WORLD_SIZE") or 1  # set by a launcher of processes
     module = accelerator.in_use()
+    device: str = f"CPU, {processor.name()}"
     if module:
         device = getattr(module, "get_device_name", accelerator.kind)()
-    else:
-        device = f"CPU, {processor.name()}"
     backend = torch.distributed.get_backend() if ranks.is_initialized() else "none"
-    of_process = {
+    of_process: dict[str, str | int] = {
         "job": job(),
         "bootfile": __version__,
         "python": platform.python_version(),
@@ -129,11 +106,8 @@ def facts() -> dict[str, str | int]:
         "processes per node": min(per_node, world_size),
         "world size": world_size,
         "backend": backend,
-        "packages": _describe_packages(),
+        "packages": ", ".join(
+            f"{name} {sys.modules[name].__version__}" for name in PACKAGES if name in sys.modules
+        ),
     }
     return of_process | machine.describe()
-
-
-def _describe_packages() -> str:
-    """Return the versions of PACKAGES that the job has imported: "torchvision 0.24.0, simplejpeg 1.8.1"."""
-    return ", ".join(f"{name} {sys.modules[name].__version__}" for name in PACKAGES if name in sys.modules)

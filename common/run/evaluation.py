@@ -7,6 +7,7 @@ one depends on the batch size and the number of processes: give it a metric.
 """
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -67,17 +68,13 @@ def _sums(loss: torch.Tensor, logits: Any, labels: Any) -> torch.Tensor:
     return torch.stack([loss_value * count, accelerator.double(correct), count])
 
 
-def _never() -> bool:
-    return False
-
-
 @torch.no_grad()
 def evaluate(
     model: torch.nn.Module,
     batches: Iterable[tuple[Any, Any]],
     criterion: Callable[[Any, Any], torch.Tensor],
     metrics: "Metrics | None" = None,
-    stop: Callable[[], bool] = _never,
+    stop: Callable[[], bool] = lambda: False,
     mirrored: bool = False,
 ) -> torch.Tensor:
     """Return the sums of batch_sums() over all batches, then those of the metrics: float64 [3 + metrics.size]
@@ -115,7 +112,7 @@ def evaluate(
         turns = _in_step(batches, stop, device)
     else:
         # no rank waits for another one here: the sums are added when all have ended
-        turns = _until(batches, stop)
+        turns = itertools.takewhile(lambda _: not stop(), batches)
     with endings.explained_by(batches):
         for inputs, targets in turns:
             # without gradients, and in the mode of evaluation: BatchNorm uses its statistics
@@ -188,14 +185,6 @@ def _count_labels(target: torch.Tensor, weight: Any, ignore_index: int | None, *
     # an ignored label, such as -100, is not an index of the weights: 0 takes its place
     of_labels = weight[target.where(is_counted, 0)].where(is_counted, 0)
     return target.numel(), accelerator.double(of_labels).sum()
-
-
-def _until(batches: Iterable[tuple[Any, Any]], stop: Callable[[], bool]) -> Iterator[tuple[Any, Any]]:
-    """Yield the batches of this rank until the job is asked to stop. Ranks do not wait for each other."""
-    for batch in batches:
-        if stop():
-            return
-        yield batch
 
 
 def _in_step(batches: Any, stop: Callable[[], bool], device: torch.device) -> Iterator[tuple[Any, Any]]:

@@ -41,15 +41,16 @@ class JobParser(Parser):
             words = self._read_config(parsed.config) + words
             parsed, unknown = self.parse_known_args(words, Arguments())
         # once more with defaults that depend on other options: what the user has given still counts
-        defaults = self.read_defaults(parsed)
-        if defaults:
+        if defaults := self.read_defaults(parsed):
             self.set_defaults(**{name: value for name, value in defaults.items() if name in parsed})
             parsed, unknown = self.parse_known_args(words, Arguments())
         ignored = self._let_pass(unknown, parsed.__dict__.pop("ignore_unknown"))
         if platforms.is_first_on_node():
             if ignored:
                 print_line(f"ignored arguments: {' '.join(ignored)}")
-            print_line(f"settings {self._changed(parsed)}")
+            given = settings(parsed).items()  # without credentials
+            shown = [f"{name}={value}" for name, value in given if str(value) != str(self.get_default(name))]
+            print_line(f"settings {' '.join(shown) or '(all defaults)'}")
         # when all options are known; each process does it, before anything is opened
         for check in self.checks:
             vars(parsed).update(check(parsed))
@@ -74,12 +75,6 @@ class JobParser(Parser):
             raise BadInput(f"--config {path}: {error}") from error.__cause__
         return words
 
-    def _changed(self, parsed: argparse.Namespace) -> str:
-        """Return the settings that differ from their defaults, as name=value, without credentials."""
-        given = settings(parsed).items()
-        words = [f"{name}={value}" for name, value in given if str(value) != str(self.get_default(name))]
-        return " ".join(words) or "(all defaults)"
-
     def _let_pass(self, unknown: list[str], everything: bool) -> list[str]:
         """Return the unknown options if all of them may be ignored, otherwise raise BadInput.
 
@@ -88,13 +83,13 @@ class JobParser(Parser):
         """
         given = {plain(word.partition("=")[0]) for word in sys.argv[1:] if word.startswith("-")}
         on_platform = platforms.recognised(os.environ) or bool(given & INJECTED - {"local_rank"})
-        refused = []
-        for name in unknown:
-            if plain(name) in INJECTED:
-                continue
-            # a platform may add options of its own: only what looks like a mistake of the user is refused
-            if not on_platform or self.resembling(name) or plain(name) in self.hints:
-                refused.append(name)
+        # a platform may add options of its own: only what looks like a mistake of the user is refused
+        refused = [
+            name
+            for name in unknown
+            if plain(name) not in INJECTED
+            and not (on_platform and not self.resembling(name) and plain(name) not in self.hints)
+        ]
         if refused and not everything:
             self.error(f"{self.unknown(refused)}; --ignore_unknown true ignores them")
         return unknown

@@ -1,4 +1,9 @@
-"""Report a run: log lines, a progress bar and a table of the time. report_files.py writes the files."""
+"""Report a run: log lines, a progress bar and a table of the time. report_files.py writes the files.
+
+It takes sums over all ranks (evaluation.batch_sums()) and figures by name, on every rank: rank 0 prints and
+writes, the others only send their part of the receipt. The times of a report are those of rank 0. Whether
+figures are finite, or a step was taken, is decided before (bootfile/exact): a report shows what it gets.
+"""
 
 import argparse
 import contextlib
@@ -19,11 +24,10 @@ from bootfile.ground.data_sets import check_map_style, class_names_of
 from bootfile.ground.errors import printable
 from bootfile.ground.heartbeat import watched
 from bootfile.processes import ranks
-from common.console.arguments import pick
 from common.ground import endings
 from common.run import ends, environment
 from common.run.metrics import Metrics
-from common.run.output import Output, Purpose, writes_nothing
+from common.run.output import Output, writes_nothing
 from common.run.report_files import Beginning, ReportFiles
 
 _NO_SCALARS = {"val_count", "receipt", "ranks"}  # figures that trackers do not get
@@ -44,7 +48,6 @@ class Log:
 
     def __init__(self, args: argparse.Namespace, output: Output):
         self.args = args
-        self._purpose = pick(Purpose, args)
         self.output = output
         self.metrics = Metrics()  # of the evaluations, besides loss and accuracy
         self._autocast: Any = contextlib.nullcontext()  # names the precision in the first lines
@@ -64,15 +67,14 @@ class Log:
         self.parent: dict[str, Any] = {}  # where the run begins, if that is a step of another one (fork.py)
         self.pace: Callable[[], dict[str, Any]] = dict  # Pace.figures(), if there are several ranks
         self._trains = False  # whether the job reports steps, and not only epochs of loading
+        self._writes = not writes_nothing(args)
         self._end_lap("imports and set-up")
 
     def use(self, metrics: Metrics | None = None, autocast: Any = None) -> None:
         """Report these metrics of an evaluation besides loss and accuracy, and name the precision of this
         context of mixed precision. A job calls it on every rank before start()."""
-        if metrics:
-            self.metrics = metrics
-        if autocast:
-            self._autocast = autocast
+        self.metrics = metrics or self.metrics
+        self._autocast = autocast or self._autocast
 
     def start(
         self,
@@ -114,20 +116,18 @@ class Log:
         self._began = self._since
         self._waited = loader.waited  # seconds for data until then
         self._evaluating = 0.0  # seconds of evaluating and saving
-        facts: dict[str, Any] = {
+        facts = {
             "time": round(time.time(), 3),
             "step": step,
             "steps": total_steps,
-            "laps": {**self._laps},
+            "laps": dict(self._laps),
             "training data": loader.receipt.fingerprint,
             "data backend": getattr(loader, "backend", ""),
             "division": getattr(loader, "division", ""),
             "sampling": getattr(loader, "sampling", {}),
         }
-        if self.metrics.best_of:
-            facts["best"] = self.metrics.best_of
-        if self.parent:
-            facts["parent"] = self.parent
+        of_some = {"best": self.metrics.best_of, "parent": self.parent}  # most runs have neither
+        facts |= {name: value for name, value in of_some.items() if value}
         # nothing is written yet: a run that fails in its first step leaves the files of the last start
         self._files.begin(Beginning(step, run, repeats, continues, loader.receipt, facts))
         # also if the job forgets to close the log, or fails
@@ -135,14 +135,14 @@ class Log:
         endings.at_end("upload", self._record_error)  # before the last upload
         if continues or not ranks.is_first():
             return
-        if not writes_nothing(self.args) and (line := self._files.describe_last_end()):
+        if self._writes and (line := self._files.describe_last_end()):
             self.info(line)
         if model is None:
             return
         folder = (str(self.output), self.output.folder)
         for line in environment.describe(self.args, model, self._autocast, total_steps, len(loader), folder):
             self.info(line)
-        if sys.stderr.isatty() and not writes_nothing(self.args):
+        if sys.stderr.isatty() and self._writes:
             self._bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True)
 
     def print_data(self, train_set: Any, test_set: Any) -> None:
@@ -182,7 +182,7 @@ class Log:
                 f"warning: the schedule {type(scheduler).__name__} is not the one that was given to the "
                 "Checkpointer: a restart will not be exact. Build it before resume(), for all epochs"
             )
-        if self._purpose.prof:
+        if vars(self.args).get("prof"):
             # for the clock only: the steps between wait for nothing
             accelerator.of(running.device).synchronize()
             self._profiled.append(time.monotonic())
@@ -206,10 +206,7 @@ class Log:
         self._waited = waited
         loss = loss_sum / (count or math.nan)  # count is 0 if all steps were skipped
         rate = self._rate() if self._rate is not None else None
-        of_ranks = {}
-        pace = self.pace()
-        if pace:  # several ranks
-            of_ranks["ranks"] = pace
+        pace = self.pace()  # {} of one rank
         unit, per_sample = self._unit
         if self._bar:
             self._bar.set_postfix(loss=_short("loss", loss), refresh=False)
@@ -218,14 +215,14 @@ class Log:
             step,
             loss=loss,
             **_accuracy("acc", correct, count),
-            lr=math.nan if rate is None else float(rate),
+            lr=float("nan" if rate is None else rate),
             **{f"{unit}_per_s": count * per_sample / elapsed},
             data_time=data_time,
             compute_time=elapsed - data_time,
             memory_mb=peak_memory(),
             **self.members(),
             receipt=str(self._loader.receipt),
-            **of_ranks,
+            **({"ranks": pace} if pace else {}),
         )
 
     def validation(self, val_sums: torch.Tensor) -> None:
@@ -246,22 +243,20 @@ class Log:
         self._since = now
         loss = self.metrics.loss(val_sums)
         accuracy = _accuracy("val_acc", correct, count)
+        self._result = f"test_loss={loss:.6g} "
         if accuracy:
             self._result = f"test_accuracy={accuracy['val_acc']:.4f} "
-        else:
-            self._result = f"test_loss={loss:.6g} "
         others = {f"val_{name}": value for name, value in self.metrics.values(val_sums).items()}
         figures: dict[str, Any] = {"val_loss": loss, **accuracy, **others}
-        if self._purpose.evaluate:
+        if vars(self.args).get("evaluate"):
             # the result of the program, which is compared with others: all digits that float32 has
-            self.info(
-                " ".join(f"{name}={value:.6g}" for name, value in figures.items()) + f" val_count={count:.0f}"
-            )
-        else:
-            self._write(step, **figures, val_count=int(count))
-            counts = self.metrics.of_classes(val_sums)
-            if counts is not None:
-                self._files.write_confusion(step, counts)
+            shown = [f"{name}={value:.6g}" for name, value in figures.items()]
+            self.info(" ".join([*shown, f"val_count={count:.0f}"]))
+            return
+        self._write(step, **figures, val_count=int(count))
+        counts = self.metrics.of_classes(val_sums)
+        if counts is not None:
+            self._files.write_confusion(step, counts)
 
     def epoch(self, **figures: float) -> None:
         """Report an epoch of a job that only loads data, on every rank: `figures`, and the receipt."""
@@ -278,9 +273,8 @@ class Log:
         """
         if not ranks.is_first():
             return
-        progress = f"epoch={self._epoch_of(step)} step={step}"
-        if self._total_steps:
-            progress += f"/{self._total_steps}"
+        in_all = f"/{self._total_steps}" if self._total_steps else ""
+        progress = f"epoch={self._epoch_of(step)} step={step}{in_all}"
         if sys.stdout.isatty():
             shown = {name: value for name, value in figures.items() if name not in _ONLY_IN_FILES}
             line = f"{progress} {_line(shown)}"
@@ -292,14 +286,14 @@ class Log:
         if self._total_steps and step > self._first_step:
             # the pace of this start, with its evaluations and saves, as the rest will have them
             seconds_per_step = (time.monotonic() - self._began) / (step - self._first_step)
-            progress += f" eta={_hours(seconds_per_step * (self._total_steps - step))}"
+            minutes, rest = divmod(round(seconds_per_step * (self._total_steps - step)), 60)
+            progress += f" eta={minutes // 60}:{minutes % 60:02d}:{rest:02d}"
         self.info(f"{progress} {_line(figures)}")
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:
         """Show the time of the block as a separate row of the TIME COST table."""
-        # the time until the block is that of the lap before
-        self._end_lap("model and checkpoint")
+        self._end_lap("model and checkpoint")  # the lap before
         yield
         self._end_lap(name)
 
@@ -325,9 +319,9 @@ class Log:
         self._loader = None  # a second call does nothing
         if self._bar:
             self._bar.close()
-        if self._trains and not writes_nothing(self.args):
+        if self._trains and self._writes:
             self._print_time_cost(loader)
-        if not writes_nothing(self.args):
+        if self._writes:
             self.lost = loader.receipt.finish(self.output.folder)
             self._files.write_end(loader.step, 0, ends.DONE)
         self._files.close()
@@ -351,9 +345,8 @@ class Log:
             return
         step = self._loader.step if self._loader is not None else self._last_step
         # a thread: on a mount that hangs this process must end all the same
-        writing = threading.Thread(
-            target=self._files.write_end, args=[step, *ends.of_error(error)], daemon=True
-        )
+        end = [step, *ends.of_error(error)]
+        writing = threading.Thread(target=self._files.write_end, args=end, daemon=True)
         writing.start()
         writing.join(_LAST_WRITE)
 
@@ -394,10 +387,9 @@ class Log:
                 f"\ngenerations {figures['generations']}, lost processes {figures['lost_processes']}, "
                 f"{figures['lost_seconds']:.1f} s without a step: useful share {figures['useful_share']:.1%}"
             )
-        seconds = f"training_seconds={self._laps['training']:.1f}"
         pace = self.pace()
-        if pace:  # several ranks
-            seconds += f" lost_to_slowest={pace['lost']:.1%}"
+        of_ranks = f" lost_to_slowest={pace['lost']:.1%}" if pace else ""  # of several
+        seconds = f"training_seconds={self._laps['training']:.1f}{of_ranks}"
         print(f"\n{self._result}{seconds} receipt={loader.receipt}", flush=True)
 
     def _commit(self, step: int) -> None:
@@ -442,16 +434,8 @@ def _short(name: str, value: float | str) -> str:
         return str(value)
     if name in _SECONDS:
         return f"{value:.2f}"
-    whole_from = _WHOLE_FROM.get(name, 1000)
-    if name.endswith("_per_s"):
-        whole_from = 100
+    whole_from = 100 if name.endswith("_per_s") else _WHOLE_FROM.get(name, 1000)
     return f"{value:.0f}" if whole_from <= abs(value) < 1e7 else f"{value:.4g}"
-
-
-def _hours(seconds: float) -> str:
-    """Return a duration as hours:minutes:seconds."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
 def peak_memory() -> float:
@@ -461,6 +445,4 @@ def peak_memory() -> float:
     if hasattr(module, "max_memory_allocated"):
         return module.max_memory_allocated() / 1e6
     size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    if sys.platform == "darwin":  # macOS counts bytes
-        return size / 1e6
-    return size / 1e3  # others count KiB
+    return size / (1e6 if sys.platform == "darwin" else 1e3)  # macOS counts bytes, others KiB

@@ -1,5 +1,9 @@
 """The output folder of a run: find it, list its results, and hold it for one job (FolderLock).
 
+It takes --output_dir, which is checked once, by open_output(): a folder that can be written, or an s3:// or
+obs:// URL below a bucket. Only rank 0 holds the folder. Outside is a mount that is missing: its folder is one
+of the disk below it (a platform's restart that finds no results is a warning, resume.py).
+
     output_dir/train-20261121T072100Z/    a run without --output_dir: the job and the time of its start
     output_dir/latest                     a link to the newest of these
     output_dir/index/                     indexes and generated images, for all runs
@@ -10,7 +14,6 @@ This module imports no torch.
 import argparse
 import atexit
 import contextlib
-import dataclasses
 import itertools
 import math
 import os
@@ -22,12 +25,10 @@ import time
 from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.files import explained
 from bootfile.ground.folder_lock import FolderLock, missing_folders, remove_empty
-from bootfile.ground.heartbeat import watched
 from bootfile.ground.mounts import LEASE
 from bootfile.ground.results import CHECKPOINTS, WEIGHTS, checkpoints, refuse_links
-from common.console.arguments import pick
 from common.ground import endings
-from common.ground.files import HOME, check_fstab, is_url
+from common.ground.files import HOME, is_url
 from common.platform.platforms import HELD, STARTED_BY
 from common.platform.topology import Topology
 
@@ -73,12 +74,9 @@ class Output:
         if HELD in os.environ:  # by the process that has started this one
             return
         refuse_links(self.folder, _FOLDERS)
-        # a mount that is missing is found now: results would go to the disk below it
-        with explained(f"output_dir {self.folder} cannot be written"), watched(self.folder):
-            check_fstab(self.folder)
         # on this process only: the others of the job wait for it, and learn of its error
         self._lock.hold()
-        endings.at_end("folder", self._end)
+        endings.at_end("folder", lambda _: self.release())  # after everything is written
 
     def begin(self) -> None:
         """Make the link `latest` point to this folder if it is a default one; ignored if the file system has
@@ -97,14 +95,9 @@ class Output:
         with contextlib.suppress(OSError):
             # two steps: at each moment there is a link, to the old folder or to the new one
             os.symlink(os.path.basename(self.folder), new)
-            try:
-                os.replace(new, link)
-            except OSError:
-                os.unlink(new)
-
-    def _end(self, _: BaseException | None) -> None:
-        """Release the folder at the end of main(), after everything is written. endings calls it."""
-        self.release()
+            os.replace(new, link)
+        with contextlib.suppress(OSError):  # it is there if it could not replace the link
+            os.unlink(new)
 
     def release(self) -> None:
         """Release the folder for other jobs. A start that was refused leaves the folder as it was.
@@ -128,25 +121,12 @@ def open_output(args: argparse.Namespace, topology: Topology) -> Output:
         writes = topology.rank == 0 and not writes_nothing(args)
         folder = make_default() if writes or STARTED_BY in os.environ else local_output(PARENT)
         return Output(folder, is_default=os.environ.get(_OWN) == folder)
-    url = given if is_url(given) else None
-    return Output(folder_of(given), url)
-
-
-@dataclasses.dataclass(frozen=True)
-class Purpose:
-    """The options with which a job does not train a run. Many jobs have none of them.
-
-    prof: --prof, the steps to measure. evaluate: --evaluate, weights are only evaluated.
-    """
-
-    prof: int | None = None
-    evaluate: bool = False
+    return Output(folder_of(given), given if is_url(given) else None)
 
 
 def writes_nothing(args: argparse.Namespace) -> bool:
-    """Return whether the job only measures (--prof) or evaluates (--evaluate)."""
-    purpose = pick(Purpose, args)
-    return bool(purpose.prof or purpose.evaluate)
+    """Return whether the job only measures (--prof) or evaluates (--evaluate). Many jobs have neither."""
+    return any(vars(args).get(name) for name in ("prof", "evaluate"))
 
 
 def folder_of(given: str) -> str:
@@ -208,19 +188,13 @@ def make_default() -> str:
     with explained(f"output_dir {parent} cannot be written"):
         os.makedirs(parent, exist_ok=True)
         for number in itertools.count(1):
-            path = os.path.join(parent, name)
-            if number > 1:
-                path += f"-{number}"
+            path = os.path.join(parent, f"{name}-{number}" if number > 1 else name)
             with contextlib.suppress(FileExistsError):  # another job was started in the same second
                 os.mkdir(path)
                 break
-
-    def remove_if_empty(_: BaseException | None) -> None:
-        remove_empty(made)
-
     made.append(path)
     # twice: a process that exits before main() calls none of the functions of endings
-    endings.at_end("folder", remove_if_empty)
+    endings.at_end("folder", lambda _: remove_empty(made))
     atexit.register(remove_empty, made)
     os.environ[_OWN] = path
     print_line(f"output_dir {path}")
@@ -234,13 +208,10 @@ def list_results(folder: str) -> list[str]:
     # classes.json and starts.jsonl do not count: a start may write them before it has a result
     results = [f"{CHECKPOINTS}/{name}" for name in checkpoints(folder)]
     results += [name for name in names if WEIGHTS.fullmatch(name)]
-    reports = [
-        name for name in names if _REPORTS.fullmatch(name) and os.path.getsize(os.path.join(folder, name))
-    ]
+    reports = [name for name in names if _REPORTS.fullmatch(name)]
+    reports = [name for name in reports if os.path.getsize(os.path.join(folder, name))]
     # If there is only a receipt, the job was killed during its first report and has no results.
-    if reports != ["receipt.bin"]:
-        results += reports
-    return results
+    return results if reports == ["receipt.bin"] else results + reports
 
 
 def epochs(folder: str) -> list[float]:
@@ -251,6 +222,4 @@ def epochs(folder: str) -> list[float]:
         return []
     matches = [match for match in map(WEIGHTS.fullmatch, names) if match]
     numbers: list[float] = [int(match[1]) for match in matches if match[1]]
-    if matches and not numbers:
-        return [math.inf]
-    return numbers
+    return [math.inf] if matches and not numbers else numbers

@@ -5,7 +5,6 @@ starts.jsonl is written by common/run/starts.py.
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import os
 import time
@@ -22,13 +21,6 @@ from common.run import ends, environment, starts
 from common.run.output import Output
 
 _MOST_CLASSES = 100  # with more classes the matrix is not written
-
-
-@dataclasses.dataclass(frozen=True)
-class _Tracking:
-    """tracker: --tracker, the package that also gets the figures. Jobs without a training have none."""
-
-    tracker: str | None = None
 
 
 class Beginning(NamedTuple):
@@ -103,7 +95,7 @@ class ReportFiles:
         # each has its own warning: one that fails does not keep the others from opening
         with self._reported("TensorBoard"):
             opened["TensorBoard"] = _TensorBoard(self._output.folder, begun.step - begun.repeats)
-        name = arguments.pick(_Tracking, self._args).tracker
+        name = vars(self._args).get("tracker")  # jobs without a training have none
         if name:
             from common.run import trackers  # most jobs have none
 

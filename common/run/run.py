@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bootfile.ground.errors import print_line
-from common.console.arguments import Arguments, pick
+from common.console.arguments import Arguments
 from common.distributed import devices
 from common.platform import platforms
 from common.platform.platforms import MEMBER
@@ -18,13 +18,7 @@ from common.platform.topology import Topology
 from common.run.log import Log
 from common.run.output import Output, open_output
 
-
-@dataclasses.dataclass(frozen=True)
-class _Stopping:
-    """grace: --grace, the seconds from a signal to the end of the processes. A job that saves nothing has no
-    such option."""
-
-    grace: float = 5.0
+_GRACE = 5.0  # seconds from a signal to the end of the processes, of a job that saves nothing
 
 
 class Run:
@@ -42,7 +36,11 @@ class Run:
     def __init__(self, args: Arguments):
         self.args = args
         # the order matters: the device needs the rank, and only rank 0 opens a new folder
-        self.topology: Topology = _with_members(devices.find_topology(args))
+        self.topology: Topology = devices.find_topology(args)
+        if MEMBER in os.environ:  # an agent has started this process
+            from common.elastic.members import this_process  # most jobs are not elastic
+
+            self.topology = dataclasses.replace(self.topology, members=this_process())
         self.device: torch.device = devices.select(args, self.topology)
         self.output: Output = open_output(args, self.topology)
         self.log = Log(args, self.output)
@@ -80,16 +78,7 @@ class Run:
         topology = self.print_topology()
         # this process trains nothing: it waits for its children, which run the same main()
         if topology.starts_processes:
-            sys.exit(launcher.start(topology, pick(_Stopping, self.args).grace))
+            sys.exit(launcher.start(topology, vars(self.args).get("grace", _GRACE)))
         # all ranks of the job wait here for the last one
         torch.distributed.init_process_group(**process_group.meet(self.args, topology))
         return topology.rank, topology.world_size
-
-
-def _with_members(topology: Topology) -> Topology:
-    """Return the topology with the Members of this process, if an agent has started it."""
-    if MEMBER not in os.environ:
-        return topology
-    from common.elastic.members import this_process  # most jobs are not elastic
-
-    return dataclasses.replace(topology, members=this_process())

@@ -14,7 +14,7 @@ from torch import nn
 from bootfile.ground.errors import BadInput, in_one_line, print_line
 from bootfile.records import STARTS, read_starts
 from common.checkpoint import weights
-from common.compute import classifiers, heads, models, networks
+from common.compute import classifiers, models, networks
 from common.console.arguments import boolean, positive_int
 from common.run import starts
 from datasets.loaders import preprocessing
@@ -102,7 +102,7 @@ def load(
 def _count_classes(path: str, name: str, make: Callable[[int], nn.Module], tensors: Any) -> int:
     """Return the number of classes of a file of weights. Raises BadInput if they are of another network."""
     # that of the head in the file: the network is built once without memory, to find its name
-    first, dim = next(iter(heads.head(make).items()), ("", 0))
+    first, dim = next(iter(classifiers.head(make).items()), ("", 0))
     skeleton = classifiers.on_meta(functools.partial(make, 2))
     matching, *_ = weights.match(path, skeleton.state_dict(), tensors)
     shape = matching[first].shape if first in matching else ()

@@ -9,7 +9,7 @@ import torch
 
 from bootfile.ground.errors import BadInput
 from common.checkpoint import pretrained
-from common.compute import classifiers, heads, networks, optimizers
+from common.compute import classifiers, networks, optimizers
 from datasets.folders import random_folder
 from tests.conftest import interrupt, names, records, run
 
@@ -64,7 +64,7 @@ def test_a_run_that_ends_within_an_epoch_keeps_its_weights(data, tmp_path):
 
 def test_the_head_of_a_frozen_network_learns_and_its_statistics_stay():
     model = classifiers.build("resnet18", 3, 32)
-    heads.freeze(model, "resnet18", 32)
+    classifiers.freeze(model, "resnet18", 32)
     assert {name for name, each in model.named_parameters() if each.requires_grad} == {"fc.weight", "fc.bias"}
     average = torch.optim.swa_utils.AveragedModel(model)  # a deep copy
     for network in (model.train(), average.train().module):
@@ -116,7 +116,7 @@ def test_networks_of_timm():
     assert networks.arch("timm:resnet18") == "timm:resnet18"
     assert classifiers.build("timm:resnet18", 3, 32)(torch.zeros(2, 3, 32, 32)).shape == (2, 3)
     assert classifiers.build("timm:vit_tiny_patch16_224", 3, 64)(torch.zeros(2, 3, 64, 64)).shape == (2, 3)
-    assert heads.head(lambda count: classifiers.build("timm:resnet18", count, 32)) == {
+    assert classifiers.head(lambda count: classifiers.build("timm:resnet18", count, 32)) == {
         "fc.weight": 0,
         "fc.bias": 0,
     }

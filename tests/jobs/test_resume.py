@@ -11,7 +11,7 @@ import torch
 
 from bootfile.exact import files as checkpoint
 from bootfile.receipt import receipt
-from common.checkpoint import former
+from common.checkpoint.scores import Scores
 from datasets.memory import digits
 from tests.conftest import (
     QUICK,
@@ -288,9 +288,12 @@ def test_former_options_with_another_value_than_their_default_are_named():
         "optimizer_kwargs": "{}",
         "upload_timeout": 60.0,
     }
-    assert former.find_changed(old) == former.find_changed({}) == []
-    changed = old | {"antialias": False, "optimizer_kwargs": "{eps = 1e-6}"}
-    assert former.find_changed(changed) == ["--antialias False", "--optimizer_kwargs {eps = 1e-6}"]
+    scores = Scores(None)
+    for settings in (old, {}):
+        scores.settings_before = settings
+        assert scores.find_former_options() == []
+    scores.settings_before = old | {"antialias": False, "optimizer_kwargs": "{eps = 1e-6}"}
+    assert scores.find_former_options() == ["--antialias False", "--optimizer_kwargs {eps = 1e-6}"]
 
 
 @pytest.mark.thorough

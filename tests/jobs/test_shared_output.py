@@ -118,6 +118,8 @@ def test_results_without_a_checkpoint_are_not_replaced(used, tmp_path):
         line = refused(*command, f"--output_dir={used}")
         assert "best.pth, epoch_1.pth" in line and "or remove the folder" in line
         assert snapshot(used) == before
+    (used / "state.jsonl").unlink()  # then it is not known whether the weights were saved before a kill
+    assert "holds results" in refused(*THREE, f"--output_dir={used}")
 
 
 def test_the_same_command_is_idempotent(finished, used, tmp_path):

@@ -16,7 +16,7 @@ from PIL import Image
 from bootfile.exact import files as checkpoint
 from bootfile.receipt import reading, receipt
 from bootfile.records import read_states, read_weights
-from common.checkpoint import lease
+from common.checkpoint import mirror
 from datasets.memory import cifar10
 from tests.common.checkpoint.test_mirror import keys, read_list, read_object, steps
 from tests.conftest import environment, finish, free_port, interrupt, read_until, records, run, start
@@ -199,7 +199,7 @@ def run_with_kills(server, url: str, folder: Path, gates: list[tuple[str, int]])
                 time.sleep(0.01)
             job.kill()
             finish(job, None)
-        server.client().delete_object(Bucket="runs", Key=f"{url.partition('://runs/')[2]}/{lease.KEY}")
+        server.client().delete_object(Bucket="runs", Key=f"{url.partition('://runs/')[2]}/{mirror.KEY}")
     run(*TRAIN, f"--train_url={url}", env=node(server, folder / "last"))
     listed = {each["path"]: each["sha256"] for each in read_list(server, url)["files"]}
     for key in keys(server, url):  # every object is in the list; events of killed jobs may be missing there

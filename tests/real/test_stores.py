@@ -17,7 +17,7 @@ from botocore.exceptions import ResponseStreamingError
 
 from bootfile.receipt import receipt
 from bootfile.records import STATES
-from common.checkpoint import lease, output_list
+from common.checkpoint import mirror, output_list
 from common.object_store.store import ObjectStore
 from launch import manifests
 from tests.conftest import ROOT, environment, finish, run, start, wait_until
@@ -274,7 +274,7 @@ def test_a_paused_job_killed_jobs_and_a_store_that_restarts_cost_no_step(store, 
         printed = finish(killed, -signal.SIGKILL).stdout
         assert "was last written to by another job" in printed and "and the history up to it" in printed
         check_warnings(store, printed)
-        key = f"{place.partition(f'//{store.bucket}/')[2]}/{lease.KEY}"
+        key = f"{place.partition(f'//{store.bucket}/')[2]}/{mirror.KEY}"
         store.client().delete_object(Bucket=store.bucket, Key=key)  # it would be watched for 25 s
         last = start(*words, env=node(store, tmp_path / "2"))
         wait_for_checkpoint(store, place, last, step)

@@ -433,8 +433,8 @@ def run_steps(monkeypatch, tmp_path, job, *arguments, steps=3, capability=(9, 0)
     resume = Checkpointer.resume
 
     def resume_and_keep(self):
-        trained.append(self.exact.model)
-        ended.append(lambda: self.exact.end(SystemExit()))
+        trained.append(self.model)
+        ended.append(lambda: self.end(SystemExit()))
         recorder.loader = self.loader
         return resume(self)
 

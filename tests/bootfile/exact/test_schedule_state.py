@@ -106,9 +106,9 @@ def job(tmp_path, monkeypatch):
                 scheduler.step(loss.detach() if plateau else None) if plateau else scheduler.step()
             if hand and step == hand:
                 optimizer.param_groups[0]["lr"] *= 0.5
-        checkpoint.exact.position.is_stopping = True
+        checkpoint.position.is_stopping = True
         checkpoint.loader.step = step
-        monkeypatch.setattr(checkpoint.exact, "_exit", lambda step: checkpoint.finish())
+        monkeypatch.setattr(checkpoint, "_exit", lambda step: checkpoint.finish())
         checkpoint.save()
         others = [
             {name: group[name] for name in group if name != "params"} for group in optimizer.param_groups

@@ -19,7 +19,6 @@ import torch
 from bootfile.exact import files as checkpoint
 from bootfile.ground import lease as run_lease
 from bootfile.ground.errors import BadInput
-from common.checkpoint import lease as url_lease
 from common.checkpoint import mirror, output_list
 from common.checkpoint import restore as restoring
 from common.object_store.store import ObjectStore, StoreError
@@ -331,7 +330,7 @@ def test_a_lease_that_is_shown_late_is_no_error(server, tmp_path, monkeypatch):
     read, hidden = ObjectStore.read_version, [(b"", None)]
 
     def first_missing(self, key):
-        if key == url_lease.KEY and key in written and hidden:
+        if key == mirror.KEY and key in written and hidden:
             return hidden.pop()
         return read(self, key)
 
@@ -680,7 +679,7 @@ def test_the_number_of_checkpoints_that_are_tried_is_limited(server, tmp_path, m
 )
 def test_leases_that_are_none_are_taken_over(server, tmp_path, monkeypatch, capsys, content):
     monkeypatch.setattr(run_lease, "WATCH", 0.1)
-    write_object(server, "s3://runs/nolease", url_lease.KEY, content)
+    write_object(server, "s3://runs/nolease", mirror.KEY, content)
     assert Job(tmp_path / "one", "s3://runs/nolease").mirror.finish() == ""
     assert len(capsys.readouterr().out.splitlines()) == 1
 

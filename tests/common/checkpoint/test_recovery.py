@@ -12,11 +12,12 @@ import torch
 
 from bootfile.exact import files as checkpoint
 from bootfile.exact import nonfinite
+from bootfile.exact.loop import Exact
 from bootfile.exact.plugins import Agreement
 from bootfile.ground import again
 from bootfile.ground.errors import BadInput
 from bootfile.ground.intervals import Interval
-from common.checkpoint import best
+from common.checkpoint.checkpointer import Checkpointer
 from common.checkpoint.scores import Scores
 from common.run.metrics import Metrics, absolute_error
 from tests.support.checkpointers import make
@@ -56,11 +57,11 @@ def recovery(request, tmp_path, monkeypatch):
 def _step(recovery, model, poison=False):
     """Take a step, and return what is due."""
     loss = model(torch.full((4, 3), float("nan")) if poison else torch.randn(4, 3)).square().mean()
-    recovery.exact.state.objects["optimizer"].zero_grad()
+    recovery.state.objects["optimizer"].zero_grad()
     loss.backward()
     if recovery.accepts(loss):
-        recovery.exact.state.objects["optimizer"].step()
-    recovery.exact.state.objects["scheduler"].step()
+        recovery.state.objects["optimizer"].step()
+    recovery.state.objects["scheduler"].step()
     recovery.loader.step += 1
     return recovery.end_step()
 
@@ -106,7 +107,7 @@ def test_seconds_count_since_the_last_save(recovery, monkeypatch):
         if _step(keeper, model).save:
             saved.append(step)
             keeper.save()
-    late = keeper.exact.state.objects["optimizer"].defaults.get(
+    late = keeper.state.objects["optimizer"].defaults.get(
         "fused"
     )  # a fused optimizer gets the verdict one step later
     assert saved == ([5, 10] if late else [4, 8, 12])
@@ -124,12 +125,12 @@ def test_a_checkpoint_holds_no_secret_and_everything_else(recovery, tmp_path):
     assert state["arguments"]["data_url"] == "https://host/data" and "secret_key" not in state["arguments"]
     assert state["step"] == 4
 
-    rate = keeper.exact.state.objects["optimizer"].param_groups[0]["lr"]
+    rate = keeper.state.objects["optimizer"].param_groups[0]["lr"]
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for tensor in model.state_dict().values():
         tensor.zero_()
     again, model = recovery()
-    assert again.exact.state.objects["optimizer"].param_groups[0]["lr"] == rate
+    assert again.state.objects["optimizer"].param_groups[0]["lr"] == rate
     assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
 
 
@@ -146,7 +147,7 @@ def test_a_step_that_is_not_finite_changes_nothing(recovery, capsys, first_is_ba
     assert all(torch.isfinite(tensor).all() for tensor in model.state_dict().values())
     assert "skipped a step: loss nan" in capsys.readouterr().out
     _step(keeper, model)
-    assert (keeper.exact.state.bad_steps, keeper.exact.state.bad_in_a_row) == (1, 0)
+    assert (keeper.state.bad_steps, keeper.state.bad_in_a_row) == (1, 0)
     with pytest.raises(BadInput, match=r"\b3 steps .*no checkpoint") as error:
         for _ in range(4):
             _step(keeper, model, poison=True)
@@ -283,14 +284,14 @@ def test_nothing_is_saved_while_steps_are_skipped(recovery, tmp_path):
 def test_what_is_whole_but_not_a_state_is_refused_and_the_one_before_is_taken(recovery, capsys, damage):
     keeper, model = recovery(keep=3)
     _train(keeper, model, steps=8)
-    path = checkpoint.list_newest_first(keeper.exact.saver.checkpoints)[0]
+    path = checkpoint.list_newest_first(keeper.saver.checkpoints)[0]
     state = checkpoint.read(path)
-    checkpoint.write(path, state | damage, step=8, run=keeper.exact.state.run)
+    checkpoint.write(path, state | damage, step=8, run=keeper.state.run)
     again, _ = recovery(keep=3)
     said = capsys.readouterr().out
     assert (
         f"checkpoint refused: {path}: " in said
-        and again.exact.saver.submitted == 4
+        and again.saver.submitted == 4
         and "step_4.pt: epoch 1, step 4" in said
     )
     for keys in (["objects", "optimizer"], ["schedule"], ["objects", "model", "0.weight"]):
@@ -298,10 +299,10 @@ def test_what_is_whole_but_not_a_state_is_refused_and_the_one_before_is_taken(re
         for key in keys[:-1]:
             part = part[key]
         left = part.pop(keys[-1])
-        checkpoint.write(path, state, step=8, run=keeper.exact.state.run)
+        checkpoint.write(path, state, step=8, run=keeper.state.run)
         part[keys[-1]] = left
         again, _ = recovery(keep=3)
-        assert again.exact.saver.submitted == 4, keys
+        assert again.saver.submitted == 4, keys
 
 
 def test_another_run_is_refused_with_both_values(recovery):
@@ -310,7 +311,7 @@ def test_another_run_is_refused_with_both_values(recovery):
     for name, value, here in (("seed", 7, 0), ("dataset", "cifar10", "digits"), ("batch_size", 16, 8)):
         with pytest.raises(BadInput, match=rf"its --{name} is {here}, this run's is {value}"):
             recovery(**{name: value})
-    state, load = keeper.exact.state.capture(4), keeper.exact.state.load
+    state, load = keeper.state.capture(4), keeper.state.load
     with pytest.raises(BadInput, match=r"\bstep 4\b.* ends .*step 3\b"):
         load(state, 3)
     with pytest.raises(checkpoint.Refused, match=r"format .*\b1\b.* reads 3\b"):
@@ -370,7 +371,7 @@ def test_best_is_by_the_metric_that_the_job_names_also_after_a_restart(recovery,
                 model[0].bias.fill_(epoch)
             keeper.loader.step = 4 * epoch
             keeper.save_weights(epoch, torch.tensor([0.0, epoch, 10.0, 10 * errors[epoch]]))
-            keeper.exact.saver.collect(wait=True)
+            keeper.saver.collect(wait=True)
             keeper.save()
         keeper.finish()
         assert keeper.scores.best == -3
@@ -383,7 +384,7 @@ def test_a_folder_without_best_gets_one_from_the_next_evaluation(recovery, tmp_p
     old, new = tmp_path / "old", tmp_path / "new"
     keeper, model = recovery(output_dir=str(old))
     keeper.save_weights(1, torch.tensor([1.0, 9.0, 10.0]))
-    keeper.exact.saver.collect(wait=True)
+    keeper.saver.collect(wait=True)
     _train(keeper, model)
     options = {"output_dir": str(new)}
     if kind == "another folder":
@@ -408,11 +409,17 @@ def test_a_folder_without_best_gets_one_from_the_next_evaluation(recovery, tmp_p
     assert keeper.scores.highest == pytest.approx(0.9), "early stopping counts from the best evaluation"
 
 
+def test_what_a_loop_calls_is_that_of_exact():
+    """The contract of a Checkpointer: it adds to three methods, and repeats none."""
+    own = vars(Checkpointer).keys() & {name for name in vars(Exact) if not name.startswith("_")}
+    assert own == {"resume", "end_step", "close"}
+
+
 @pytest.mark.parametrize(("at_url", "writes"), [(["best.pth"], True), ([], False)])
 def test_best_that_is_at_the_url_or_is_not_written_is_not_missing(tmp_path, capsys, at_url, writes):
     scores = Scores(None)
     scores.best = 0.7
-    best.settle(scores, str(tmp_path), at_url, writes, print)
+    scores.settle(str(tmp_path), at_url, writes, print)
     assert scores.best == 0.7 and capsys.readouterr().out == ""
 
 
@@ -450,11 +457,11 @@ def test_scores_of_another_validation_set_are_forgotten():
 def test_a_report_by_time_is_asked_for_once_and_agreed_on_with_the_step(recovery):
     keeper, model = recovery(report_every=Interval(10, "s"))
     due = [_step(keeper, model).report]
-    keeper.exact.parts.reports.reported_at -= 11
+    keeper.parts.reports.reported_at -= 11
     due += [_step(keeper, model).report for _ in range(3)]
     assert due == [
         True,
-        *([False, True] if keeper.exact.state.objects["optimizer"].defaults.get("fused") else [True, False]),
+        *([False, True] if keeper.state.objects["optimizer"].defaults.get("fused") else [True, False]),
         True,
     ]
 

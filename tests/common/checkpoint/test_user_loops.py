@@ -99,7 +99,7 @@ class Loop:
                 checkpoint.save_weights(epoch, torch.tensor([1.0, 5.0, 10.0]))
                 run.log.validation(torch.tensor([1.0, 5.0, 10.0]))
         except Killed:
-            checkpoint.exact.saver.collect(wait=True)
+            checkpoint.saver.collect(wait=True)
         finally:
             checkpoint.finish()
         return checkpoint
@@ -466,7 +466,7 @@ def test_a_save_waits_for_the_end_of_an_accumulation(tmp_path):
     kept = sorted(path.name for path in (tmp_path / "checkpoints").glob("*.pt"))
     assert kept == ["step_21.pt", "step_24.pt", "step_30.pt"]
     assert set(digests(tmp_path)) == {6, 9, 10, 12, 18, 20, 21, 24, 30}
-    assert checkpoint.exact.state.bad_steps == 0
+    assert checkpoint.state.bad_steps == 0
 
 
 def _collate_with(own):
@@ -614,7 +614,7 @@ def test_a_batch_that_is_not_finite_costs_one_window_of_an_accumulation(tmp_path
             return loss * torch.nan if self.checkpoint.loader.step == 8 else loss
 
     checkpoint = Poisoned().train(tmp_path)
-    assert (checkpoint.exact.state.bad_steps, checkpoint.exact.state.bad_in_a_row) == (1, 0)
+    assert (checkpoint.state.bad_steps, checkpoint.state.bad_in_a_row) == (1, 0)
 
 
 def test_generators_of_ones_own_draw_different_numbers(tmp_path):

@@ -13,7 +13,6 @@ import pytest
 from bootfile.ground import folder_lock
 from bootfile.ground.errors import BadInput
 from common.checkpoint import resume
-from common.ground import files
 from common.run import output
 from tests.conftest import ROOT, environment
 
@@ -111,26 +110,6 @@ def test_results_at_a_url_are_not_replaced(tmp_path, wanted, refused):
     args, place = argparse.Namespace(resume=wanted), output.Output(str(tmp_path))
     text = resume.refusal(args, place, lambda start: True, ["checkpoints/step_4.pt", "best.pth"])
     assert ("checkpoints/step_4.pt, best.pth" in (text or "")) == refused
-
-
-def test_a_file_system_that_is_not_mounted(tmp_path, monkeypatch):
-    """/etc/fstab names it, and results of earlier starts would not be seen."""
-    place = tmp_path / "a disk"
-    (tmp_path / "fstab").write_text(
-        f"# device folder type options\n\n/dev/sda1 / ext4 defaults 0 1\n/dev/sda2 none swap sw 0 0\n"
-        f"/dev/sdc1 {tmp_path}/usb ext4 noauto,user 0 2\n/dev/sdb1 {place}/ xfs nofail 0 2\n".replace(
-            "a disk", "a\\040disk"
-        )
-    )
-    monkeypatch.setattr(files, "_FSTAB", str(tmp_path / "fstab"))
-    for name in ("a disk", "a disk/of/a job"):
-        with pytest.raises(BadInput, match=f"{place} is not mounted"):
-            output.Output(str(tmp_path / name)).hold()
-    assert not place.exists()
-    for name in ("a disk 2", "usb/run"):
-        output.Output(str(tmp_path / name)).hold()
-    monkeypatch.setattr(os.path, "ismount", lambda path: path == str(place))
-    output.Output(str(place / "run")).hold()
 
 
 @pytest.mark.parametrize(
