@@ -6,10 +6,11 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import IO, Any
 
 from bootfile.processes import children, forking, sessions
-from bootfile.prove import surroundings
+from bootfile.prove import cases
 
 _SERVER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fork_server.py")
 
@@ -23,7 +24,7 @@ class Forks:
     """A server of forks. It ends with close(), or with this process."""
 
     def __init__(self) -> None:
-        self._environment = surroundings.environment(seed=3)
+        self._environment = cases.environment(seed=3)
         self._server = children.start(
             [sys.executable, _SERVER],
             env=self._environment,
@@ -38,13 +39,13 @@ class Forks:
         command: list[str],
         mark: str,
         output: IO[Any],
-        changes: tuple[str, ...] = (),
+        changes: Sequence[str] = (),
     ) -> "Forked":
         """Start a command of Python as sessions.start() does. The fork before it must have ended. changes:
         of the surroundings, that a fork can have."""
         environment = self._environment
-        if surroundings.THREADS in changes:
-            environment = environment | {"OMP_NUM_THREADS": str(surroundings.choose_other_threads())}
+        if cases.THREADS in changes:
+            environment = environment | {"OMP_NUM_THREADS": str(cases.choose_other_threads())}
         request = {
             "words": command[1:],
             "log": output.name,

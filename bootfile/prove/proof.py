@@ -10,7 +10,7 @@ hardware and files.
 proof: the version of this schema.
 job: the path of the job as the user gave it.
 tree: the git commit of the job's folder, and whether no tracked file differs from it; null without git.
-files: the job and its modules: the Python files below its folder (modules.py), or those that `launch pack`
+files: the job and its modules: the Python files below its folder (find_modules), or those that `launch pack`
     would upload with it if `python -m launch prove` made the proof.
 runs: what was done to them, the commands, and what was compared: receipts, digests of the state, and weights.
 machines: what computed a run (bootfile/machine/facts.py); [] for a script that does not use Bootfile.
@@ -37,7 +37,6 @@ from bootfile.machine.cores import available_cores
 from bootfile.machine.differences import INSTRUCTIONS
 from bootfile.prove.cases import REFERENCE
 from bootfile.prove.job import Job
-from bootfile.prove.modules import Modules, find_modules
 from bootfile.prove.verdict import Row
 from bootfile.receipt import records, starts
 from bootfile.receipt.compare import PARTS, find_files
@@ -50,6 +49,11 @@ else:
 PAGE_MARK = "a page of launch prove"
 MARK = r'^\{\s*"proof": \d+,'  # the beginning of such a file
 _MOST = 2**26  # bytes of it
+_MOST_MODULES = 1000  # of a script
+_NO_MODULES = ("__pycache__", "node_modules", "site-packages")  # folders
+FindModules = Callable[
+    [str], dict[str, str]
+]  # a script -> its modules: path in its folder -> path of the file
 _RECORDS = ("state.jsonl", records.FILE, "receipt-*.bin")  # in a run's folder
 _MACHINE = (*INSTRUCTIONS, "libraries", "OpenBLAS", "settings")  # the threads are those of each run
 _PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "page.html")
@@ -71,10 +75,37 @@ class _Proof(pydantic.BaseModel):
     comparisons: list[dict[str, Any]]
 
 
-def describe_code(
-    job: str,
-    find_modules: Callable[[str], Modules] = find_modules,
-) -> tuple[dict[str, Any], list[str]]:
+def find_modules(script: str) -> dict[str, str]:
+    """Return the script and the Python files below its folder: path in the folder -> path of the file.
+
+    Hidden folders, virtual environments and installed packages are skipped. A folder that is a symbolic link
+    is not entered. Raises BadInput if there are more than 1000 modules, or if a folder cannot be read.
+    """
+    script = os.path.abspath(script)
+    root = os.path.dirname(script)
+    modules = {os.path.basename(script): script}
+    folders = [root]
+    with explained(f"the modules of {script} cannot be read"):
+        while folders:
+            for entry in os.scandir(folders.pop()):
+                # a link may lead out of the project, for example to all data
+                if entry.is_dir(follow_symlinks=False):
+                    if not _is_skipped(entry):
+                        folders.append(entry.path)
+                elif entry.name.endswith(".py") and entry.is_file():
+                    modules[os.path.relpath(entry.path, root).replace(os.sep, "/")] = entry.path
+            # a script in the home folder, for example: its digests would take longer than the runs
+            if len(modules) > _MOST_MODULES:
+                raise BadInput(f"{root} has more than {_MOST_MODULES} modules")
+    return dict(sorted(modules.items()))
+
+
+def _is_skipped(folder: os.DirEntry[str]) -> bool:
+    is_hidden = folder.name.startswith(".") or folder.name in _NO_MODULES
+    return is_hidden or os.path.exists(os.path.join(folder.path, "pyvenv.cfg"))  # a virtual environment
+
+
+def describe_code(job: str, find_modules: FindModules = find_modules) -> tuple[dict[str, Any], list[str]]:
     """Return (tree and files of a job, lines on what they do not cover). Raises BadInput if a file cannot be
     read."""
     path = os.path.abspath(job)
@@ -220,11 +251,7 @@ def read(path: str) -> _Proof:
         raise BadInput(f"{path} is not a proof of schema 1 that `prove --to` wrote: {reason}") from None
 
 
-def find_changes(
-    proof: _Proof,
-    job: str,
-    find_modules: Callable[[str], Modules] = find_modules,
-) -> list[str]:
+def find_changes(proof: _Proof, job: str, find_modules: FindModules = find_modules) -> list[str]:
     """Return a line for each reason why a proof does not hold for a job on this node; [] if it holds. Raises
     BadInput."""
     changes = []
