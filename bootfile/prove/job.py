@@ -378,8 +378,8 @@ class Job:
         return cause
 
     def _trace(self, name: str, command: list[str]) -> list[causes.Step]:
-        """Run a command of the script in a new process, delete its output, and return its steps: [] without an
-        optimizer of torch, or if it fails, as a script that needs a folder with another name."""
+        """Run a command of the script in a new process, delete its output, and return its steps: [] if it has no
+        optimizer of torch, or fails, as a script that needs a folder with another name."""
         path = os.path.join(self.root, f"{name}.jsonl")
 
         def start(command: list[str], mark: str, output: IO[Any]) -> Any:
