@@ -6,13 +6,13 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from typing import IO, Any
 
 from bootfile.processes import children, forking, sessions
 from bootfile.prove import cases
 
 _SERVER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fork_server.py")
+SEED = 3  # PYTHONHASHSEED of all forks
 
 
 def are_possible() -> bool:
@@ -24,10 +24,9 @@ class Forks:
     """A server of forks. It ends with close(), or with this process."""
 
     def __init__(self) -> None:
-        self._environment = cases.environment(seed=3)
         self._server = children.start(
             [sys.executable, _SERVER],
-            env=self._environment,
+            env=cases.environment(seed=SEED),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -39,17 +38,14 @@ class Forks:
         command: list[str],
         mark: str,
         output: IO[Any],
-        changes: Sequence[str] = (),
+        environment: dict[str, str],
+        cwd: str | None,
     ) -> "Forked":
-        """Start a command of Python as sessions.start() does. The fork before it must have ended. changes:
-        of the surroundings, that a fork can have."""
-        environment = self._environment
-        if cases.THREADS in changes:
-            environment = environment | {"OMP_NUM_THREADS": str(cases.choose_other_threads())}
+        """Start a command of Python as sessions.start() does. The fork before it must have ended."""
         request = {
             "words": command[1:],
             "log": output.name,
-            "folder": os.getcwd(),
+            "folder": cwd or os.getcwd(),
             "environment": sessions.marked(environment, mark),
         }
         # the server reads it when the fork before has ended: it runs one script at a time

@@ -206,17 +206,16 @@ class Job:
         new processes, because a fork has the hash seed and the imports of its server, and so have those whose
         processes are replaced.
         """
-        needs_new_process = case in (AGAIN, SAME, *ONE_CHANGE) or bool(case.losses)
-        changes = [*case.changes]
+        begin: Callable[..., Any] = sessions.start
+        seed = 1
+        if self._forks and not case.losses and case not in (AGAIN, SAME, *ONE_CHANGE):
+            begin, seed = self._forks.start, forks.SEED
         # the first start has the threads of the reference
-        by_start = iter([[], changes] if case.kills else [changes])
+        changes = itertools.chain([()] if case.kills else [], itertools.repeat(case.changes))
 
         def start(command: list[str], mark: str, output: IO[Any]) -> Any:
-            present = next(by_start, changes)
             self._begin()
-            if self._forks and not needs_new_process:
-                return self._forks.start(command, mark, output, present)
-            return sessions.start(command, mark, output, cases.environment(present), place)
+            return begin(command, mark, output, cases.environment(next(changes), seed), place)
 
         return start
 
@@ -226,9 +225,8 @@ class Job:
 
     def _record(self, case: Case, *commands: list[str]) -> None:
         """Keep the commands of a run for the page of the proof, without credentials."""
-        self.commands[case.name] = [
-            *dict.fromkeys(shlex.join(mask_words(command[1:])[0]) for command in commands)
-        ]
+        texts = [shlex.join(mask_words(command[1:])[0]) for command in commands]
+        self.commands[case.name] = [*dict.fromkeys(texts)]
 
     def _command(self, case: Case, is_restart: bool) -> list[str]:
         """Return the command of a case, or that of its restarts."""
@@ -247,7 +245,7 @@ class Job:
             parts = [draw.uniform(0.2, 1) for _ in range(case.stops)]
             return [[seconds * share * part for part in parts] for share in (0.8, 0.4, 0.2)]
         # by written files, because the steps are not known; not at the ends, where nothing is lost
-        return choose_steps(case, max(1, int(0.2 * writes)), max(1, int(0.8 * writes)), 1)
+        return trial.choose_tries(case.kills, max(1, int(0.2 * writes)), int(0.8 * writes))
 
     def _measure_seconds(self) -> float:
         return time.monotonic() - self._began
@@ -378,8 +376,8 @@ class Job:
         return cause
 
     def _trace(self, name: str, command: list[str]) -> list[causes.Step]:
-        """Run a command of the script in a new process, delete its output, and return its steps: [] if it has no
-        optimizer of torch, or fails, as a script that needs a folder with another name."""
+        """Run a command of the script in a new process, delete its output, and return its steps. [] if it has
+        no optimizer of torch, or fails, for example because it needs a folder with another name."""
         path = os.path.join(self.root, f"{name}.jsonl")
 
         def start(command: list[str], mark: str, output: IO[Any]) -> Any:
@@ -424,16 +422,6 @@ class Job:
             return weights.load(path)
         except files.Refused:
             return {}
-
-
-def choose_steps(case: Case, first: int, last: int, gap: int) -> list[list[float]]:
-    """Return the progress at the SIGKILLs of a case, between the first and the last one, for each try."""
-    if not case.kills:
-        return [[]]
-    return [
-        trial.choose_steps(case.kills, first, bound, gap)
-        for bound in trial.lower_bounds(first, max(first, last))
-    ]
 
 
 def change(state: dict[str, Any], case: Case) -> str:

@@ -27,7 +27,7 @@ from bootfile.prove.cases import (
     Case,
     NotRun,
 )
-from bootfile.prove.job import Job, change, choose_steps, describe_damage
+from bootfile.prove.job import Job, change, describe_damage
 from bootfile.receipt import records, starts
 from bootfile.receipt.reading import find_receipt
 from bootfile.receipt.recorded_run import Run
@@ -167,12 +167,13 @@ class OwnJob(Job):
     def _plan_processes(self) -> tuple[list[Case], list[Case]]:
         """Return (cases with other numbers of processes, the case of 2 processes that are killed together, if
         the reference has one)."""
-        killed = Case("2 processes, killed and restarted", option=PROCESSES, value="2", other="2", kills=1)
-        if not all(
-            [*map(self._can_have, (OTHER_PROCESSES, killed._replace(name="a restart with 2 processes")))]
-        ):
-            return [], []
         others = [OTHER_PROCESSES]
+        killed = Case("2 processes, killed and restarted", option=PROCESSES, value="2", other="2", kills=1)
+        if PROCESSES not in self._known:
+            script = os.path.basename(self.script)
+            names = (OTHER_PROCESSES.name, "a restart with 2 processes")
+            self.unchecked += [f"{name}: {script} has no {PROCESSES}" for name in names]
+            return [], []
         if self.same_bits:
             self.processes = self._choose(PROCESSES, 1)
             texts = [str(number) for number in self.same_bits if number != self.processes]
@@ -195,7 +196,7 @@ class OwnJob(Job):
 
     def _choose_kills(self, case: Case) -> list[list[float]]:
         # after the first save and before the last step: a restart has a state to load, and steps to train
-        return choose_steps(case, self._every + 1, self.steps - 1, self._every)
+        return trial.choose_tries(case.kills, self._every + 1, self.steps - 1, self._every)
 
     def _progress(self) -> float:
         """Return the steps so far, or 0 if this start has no checkpoint yet: it is not killed then, because
@@ -296,12 +297,10 @@ class OwnJob(Job):
         epochs = dict(zip(run.records["step"].tolist(), run.records["epoch"].tolist(), strict=True))
         last = epochs[run.last]
         ends = last if run.last == last * per_epoch else last - 1  # the epochs 1..ends are complete
-        text = f"steps {run.first}-{run.last}"
-        if last > 1:
-            text += f" of epochs 1-{last}{f', {per_epoch} steps each' if per_epoch else ''}"
-        else:
-            text += f"{f' of {per_epoch}' if per_epoch else ''} of epoch 1"
-        text += f"; ends of epochs: {ends}" if ends else "; no end of an epoch"
+        each = f", {per_epoch} steps each" if per_epoch else ""
+        part = f" of {per_epoch}" if per_epoch else ""
+        of_epochs = f" of epochs 1-{last}{each}" if last > 1 else f"{part} of epoch 1"
+        end = f"ends of epochs: {ends}" if ends else "no end of an epoch"
         resumed = [start["step"] for name in killed for start in starts.read(self.folder(name))[1:]]
         hint = f": give --max_steps {per_epoch} or more" if per_epoch else ""
         unchecked = {
@@ -309,6 +308,7 @@ class OwnJob(Job):
             f"the end of an epoch{hint}": not ends,
             "a restart in a later epoch than 1": all(epochs.get(step + 1, 0) <= 1 for step in resumed),
         }
+        text = f"steps {run.first}-{run.last}{of_epochs}; {end}"
         return text, [line for line, is_missing in unchecked.items() if is_missing]
 
 

@@ -84,25 +84,26 @@ def find_modules(script: str) -> dict[str, str]:
     script = os.path.abspath(script)
     root = os.path.dirname(script)
     modules = {os.path.basename(script): script}
-    folders = [root]
+
+    def stop(error: OSError) -> None:
+        raise error
+
+    def is_entered(folder: str) -> bool:
+        name = os.path.basename(folder)
+        is_hidden = name.startswith(".") or name in _NO_MODULES
+        return not is_hidden and not os.path.exists(os.path.join(folder, "pyvenv.cfg"))
+
     with explained(f"the modules of {script} cannot be read"):
-        while folders:
-            for entry in os.scandir(folders.pop()):
-                # a link may lead out of the project, for example to all data
-                if entry.is_dir(follow_symlinks=False):
-                    if not _is_skipped(entry):
-                        folders.append(entry.path)
-                elif entry.name.endswith(".py") and entry.is_file():
-                    modules[os.path.relpath(entry.path, root).replace(os.sep, "/")] = entry.path
+        # a link to a folder is not entered: it may lead out of the project, for example to all data
+        for folder, folders, names in os.walk(root, onerror=stop):
+            folders[:] = [name for name in folders if is_entered(os.path.join(folder, name))]
+            paths = [os.path.join(folder, name) for name in names if name.endswith(".py")]
+            for path in filter(os.path.isfile, paths):
+                modules[os.path.relpath(path, root).replace(os.sep, "/")] = path
             # a script in the home folder, for example: its digests would take longer than the runs
             if len(modules) > _MOST_MODULES:
                 raise BadInput(f"{root} has more than {_MOST_MODULES} modules")
     return dict(sorted(modules.items()))
-
-
-def _is_skipped(folder: os.DirEntry[str]) -> bool:
-    is_hidden = folder.name.startswith(".") or folder.name in _NO_MODULES
-    return is_hidden or os.path.exists(os.path.join(folder.path, "pyvenv.cfg"))  # a virtual environment
 
 
 def describe_code(job: str, find_modules: FindModules = find_modules) -> tuple[dict[str, Any], list[str]]:
@@ -120,9 +121,7 @@ def describe_code(job: str, find_modules: FindModules = find_modules) -> tuple[d
         limits.append("--check compares modules only: no commit has the other files")
     with explained(f"the code of {job} cannot be read"):
         digests = {name: sha256_file(file) for name, file in files.items()}
-    tree: dict[str, str | bool | None] = {"commit": None, "clean": None}
-    if commit:
-        tree = {"commit": commit, "clean": not dirty}
+    tree = {"commit": commit or None, "clean": not dirty if commit else None}
     return {"tree": tree, "files": digests}, limits
 
 
@@ -194,10 +193,8 @@ def write(page_path: str, path: str, facts: dict[str, Any]) -> None:
 
     command = facts["runs"][0]["commands"][0]
     # part -> run -> the text of their comparison: the table of the page
-    texts: dict[str, dict[str, str]] = {part: {} for part in PARTS}
-    for line in facts["comparisons"]:
-        if line["part"] in texts:  # a run that failed has no part
-            texts[line["part"]][line["run"]] = line["text"]
+    lines = facts["comparisons"]
+    texts = {part: {line["run"]: line["text"] for line in lines if line["part"] == part} for part in PARTS}
     text = page.render(
         _PAGE,
         mark=PAGE_MARK,
@@ -215,28 +212,20 @@ def write(page_path: str, path: str, facts: dict[str, Any]) -> None:
 def _describe_run(job: Job, name: str, result: str, done: str) -> dict[str, Any]:
     """Return what the file of a proof has of one run. Raises BadInput if a file of the run cannot be read."""
     folder = job.folder(name)
-    digests = {}
+    files = [file for pattern in (*_RECORDS, job.weights) for file in find_files(folder, pattern)]
     with explained(f"the run {folder} cannot be read"):
-        for pattern in (*_RECORDS, job.weights):
-            for file in find_files(folder, pattern):
-                digests[file] = sha256_file(os.path.join(folder, file))
-    seed = None
+        digests = {file: sha256_file(os.path.join(folder, file)) for file in files}
     known = starts.read(folder)
-    if known:
-        seed = known[0]["settings"].get("seed")
-    # the last state has the history of the whole run
-    machines = []
     states = digest_lines.read(folder)
-    if states:
-        machines = states[max(states)].get("machines", [])
     return {
         "run": name,
         "result": result,
         "done": done,
         "commands": job.commands.get(name, []),
-        "seed": seed,
+        "seed": known[0]["settings"].get("seed") if known else None,
         "files": digests,
-        "machines": machines,
+        # the last state has the history of the whole run
+        "machines": states[max(states)].get("machines", []) if states else [],
     }
 
 
@@ -254,28 +243,22 @@ def read(path: str) -> _Proof:
 def find_changes(proof: _Proof, job: str, find_modules: FindModules = find_modules) -> list[str]:
     """Return a line for each reason why a proof does not hold for a job on this node; [] if it holds. Raises
     BadInput."""
-    changes = []
     is_exact = proof.exit_code == 0 and proof.verdict.startswith("exact: ")
-    if not is_exact:
-        changes.append(f"the verdict was not exact: {proof.verdict}")
+    changes = [] if is_exact else [f"the verdict was not exact: {proof.verdict}"]
     code, _ = describe_code(job, find_modules)
     # it imports torch and asks for the GPUs, but no job runs
     now = code | describe_node()
     for group in ("tree", "versions", "hardware"):
-        before = getattr(proof, group)
-        for name in sorted(before.keys() | now[group].keys()):
-            old = _show(before.get(name))
-            new = _show(now[group].get(name))
+        before, after = getattr(proof, group), now[group]
+        for name in sorted(before.keys() | after.keys()):
+            old, new = _show(before.get(name)), _show(after.get(name))
             if old != new:
                 changes.append(f"{name} {old} -> {new}")
-    files = now["files"]
-    for name in sorted(proof.files.keys() | files.keys()):
-        if name not in files:
-            changes.append(f"{name} removed")
-        elif name not in proof.files:
-            changes.append(f"{name} added")
-        elif proof.files[name] != files[name]:
-            changes.append(f"{name} changed")
+    before, after = proof.files, now["files"]
+    for name in sorted(before.keys() | after.keys()):
+        if before.get(name) != after.get(name):
+            change = "changed" if name in before else "added"
+            changes.append(f"{name} {change if name in after else 'removed'}")
     return changes
 
 

@@ -28,7 +28,7 @@ from bootfile.receipt import starts
 # why sums on a GPU round in another way each time, and what to do
 _ANY_ORDER = "some operators add in any order: torch.use_deterministic_algorithms(True)"
 _BENCHMARK = "torch.backends.cudnn.benchmark"
-_ALSO_IF_EQUAL = " R307 "  # a rule of lint: each epoch has the same order, also without a restart
+_SAME_ORDER = " R307 "  # a rule of lint for what no restart shows: each epoch has the same order
 _UNWIND = 60.0  # seconds after Ctrl-C to end the job's processes, and delete its runs
 
 
@@ -79,12 +79,12 @@ def run(args: argparse.Namespace, options: list[str], find_modules: FindModules 
         findings = _lint(args.job) if args.compare else []
         notes = [f"covered: {covered}"] if covered else []
         notes += [f"note: {line}" for line in verdict.find_notes(rows)]
-        if exit_code != DIFFERS:  # a restart is equal, and still has what these rules find
-            findings = [line for line in findings if _ALSO_IF_EQUAL in line]
+        notes += [f"note: {line}" for line in findings if _SAME_ORDER in line]
         notes += [f"not checked: {line}" for line in (*job.unchecked, *uncovered)]
         notes += [f"note: {line}" for line in limits]
-        print(text, *notes, *findings, sep="\n")
-        if findings:
+        print(text, *notes, sep="\n")
+        if exit_code == DIFFERS and findings:
+            print(*(f"lint: {line}" for line in findings), sep="\n")
             print(f"lint: bootfile lint {args.job} shows the fixes")
         if args.to:
             facts = proof.describe(job, code, rows, (text, exit_code), notes)

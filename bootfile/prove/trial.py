@@ -90,10 +90,12 @@ def _stop(task: Any) -> None:
         time.sleep(_POLL)
 
 
-def lower_bounds(first: int, last: int) -> list[int]:
-    """Return the largest progress at which to kill: for the first try, and for further ones, if the process
-    was faster than the SIGKILL, and no restart had to train on. The last one is the earliest moment."""
-    return sorted({last, (first + last) // 2, first}, reverse=True)
+def choose_tries(count: int, first: int, last: int, gap: int = 1) -> list[list[float]]:
+    """Return choose_steps() for the first try, and for further ones, if the process was faster than a
+    SIGKILL, and no restart had to train on. The last one is the earliest moment."""
+    last = max(first, last)
+    bounds = sorted({last, (first + last) // 2, first}, reverse=True)
+    return [choose_steps(count, first, bound, gap) for bound in bounds]
 
 
 def choose_steps(count: int, first: int, last: int, gap: int = 1, seed: int = 0) -> list[float]:

@@ -192,7 +192,7 @@ def test_the_same_order_in_each_epoch_is_noted(tmp_path):
     for text, count in ((script, 0), (script.replace("sampler.set_epoch(epoch)", "pass"), 1)):
         (tmp_path / "train.py").write_text(text)
         findings = runs._lint(str(tmp_path / "train.py"))
-        assert sum(runs._ALSO_IF_EQUAL in line for line in findings) == count
+        assert sum(runs._SAME_ORDER in line for line in findings) == count
 
 
 def test_the_files_of_a_checkpoint_are_named():
@@ -288,7 +288,7 @@ def test_the_linter_names_the_line_of_a_bug_that_was_found(tmp_path, monkeypatch
     """`prove` prints it below a verdict that differs, for a script without Bootfile."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(STEPS_OF_TWO)
-    assert runs._lint("train.py")[0].startswith("lint: train.py:20: R103 scheduler ")
+    assert runs._lint("train.py")[0].startswith("train.py:20: R103 scheduler ")
     (tmp_path / "train.py").write_text("not Python")
     assert runs._lint("train.py") == []
 
@@ -319,7 +319,7 @@ for step in range(first, 10):
 @pytest.mark.thorough
 def test_a_kill_that_comes_too_late_is_followed_by_an_earlier_one(tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text(FAST_END)
-    monkeypatch.setattr(trial, "choose_steps", lambda count, first, last, gap: [float(last)])
+    monkeypatch.setattr(trial, "choose_steps", lambda count, first, last, gap: [float(last)] * count)
     monkeypatch.setattr(trial, "_POLL", 0.05)  # no kill comes between the files that are written at once
     words = ("own.py", "--compare", "out/*.pt", "--resume_with=", "--kills=1")
     shown = proofs.prove(*words, cwd=tmp_path)

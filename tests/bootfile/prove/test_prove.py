@@ -393,7 +393,9 @@ needs_elastic = pytest.mark.skipif(bool(forking.why_not()), reason="no elastic t
 @needs_elastic
 def test_a_kill_that_comes_too_late_proves_nothing(tmp_path, monkeypatch):
     seeds = []
-    monkeypatch.setattr(trial, "choose_steps", lambda *given: seeds.append(given[-1]) or [1000.0])
+    monkeypatch.setattr(
+        trial, "choose_steps", lambda count, *given: seeds.append(given[-1]) or [1000.0] * count
+    )
     job = exact_job(tmp_path, steps=2)
     assert prove_cases(job, cases.REPLACED)[cases.REPLACED].done == "no SIGKILL"
     [doubt] = job.doubts
