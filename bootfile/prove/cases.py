@@ -67,6 +67,7 @@ ALL_DAMAGED = Case("restarted from a checkpoint with all tensors damaged", must_
 OTHER_PROCESSES = Case(
     "another number of processes", checks_state=False, option=PROCESSES, value="2", other="1"
 )
+KILLED_ON_2 = Case("2 processes, killed and restarted", option=PROCESSES, value="2", other="2", kills=1)
 CHANGES = (  # other cases that change one option
     Case("another number of workers", option="--workers", value="1", other="2"),
     Case("another engine", checks_state=False, option="--data_backend", value="threads", other="pytorch"),
@@ -77,23 +78,14 @@ CHANGES = (  # other cases that change one option
 def environment(changes: Sequence[str] = (), seed: int = 1) -> dict[str, str]:
     """Return the environment of a run. seed: PYTHONHASHSEED, and one more if it changes, unless the user has
     set it."""
-    if HASH in changes:
-        seed += 1
-    variables = {"PYTHONHASHSEED": str(seed)} | dict(os.environ)
+    variables = {"PYTHONHASHSEED": str(seed + 1 if HASH in changes else seed)} | dict(os.environ)
     if THREADS in changes:
-        variables["OMP_NUM_THREADS"] = str(choose_other_threads())
+        usual = count_in(os.environ, "OMP_NUM_THREADS") or threads.share(1)
+        variables["OMP_NUM_THREADS"] = "1" if usual > 1 else "2"
     if LISTING in changes:  # Python imports sitecustomize.py of this folder at its start
-        folders = [_REVERSED]
-        if variables.get("PYTHONPATH"):
-            folders.append(variables["PYTHONPATH"])
+        folders = filter(None, [_REVERSED, variables.get("PYTHONPATH")])
         variables["PYTHONPATH"] = os.pathsep.join(folders)
     return variables
-
-
-def choose_other_threads() -> int:
-    """Return a number of threads that a start in the environment of this process does not have."""
-    usual = count_in(os.environ, "OMP_NUM_THREADS") or threads.share(1)
-    return 1 if usual > 1 else 2
 
 
 def find_unchanged() -> list[str]:

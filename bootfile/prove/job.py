@@ -5,6 +5,7 @@ options of Bootfile (own_job.py) is such a script, of which more is known.
 """
 
 import contextlib
+import functools
 import glob
 import itertools
 import json
@@ -379,10 +380,7 @@ class Job:
         """Run a command of the script in a new process, delete its output, and return its steps. [] if it has
         no optimizer of torch, or fails, for example because it needs a folder with another name."""
         path = os.path.join(self.root, f"{name}.jsonl")
-
-        def start(command: list[str], mark: str, output: IO[Any]) -> Any:
-            return sessions.start(command, mark, output, cases.environment())
-
+        start = functools.partial(sessions.start, environment=cases.environment())
         try:
             trial.run([sys.executable, _TRACED, path, *command[1:]], self._log(name), start)
             with open(path, encoding="utf-8") as file:

@@ -15,18 +15,7 @@ from bootfile.exact import digest_lines, files
 from bootfile.ground.errors import BadInput
 from bootfile.processes import forking
 from bootfile.prove import cases, trial
-from bootfile.prove.cases import (
-    AGAIN,
-    CHANGES,
-    DAMAGED,
-    KILLED,
-    OTHER_PROCESSES,
-    PROCESSES,
-    REFERENCE,
-    REPLACED,
-    Case,
-    NotRun,
-)
+from bootfile.prove.cases import PROCESSES, REFERENCE, Case, NotRun
 from bootfile.prove.job import Job, change, describe_damage
 from bootfile.receipt import records, starts
 from bootfile.receipt.reading import find_receipt
@@ -142,17 +131,11 @@ class OwnJob(Job):
             self.run(Case(REFERENCE))
 
     def plan(self) -> list[Case]:
-        others, killed = self._plan_processes()
-        changes = [case for case in CHANGES if self._can_have(case)]
-        return [
-            AGAIN,
-            Case(KILLED, kills=self.kills, changes=(cases.THREADS,)),
-            *others,
-            *changes,
-            *killed,  # they are compared with one of the others
-            *self._plan_replaced_processes(),
-            DAMAGED,  # its checkpoint is one that the killed run has left
-        ]
+        others, disturbed = self._plan_processes()
+        changes = [case for case in cases.CHANGES if self._can_have(case)]
+        killed = Case(cases.KILLED, kills=self.kills, changes=(cases.THREADS,))
+        # the disturbed are compared with one of the others; the last one has a checkpoint of the killed run
+        return [cases.AGAIN, killed, *others, *changes, *disturbed, cases.DAMAGED]
 
     def _can_have(self, case: Case) -> bool:
         """Return whether the job has the option of a case, and it makes a difference. If not, a line is added
@@ -165,34 +148,32 @@ class OwnJob(Job):
         return not reason
 
     def _plan_processes(self) -> tuple[list[Case], list[Case]]:
-        """Return (cases with other numbers of processes, the case of 2 processes that are killed together, if
-        the reference has one)."""
-        others = [OTHER_PROCESSES]
-        killed = Case("2 processes, killed and restarted", option=PROCESSES, value="2", other="2", kills=1)
+        """Return (cases with other numbers of processes; that of 2 processes that are killed together, if the
+        reference has one; that of processes that are killed one by one, if the job can replace them)."""
         if PROCESSES not in self._known:
             script = os.path.basename(self.script)
-            names = (OTHER_PROCESSES.name, "a restart with 2 processes")
+            names = (cases.OTHER_PROCESSES.name, "a restart with 2 processes")
             self.unchecked += [f"{name}: {script} has no {PROCESSES}" for name in names]
             return [], []
+        others = [cases.OTHER_PROCESSES]
         if self.same_bits:
             self.processes = self._choose(PROCESSES, 1)
             texts = [str(number) for number in self.same_bits if number != self.processes]
             others = [Case(f"{text} processes", option=PROCESSES, value=text, other=text) for text in texts]
-        # compared with the run of 2 processes: another number of processes rounds sums differently
-        is_one = get_option(self.options, PROCESSES) in (None, "1")
-        undisturbed = [case.name for case in others if case.value == "2" and is_one]
-        return others, [killed._replace(against=name) for name in undisturbed]
-
-    def _plan_replaced_processes(self) -> list[Case]:
-        """Return the case of processes that are killed one by one, if the job can replace them."""
+        disturbed = []
+        for case in others:
+            # compared with the run of 2 processes: another number of processes rounds sums differently
+            if case.value == "2" and get_option(self.options, PROCESSES) in (None, "1"):
+                disturbed.append(cases.KILLED_ON_2._replace(against=case.name))
         count = max(self.same_bits, default=1)
-        if "--elastic" not in self._known or count == 1:
-            return []
-        if reason := forking.why_not():
-            self.unchecked.append(f"{REPLACED}: {reason}")
-            return []
-        value = str(count)
-        return [Case(REPLACED, option=PROCESSES, value=value, other=value, losses=_LOSSES[count])]
+        reason = forking.why_not()
+        if "--elastic" in self._known and count > 1 and reason:
+            self.unchecked.append(f"{cases.REPLACED}: {reason}")
+        elif "--elastic" in self._known and count > 1:
+            value = str(count)
+            case = Case(cases.REPLACED, option=PROCESSES, value=value, other=value, losses=_LOSSES[count])
+            disturbed.append(case)
+        return others, disturbed
 
     def _choose_kills(self, case: Case) -> list[list[float]]:
         # after the first save and before the last step: a restart has a state to load, and steps to train
@@ -253,7 +234,7 @@ class OwnJob(Job):
         return losses.describe()
 
     def _damage(self, case: Case) -> tuple[str, list[str]]:
-        for snapshot in self._snapshots(Case(KILLED)):
+        for snapshot in self._snapshots(Case(cases.KILLED)):
             shutil.copytree(snapshot, self.output)
         for path in files.list_newest_first(os.path.join(self.output, "checkpoints")):
             self._damaged = files.step_of(path)

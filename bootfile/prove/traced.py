@@ -29,6 +29,7 @@ from typing import Any
 del sys.path[0]  # this folder: its modules have general names
 import torch  # noqa: E402
 from torch.optim.optimizer import register_optimizer_step_pre_hook  # noqa: E402
+from torch.utils._pytree import tree_flatten  # noqa: E402
 
 _MOST = 2**14  # elements of a tensor that are hashed
 _ACCELERATORS = ("cuda", "npu", "xpu")
@@ -98,7 +99,8 @@ class _Trace:
         def watched(module: Any, *args: Any, **kwargs: Any) -> Any:
             # the outermost module, and not in an evaluation: only such a batch belongs to a step
             if self._depth == 0 and torch.is_grad_enabled():
-                tensors = list(_find_tensors([*args, *kwargs.values()]))
+                leaves, _ = tree_flatten([args, kwargs])
+                tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
                 # a criterion, or a second model, gets what a model has computed: not a batch
                 if tensors and not any(tensor.grad_fn for tensor in tensors):
                     self._batches.append(_digest(tensors))
@@ -164,17 +166,6 @@ def _find_accelerators() -> list[tuple[str, Any]]:
     """Return the names and the modules of the kinds of accelerators that torch knows."""
     modules = [(name, getattr(torch, name, None)) for name in _ACCELERATORS]
     return [(name, module) for name, module in modules if hasattr(module, "is_initialized")]
-
-
-def _find_tensors(values: Iterable[Any]) -> Iterable[Any]:
-    """Yield the tensors in nested dictionaries, lists and tuples."""
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, dict):
-            yield from _find_tensors(value.values())
-        elif isinstance(value, list | tuple):
-            yield from _find_tensors(value)
 
 
 def _digest(tensors: Iterable[Any]) -> str:

@@ -4,20 +4,8 @@ import shutil
 from typing import NamedTuple
 
 from bootfile.ground.exit_codes import DIFFERS, UNVERIFIED
-from bootfile.prove import trial
-from bootfile.prove.cases import (
-    AGAIN,
-    ALL_DAMAGED,
-    DAMAGED,
-    KILLED,
-    ONE_CHANGE,
-    OTHER_THREADS,
-    PROCESSES,
-    SAME,
-    SAME_THREADS,
-    Case,
-    NotRun,
-)
+from bootfile.prove import cases, trial
+from bootfile.prove.cases import KILLED, Case, NotRun
 from bootfile.prove.causes import join
 from bootfile.prove.job import Job
 from bootfile.receipt import compare
@@ -102,15 +90,15 @@ def needs_more(row: Row) -> list[Case]:
     case, result = row.case, row.result
     next_cases: dict[tuple[str, bool], list[Case]] = {
         # one tensor of a checkpoint may have no effect on the results
-        (DAMAGED.name, result == NOT_NOTICED): [ALL_DAMAGED],
+        (cases.DAMAGED.name, result == NOT_NOTICED): [cases.ALL_DAMAGED],
         # is the job repeatable at all, in the same surroundings?
-        (AGAIN.name, result != "equal"): [SAME],
+        (cases.AGAIN.name, result != "equal"): [cases.SAME],
         # it is: which one of the changes makes the difference?
-        (SAME.name, result == "equal"): ONE_CHANGE,
+        (cases.SAME.name, result == "equal"): cases.ONE_CHANGE,
         (KILLED, result == "differs" and row.different[0].part in _ROUNDED): [
-            case._replace(name=SAME_THREADS, changes=())
+            case._replace(name=cases.SAME_THREADS, changes=())
         ],
-        (SAME_THREADS, result == "equal"): [OTHER_THREADS],
+        (cases.SAME_THREADS, result == "equal"): [cases.OTHER_THREADS],
     }
     return next_cases.get((case.name, True), [])
 
@@ -119,19 +107,19 @@ def find_difference(rows: list[Row]) -> Row | None:
     """Return the run that should be equal and is not, the one which the verdict names; None without one."""
     by_name = {row.case.name: row for row in rows}
     # without the differences that another number of threads makes
-    excused = {OTHER_THREADS.name}
-    if SAME_THREADS in by_name and (by_name[SAME_THREADS].different or depends_on_threads(rows)):
+    excused = {cases.OTHER_THREADS.name}
+    if cases.SAME_THREADS in by_name and (by_name[cases.SAME_THREADS].different or depends_on_threads(rows)):
         excused.add(KILLED)
     different = [row for row in rows if row.different and not row.case.must_differ]
     different = [row for row in different if row.case.name not in excused]
     # these name the cause
-    return min(different, key=lambda row: row.case not in (SAME, *ONE_CHANGE), default=None)
+    return min(different, key=lambda row: row.case not in (cases.SAME, *cases.ONE_CHANGE), default=None)
 
 
 def depends_on_threads(rows: list[Row]) -> bool:
     """Return whether the threads alone make a run differ. If not, a restart with the same threads was equal
     only because its kills came at lucky places."""
-    return any(row.case == OTHER_THREADS and row.different for row in rows)
+    return any(row.case == cases.OTHER_THREADS and row.different for row in rows)
 
 
 def conclude(job: Job, rows: list[Row], cause: str = "") -> tuple[str, int]:
@@ -150,7 +138,7 @@ def conclude(job: Job, rows: list[Row], cause: str = "") -> tuple[str, int]:
     different = find_difference(rows)
     if different:
         # for a reader it is the same case
-        name = KILLED if different.case.name == SAME_THREADS else different.case.name
+        name = KILLED if different.case.name == cases.SAME_THREADS else different.case.name
         text = different.different[0].text
         return f"differs: {name}: {f'{cause} ({text})' if cause else text}", DIFFERS
     # from here on nothing differs: is that a proof?
@@ -163,7 +151,9 @@ def conclude(job: Job, rows: list[Row], cause: str = "") -> tuple[str, int]:
     if any(row.result == REFUSED for row in rows):
         end = "; the damaged checkpoint was refused, so it was not shown that wrong weights are noticed"
     # of processes of the equal runs
-    numbers = {int(row.case.value) for row in equal if row.case.option == PROCESSES and not row.case.kills}
+    numbers = {
+        int(row.case.value) for row in equal if row.case.option == cases.PROCESSES and not row.case.kills
+    }
     same_bits = [str(number) for number in job.same_bits if number in {job.processes, *numbers}]
     bits = f"; same bits on {join(same_bits)} processes" if len(same_bits) > 1 else ""
     return f"exact: {len(equal)} runs equal the reference{end}{bits}{condition}", 0
@@ -189,6 +179,6 @@ def _find_doubts(job: Job, rows: list[Row]) -> list[str]:
 def find_notes(rows: list[Row]) -> list[str]:
     """Return facts that the verdict does not have."""
     tensors = [
-        row.done.partition(" is changed")[0] for row in rows if row.case == DAMAGED and needs_more(row)
+        row.done.partition(" is changed")[0] for row in rows if row.case == cases.DAMAGED and needs_more(row)
     ]
     return [f"{tensor} is saved, but a change has no effect on the results" for tensor in tensors]
