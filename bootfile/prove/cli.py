@@ -67,7 +67,6 @@ def main(arguments: list[str], find_modules: Callable[[str], dict[str, str]] | N
     from bootfile.prove import proof, runs  # import torch, which --help does not need
 
     find_modules = find_modules or proof.find_modules
-
     if args.check:
         if args.to or args.keep or args.compare or args.resume_with or arguments[split:]:
             raise BadInput("--check runs nothing: expected no other option")

@@ -21,7 +21,7 @@ from bootfile.prove import proof, trial, verdict
 from bootfile.prove.cases import REFERENCE, SAME
 from bootfile.prove.job import Job
 from bootfile.prove.own_job import OwnJob
-from bootfile.prove.proof import FindModules, find_modules
+from bootfile.prove.proof import FindModules
 from bootfile.prove.verdict import Row
 from bootfile.receipt import starts
 
@@ -32,13 +32,11 @@ _SAME_ORDER = " R307 "  # a rule of lint for what no restart shows: each epoch h
 _UNWIND = 60.0  # seconds after Ctrl-C to end the job's processes, and delete its runs
 
 
-def run(args: argparse.Namespace, options: list[str], find_modules: FindModules = find_modules) -> int:
+def run(args: argparse.Namespace, options: list[str], find_modules: FindModules) -> int:
     """Run the job, print the verdict and return the exit code.
 
-    args: those of the verb.
-    options: of the job.
-    find_modules: finds the modules of a job whose digests are in the proof.
-    Raises BadInput.
+    args: those of the verb. options: of the job. find_modules: finds the modules of a job whose digests are
+    in the proof. Raises BadInput.
     """
     limits = list[str]()
     if args.to:
@@ -58,19 +56,9 @@ def run(args: argparse.Namespace, options: list[str], find_modules: FindModules 
         folder = args.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="bootfile-prove-"))
         outputs.make_empty(folder)
         root = os.path.abspath(folder)
-        job: Job
-        if args.compare:
-            job = Job(
-                args.job,
-                options,
-                root,
-                args.kills,
-                compare=args.compare,
-                resume_with=args.resume_with,
-                stops=args.stops or 0,
-            )
-        else:
-            job = OwnJob(args.job, options, root, args.kills)
+        common = (args.job, options, root, args.kills)
+        files = {"compare": args.compare, "resume_with": args.resume_with, "stops": args.stops or 0}
+        job = Job(*common, **files) if args.compare else OwnJob(*common)
         # also after an error or a signal, and before the folder of the runs is deleted
         stack.callback(job.close)
         rows = _run_all(job)
@@ -93,7 +81,7 @@ def run(args: argparse.Namespace, options: list[str], find_modules: FindModules 
     return exit_code
 
 
-def check(path: str, job: str | None, find_modules: FindModules = find_modules) -> int:
+def check(path: str, job: str | None, find_modules: FindModules) -> int:
     """Print what has changed since a proof. job: the one of the proof, if it is not where it was. Return the
     exit code. Raises BadInput."""
     known = proof.read(path)

@@ -570,6 +570,14 @@ def test_bad_input_is_one_line(words, message, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "own.py"]
 
 
+def test_a_script_without_files_to_compare_is_refused(tmp_path):
+    """The contract of the room: it saves its weights at its end."""
+    (tmp_path / "own.py").write_text("import os; os.mkdir('OUT')")
+    words = ("own.py", "--compare", "OUT/*.pt", "--resume_with=--resume")
+    assert "own.py wrote no file OUT/*.pt" in prove(*words, cwd=tmp_path, code=2).stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["own.py"]
+
+
 DEPENDS_ON_THREADS = """
 import os, sys, time, torch
 FIXED = 0
