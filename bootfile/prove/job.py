@@ -91,10 +91,9 @@ class Job:
         self.commands: dict[str, list[str]] = {}
         self._forks = forks.Forks() if forks.are_possible() else None
         self._began = 0.0  # when the last start began
-        self._writes: set[tuple[int, int]] = (
-            set()
-        )  # (inode, time) of each file that the present run has written
-        self._left: list[Left] = []  # the files at each SIGKILL of the present run with a restart
+        # of the present run: (inode, time) of each file that was written; the files at each SIGKILL
+        self._writes: set[tuple[int, int]] = set()
+        self._left: list[Left] = []
         self._reference = (0, 0.0)  # files that the reference writes, and seconds that it takes
         self._is_read = False  # whether a restart has read a damaged file
 
@@ -133,7 +132,7 @@ class Job:
             return False
         self.close()
         self.run_reference()
-        for folder in (self.folder(case.name), *self._snapshots(case)):
+        for folder in (self.folder(case.name), *self._snapshots(case.name)):
             shutil.rmtree(folder, ignore_errors=True)
         return True
 
@@ -190,7 +189,7 @@ class Job:
                 has_trained = self._has_trained(case, killed)
                 if has_trained or not tries:
                     break
-                for folder in (os.path.join(place or "", self.output), *self._snapshots(case)):
+                for folder in (os.path.join(place or "", self.output), *self._snapshots(case.name)):
                     shutil.rmtree(folder, ignore_errors=True)
         self._is_read = bool(read)
         self._restore_damaged(damaged, before & self._versions())
@@ -273,14 +272,14 @@ class Job:
     def _keep_snapshot(self, case: Case) -> None:
         """Keep the files at a SIGKILL: for the damaged restart, and to find the cause if this run differs."""
         if case.name == KILLED:
-            place = os.path.join(self.root, f"at-kill-{len(self._snapshots(case)) + 1}")
-            shutil.copytree(self.output, place)
+            number = len(self._snapshots()) + 1
+            shutil.copytree(self.output, os.path.join(self.root, f"at-kill-{number}"))
 
-    def _snapshots(self, case: Case) -> list[str]:
+    def _snapshots(self, name: str = KILLED) -> list[str]:
         """Return the folders that a case has kept, in the order of its SIGKILLs."""
         folders = glob.glob(os.path.join(glob.escape(self.root), "at-kill-*"))
         folders.sort(key=lambda folder: int(folder.rpartition("-")[2]))
-        return folders if case.name == KILLED else []
+        return folders if name == KILLED else []
 
     def _has_trained(self, case: Case, killed: list[float]) -> bool:
         """Return whether a restart of a case had to train on, so that it proves something; True without."""
@@ -295,9 +294,7 @@ class Job:
         if case.stops:
             times = ", ".join(f"{moment:.1f}" for moment in killed)
             return f"SIGTERM after {times} s of a start, each with a restart"
-        kills = (
-            "a SIGKILL and a restart" if len(killed) == 1 else f"{len(killed)} SIGKILLs, each with a restart"
-        )
+        kills = f"{len(killed)} SIGKILLs, each with a restart" if killed[1:] else "a SIGKILL and a restart"
         times = ", ".join(f"{kill:.0f}" for kill in killed)
         return f"{kills}: after {times} of about {self._reference[0]} writes of files"
 
@@ -315,7 +312,7 @@ class Job:
     def _damage(self, case: Case) -> tuple[str, list[str]]:
         """Prepare an output folder whose files are damaged. Return (what was done, the damaged files). Raises
         NotRun."""
-        for snapshot in self._snapshots(Case(KILLED))[:1]:
+        for snapshot in self._snapshots()[:1]:
             shutil.copytree(snapshot, self.output)
         paths = []
         for path in self._files():
@@ -332,7 +329,7 @@ class Job:
         no result of this run, and would differ."""
         for path in {path for path, _, _ in unchanged} & {*damaged}:
             name = os.path.relpath(path, self.output)
-            shutil.copy2(os.path.join(self._snapshots(Case(KILLED))[0], name), path)
+            shutil.copy2(os.path.join(self._snapshots()[0], name), path)
 
     def refused(self, case: Case) -> bool:
         """Return whether a run that equals the reference has refused its damaged checkpoint."""
@@ -350,7 +347,7 @@ class Job:
         the first SIGKILL, both with a line for each step (traced.py). If their steps are equal, the next
         SIGKILL follows: a schedule that begins again may be right where the first one was.
         """
-        snapshots = self._snapshots(Case(KILLED))
+        snapshots = self._snapshots()
         if not snapshots:
             return ""
         print("looking for the cause: the reference and a restart run again", flush=True)

@@ -193,7 +193,7 @@ class OwnJob(Job):
         return next(map(files.step_of, files.list_newest_first(os.path.join(self.output, "checkpoints"))), 0)
 
     def _continue(self, case: Case) -> list[str]:
-        if not self._snapshots(case):  # one is enough for the damaged checkpoint
+        if not self._snapshots(case.name):  # one is enough for the damaged checkpoint
             self._keep_snapshot(case)
         return self._command(case, is_restart=True)
 
@@ -234,7 +234,7 @@ class OwnJob(Job):
         return losses.describe()
 
     def _damage(self, case: Case) -> tuple[str, list[str]]:
-        for snapshot in self._snapshots(Case(cases.KILLED)):
+        for snapshot in self._snapshots():
             shutil.copytree(snapshot, self.output)
         for path in files.list_newest_first(os.path.join(self.output, "checkpoints")):
             self._damaged = files.step_of(path)
