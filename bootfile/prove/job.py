@@ -90,7 +90,7 @@ class Job:
         self.processes = 1
         self.commands: dict[str, list[str]] = {}
         self._forks = forks.Forks() if forks.are_possible() else None
-        self._began = 0.0  # when the last start began
+        self._start_time = 0.0  # when the last start began
         # of the present run: (inode, time) of each file that was written; the files at each SIGKILL
         self._writes: set[tuple[int, int]] = set()
         self._left: list[Left] = []
@@ -221,7 +221,7 @@ class Job:
 
     def _begin(self) -> None:
         """Note that a start begins."""
-        self._began = time.monotonic()
+        self._start_time = time.monotonic()
 
     def _record(self, case: Case, *commands: list[str]) -> None:
         """Keep the commands of a run for the page of the proof, without credentials."""
@@ -248,7 +248,7 @@ class Job:
         return trial.choose_tries(case.kills, max(1, int(0.2 * writes)), int(0.8 * writes))
 
     def _measure_seconds(self) -> float:
-        return time.monotonic() - self._began
+        return time.monotonic() - self._start_time
 
     def _progress(self) -> float:
         """Return the number of files of tensors that were written: a kill waits for the first one."""

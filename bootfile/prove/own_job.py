@@ -60,7 +60,7 @@ class OwnJob(Job):
 
     def _read_help(self) -> str:
         """Return what --help prints. Raises BadInput if it fails, or does not end."""
-        self._began = time.monotonic()
+        self._start_time = time.monotonic()
         log = self._log("help")
         try:
             killed = trial.run(
