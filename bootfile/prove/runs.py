@@ -132,9 +132,7 @@ def _lint(script: str) -> list[str]:
 
     with contextlib.suppress(BadInput):  # it is not Python, or cannot be read
         findings = [finding for finding in engine.lint(script) if not finding.is_hint]
-        return [
-            f"lint: {finding.path}:{finding.line}: {finding.rule} {finding.message}" for finding in findings
-        ]
+        return [f"{finding.path}:{finding.line}: {finding.rule} {finding.message}" for finding in findings]
     return []
 
 
