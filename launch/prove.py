@@ -6,7 +6,6 @@ The modules of the proof are those that `pack` would upload with the job.
 import os
 
 from bootfile.prove import cli
-from bootfile.prove.modules import Modules
 
 
 def main(arguments: list[str]) -> int:
@@ -14,7 +13,7 @@ def main(arguments: list[str]) -> int:
     return cli.main(arguments, find_modules)
 
 
-def find_modules(job: str) -> Modules:
+def find_modules(job: str) -> dict[str, str]:
     """Return the modules that `pack` would upload: path in the code folder -> its file. Raises BadInput."""
     from launch.bundle.code_folder import CodeFolder  # imports pathspec, which --help does not need
 

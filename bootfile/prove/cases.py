@@ -1,19 +1,27 @@
 """The cases of a proof: what is changed in a run, and with which other run it is compared."""
 
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from bootfile.prove import surroundings
+from bootfile.ground.numbers import count_in
+from bootfile.machine import threads
 
 REFERENCE = "reference"  # the run with which most others are compared
 KILLED = "killed and restarted"
 STOPPED = "stopped by SIGTERM and restarted"
 SAME_THREADS = f"{KILLED}, with the same number of threads"  # runs only if KILLED differs
+# what a run changes around a job: its results must not depend on any of it
+HASH = "another PYTHONHASHSEED"
+FOLDER = "another working folder"
+LISTING = "another order of os.listdir"
+SURROUNDINGS = (HASH, FOLDER, LISTING)
+THREADS = "another number of threads"  # at a restart, as on a machine with another number of cores
+_REVERSED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "reversed_listings")
 PROCESSES = "--processes_per_node"
 REPLACED = "killed processes are replaced, the others stay alive"
-
-
-class NotRun(Exception):
-    """A case cannot be run. The message has the reason."""
 
 
 class Case(NamedTuple):
@@ -27,7 +35,7 @@ class Case(NamedTuple):
     stops: number of SIGTERMs, at random moments of the run.
     against: name of the run with which it is compared.
     damages: tensors of its checkpoint that are changed: "largest", "all" or "" (none).
-    changes: names of `surroundings`, what is changed around the job; another number of threads: at a restart.
+    changes: what is changed around the job, of SURROUNDINGS and THREADS (at a restart).
     losses: ranks that get a SIGKILL at once, each time at another step; the job replaces them (--elastic).
     """
 
@@ -45,19 +53,66 @@ class Case(NamedTuple):
     losses: tuple[tuple[int, ...], ...] = ()
 
 
-AGAIN = Case("the same again, in other surroundings", changes=surroundings.ALL)
+class NotRun(Exception):
+    """A case cannot be run. The message has the reason."""
+
+
+AGAIN = Case("the same again, in other surroundings", changes=SURROUNDINGS)
 SAME = Case("the same again")  # runs only if AGAIN differs, and then those with one change
-ONE_CHANGE = [Case(f"the same again, with {change}", changes=(change,)) for change in surroundings.ALL]
+ONE_CHANGE = [Case(f"the same again, with {change}", changes=(change,)) for change in SURROUNDINGS]
 # runs only if a restart is equal with the same number of threads: does the number matter without a kill?
-OTHER_THREADS = Case(f"the same again, with {surroundings.THREADS}", changes=(surroundings.THREADS,))
+OTHER_THREADS = Case(f"the same again, with {THREADS}", changes=(THREADS,))
 DAMAGED = Case("restarted from a damaged checkpoint", must_differ=True, damages="largest")
 ALL_DAMAGED = Case("restarted from a checkpoint with all tensors damaged", must_differ=True, damages="all")
 OTHER_PROCESSES = Case(
     "another number of processes", checks_state=False, option=PROCESSES, value="2", other="1"
 )
-CHANGES = (  # cases that change one option
-    OTHER_PROCESSES,
+KILLED_ON_2 = Case("2 processes, killed and restarted", option=PROCESSES, value="2", other="2", kills=1)
+CHANGES = (  # other cases that change one option
     Case("another number of workers", option="--workers", value="1", other="2"),
     Case("another engine", checks_state=False, option="--data_backend", value="threads", other="pytorch"),
     Case("another seed", must_differ=True, option="--seed", value="1", other="2"),
 )
+
+
+def environment(changes: Sequence[str] = (), seed: int = 1) -> dict[str, str]:
+    """Return the environment of a run. seed: PYTHONHASHSEED, and one more if it changes, unless the user has
+    set it."""
+    variables = {"PYTHONHASHSEED": str(seed + 1 if HASH in changes else seed)} | dict(os.environ)
+    if THREADS in changes:
+        usual = count_in(os.environ, "OMP_NUM_THREADS") or threads.share(1)
+        variables["OMP_NUM_THREADS"] = "1" if usual > 1 else "2"
+    if LISTING in changes:  # Python imports sitecustomize.py of this folder at its start
+        folders = filter(None, [_REVERSED, variables.get("PYTHONPATH")])
+        variables["PYTHONPATH"] = os.pathsep.join(folders)
+    return variables
+
+
+def find_unchanged() -> list[str]:
+    """Return lines on what a repeated run does not change here."""
+    seed = os.environ.get("PYTHONHASHSEED")
+    return [] if seed in (None, "random") else [f"{HASH}: the environment has {seed}"]
+
+
+@contextlib.contextmanager
+def working_folder(changes: tuple[str, ...], parent: str) -> Iterator[str | None]:
+    """Make the working folder of a run, and delete it afterwards; None: that of this process. It has links to
+    all that the folder of this process has; links to the neighbours of that one are next to it. parent: a
+    new folder for both."""
+    if FOLDER not in changes:
+        yield None
+        return
+    here = os.getcwd()
+    place = os.path.join(parent, f"{os.path.basename(here)}-elsewhere")
+    os.makedirs(place)
+    try:
+        # links, because data may be large; to the neighbours, too, for paths such as ../data
+        for source, target in ((here, place), (os.path.dirname(here), parent)):
+            with contextlib.suppress(PermissionError):  # the parent's: paths with `..` are then not found
+                for name in os.listdir(source):
+                    link = os.path.join(target, name)
+                    if not os.path.lexists(link):
+                        os.symlink(os.path.join(source, name), link)
+        yield place
+    finally:
+        shutil.rmtree(parent)

@@ -2,11 +2,12 @@
 
 The files at the end of a run show effects. So the reference and a restart run once more, with a line for each
 step of an optimizer (traced.py). The first step of the restart has the weights of a step of the reference:
-from there on, the pairs of steps are compared, causes first.
+from there on, the pairs of steps are compared. The first row of _CAUSES that fits names the cause.
 """
 
 import itertools
 import os
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -38,18 +39,14 @@ class Saved(NamedTuple):
 
     def __str__(self) -> str:
         """Return the objects of a file or the names of several files, for the end of a line."""
-        files = []
-        has_same = True  # whether all files have the same objects, as those of several epochs
-        for name in self.files:
-            if not is_best(name):
-                files.append(name)
-                has_same = has_same and self.files[name] == self.files[files[0]]
+        files = [name for name in self.files if not is_best(name)]
         if not files:
             return ""
         objects = self.files[files[-1]]
-        if has_same and objects:
-            return f" {files[-1]} has {_join(objects[:_SHOWN])}"
-        return f" It has {_join(files[:_SHOWN])}"
+        # all files may have the same objects, as those of several epochs
+        if objects and all(self.files[name] == objects for name in files):
+            return f" {files[-1]} has {join(objects[:_SHOWN])}"
+        return f" It has {join(files[:_SHOWN])}"
 
     def has(self, name: str) -> bool:
         """Return whether an object of a file has this name."""
@@ -64,31 +61,208 @@ def is_best(path: str) -> bool:
 def describe_saved(states: dict[str, dict[str, Any]]) -> Saved:
     """Return what files of tensors have. states: the name of a file -> its content."""
     files: dict[str, list[str]] = {}
-    kinds = set[str]()
     for file, state in states.items():
         is_weights = all(isinstance(value, torch.Tensor) for value in state.values())
-        files[file] = []
-        if not is_weights:  # else its names are those of tensors
-            files[file] = [*map(str, state)]
-        kinds |= _find_kinds(state)
+        files[file] = [] if is_weights else [*map(str, state)]  # those of weights are names of tensors
+    kinds = _find_kinds(states)
     return Saved(files, "optimizer" in kinds, "scheduler" in kinds)
 
 
 def _find_kinds(value: Any) -> set[str]:
-    """Return which of "optimizer" and "scheduler" have a state in an object of a checkpoint."""
-    kinds = set[str]()
-    if isinstance(value, dict):
-        # known by the keys of torch's state_dict(), wherever the file has it
-        if value.keys() >= {"state", "param_groups"}:
-            return {"optimizer"}
-        if "last_epoch" in value:
-            kinds.add("scheduler")
-        for part in value.values():
-            kinds |= _find_kinds(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            kinds |= _find_kinds(part)
-    return kinds
+    """Return which of "optimizer" and "scheduler" have a state in an object of a checkpoint, by the keys of
+    torch's state_dict()."""
+    if isinstance(value, list | tuple):
+        return set[str]().union(*map(_find_kinds, value))
+    if not isinstance(value, dict):
+        return set()
+    if value.keys() >= {"state", "param_groups"}:
+        return {"optimizer"}
+    kinds = {"scheduler"} if "last_epoch" in value else set[str]()
+    return kinds.union(*map(_find_kinds, value.values()))
+
+
+class Pair(NamedTuple):
+    """A step of the reference, and the one of the restart that should equal it: what the rows of _CAUSES ask.
+
+    reference: all steps of the reference. number: of this one, from 1. is_first: after the restart.
+    saved: what the restart could read.
+    """
+
+    reference: list[Step]
+    number: int
+    got: Step
+    is_first: bool
+    saved: Saved
+
+    @property
+    def expected(self) -> Step:
+        return self.reference[self.number - 1]
+
+    @property
+    def when(self) -> str:
+        """Return the step in words."""
+        return f"step {self.number}{' (the first after the restart)' if self.is_first else ''}"
+
+    @property
+    def option(self) -> str:
+        """Return the name of a number in the parameter groups that differs, "" if it is none of those of the
+        reference. The learning rate comes first: in it the lack of a scheduler shows."""
+        expected, got = self.expected["options"], self.got["options"]
+        names = [name for name in expected if expected[name] != got.get(name)]
+        return min(names, key=lambda name: not name.endswith(".lr"), default="")
+
+    @property
+    def options(self) -> str:
+        """Return in words that this number differs."""
+        name = self.option
+        what = f"{name.partition('.')[2]} of the optimizer"
+        if name.endswith(".lr"):
+            what = "the learning rate"
+        before = self.expected["options"][name]
+        values = describe_numbers(self.got["options"].get(name), before, "in the reference ")
+        return f"{what} differs after the restart (step {self.number}: {values})"
+
+    @property
+    def scales(self) -> str:
+        """Return both scales of GradScaler in words."""
+        return describe_numbers(self.got["scale"], self.expected["scale"], "in the reference ")
+
+    @property
+    def counts(self) -> str:
+        """Return both numbers of batches in words."""
+        count = len(self.got["batches"])
+        return f"{count} batch{'' if count == 1 else 'es'} in place of {len(self.expected['batches'])}"
+
+    @property
+    def usual(self) -> int:
+        """Return the number of the last step of the reference with the batches of the restart, 0 without one:
+        it tells how far the restart is off."""
+        batches = self.got["batches"]
+        places = [place for place, step in enumerate(self.reference, 1) if step["batches"] == batches]
+        return places[-1] if batches and places else 0
+
+    @property
+    def sources(self) -> list[str]:
+        """Return the sources of random numbers whose state differs, of those from which the training draws
+        most often: a DataLoader draws one number of torch for each epoch, whatever its order is."""
+        expected, got = self.expected["random"], self.got["random"]
+        draws = dict.fromkeys(expected, 0)
+        for before, after in itertools.pairwise(self.reference):
+            for name in draws:
+                draws[name] += before["random"].get(name) != after["random"].get(name)
+        different = [name for name in draws if draws[name] and expected[name] != got.get(name)]
+        most = max((draws[name] for name in different), default=0)
+        return [name for name in different if draws[name] == most]
+
+    @property
+    def source_names(self) -> str:
+        return join([_SOURCES.get(name, (f"torch on {name}", ""))[0] for name in self.sources])
+
+    @property
+    def source_states(self) -> str:
+        return join([_SOURCES.get(name, ("", f"torch.{name}.get_rng_state()"))[1] for name in self.sources])
+
+
+class _Cause(NamedTuple):
+    """A row: the part of a step that differs, the cause, and a condition. Of a question, what the files have
+    is the end."""
+
+    part: str
+    text: str
+    fits: Callable[[Pair], object] = lambda pair: True
+
+
+_ORDER = (
+    "the order of the data begins again, {pair.when} has the batch of step {pair.usual}: are the epoch, the "
+    "place in the epoch and the state of the sampler or of its generator in the checkpoint"
+)
+# from what a restart loads to what follows from it: each row supposes that no row before it fits
+_CAUSES = (
+    _Cause(
+        "state",
+        "the optimizer has no state at {pair.when}, as a new one: is the optimizer in the checkpoint?",
+        lambda pair: not pair.got["state"],
+    ),
+    _Cause(
+        "options",
+        "the optimizer has other parameter groups at step {pair.number} than in the reference",
+        lambda pair: not pair.option,
+    ),
+    _Cause(
+        "options",
+        "{pair.options}: is the state of the scheduler loaded, after the one of the optimizer, and is the "
+        "step of a warm-up in the checkpoint?",
+        lambda pair: pair.saved.has_scheduler,
+    ),
+    _Cause(
+        "options",
+        "{pair.options}: is the scheduler in the checkpoint, or the step from which the rate follows?",
+        lambda pair: pair.saved.has_optimizer,
+    ),
+    _Cause("options", "{pair.options}: are the optimizer and the scheduler in the checkpoint?"),
+    _Cause(
+        "scale",
+        "the scale of GradScaler differs at {pair.when}: {pair.scales}: is the scaler in the checkpoint?",
+    ),
+    _Cause(
+        "weights",
+        "the weights differ at {pair.when}, although the step before had the same batch and gradient: is "
+        "something that changes the weights, such as an average, not in the checkpoint?",
+    ),
+    _Cause(
+        "batches",
+        "the gradient of {pair.when} is that of {pair.counts}: is the gradient lost that was accumulated "
+        "before the checkpoint? Save after a step of the optimizer",
+        lambda pair: len(pair.got["batches"]) != len(pair.expected["batches"]),
+    ),
+    _Cause(
+        "buffers",
+        "the buffers of the model (statistics of BatchNorm) differ at {pair.when}: are they in the "
+        "checkpoint, as model.state_dict() has them, and not the parameters alone?",
+        # before the first batch: later ones of a step depend on the batches before them
+        lambda pair: pair.expected["buffers"][:1] != pair.got["buffers"][:1],
+    ),
+    _Cause(
+        "batches",
+        "{pair.when} has the batch of the step before: is the step in the checkpoint one too low?",
+        lambda pair: pair.usual and pair.usual == pair.number - 1,
+    ),
+    _Cause(
+        "batches",
+        "{pair.when} has the batch of the next step: is the step in the checkpoint one too high?",
+        lambda pair: pair.usual == pair.number + 1,
+    ),
+    _Cause(
+        "batches",
+        _ORDER + ", or torch.get_rng_state(), if shuffle=True draws the order from it?",
+        lambda pair: pair.usual and "torch" in pair.sources,
+    ),
+    _Cause("batches", f"{_ORDER}?", lambda pair: pair.usual),
+    _Cause(
+        "batches",
+        "the random numbers of {pair.source_names} differ at {pair.when} and the batch with them "
+        "(augmentation, shuffle=True): is {pair.source_states} in the checkpoint?",
+        lambda pair: pair.sources,
+    ),
+    _Cause(
+        "batches",
+        "{pair.when} has a batch that the reference never had, with the same random numbers of torch, NumPy "
+        "and Python: is the state of the generator of the DataLoader, the sampler or the augmentation in the "
+        "checkpoint?",
+    ),
+    _Cause("state", "the state of the optimizer differs at {pair.when}: is all of it in the checkpoint?"),
+    _Cause(
+        "gradients",
+        "the random numbers of {pair.source_names} differ at {pair.when} and the gradient with them "
+        "(dropout): is {pair.source_states} in the checkpoint?",
+        lambda pair: pair.sources,
+    ),
+    _Cause(
+        "gradients",
+        "the gradient differs at {pair.when} although weights and batch are equal: does the loss depend on a "
+        "counter, an average or a generator of random numbers that is not in the checkpoint?",
+    ),
+)
 
 
 def explain(reference: list[Step], restart: list[Step], saved: Saved, differences: list[Difference]) -> str:
@@ -113,246 +287,81 @@ def explain_steps(reference: list[Step], restart: list[Step], saved: Saved) -> s
             "the weights at the first step after the restart are those of no step of the reference: are all "
             f"parts of the model in the checkpoint, as they are at the end of a step?{saved}"
         )
-    expected_steps = reference[begin:]
+    left = len(reference) - begin
     length = ""
-    if len(expected_steps) != len(restart):
-        length = f"; the restart trained {len(restart)} steps, the reference {len(expected_steps)}"
-        if len(restart) == len(reference):
-            length += ": is the epoch, or the step, in the checkpoint?"
+    if left != len(restart):
+        length = f"; the restart trained {len(restart)} steps, the reference {left}"
+    if length and len(restart) == len(reference):
+        length += ": is the epoch, or the step, in the checkpoint?"
     # the first pair that differs has the cause; differences in later ones follow from it
-    for number, (expected, got) in enumerate(zip(expected_steps, restart, strict=False), begin + 1):
-        when = f"step {number}"
-        if number == begin + 1:
-            when += " (the first after the restart)"
-        cause = _explain_pair(when, expected, got, saved, reference)
-        # a checkpoint is written after a step: the weights before step 1 are those of a new model
-        if cause and begin == 0 and len(reference) > 1:
-            return (
-                "the weights at the first step after the restart are those of the beginning: is the model in "
-                f"the checkpoint, and loaded?{saved}"
-            )
-        if cause:
-            return cause + length
-    if length:
+    pairs = (
+        Pair(reference, number, got, number == begin + 1, saved)
+        for number, got in zip(range(begin + 1, len(reference) + 1), restart, strict=False)
+    )
+    cause = next(filter(None, map(_explain_pair, pairs)), "")
+    # a checkpoint is written after a step: the weights before step 1 are those of a new model
+    if cause and begin == 0 and len(reference) > 1:
+        return (
+            "the weights at the first step after the restart are those of the beginning: is the model in "
+            f"the checkpoint, and loaded?{saved}"
+        )
+    if length and not cause:
         return (
             f"all steps are equal up to the end of one run{length}: are the epoch and the counter of early "
             f"stopping in the checkpoint?{saved}"
         )
-    return ""
+    return cause + length
 
 
 def _find_begin(reference: list[Step], first: Step) -> int | None:
     """Return the place of the step of the reference with the weights of a restart's first step; None without
-    one. If there are several, the most similar one."""
-    best = None
-    most = -1
-    # equal weights come twice if a learning rate is 0, as at the beginning of a warm-up
-    for place, step in enumerate(reference):
-        if (step["optimizer"], step["weights"]) != (first["optimizer"], first["weights"]):
-            continue
-        equal = 0
-        for name in step:
-            if step[name] == first[name]:
-                equal += 1
-        if equal >= most:
-            best = place
-            most = equal
-    return best
+    one. Equal weights come twice if a learning rate is 0, as at the beginning of a warm-up: then the most
+    similar step, and of those the last one."""
+
+    def count_equal(place: int) -> tuple[int, int]:
+        return sum(first[name] == value for name, value in reference[place].items()), place
+
+    wanted = first["optimizer"], first["weights"]
+    places = [place for place, step in enumerate(reference) if (step["optimizer"], step["weights"]) == wanted]
+    return max(places, key=count_equal, default=None)
 
 
-def _explain_pair(when: str, expected: Step, got: Step, saved: Saved, reference: list[Step]) -> str:
-    """Return what differs in a step of the reference and of the restart, causes before effects; "" if nothing
-    does. when: the step, in words."""
-    # from what a restart loads to what follows from it: each question supposes that those before it are equal
-    if expected["state"] and not got["state"]:
-        return (
-            f"the optimizer has no state at {when}, as a new one: is the optimizer in the checkpoint?{saved}"
-        )
-    if expected["options"] != got["options"]:
-        return _explain_options(when.partition(" (")[0], expected["options"], got["options"], saved)
-    if expected["scale"] != got["scale"]:
-        values = describe_numbers(got["scale"], expected["scale"], "in the reference ")
-        return f"the scale of GradScaler differs at {when}: {values}: is the scaler in the checkpoint?{saved}"
-    if expected["weights"] != got["weights"]:
-        return (
-            f"the weights differ at {when}, although the step before had the same batch and gradient: is "
-            f"something that changes the weights, such as an average, not in the checkpoint?{saved}"
-        )
-    # an accumulation: several batches make the gradient of one step
-    count = len(got["batches"])
-    usual_count = len(expected["batches"])
-    if count != usual_count:
-        return (
-            f"the gradient of {when} is that of {_count(count)} in place of {usual_count}: is the gradient "
-            "lost that was accumulated before the checkpoint? Save after a step of the optimizer"
-        )
-    # the buffers before each batch: later ones of a step depend on the batches before them
-    if expected["buffers"][:1] != got["buffers"][:1]:
-        return (
-            f"the buffers of the model (statistics of BatchNorm) differ at {when}: are they in the "
-            "checkpoint, as model.state_dict() has them, and not the parameters alone?"
-        )
-    if expected["batches"] != got["batches"]:
-        return _explain_batches(when, expected, got, saved, reference)
-    if expected["state"] != got["state"]:
-        return f"the state of the optimizer differs at {when}: is all of it in the checkpoint?{saved}"
-    if expected["gradients"] == got["gradients"]:
-        return ""
-    sources = _find_other_random(expected, got, reference)
-    if sources:
-        names, states = _name_sources(sources)
-        return (
-            f"the random numbers of {names} differ at {when} and the gradient with them (dropout): is "
-            f"{states} in the checkpoint?{saved}"
-        )
-    return (
-        f"the gradient differs at {when} although weights and batch are equal: does the loss depend on a "
-        f"counter, an average or a generator of random numbers that is not in the checkpoint?{saved}"
-    )
-
-
-def _explain_options(when: str, expected: dict[str, Any], got: dict[str, Any], saved: Saved) -> str:
-    """Explain different numbers in the parameter groups of an optimizer. The learning rate comes first."""
-    name = ""
-    # the learning rate before other numbers: in it the lack of a scheduler shows
-    for candidate in expected:
-        is_first = not name or (candidate.endswith(".lr") and not name.endswith(".lr"))
-        if is_first and expected[candidate] != got.get(candidate):
-            name = candidate
-    if not name:
-        return f"the optimizer has other parameter groups at {when} than in the reference"
-    what = f"{name.partition('.')[2]} of the optimizer"
-    if name.endswith(".lr"):
-        what = "the learning rate"
-    values = describe_numbers(got.get(name), expected[name], "in the reference ")
-    text = f"{what} differs after the restart ({when}: {values})"
-    if not saved.has_optimizer and not saved.has_scheduler:
-        return f"{text}: are the optimizer and the scheduler in the checkpoint?{saved}"
-    if saved.has_scheduler:
-        return (
-            f"{text}: is the state of the scheduler loaded, after the one of the optimizer, and is the step "
-            f"of a warm-up in the checkpoint?{saved}"
-        )
-    return f"{text}: is the scheduler in the checkpoint, or the step from which the rate follows?{saved}"
-
-
-def _explain_batches(when: str, expected: Step, got: Step, saved: Saved, reference: list[Step]) -> str:
-    """Explain other batches in a step."""
-    # the place of this batch in the reference tells how far the restart is off
-    usual = _find_step_with(reference, got["batches"])
-    here = reference.index(expected) + 1
-    sources = _find_other_random(expected, got, reference)
-    if usual == here - 1:
-        return f"{when} has the batch of the step before: is the step in the checkpoint one too low?{saved}"
-    if usual == here + 1:
-        return f"{when} has the batch of the next step: is the step in the checkpoint one too high?{saved}"
-    if usual:
-        text = (
-            f"the order of the data begins again, {when} has the batch of step {usual}: are the epoch, the "
-            "place in the epoch and the state of the sampler or of its generator in the checkpoint"
-        )
-        if "torch" in sources:
-            text += ", or torch.get_rng_state(), if shuffle=True draws the order from it"
-        return f"{text}?{saved}"
-    if sources:
-        names, states = _name_sources(sources)
-        return (
-            f"the random numbers of {names} differ at {when} and the batch with them (augmentation, "
-            f"shuffle=True): is {states} in the checkpoint?{saved}"
-        )
-    return (
-        f"{when} has a batch that the reference never had, with the same random numbers of torch, NumPy and "
-        "Python: is the state of the generator of the DataLoader, the sampler or the augmentation in the "
-        f"checkpoint?{saved}"
-    )
-
-
-def _find_step_with(reference: list[Step], batches: list[str]) -> int:
-    """Return the number of the last step with these batches, 0 without one."""
-    number = 0
-    for place, step in enumerate(reference, 1):
-        if batches and step["batches"] == batches:
-            number = place
-    return number
-
-
-def _find_other_random(expected: Step, got: Step, reference: list[Step]) -> list[str]:
-    """Return the sources of random numbers whose state differs, of those from which the training draws most
-    often."""
-    draws = dict.fromkeys(expected["random"], 0)
-    for before, after in itertools.pairwise(reference):
-        for name in draws:
-            if before["random"].get(name) != after["random"].get(name):
-                draws[name] += 1
-    # a DataLoader draws one number of torch for each epoch, whatever its order is
-    most = 1
-    sources: list[str] = []
-    for name in draws:
-        if expected["random"][name] == got["random"].get(name) or draws[name] < most:
-            continue
-        if draws[name] > most:
-            sources = []
-        most = draws[name]
-        sources.append(name)
-    return sources
+def _explain_pair(pair: Pair) -> str:
+    """Return the cause of what differs in a pair of steps; "" if nothing does."""
+    for part, text, fits in _CAUSES:
+        if pair.expected[part] != pair.got[part] and fits(pair):
+            return text.format(pair=pair) + (str(pair.saved) if text.endswith("?") else "")
+    return ""
 
 
 def _explain_accessories(differences: list[Difference], saved: Saved) -> str:
     """Explain what differs although all steps are equal, such as an average of the weights."""
-    best = ""  # the file of the best weights
-    tensor = None
-    number = None
-    for difference in differences:
-        if is_best(difference.file):
-            best = difference.file
-        elif difference.is_number:
-            number = number or difference
-        else:
-            tensor = tensor or difference
+    best = [difference.file for difference in differences if is_best(difference.file)]
+    others = [difference for difference in differences if not is_best(difference.file)]
     # a wrong tensor tells more than a wrong number; the best file follows from both
-    first = tensor or number
-    if best and not tensor:
-        return f"all steps are equal, and {best} differs: is the best result so far in the checkpoint?{saved}"
-    if not first:
+    first = min(others, key=lambda difference: difference.is_number, default=None)
+    if best and (not first or first.is_number):
+        what = f"{best[-1]} differs: is the best result so far in the checkpoint?"
+    elif not first:
         return ""
-    if first.kind == HYPERPARAMETER and saved.has_optimizer:  # the rate after the last step
-        return f"all steps are equal, and {first.text} differs: is the scheduler in the checkpoint?{saved}"
-    name = first.name.partition(".")[0]
-    if saved.has(name):
-        return f"all steps are equal, and {first.text} differs: is it in the checkpoint, and loaded?{saved}"
-    return f"all steps are equal, and {name} differs: is it in the checkpoint?{saved}"
+    elif first.kind == HYPERPARAMETER and saved.has_optimizer:  # the rate after the last step
+        what = f"{first.text} differs: is the scheduler in the checkpoint?"
+    elif saved.has(name := first.name.partition(".")[0]):
+        what = f"{first.text} differs: is it in the checkpoint, and loaded?"
+    else:
+        what = f"{name} differs: is it in the checkpoint?"
+    return f"all steps are equal, and {what}{saved}"
 
 
 def _explain_files(differences: list[Difference], saved: Saved) -> str:
     """Explain what differs if the steps are not known, for example because other processes made them."""
-    if not differences:
-        return ""
-    first = differences[0]
-    if first.kind == HYPERPARAMETER and saved.has_optimizer:
-        return f"{first.name} differs: is the scheduler in the checkpoint, and loaded?{saved}"
-    if any(saved.files.values()) and not saved.has_optimizer:
+    if differences and differences[0].kind == HYPERPARAMETER and saved.has_optimizer:
+        return f"{differences[0].name} differs: is the scheduler in the checkpoint, and loaded?{saved}"
+    if differences and any(saved.files.values()) and not saved.has_optimizer:
         return f"is the optimizer in the checkpoint?{saved}"
     return ""
 
 
-def _count(batches: int) -> str:
-    return "1 batch" if batches == 1 else f"{batches} batches"
-
-
-def _join(names: list[str]) -> str:
+def join(names: list[str]) -> str:
     """Return "a", "a and b", or "a, b and c"."""
-    if len(names) < 2:
-        return "".join(names)
-    return f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _name_sources(sources: list[str]) -> tuple[str, str]:
-    """Return (the names of sources of random numbers, what returns their states)."""
-    names = []
-    states = []
-    for source in sources:
-        of_accelerator = f"torch on {source}", f"torch.{source}.get_rng_state()"
-        name, state = _SOURCES.get(source, of_accelerator)
-        names.append(name)
-        states.append(state)
-    return _join(names), _join(states)
+    return " and ".join([*filter(None, [", ".join(names[:-1])]), *names[-1:]])

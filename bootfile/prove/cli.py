@@ -39,13 +39,12 @@ from collections.abc import Callable
 
 from bootfile.console.parser import Parser, positive_int
 from bootfile.ground.errors import BadInput
-from bootfile.prove.modules import Modules, find_modules
 
 
-def main(arguments: list[str], find_modules: Callable[[str], Modules] = find_modules) -> int:
+def main(arguments: list[str], find_modules: Callable[[str], dict[str, str]] | None = None) -> int:
     """Run the job, print the verdict and return the exit code. Raises BadInput.
 
-    find_modules: finds the modules of a job whose digests are in the proof.
+    find_modules: finds the modules of a job whose digests are in the proof; default: proof.find_modules().
     """
     split = arguments.index("--") if "--" in arguments else len(arguments)
     parser = Parser(__doc__, "bootfile prove")
@@ -65,8 +64,9 @@ def main(arguments: list[str], find_modules: Callable[[str], Modules] = find_mod
         place = words.index("--resume_with")
         words[place : place + 2] = [f"--resume_with={words[place + 1]}"]
     args = parser.parse_args(words)
-    from bootfile.prove import runs  # imports torch, which --help does not need
+    from bootfile.prove import proof, runs  # import torch, which --help does not need
 
+    find_modules = find_modules or proof.find_modules
     if args.check:
         if args.to or args.keep or args.compare or args.resume_with or arguments[split:]:
             raise BadInput("--check runs nothing: expected no other option")

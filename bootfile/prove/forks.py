@@ -9,9 +9,10 @@ import sys
 from typing import IO, Any
 
 from bootfile.processes import children, forking, sessions
-from bootfile.prove import surroundings
+from bootfile.prove import cases
 
 _SERVER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fork_server.py")
+SEED = 3  # PYTHONHASHSEED of all forks
 
 
 def are_possible() -> bool:
@@ -23,10 +24,9 @@ class Forks:
     """A server of forks. It ends with close(), or with this process."""
 
     def __init__(self) -> None:
-        self._environment = surroundings.environment(seed=3)
         self._server = children.start(
             [sys.executable, _SERVER],
-            env=self._environment,
+            env=cases.environment(seed=SEED),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -38,17 +38,14 @@ class Forks:
         command: list[str],
         mark: str,
         output: IO[Any],
-        changes: tuple[str, ...] = (),
+        environment: dict[str, str],
+        cwd: str | None,
     ) -> "Forked":
-        """Start a command of Python as sessions.start() does. The fork before it must have ended. changes:
-        of the surroundings, that a fork can have."""
-        environment = self._environment
-        if surroundings.THREADS in changes:
-            environment = environment | {"OMP_NUM_THREADS": str(surroundings.choose_other_threads())}
+        """Start a command of Python as sessions.start() does. The fork before it must have ended."""
         request = {
             "words": command[1:],
             "log": output.name,
-            "folder": os.getcwd(),
+            "folder": cwd or os.getcwd(),
             "environment": sessions.marked(environment, mark),
         }
         # the server reads it when the fork before has ended: it runs one script at a time

@@ -1,91 +1,128 @@
-"""A job whose runs `prove` compares: how a run is started, recorded and made again."""
+"""A script whose runs `prove` compares: how a run is started, disturbed, recorded and made again.
+
+The base class is for a script that does not use Bootfile: its files of tensors are compared. A job with the
+options of Bootfile (own_job.py) is such a script, of which more is known.
+"""
 
 import contextlib
+import functools
 import glob
+import itertools
+import json
 import os
+import random
+import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
-from typing import IO, Any
+import time
+from collections.abc import Callable, Iterator
+from typing import IO, Any, NamedTuple
+
+import torch
 
 from bootfile.console.words import mask_words
+from bootfile.exact import digest, files
 from bootfile.ground.errors import BadInput
 from bootfile.processes import sessions
-from bootfile.prove import forks, surroundings, trial
-from bootfile.prove.cases import AGAIN, KILLED, ONE_CHANGE, REFERENCE, SAME, Case, NotRun
+from bootfile.prove import cases, causes, forks, trial
+from bootfile.prove.cases import AGAIN, DAMAGED, KILLED, ONE_CHANGE, REFERENCE, SAME, STOPPED, Case, NotRun
+from bootfile.receipt import weights
+from bootfile.receipt.compare import find_files
+from bootfile.receipt.reading import find_receipt
+
+_NOT_KNOWN = ("another number of processes", "a restart with 2 processes", "another number of workers")
+_TRACED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "traced.py")
+_FACTOR = 1 + 2**-6  # of a damaged tensor: 1.6 % more, also in the texts
+Version = tuple[str, int, int]  # path, inode and time of the last change of a file, in ns
+
+
+class Left(NamedTuple):
+    """What a start has left: its files of tensors, and the digests of their tensors and counters."""
+
+    versions: set[Version]
+    digests: set[str]
 
 
 class Job:
-    """A job with its options, and the folders of its runs.
+    """A script with its options, and the folders of its runs. Each run writes to the same output folder, and
+    the files are then moved to the folder of the run.
 
     script: its path. options: of the user. root: a folder for the runs. kills: SIGKILLs of the case KILLED.
+    compare: pattern of its files of weights. resume_with: options of a restart. stops: SIGTERMs.
+    `weights`: that pattern in the folder of a run.
     `unchecked`: lines on what could not be checked. `doubts`: lines on why the runs prove nothing.
     `same_bits`: numbers of processes whose runs must have equal states; [] for a job without shards.
     `processes`: those of the reference, if it is a job with shards.
-    `keeps_threads`: whether a restart continues with the threads of its checkpoint.
-    `commands`: the name of a run -> its commands, without credentials; the second one is that of a restart.
+    `commands`: the name of a run -> its commands, without credentials; the last one is that of a restart.
     """
 
-    weights: str  # pattern of the files of weights in a run's folder
-    keeps_threads = False
+    keeps_threads = False  # whether a restart continues with the threads of its checkpoint
+    _longer = "let it train longer, and save more often"
 
-    def __init__(self, script: str, options: list[str], root: str, kills: int):
+    def __init__(
+        self,
+        script: str,
+        options: list[str],
+        root: str,
+        kills: int,
+        *,
+        compare: str,
+        resume_with: str,
+        stops: int = 0,
+    ):
         self.script = script
         self.options = options
         self.root = root
         self.kills = kills
-        self.unchecked: list[str] = []
+        self.stops = stops
+        # the folder before the first wildcard, which may be one above the files
+        self.output = os.path.dirname(re.split(r"[*?\[]", compare)[0])
+        if not self.output:
+            raise BadInput(f'--compare {compare}: expected files in a folder of the run, as "OUT/*.pt"')
+        if os.path.lexists(self.output):
+            raise BadInput(f"{self.output} exists: move it away, because each run writes its own")
+        self.weights = os.path.relpath(compare, self.output)
+        self._resume_with = shlex.split(resume_with)
+        self.unchecked = cases.find_unchanged()
         self.doubts: list[str] = []
         self.same_bits: list[int] = []
         self.processes = 1
         self.commands: dict[str, list[str]] = {}
         self._forks = forks.Forks() if forks.are_possible() else None
-        self.unchecked += surroundings.find_unchanged()
+        self._start_time = 0.0  # when the last start began
+        # of the present run: (inode, time) of each file that was written; the files at each SIGKILL
+        self._writes: set[tuple[int, int]] = set()
+        self._left: list[Left] = []
+        self._reference = (0, 0.0)  # files that the reference writes, and seconds that it takes
+        self._is_read = False  # whether a restart has read a damaged file
 
     def folder(self, name: str) -> str:
         """Return the folder of a run with this name."""
         return os.path.join(self.root, name.replace(" ", "-"))
 
+    def command(self, *more: str) -> list[str]:
+        """Return the command of a run, with these options besides those of the user."""
+        return [sys.executable, self.script, *self.options, *more]
+
     def plan(self) -> list[Case]:
         """Return the cases after the reference."""
-        raise NotImplementedError
-
-    def run(self, case: Case) -> str:
-        """Run a case, and return what was done. Raises trial.Failed, NotRun, BadInput."""
-        raise NotImplementedError
-
-    def refused(self, case: Case) -> bool:
-        """Return whether a run that equals the reference has refused its damaged checkpoint."""
-        raise NotImplementedError
-
-    def find_cause(self, case: Case) -> str:
-        """Return why a run with SIGKILLs differs, in words; "" if that is not known. Raises BadInput."""
-        return ""
-
-    def find_notes(self) -> list[str]:
-        """Return facts about the script that no run shows."""
-        return []
-
-    def command(self, options: tuple[str, ...] = ()) -> list[str]:
-        """Return the command of a run, with these options besides those of the user."""
-        return [sys.executable, self.script, *self.options, *options]
-
-    def close(self) -> None:
-        """End what was started."""
-        if self._forks:
-            self._forks.close()
-        self._forks = None
+        self.unchecked += [f"{what}: not known" for what in _NOT_KNOWN]
+        stopped = [Case(STOPPED, stops=self.stops)] if self.stops else []
+        return [AGAIN, Case(KILLED, kills=self.kills, changes=(cases.THREADS,)), *stopped, DAMAGED]
 
     def run_reference(self) -> None:
         """Make the run with which the others are compared. Raises trial.Failed, BadInput."""
+        shutil.rmtree(self.folder(REFERENCE), ignore_errors=True)
         try:
             self.run(Case(REFERENCE))
+            self._accept_reference()
         except (trial.Failed, BadInput):
             if not self._forks:
                 raise
             # a script may fail in a fork only, for example if it asks for another start method
-            self._run_reference_again()
+            self.close()
+            self.run_reference()
 
     def repeat(self, case: Case) -> bool:
         """Delete a run that differs, and make the reference again, if there are forks: new processes make it
@@ -93,72 +130,335 @@ class Job:
         """
         if not self._forks:
             return False
-        self._run_reference_again()
-        shutil.rmtree(self.folder(case.name), ignore_errors=True)
-        if case.name == KILLED:  # the damaged checkpoints are then made from the new run
-            for folder in self._snapshots():
-                shutil.rmtree(folder, ignore_errors=True)
+        self.close()
+        self.run_reference()
+        for folder in (self.folder(case.name), *self._snapshots(case.name)):
+            shutil.rmtree(folder, ignore_errors=True)
         return True
 
-    def _run_reference_again(self) -> None:
-        """Make the reference in new processes: close() has ended the forks."""
-        self.close()
-        shutil.rmtree(self.folder(REFERENCE), ignore_errors=True)
-        self.run(Case(REFERENCE))
+    def close(self) -> None:
+        """End what was started."""
+        if self._forks:
+            self._forks.close()
+        self._forks = None
 
-    def _start(self, case: Case, folder: str | None) -> Callable[[list[str], str, IO[Any]], Any]:
-        """Return the function that starts a command of a run, for trial.run(). folder: in which it works.
+    def run(self, case: Case) -> str:
+        """Run a case, and return what was done. Raises trial.Failed, NotRun, BadInput."""
+        # the run to compare with was refused, or could not be made
+        if case.against != REFERENCE and not os.path.isdir(self.folder(case.against)):
+            raise NotRun(f"there is no run: {case.against}")
+        with cases.working_folder(case.changes, f"{self.folder(case.name)}.surroundings") as place:
+            try:
+                return self._run(case, place)
+            finally:
+                # also after a failure: the next run writes at the same place
+                output = os.path.join(place or "", self.output)
+                if os.path.exists(output):
+                    shutil.move(output, self.folder(case.name))
+
+    def _run(self, case: Case, place: str | None) -> str:
+        """Run a case in the output folder, and return what was done.
+
+        A script may end before a SIGKILL reaches it, or before a restart has to train on. Then the run is
+        made again, with earlier SIGKILLs. place: the folder in which the script works, if it is another one.
+        """
+        is_restart = bool(case.damages)
+        done, damaged = self._damage(case) if is_restart else (self._describe_options(case), [])
+        command = self._command(case, is_restart)
+        self._record(case, command, self._command(case, is_restart or bool(case.kills or case.stops)))
+        watch: Callable[[], float] = self._measure_seconds if case.stops else self._progress
+        if damaged:  # to watch the files would read them, as if the restart had read the damaged ones
+            watch = float
+        # to tell the files that the restart has written from those that it has only read
+        before = self._versions()
+        tries = self._choose_kills(case)
+        with _watch_reads(damaged) as read:
+            while True:
+                self._left.clear()
+                self._writes.clear()
+                began = time.monotonic()
+                killed = trial.run(
+                    command,
+                    self._log(case.name),
+                    self._start(case, place),
+                    watch,
+                    tries.pop(0),
+                    lambda: self._continue(case),
+                    stops=bool(case.stops),
+                )
+                has_trained = self._has_trained(case, killed)
+                if has_trained or not tries:
+                    break
+                for folder in (os.path.join(place or "", self.output), *self._snapshots(case.name)):
+                    shutil.rmtree(folder, ignore_errors=True)
+        self._is_read = bool(read)
+        self._restore_damaged(damaged, before & self._versions())
+        if case.name == REFERENCE:
+            self._reference = len(self._writes), time.monotonic() - began
+        if not has_trained:
+            self.doubts.append(f"no restart had to train on ({case.name}): {self._longer}")
+        return self._describe_kills(case, killed) if case.kills or case.stops else done
+
+    def _start(self, case: Case, place: str | None) -> Callable[[list[str], str, IO[Any]], Any]:
+        """Return the function that starts a command of a run, for trial.run(). place: in which it works.
 
         It forks if that is possible: a fork has imported torch already. The cases of other surroundings have
-        new processes, and so have those whose processes are replaced.
+        new processes, because a fork has the hash seed and the imports of its server, and so have those whose
+        processes are replaced.
         """
-        needs_new_process = case in (AGAIN, SAME, *ONE_CHANGE) or bool(case.losses)
-        starts = 0
+        begin: Callable[..., Any] = sessions.start
+        seed = 1
+        if self._forks and not case.losses and case not in (AGAIN, SAME, *ONE_CHANGE):
+            begin, seed = self._forks.start, forks.SEED
+        # the first start has the threads of the reference
+        changes = itertools.chain([()] if case.kills else [], itertools.repeat(case.changes))
 
         def start(command: list[str], mark: str, output: IO[Any]) -> Any:
-            nonlocal starts
-            starts += 1
-            changes = case.changes
-            if starts == 1 and case.kills:  # the first start has the threads of the reference
-                changes = tuple(change for change in changes if change != surroundings.THREADS)
-            # a fork has the hash seed and the imports of its server: cases that change them get a new process
-            if self._forks and not needs_new_process:
-                return self._forks.start(command, mark, output, changes)
-            environment = surroundings.environment(changes)
-            return sessions.start(command, mark, output, environment, folder)
+            self._begin()
+            return begin(command, mark, output, cases.environment(next(changes), seed), place)
 
         return start
 
-    def _working_folder(self, case: Case) -> contextlib.AbstractContextManager[str | None]:
-        return surroundings.working_folder(case.changes, f"{self.folder(case.name)}.surroundings")
+    def _begin(self) -> None:
+        """Note that a start begins."""
+        self._start_time = time.monotonic()
 
     def _record(self, case: Case, *commands: list[str]) -> None:
         """Keep the commands of a run for the page of the proof, without credentials."""
-        self.commands[case.name] = [shlex.join(mask_words(command[1:])[0]) for command in commands]
+        texts = [shlex.join(mask_words(command[1:])[0]) for command in commands]
+        self.commands[case.name] = [*dict.fromkeys(texts)]
+
+    def _command(self, case: Case, is_restart: bool) -> list[str]:
+        """Return the command of a case, or that of its restarts."""
+        return self.command(*(self._resume_with if is_restart else ()))
+
+    def _describe_options(self, case: Case) -> str:
+        """Return the options of a case."""
+        return ""
+
+    def _choose_kills(self, case: Case) -> list[list[float]]:
+        """Return the progress at each SIGKILL or SIGTERM of a case: for the first try, and for further ones
+        if they came too late."""
+        writes, seconds = self._reference
+        if case.stops:  # a start may take less time than the reference, which was the first one
+            draw = random.Random(0)
+            parts = [draw.uniform(0.2, 1) for _ in range(case.stops)]
+            return [[seconds * share * part for part in parts] for share in (0.8, 0.4, 0.2)]
+        # by written files, because the steps are not known; not at the ends, where nothing is lost
+        return trial.choose_tries(case.kills, max(1, int(0.2 * writes)), int(0.8 * writes))
+
+    def _measure_seconds(self) -> float:
+        return time.monotonic() - self._start_time
+
+    def _progress(self) -> float:
+        """Return the number of files of tensors that were written: a kill waits for the first one."""
+        versions = self._versions()
+        self._writes |= {(inode, changed) for _, inode, changed in versions}
+        reference = self.folder(REFERENCE)
+        # the only file may have the name under which it is written, and no restart would find it
+        if len(self._writes) < 2:
+            names = {os.path.relpath(path, self.output) for path, _, _ in versions}
+            return float(any(os.path.exists(os.path.join(reference, name)) for name in names))
+        return len(self._writes)
+
+    def _continue(self, case: Case) -> list[str]:
+        """Return the command after a SIGKILL: that of a first start if no file can be read yet."""
+        if not any(map(self._load, self._files())):
+            return self._command(case, is_restart=False)
+        self._left.append(self._read_left())
+        self._keep_snapshot(case)
+        return self._command(case, is_restart=True)
+
+    def _keep_snapshot(self, case: Case) -> None:
+        """Keep the files at a SIGKILL: for the damaged restart, and to find the cause if this run differs."""
+        if case.name == KILLED:
+            number = len(self._snapshots()) + 1
+            shutil.copytree(self.output, os.path.join(self.root, f"at-kill-{number}"))
+
+    def _snapshots(self, name: str = KILLED) -> list[str]:
+        """Return the folders that a case has kept, in the order of its SIGKILLs."""
+        folders = glob.glob(os.path.join(glob.escape(self.root), "at-kill-*"))
+        folders.sort(key=lambda folder: int(folder.rpartition("-")[2]))
+        return folders if name == KILLED else []
+
+    def _has_trained(self, case: Case, killed: list[float]) -> bool:
+        """Return whether a restart of a case had to train on, so that it proves something; True without."""
+        if not case.kills:
+            return bool(killed) or not case.stops
+        return any(itertools.starmap(_has_trained, itertools.pairwise([*self._left, self._read_left()])))
+
+    def _describe_kills(self, case: Case, killed: list[float]) -> str:
+        """Return what was done in a case with SIGKILLs or SIGTERMs."""
+        if not killed:
+            return f"no {'SIGTERM' if case.stops else 'SIGKILL'}"
+        if case.stops:
+            times = ", ".join(f"{moment:.1f}" for moment in killed)
+            return f"SIGTERM after {times} s of a start, each with a restart"
+        kills = f"{len(killed)} SIGKILLs, each with a restart" if killed[1:] else "a SIGKILL and a restart"
+        times = ", ".join(f"{kill:.0f}" for kill in killed)
+        return f"{kills}: after {times} of about {self._reference[0]} writes of files"
+
+    def _accept_reference(self) -> None:
+        """Raise BadInput if the reference has no files to compare. A missing receipt is a line."""
+        folder = self.folder(REFERENCE)
+        names = find_files(folder, self.weights)
+        if not names:
+            raise BadInput(f"{self.script} wrote no file {os.path.join(self.output, self.weights)}")
+        for name in names:  # a file that cannot be compared is refused before the other runs
+            weights.read_parts(os.path.join(folder, name))
+        if not find_receipt(folder):
+            self.unchecked.append("the samples: no receipt (guides/receipts.md)")
+
+    def _damage(self, case: Case) -> tuple[str, list[str]]:
+        """Prepare an output folder whose files are damaged. Return (what was done, the damaged files). Raises
+        NotRun."""
+        for snapshot in self._snapshots()[:1]:
+            shutil.copytree(snapshot, self.output)
+        paths = []
+        for path in self._files():
+            state = self._load(path)
+            if change(state, case):
+                torch.save(state, path)
+                paths.append(path)
+        if not paths:
+            raise NotRun("no file with weights could be damaged")
+        return describe_damage(case, "the largest tensor", paths), paths
+
+    def _restore_damaged(self, damaged: list[str], unchanged: set[Version]) -> None:
+        """Replace the damaged files that the restart has not written again by those of the snapshot: they are
+        no result of this run, and would differ."""
+        for path in {path for path, _, _ in unchanged} & {*damaged}:
+            name = os.path.relpath(path, self.output)
+            shutil.copy2(os.path.join(self._snapshots()[0], name), path)
+
+    def refused(self, case: Case) -> bool:
+        """Return whether a run that equals the reference has refused its damaged checkpoint."""
+        return case.damages == "all" and self._is_read  # one tensor may have no effect
+
+    def describe_coverage(self, killed: list[str]) -> tuple[str, list[str]]:
+        """Return (what the reference covered, in words; lines on what was not checked). killed: the names of
+        the runs with SIGKILLs."""
+        return "", []
+
+    def find_cause(self, case: Case) -> str:
+        """Return why a run with SIGKILLs differs, in words; "" if that is not known.
+
+        `prove` calls it once, after all runs: it runs the reference again, and a restart from the files of
+        the first SIGKILL, both with a line for each step (traced.py). If their steps are equal, the next
+        SIGKILL follows: a schedule that begins again may be right where the first one was.
+        """
+        snapshots = self._snapshots()
+        if not snapshots:
+            return ""
+        print("looking for the cause: the reference and a restart run again", flush=True)
+        first, second = self.folder(REFERENCE), self.folder(case.name)
+        names = find_files(first, self.weights)
+        differences = []
+        # only files that both runs have can be compared
+        if names == find_files(second, self.weights):
+            differences = weights.find_differences(first, second, names)
+        # new processes, with the threads of this one: the cause must be in what the restart has read
+        reference = self._trace("traced-reference", self.command())
+        cause = ""
+        for number, snapshot in enumerate(snapshots, 1):
+            states = {name: self._load(os.path.join(snapshot, name)) for name in find_files(snapshot, "**/*")}
+            saved = causes.describe_saved({name: state for name, state in states.items() if state})
+            del states  # it may need much memory
+            restart = []
+            if reference:
+                shutil.copytree(snapshot, self.output)
+                restart = self._trace(f"traced-restart-{number}", self.command(*self._resume_with))
+            if restart and (from_steps := causes.explain_steps(reference, restart, saved)):
+                return from_steps
+            cause = cause or causes.explain(reference, restart, saved, differences)
+        return cause
+
+    def _trace(self, name: str, command: list[str]) -> list[causes.Step]:
+        """Run a command of the script in a new process, delete its output, and return its steps. [] if it has
+        no optimizer of torch, or fails, for example because it needs a folder with another name."""
+        path = os.path.join(self.root, f"{name}.jsonl")
+        start = functools.partial(sessions.start, environment=cases.environment())
+        try:
+            trial.run([sys.executable, _TRACED, path, *command[1:]], self._log(name), start)
+            with open(path, encoding="utf-8") as file:
+                return [json.loads(line) for line in file]
+        except (trial.Failed, FileNotFoundError):
+            return []
+        finally:
+            shutil.rmtree(self.output, ignore_errors=True)
 
     def _log(self, name: str) -> str:
         return f"{self.folder(name)}.log"
 
-    def _not_run(self, reason: str) -> NotRun:
-        """Return the exception for a case that cannot be run, and doubt the verdict for this reason."""
-        self.doubts.append(reason)
-        return NotRun(reason)
+    def _files(self) -> list[str]:
+        return [os.path.join(self.output, name) for name in find_files(self.output, "**/*")]
 
-    @property
-    def _snapshot(self) -> str:
-        """Return the folder with the files of the run KILLED, as they were at its first SIGKILL."""
-        return os.path.join(self.root, "at-the-first-kill")
+    def _versions(self) -> set[Version]:
+        """Return what changes with each write of a file of tensors."""
+        versions = set[Version]()
+        for path in self._files():
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                status = os.fstat(file.fileno())
+                if file.read(2) == b"PK":  # torch.save writes a zip file
+                    versions.add((path, status.st_ino, status.st_mtime_ns))
+        return versions
 
-    def _snapshots(self) -> list[str]:
-        """Return the folders with the files of the run KILLED at its SIGKILLs, in order. Later ones than the
-        first are kept where there is room."""
-        later = glob.glob(os.path.join(glob.escape(self.root), "at-kill-[0-9]*"))
-        folders = sorted(later, key=_number_of)
-        if os.path.isdir(self._snapshot):
-            folders.insert(0, self._snapshot)
-        return folders
+    def _read_left(self) -> Left:
+        """Return the files as they are, for example after a SIGKILL."""
+        versions = self._versions()
+        digests = set[str]()
+        for path, _, _ in versions:
+            with contextlib.suppress(BadInput):  # a file that the kill has cut
+                digests |= weights.read_progress(path)
+        return Left(versions, digests)
+
+    def _load(self, path: str) -> dict[str, Any]:
+        try:
+            return weights.load(path)
+        except files.Refused:
+            return {}
 
 
-def _number_of(folder: str) -> int:
-    """Return the number at the end of the name of a folder."""
-    return int(folder.rpartition("-")[2])
+def change(state: dict[str, Any], case: Case) -> str:
+    """Multiply the tensors of floating-point numbers that the case damages, in place: the largest one, which
+    most models use, or all of them. Return the name of the largest, "" if there is none."""
+    tensors = []
+    for name, value in digest.leaves(state):
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
+            tensors.append((value.numel(), name, value))
+    tensors.sort(key=lambda row: row[:2])  # by size, and then by name
+    for _, _, tensor in tensors if case.damages == "all" else tensors[-1:]:
+        tensor.mul_(_FACTOR)
+    return tensors[-1][1] if tensors else ""
+
+
+def describe_damage(case: Case, largest: str, paths: list[str]) -> str:
+    """Return what was done to checkpoints, in words. largest: the name of their largest tensor."""
+    what = largest if case.damages == "largest" else "each tensor"
+    return f"{what} of {', '.join(map(os.path.basename, paths))} is changed by 1.6 %"
+
+
+@contextlib.contextmanager
+def _watch_reads(paths: list[str]) -> Iterator[list[str]]:
+    """Yield a list that holds, after the block, those of the files that another process has read.
+
+    The access times of the files are set to 0 first: Linux then updates them at the next read, also with
+    `relatime`. The files stay open, so that a file is known after it was replaced.
+    """
+    read = list[str]()
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(open(path, "rb")) for path in paths]
+        for file in opened:
+            os.utime(file.fileno(), ns=(0, os.fstat(file.fileno()).st_mtime_ns))
+        yield read
+        read += [file.name for file in opened if os.fstat(file.fileno()).st_atime_ns]
+
+
+def _has_trained(before: Left, after: Left) -> bool:
+    """Return whether a start has trained: it wrote a file again, or two new ones (the last file alone proves
+    no training), with a tensor or a counter that no file had before. A script that was killed after its last
+    step writes what it has read."""
+    old_paths = {path for path, _, _ in before.versions}
+    new_paths = {path for path, _, _ in after.versions} - old_paths
+    written_again = {path for path, _, _ in after.versions - before.versions} & old_paths
+    return not after.digests <= before.digests and (bool(written_again) or len(new_paths) > 1)

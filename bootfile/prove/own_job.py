@@ -1,37 +1,27 @@
-"""The runs of a job with the options of Bootfile."""
+"""A job with the options of Bootfile: a script whose arguments, steps and checkpoints are known.
 
+The same command continues it. So its SIGKILLs come after certain steps, and more cases change one option.
+"""
+
+import contextlib
 import math
 import os
 import re
 import shutil
-import sys
 import time
 
 from bootfile.console.words import get_option
 from bootfile.exact import files
 from bootfile.ground.errors import BadInput
 from bootfile.processes import forking
-from bootfile.prove import surroundings, trial
-from bootfile.prove.cases import (
-    AGAIN,
-    CHANGES,
-    DAMAGED,
-    KILLED,
-    OTHER_PROCESSES,
-    PROCESSES,
-    REFERENCE,
-    REPLACED,
-    Case,
-    NotRun,
-)
-from bootfile.prove.damage import change, describe
-from bootfile.prove.job import Job
-from bootfile.prove.losses import Losses
+from bootfile.prove import cases, trial
+from bootfile.prove.cases import PROCESSES, REFERENCE, Case, NotRun
+from bootfile.prove.job import Job, change, describe_damage
 from bootfile.receipt import records
-from bootfile.receipt.records import RECORD
+from bootfile.receipt.reading import find_receipt
+from bootfile.receipt.recorded_run import Run
 from bootfile.records import cut_states, read_starts
 
-_BAD_INPUT = 2  # exit code of a job that refuses its options
 _STEPS = 24  # steps of a run, if the options name no number
 _EPOCHS = 4  # as well
 _HELP_SECONDS = 60  # for --help: a script that does not know it may begin to train
@@ -43,338 +33,269 @@ _LOSSES = {4: ((0,), (3,), (1, 2)), 2: ((0,), (1,))}  # processes -> ranks of ea
 class OwnJob(Job):
     """A job with Bootfile's options. It continues if it is started again with the same --output_dir."""
 
-    weights = "*.pth"
     keeps_threads = True
+    _longer = "give more --max_steps"
 
     def __init__(self, script: str, options: list[str], root: str, kills: int):
-        super().__init__(script, options, root, kills)
+        super().__init__(
+            script, options, root, kills, compare=os.path.join(root, "output", "*.pth"), resume_with=""
+        )
         for name in ("--output_dir", "--train_url", "--resume"):
-            if get_option(self.options, name) is not None:
+            if get_option(options, name) is not None:
                 raise BadInput(f"{name} is chosen for each run: leave it out")
         help_text = self._read_help()
         self._known = set(_OPTION.findall(help_text))
         if not {"--output_dir", "--save_every", "--report_every", "--max_steps"} <= self._known:
-            raise BadInput(f"{self.script} does not have Bootfile's options: {_HINT}")
-        self._chosen = dict[str, int]()  # options that are not the user's -> value
+            raise BadInput(f"{script} does not have Bootfile's options: {_HINT}")
+        self._chosen: dict[str, int] = {}  # options that are not the user's -> value
+        self._resumed_from = 0  # the step of the newest checkpoint when the last start began
+        self._damaged = 0  # the step of the damaged checkpoint
         self.steps = self._choose_length()
-        self._every = self._choose_value("--save_every", max(1, self.steps // 6))
-        self._choose_value("--report_every", 1)
-        self.same_bits = self._find_same_bits(help_text)
-
-    def _choose_length(self) -> int:
-        """Choose the options of the length of a run, and return its steps. A run has several epochs if the
-        job can have short ones."""
-        steps = self._choose_value("--max_steps", _STEPS)
-        if not {"--epochs", "--epoch_steps"} <= self._known:
-            return steps
-        # several short epochs: kills and saves then also meet their ends
-        epochs = get_option(self.options, "--epochs") or ""
-        length = math.ceil(steps / _EPOCHS)
-        if epochs.isdecimal():
-            length = steps // int(epochs)
-        length = self._choose_value("--epoch_steps", max(1, length))
-        return min(steps, length * self._choose_value("--epochs", math.ceil(steps / length)))
-
-    def _find_same_bits(self, help_text: str) -> list[int]:
-        """Return the numbers of processes that divide the shards of a job: their runs must have equal states.
-        [] for a job without shards."""
+        self._every = self._choose("--save_every", max(1, self.steps // 6))
+        self._choose("--report_every", 1)
+        # the numbers of processes that divide the shards of a job: their runs must have equal states
         default = re.search(r"--exact_shards V\s[^(]*\(default:\s+(\d+)\)", help_text)
-        shards = get_option(self.options, "--exact_shards")
-        if not shards and default:
-            shards = default[1]
-        if not shards or not shards.isdecimal():
-            return []
-        return [number for number in (1, 2, 4) if int(shards) % number == 0]
+        shards = get_option(options, "--exact_shards") or (default[1] if default else "")
+        if shards.isdecimal():
+            self.same_bits = [number for number in (1, 2, 4) if int(shards) % number == 0]
 
     def _read_help(self) -> str:
         """Return what --help prints. Raises BadInput if it fails, or does not end."""
-        begin = time.monotonic()
-
-        def measure_seconds() -> float:
-            return time.monotonic() - begin
-
-        def refuse() -> list[str]:
-            # trial.run() has killed it: a script that takes no notice of --help has begun to train
-            raise BadInput(f"{self.script} --help did not end within {_HELP_SECONDS} s: {_HINT}")
-
-        command = [sys.executable, self.script, "--help"]
+        self._start_time = time.monotonic()
         log = self._log("help")
         try:
-            trial.run(command, log, measure_seconds, [_HELP_SECONDS], refuse)
+            killed = trial.run(
+                [*super().command()[:2], "--help"], log, watch=self._measure_seconds, kills=[_HELP_SECONDS]
+            )
         except trial.Failed as error:
             raise BadInput(f"{error} ({_HINT})") from error
+        if killed:  # a script that takes no notice of --help has begun to train
+            raise BadInput(f"{self.script} --help did not end within {_HELP_SECONDS} s: {_HINT}")
         with open(log, encoding="utf-8", errors="replace") as file:
             return file.read()
 
-    def _choose_value(self, name: str, value: int) -> int:
-        """Return an option that counts. Add it if the user did not give it; if it was added here, change it.
-        Raises BadInput."""
-        if name in self._chosen:
-            self.options.remove(f"{name}={self._chosen[name]}")
+    def _choose_length(self) -> int:
+        """Choose the options of the length of a run, and return its steps. A run has several short epochs if
+        the job can have them: kills and saves then also meet their ends."""
+        steps = self._choose("--max_steps", _STEPS)
+        if not {"--epochs", "--epoch_steps"} <= self._known:
+            return steps
+        epochs = get_option(self.options, "--epochs") or ""
+        length = steps // int(epochs) if epochs.isdecimal() else math.ceil(steps / _EPOCHS)
+        length = self._choose("--epoch_steps", max(1, length))
+        return min(steps, length * self._choose("--epochs", math.ceil(steps / length)))
+
+    def _choose(self, name: str, value: int) -> int:
+        """Return an option that counts: the value of the user, or this one, which is then added. Raises
+        BadInput."""
         given = get_option(self.options, name)
         if given is None:
             self._chosen[name] = value
-            self.options.append(f"{name}={value}")
-        elif not given.isdecimal():
+            return value
+        if not given.isdecimal():
             raise BadInput(f"{name} {given}: `prove` needs a number of steps")
-        return value if given is None else int(given)
+        return int(given)
 
-    def _fit(self, steps: int) -> bool:
-        """Choose the options again after a reference of `steps` steps: a small data set has fewer in an epoch
-        than --epoch_steps. Return whether one has changed. Raises BadInput."""
+    def command(self, *more: str) -> list[str]:
+        return super().command(*(f"{name}={value}" for name, value in self._chosen.items()), *more)
+
+    def _command(self, case: Case, is_restart: bool) -> list[str]:
+        option = self._describe_options(case)
+        elastic = ["--elastic=true"] if case.losses else []
+        return self.command(*filter(None, [option]), *elastic, f"--output_dir={self.output}")
+
+    def _describe_options(self, case: Case) -> str:
+        """Return the option of a case with the value that the reference does not have."""
+        if not case.option:
+            return ""
+        start = read_starts(self.folder(REFERENCE))[-1]
+        # auto or the default: the reference has chosen them
+        used = start["settings"] | {
+            "data_backend": start.get("data backend"),
+            "processes_per_node": start["environment"].get("processes per node"),
+        }
+        is_used = str(used.get(case.option[2:])) == case.value
+        return f"{case.option}={case.other if is_used else case.value}"
+
+    def _accept_reference(self) -> None:
+        """Choose the options again and repeat the reference if it was too short: a small data set has fewer
+        steps in an epoch than --epoch_steps. Raises trial.Failed, BadInput."""
         before = dict(self._chosen)
-        if "--epochs" in before:
-            self._choose_value("--epochs", math.ceil(self.steps * before["--epochs"] / steps))
-        else:
-            self.steps = steps
-        if "--save_every" in before:
-            self._every = self._choose_value("--save_every", max(1, self.steps // 6))
-        return self._chosen != before
+        trained = _count_steps(self.folder(REFERENCE))
+        if 0 < trained < self.steps and "--epochs" in before:
+            self._chosen["--epochs"] = math.ceil(self.steps * before["--epochs"] / trained)
+        elif trained:
+            self.steps = min(self.steps, trained)
+        self._every = self._choose("--save_every", max(1, self.steps // 6))
+        if self._chosen != before:
+            shutil.rmtree(self.folder(REFERENCE))
+            self.run(Case(REFERENCE))
 
     def plan(self) -> list[Case]:
-        cases = [AGAIN, Case(KILLED, kills=self.kills, changes=(surroundings.THREADS,))]
-        for case in CHANGES:
-            if self.same_bits and case.option == PROCESSES:
-                cases += self._plan_numbers_of_processes()
-            elif self._can_have(case):
-                cases.append(case)
-        # these need the run with 2 processes before them, with which they are compared
-        cases += self._plan_killed_processes(cases)
-        cases += self._plan_replaced_processes()
-        # the last: its checkpoint is one that the killed run has left
-        return [*cases, DAMAGED]
+        others, disturbed = self._plan_processes()
+        changes = [case for case in cases.CHANGES if self._can_have(case)]
+        killed = Case(cases.KILLED, kills=self.kills, changes=(cases.THREADS,))
+        # the disturbed are compared with one of the others; the last one has a checkpoint of the killed run
+        return [cases.AGAIN, killed, *others, *changes, *disturbed, cases.DAMAGED]
 
     def _can_have(self, case: Case) -> bool:
         """Return whether the job has the option of a case, and it makes a difference. If not, a line is added
         to `unchecked`."""
-        reason = ""
+        reason = "" if case.option in self._known else f"has no {case.option}"
         if case.option == "--data_backend" and get_option(self.options, "--custom_data") == "true":
             reason = "has generated data"
-        elif case.option not in self._known:
-            reason = f"has no {case.option}"
         if reason:
             self.unchecked.append(f"{case.name}: {os.path.basename(self.script)} {reason}")
         return not reason
 
-    def _plan_numbers_of_processes(self) -> list[Case]:
-        """Return a case for each other number of processes that divides the shards of the job."""
-        self.processes = self._choose_value(PROCESSES, 1)
-        cases = []
-        for number in self.same_bits:
-            if number != self.processes:
-                value = str(number)
-                cases.append(Case(f"{value} processes", option=PROCESSES, value=value, other=value))
-        return cases
-
-    def _plan_killed_processes(self, cases: list[Case]) -> list[Case]:
-        """Return the case of 2 processes that are killed together, if the reference has one process. cases:
-        those before it; the run with 2 processes is the one with which it is compared."""
+    def _plan_processes(self) -> tuple[list[Case], list[Case]]:
+        """Return (cases with other numbers of processes; that of 2 processes that are killed together, if the
+        reference has one; that of processes that are killed one by one, if the job can replace them)."""
         if PROCESSES not in self._known:
             script = os.path.basename(self.script)
-            self.unchecked.append(f"a restart with 2 processes: {script} has no {PROCESSES}")
-            return []
-        if get_option(self.options, PROCESSES) not in (None, "1"):
-            return []
-        undisturbed = "2 processes" if self.same_bits else OTHER_PROCESSES.name
-        # with the run of 2 processes: another number of processes rounds sums differently
-        if all(case.name != undisturbed for case in cases):
-            return []
-        return [
-            Case(
-                "2 processes, killed and restarted",
-                option=PROCESSES,
-                value="2",
-                other="2",
-                kills=1,
-                against=undisturbed,
-            )
-        ]
-
-    def _plan_replaced_processes(self) -> list[Case]:
-        """Return the case of processes that are killed one by one, if the job can replace them."""
+            names = (cases.OTHER_PROCESSES.name, "a restart with 2 processes")
+            self.unchecked += [f"{name}: {script} has no {PROCESSES}" for name in names]
+            return [], []
+        others = [cases.OTHER_PROCESSES]
+        if self.same_bits:
+            self.processes = self._choose(PROCESSES, 1)
+            texts = [str(number) for number in self.same_bits if number != self.processes]
+            others = [Case(f"{text} processes", option=PROCESSES, value=text, other=text) for text in texts]
+        disturbed = []
+        for case in others:
+            # compared with the run of 2 processes: another number of processes rounds sums differently
+            if case.value == "2" and get_option(self.options, PROCESSES) in (None, "1"):
+                disturbed.append(cases.KILLED_ON_2._replace(against=case.name))
         count = max(self.same_bits, default=1)
-        if "--elastic" not in self._known or count == 1:
-            return []
         reason = forking.why_not()
-        if reason:
-            self.unchecked.append(f"{REPLACED}: {reason}")
-            return []
-        value = str(count)
-        return [Case(REPLACED, option=PROCESSES, value=value, other=value, losses=_LOSSES[count])]
+        if "--elastic" in self._known and count > 1 and reason:
+            self.unchecked.append(f"{cases.REPLACED}: {reason}")
+        elif "--elastic" in self._known and count > 1:
+            value = str(count)
+            case = Case(cases.REPLACED, option=PROCESSES, value=value, other=value, losses=_LOSSES[count])
+            disturbed.append(case)
+        return others, disturbed
 
-    def run(self, case: Case) -> str:
-        folder = self.folder(case.name)
-        # the run to compare with was refused, or could not be made
-        if not os.path.isdir(self.folder(case.against)) and case.against != REFERENCE:
-            raise NotRun(f"there is no run: {case.against}")
-        done = self._damage(folder, case) if case.damages else ""
-        options = []
-        if case.option:
-            options.append(f"{case.option}={self._choose(case)}")
-        if case.losses:
-            options.append("--elastic=true")
-        command = self.command((*options, f"--output_dir={folder}"))
-        self._record(case, command)
-        if case.losses:
-            return self._replace_processes(case, command)
-        # a job refuses an option with BAD_INPUT: that case is not run, and the verdict does not depend on it
-        try:
-            killed = self._run_with_kills(case, command)
-        except trial.Failed as error:
-            if not case.option or case.kills or error.code != _BAD_INPUT:
-                raise
-            shutil.rmtree(folder, ignore_errors=True)
-            self.unchecked.append(f"{case.name}: {error}")
-            raise NotRun(str(error)) from error
-        # a data set may have fewer steps in an epoch than the options of the reference expect
-        trained = self._progress(folder)
-        if case.name == REFERENCE and 0 < trained < self.steps and self._fit(trained):
-            shutil.rmtree(folder)
-            return self.run(case)
-        if not case.kills:
-            return done or "".join(options)
-        return self._describe_kills(case, killed)
-
-    def _run_with_kills(self, case: Case, command: list[str]) -> list[float]:
-        """Run a case to its end, with its SIGKILLs, and return the steps so far at each.
-
-        A job may end before a SIGKILL reaches it. Then the run is made again, with an earlier one. Raises
-        trial.Failed.
-        """
+    def _choose_kills(self, case: Case) -> list[list[float]]:
         # after the first save and before the last step: a restart has a state to load, and steps to train
-        first = self._every + 1
-        killed: list[float] = []
-        for bound in trial.lower_bounds(first, max(first, self.steps - 1)):
-            kills = trial.choose_steps(case.kills, first, bound, self._every)
-            killed = self._run_once(case, command, kills)
-            if not case.kills or self._has_trained_on(case):
-                break
-            if bound > first:  # the next try has a folder without results
-                shutil.rmtree(self.folder(case.name))
-                if case.name == KILLED:
-                    shutil.rmtree(self._snapshot, ignore_errors=True)
-        return killed
+        return trial.choose_tries(case.kills, self._every + 1, self.steps - 1, self._every)
 
-    def _has_trained_on(self, case: Case) -> bool:
-        """Return whether a restart of a case had to train on: one from step 0 has lost the checkpoints, and
-        one from the last step trains nothing."""
-        return any(0 < start["step"] < self.steps for start in read_starts(self.folder(case.name))[1:])
+    def _progress(self) -> float:
+        """Return the steps so far, or 0 if this start has no checkpoint yet: it is not killed then, because
+        the restart would repeat all of it."""
+        return _count_steps(self.output) if self._find_newest() > self._resumed_from else 0
 
-    def _run_once(self, case: Case, command: list[str], kills: list[float]) -> list[float]:
-        """Run a case once, and return the steps so far at each SIGKILL. A kill waits until this start has
-        saved a checkpoint: otherwise the restart would repeat all of it. Raises trial.Failed."""
-        folder = self.folder(case.name)
-        resumed_from = 0  # the step of the newest checkpoint when the last start began
+    def _begin(self) -> None:
+        super()._begin()
+        self._resumed_from = self._find_newest()
 
-        def watch() -> int:
-            """Return the steps so far, or 0 if this start has no checkpoint yet: it is not killed then."""
-            return self._progress(folder) if self._find_newest(folder) > resumed_from else 0
+    def _find_newest(self) -> int:
+        """Return the step of the newest checkpoint of the present run, 0 without one."""
+        return next(map(files.step_of, files.list_newest_first(os.path.join(self.output, "checkpoints"))), 0)
 
-        def after_kill() -> list[str]:
-            nonlocal resumed_from
-            resumed_from = self._find_newest(folder)
-            is_first = not os.path.exists(self._snapshot)
-            if case.name == KILLED and resumed_from < self.steps and is_first:
-                shutil.copytree(folder, self._snapshot)  # the damaged checkpoints are made from it
-            return command
+    def _continue(self, case: Case) -> list[str]:
+        if not self._snapshots(case.name):  # one is enough for the damaged checkpoint
+            self._keep_snapshot(case)
+        return self._command(case, is_restart=True)
 
-        with self._working_folder(case) as place:
-            start = self._start(case, place)
-            return trial.run(command, self._log(case.name), watch, kills, after_kill, start)
+    def _has_trained(self, case: Case, killed: list[float]) -> bool:
+        # a restart from step 0 has lost the checkpoints, and one from the last step trains nothing
+        steps = [start["step"] for start in read_starts(self.output)[1:]]
+        return not case.kills or any(0 < step < self.steps for step in steps)
 
     def _describe_kills(self, case: Case, killed: list[float]) -> str:
-        """Return what was done in a case with SIGKILLs. It is a doubt if no restart had to train on."""
-        resumed = [start["step"] for start in read_starts(self.folder(case.name))[1:]]
         if not killed:
-            self.doubts.append(f"{case.name}: no SIGKILL came before the end: give more --max_steps")
             return "no SIGKILL"
-        if not self._has_trained_on(case):
-            self.doubts.append(f"{case.name}: no restart had to train on: give more --max_steps")
+        resumed_at = ", ".join(f"{start['step']:.0f}" for start in read_starts(self.output)[1:])
         killed_after = ", ".join(f"{step:.0f}" for step in killed)
-        resumed_at = ", ".join(f"{step:.0f}" for step in resumed)
         return f"SIGKILL after step {killed_after}; continued from step {resumed_at}"
 
-    def _replace_processes(self, case: Case, command: list[str]) -> str:
-        """Run a case with losses, and return what was done. If a SIGKILL comes too late, the run is made
-        again, once and with other steps. Raises trial.Failed, NotRun."""
-        folder = self.folder(case.name)
+    def _run(self, case: Case, place: str | None) -> str:
+        """Run a case. If it has losses and a SIGKILL comes too late, the run is made again, once."""
+        if not case.losses:
+            return super()._run(case, place)
+        command = self._command(case, is_restart=False)
+        self._record(case, command)
         log = self._log(case.name)
-
-        def find_progress() -> int:
-            return self._progress(folder)
-
-        def repeat_command() -> list[str]:
-            # only trial.run() asks for it, after a kill of all processes: here the losses kill some of them
-            return command
-
         gap = max(1, self.steps // (len(case.losses) + 1))  # a part of the run follows the last one
         for seed in (0, 1):
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(self.output, ignore_errors=True)
             steps = trial.choose_steps(len(case.losses), 1, self.steps - gap, gap, seed)
-            losses = Losses(log, find_progress, [*zip(steps, case.losses, strict=False)])
+            losses = trial.Losses(
+                log, lambda: _count_steps(self.output), [*zip(steps, case.losses, strict=False)]
+            )
             try:
-                trial.run(command, log, losses.watch, [], repeat_command, self._start(case, None))
+                trial.run(command, log, self._start(case, place), losses.watch)
             except trial.Failed as error:
-                if losses.killed or error.code != _BAD_INPUT:
-                    raise losses.explain(error) from error
-                self.unchecked.append(f"{case.name}: {error}")
-                raise NotRun(str(error)) from error
+                raise losses.explain(error) from error
             if losses.is_done and losses.killed:
-                return losses.describe()
-        self.doubts.append(f"{case.name}: a SIGKILL came too late: give more --max_steps")
+                break
+        else:
+            self.doubts.append(f"{case.name}: a SIGKILL came too late: {self._longer}")
         return losses.describe()
+
+    def _damage(self, case: Case) -> tuple[str, list[str]]:
+        for snapshot in self._snapshots():
+            shutil.copytree(snapshot, self.output)
+        for path in files.list_newest_first(os.path.join(self.output, "checkpoints")):
+            self._damaged = files.step_of(path)
+            if self._damaged >= self.steps:  # a restart would have nothing to train
+                files.discard(path)
+                continue
+            with contextlib.suppress(files.Refused):  # its write was interrupted
+                state = files.read(path)
+                facts = files.facts_of(path)
+                facts.pop("sha256", None)  # a checkpoint before version 0.45 has one, of other bytes
+                largest = change(state["objects"], case)
+                files.write(path, state, **facts)
+                # with its record the job would refuse it: that wrong weights are noticed is shown without
+                cut_states(self.output, self._damaged - 1)
+                return describe_damage(case, largest, [path]), []
+        raise NotRun("no checkpoint could be damaged")
 
     def refused(self, case: Case) -> bool:
         # the restart continued from another state than the damaged one
-        last_start = read_starts(self.folder(case.name))[-1]
-        return bool(last_start["step"] != self._damaged)
+        return bool(read_starts(self.folder(case.name))[-1]["step"] != self._damaged)
 
-    def _choose(self, case: Case) -> str:
-        """Return the value of a case's option that the reference does not have."""
-        start = read_starts(self.folder(REFERENCE))[-1]
-        used = get_option(self.options, case.option)
-        if case.option == "--data_backend":  # auto or the default: the reference has chosen one
-            used = start.get("data backend")
-        if case.option == PROCESSES:  # the default: one for each GPU
-            used = str(start["environment"].get("processes per node", used))
-        return case.other if used == case.value else case.value
+    def find_cause(self, case: Case) -> str:
+        return ""  # a job of Bootfile names what differs
 
-    def _progress(self, folder: str) -> int:
-        """Return the steps so far of a run: each has a record in its receipt."""
-        try:
-            return os.path.getsize(os.path.join(folder, records.FILE)) // RECORD.itemsize
-        except OSError:
-            return 0
+    def describe_coverage(self, killed: list[str]) -> tuple[str, list[str]]:
+        """Return (what the reference covered, in words; lines on what was not checked), by the records of the
+        runs. Raises BadInput if a record cannot be read."""
+        folder = self.folder(REFERENCE)
+        if find_receipt(folder) != records.FILE:
+            return "", []
+        run = Run(folder)
+        per_epoch = whole = (
+            0  # steps of an epoch as the job cuts it, and of one that is not cut; 0: not known
+        )
+        # the length of an epoch is not known of weighted samples, or of a loader of the user's own
+        with contextlib.suppress(BadInput):
+            sampler = run.sampler(run.first)
+            per_epoch = len(sampler)
+            sampler.epoch_steps = None
+            whole = len(sampler)
+        epochs = dict(zip(run.records["step"].tolist(), run.records["epoch"].tolist(), strict=True))
+        last = epochs[run.last]
+        ends = last if run.last == last * per_epoch else last - 1  # the epochs 1..ends are complete
+        each = f", {per_epoch} steps each" if per_epoch else ""
+        part = f" of {per_epoch}" if per_epoch else ""
+        of_epochs = f" of epochs 1-{last}{each}" if last > 1 else f"{part} of epoch 1"
+        end = f"ends of epochs: {ends}" if ends else "no end of an epoch"
+        resumed = [start["step"] for name in killed for start in read_starts(self.folder(name))[1:]]
+        hint = f": give --max_steps {per_epoch} or more" if per_epoch else ""
+        unchecked = {
+            f"the steps after {per_epoch} of an epoch of {whole}": whole > per_epoch,
+            f"the end of an epoch{hint}": not ends,
+            "a restart in a later epoch than 1": all(epochs.get(step + 1, 0) <= 1 for step in resumed),
+        }
+        text = f"steps {run.first}-{run.last}{of_epochs}; {end}"
+        return text, [line for line, is_missing in unchecked.items() if is_missing]
 
-    def _find_newest(self, folder: str) -> int:
-        """Return the step of the newest checkpoint in a run's folder, 0 without one."""
-        paths = files.list_newest_first(os.path.join(folder, "checkpoints"))
-        return next(map(files.step_of, paths), 0)
 
-    def _damage(self, folder: str, case: Case) -> str:
-        """Prepare a folder whose newest checkpoint is damaged. Return what was done. Raises NotRun."""
-        # the folder at the first kill: at the end of the run the newest checkpoint leaves nothing to train
-        source = self.folder(KILLED)
-        if os.path.isdir(self._snapshot):
-            source = self._snapshot
-        if os.path.isdir(source):
-            shutil.copytree(source, folder)
-        for path in files.list_newest_first(os.path.join(folder, "checkpoints")):
-            try:
-                state = files.read(path)
-            except files.Refused:  # its write was interrupted
-                continue
-            if files.step_of(path) >= self.steps:  # a restart would have nothing to train
-                files.discard(path)
-                continue
-            facts = files.facts_of(path)
-            facts.pop("sha256", None)  # a checkpoint before version 0.45 has one, of other bytes
-            largest = change(state["objects"], case)
-            if largest:
-                files.write(path, state, **facts)
-                self._damaged = files.step_of(path)
-                # with its record the job would refuse it: that wrong weights are noticed is shown without
-                cut_states(folder, self._damaged - 1)
-                return describe(case, largest, [path])
-        shutil.rmtree(folder, ignore_errors=True)
-        raise self._not_run("no checkpoint could be damaged")
+def _count_steps(folder: str) -> int:
+    """Return the steps so far of a run: each has a record in its receipt."""
+    with contextlib.suppress(OSError):
+        return os.path.getsize(os.path.join(folder, records.FILE)) // records.RECORD.itemsize
+    return 0

@@ -10,7 +10,7 @@ hardware and files.
 proof: the version of this schema.
 job: the path of the job as the user gave it.
 tree: the git commit of the job's folder, and whether no tracked file differs from it; null without git.
-files: the job and its modules: the Python files below its folder (modules.py), or those that `launch pack`
+files: the job and its modules: the Python files below its folder (find_modules), or those that `launch pack`
     would upload with it if `python -m launch prove` made the proof.
 runs: what was done to them, the commands, and what was compared: receipts, digests of the state, and weights.
 machines: what computed a run (bootfile/machine/facts.py); [] for a script that does not use Bootfile.
@@ -36,7 +36,6 @@ from bootfile.machine.cores import available_cores
 from bootfile.machine.differences import INSTRUCTIONS
 from bootfile.prove.cases import REFERENCE
 from bootfile.prove.job import Job
-from bootfile.prove.modules import Modules, find_modules
 from bootfile.prove.verdict import Row
 from bootfile.receipt import records
 from bootfile.receipt.compare import PARTS, find_files
@@ -50,6 +49,11 @@ else:
 PAGE_MARK = "a page of launch prove"
 MARK = r'^\{\s*"proof": \d+,'  # the beginning of such a file
 _MOST = 2**26  # bytes of it
+_MOST_MODULES = 1000  # of a script
+_NO_MODULES = ("__pycache__", "node_modules", "site-packages")  # folders
+FindModules = Callable[
+    [str], dict[str, str]
+]  # a script -> its modules: path in its folder -> path of the file
 _RECORDS = ("state.jsonl", records.FILE, "receipt-*.bin")  # in a run's folder
 _MACHINE = (*INSTRUCTIONS, "libraries", "OpenBLAS", "settings")  # the threads are those of each run
 _PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "page.html")
@@ -71,10 +75,38 @@ class _Proof(pydantic.BaseModel):
     comparisons: list[dict[str, Any]]
 
 
-def describe_code(
-    job: str,
-    find_modules: Callable[[str], Modules] = find_modules,
-) -> tuple[dict[str, Any], list[str]]:
+def find_modules(script: str) -> dict[str, str]:
+    """Return the script and the Python files below its folder: path in the folder -> path of the file.
+
+    Hidden folders, virtual environments and installed packages are skipped. A folder that is a symbolic link
+    is not entered. Raises BadInput if there are more than 1000 modules, or if a folder cannot be read.
+    """
+    script = os.path.abspath(script)
+    root = os.path.dirname(script)
+    modules = {os.path.basename(script): script}
+
+    def stop(error: OSError) -> None:
+        raise error
+
+    def is_entered(folder: str) -> bool:
+        name = os.path.basename(folder)
+        is_hidden = name.startswith(".") or name in _NO_MODULES
+        return not is_hidden and not os.path.exists(os.path.join(folder, "pyvenv.cfg"))
+
+    with explained(f"the modules of {script} cannot be read"):
+        # a link to a folder is not entered: it may lead out of the project, for example to all data
+        for folder, folders, names in os.walk(root, onerror=stop):
+            folders[:] = [name for name in folders if is_entered(os.path.join(folder, name))]
+            paths = [os.path.join(folder, name) for name in names if name.endswith(".py")]
+            for path in filter(os.path.isfile, paths):
+                modules[os.path.relpath(path, root).replace(os.sep, "/")] = path
+            # a script in the home folder, for example: its digests would take longer than the runs
+            if len(modules) > _MOST_MODULES:
+                raise BadInput(f"{root} has more than {_MOST_MODULES} modules")
+    return dict(sorted(modules.items()))
+
+
+def describe_code(job: str, find_modules: FindModules = find_modules) -> tuple[dict[str, Any], list[str]]:
     """Return (tree and files of a job, lines on what they do not cover). Raises BadInput if a file cannot be
     read."""
     path = os.path.abspath(job)
@@ -89,9 +121,7 @@ def describe_code(
         limits.append("--check compares modules only: no commit has the other files")
     with explained(f"the code of {job} cannot be read"):
         digests = {name: sha256_file(file) for name, file in files.items()}
-    tree: dict[str, str | bool | None] = {"commit": None, "clean": None}
-    if commit:
-        tree = {"commit": commit, "clean": not dirty}
+    tree = {"commit": commit or None, "clean": not dirty if commit else None}
     return {"tree": tree, "files": digests}, limits
 
 
@@ -163,10 +193,8 @@ def write(page_path: str, path: str, facts: dict[str, Any]) -> None:
 
     command = facts["runs"][0]["commands"][0]
     # part -> run -> the text of their comparison: the table of the page
-    texts: dict[str, dict[str, str]] = {part: {} for part in PARTS}
-    for line in facts["comparisons"]:
-        if line["part"] in texts:  # a run that failed has no part
-            texts[line["part"]][line["run"]] = line["text"]
+    lines = facts["comparisons"]
+    texts = {part: {line["run"]: line["text"] for line in lines if line["part"] == part} for part in PARTS}
     text = page.render(
         _PAGE,
         mark=PAGE_MARK,
@@ -184,28 +212,20 @@ def write(page_path: str, path: str, facts: dict[str, Any]) -> None:
 def _describe_run(job: Job, name: str, result: str, done: str) -> dict[str, Any]:
     """Return what the file of a proof has of one run. Raises BadInput if a file of the run cannot be read."""
     folder = job.folder(name)
-    digests = {}
+    files = [file for pattern in (*_RECORDS, job.weights) for file in find_files(folder, pattern)]
     with explained(f"the run {folder} cannot be read"):
-        for pattern in (*_RECORDS, job.weights):
-            for file in find_files(folder, pattern):
-                digests[file] = sha256_file(os.path.join(folder, file))
-    seed = None
+        digests = {file: sha256_file(os.path.join(folder, file)) for file in files}
     known = read_starts(folder)
-    if known:
-        seed = known[0]["settings"].get("seed")
-    # the last state has the history of the whole run
-    machines = []
     states = read_states(folder)
-    if states:
-        machines = states[max(states)].get("machines", [])
     return {
         "run": name,
         "result": result,
         "done": done,
         "commands": job.commands.get(name, []),
-        "seed": seed,
+        "seed": known[0]["settings"].get("seed") if known else None,
         "files": digests,
-        "machines": machines,
+        # the last state has the history of the whole run
+        "machines": states[max(states)].get("machines", []) if states else [],
     }
 
 
@@ -220,35 +240,25 @@ def read(path: str) -> _Proof:
         raise BadInput(f"{path} is not a proof of schema 1 that `prove --to` wrote: {reason}") from None
 
 
-def find_changes(
-    proof: _Proof,
-    job: str,
-    find_modules: Callable[[str], Modules] = find_modules,
-) -> list[str]:
+def find_changes(proof: _Proof, job: str, find_modules: FindModules = find_modules) -> list[str]:
     """Return a line for each reason why a proof does not hold for a job on this node; [] if it holds. Raises
     BadInput."""
-    changes = []
     is_exact = proof.exit_code == 0 and proof.verdict.startswith("exact: ")
-    if not is_exact:
-        changes.append(f"the verdict was not exact: {proof.verdict}")
+    changes = [] if is_exact else [f"the verdict was not exact: {proof.verdict}"]
     code, _ = describe_code(job, find_modules)
     # it imports torch and asks for the GPUs, but no job runs
     now = code | describe_node()
     for group in ("tree", "versions", "hardware"):
-        before = getattr(proof, group)
-        for name in sorted(before.keys() | now[group].keys()):
-            old = _show(before.get(name))
-            new = _show(now[group].get(name))
+        before, after = getattr(proof, group), now[group]
+        for name in sorted(before.keys() | after.keys()):
+            old, new = _show(before.get(name)), _show(after.get(name))
             if old != new:
                 changes.append(f"{name} {old} -> {new}")
-    files = now["files"]
-    for name in sorted(proof.files.keys() | files.keys()):
-        if name not in files:
-            changes.append(f"{name} removed")
-        elif name not in proof.files:
-            changes.append(f"{name} added")
-        elif proof.files[name] != files[name]:
-            changes.append(f"{name} changed")
+    before, after = proof.files, now["files"]
+    for name in sorted(before.keys() | after.keys()):
+        if before.get(name) != after.get(name):
+            change = "changed" if name in before else "added"
+            changes.append(f"{name} {change if name in after else 'removed'}")
     return changes
 
 

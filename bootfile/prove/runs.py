@@ -10,7 +10,6 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 
 from bootfile.console import outputs
 from bootfile.console.words import mask_words
@@ -18,32 +17,26 @@ from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.exit_codes import DIFFERS
 from bootfile.processes import signals
-from bootfile.prove import coverage, proof, trial, verdict
+from bootfile.prove import proof, trial, verdict
 from bootfile.prove.cases import REFERENCE, SAME
 from bootfile.prove.job import Job
-from bootfile.prove.modules import Modules, find_modules
-from bootfile.prove.other_job import OtherJob
 from bootfile.prove.own_job import OwnJob
+from bootfile.prove.proof import FindModules
 from bootfile.prove.verdict import Row
 from bootfile.records import read_starts
 
 # why sums on a GPU round in another way each time, and what to do
 _ANY_ORDER = "some operators add in any order: torch.use_deterministic_algorithms(True)"
 _BENCHMARK = "torch.backends.cudnn.benchmark"
+_SAME_ORDER = " R307 "  # a rule of lint for what no restart shows: each epoch has the same order
 _UNWIND = 60.0  # seconds after Ctrl-C to end the job's processes, and delete its runs
 
 
-def run(
-    args: argparse.Namespace,
-    options: list[str],
-    find_modules: Callable[[str], Modules] = find_modules,
-) -> int:
+def run(args: argparse.Namespace, options: list[str], find_modules: FindModules) -> int:
     """Run the job, print the verdict and return the exit code.
 
-    args: those of the verb.
-    options: of the job.
-    find_modules: finds the modules of a job whose digests are in the proof.
-    Raises BadInput.
+    args: those of the verb. options: of the job. find_modules: finds the modules of a job whose digests are
+    in the proof. Raises BadInput.
     """
     limits = list[str]()
     if args.to:
@@ -63,33 +56,24 @@ def run(
         folder = args.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="bootfile-prove-"))
         outputs.make_empty(folder)
         root = os.path.abspath(folder)
-        job: Job
-        if args.compare:
-            job = OtherJob(
-                args.job,
-                options,
-                root,
-                args.kills,
-                compare=args.compare,
-                resume_with=args.resume_with,
-                stops=args.stops or 0,
-            )
-        else:
-            job = OwnJob(args.job, options, root, args.kills)
+        common = (args.job, options, root, args.kills)
+        files = {"compare": args.compare, "resume_with": args.resume_with, "stops": args.stops or 0}
+        job = Job(*common, **files) if args.compare else OwnJob(*common)
         # also after an error or a signal, and before the folder of the runs is deleted
         stack.callback(job.close)
         rows = _run_all(job)
         text, exit_code = verdict.conclude(job, rows, _find_cause(job, rows))
-        covered, uncovered = coverage.describe(job, rows)
-        notes = []
-        if covered:
-            notes.append(f"covered: {covered}")
-        notes += [f"note: {line}" for line in (*verdict.find_notes(rows), *job.find_notes())]
+        covered, uncovered = job.describe_coverage([row.case.name for row in rows if row.case.kills])
+        findings = _lint(args.job) if args.compare else []
+        notes = [f"covered: {covered}"] if covered else []
+        notes += [f"note: {line}" for line in verdict.find_notes(rows)]
+        notes += [f"note: {line}" for line in findings if _SAME_ORDER in line]
         notes += [f"not checked: {line}" for line in (*job.unchecked, *uncovered)]
         notes += [f"note: {line}" for line in limits]
         print(text, *notes, sep="\n")
-        if exit_code == DIFFERS and args.compare:
-            _print_findings(args.job)
+        if exit_code == DIFFERS and findings:
+            print(*(f"lint: {line}" for line in findings), sep="\n")
+            print(f"lint: bootfile lint {args.job} shows the fixes")
         if args.to:
             facts = proof.describe(job, code, rows, (text, exit_code), notes)
             proof.write(args.to, record, facts)
@@ -97,11 +81,7 @@ def run(
     return exit_code
 
 
-def check(
-    path: str,
-    job: str | None,
-    find_modules: Callable[[str], Modules] = find_modules,
-) -> int:
+def check(path: str, job: str | None, find_modules: FindModules) -> int:
     """Print what has changed since a proof. job: the one of the proof, if it is not where it was. Return the
     exit code. Raises BadInput."""
     known = proof.read(path)
@@ -123,16 +103,12 @@ def _find_cause(job: Job, rows: list[Row]) -> str:
     """Return why a run differs, in words; "" if none differs, or if the reason is not known. Raises
     BadInput."""
     row = verdict.find_difference(rows)
-    if not row:
-        return ""
-    part = row.different[0].part
-    if part in ("", "data"):  # the run failed, or its samples differ: these are causes themselves
+    # a run that failed, or whose samples differ: these are causes themselves
+    if not row or row.different[0].part in ("", "data"):
         return ""
     if row.case == SAME:
         return _explain_bits(job.folder(REFERENCE))
-    if row.case.kills:
-        return job.find_cause(row.case)
-    return ""
+    return job.find_cause(row.case) if row.case.kills else ""
 
 
 def _explain_bits(folder: str) -> str:
@@ -143,27 +119,21 @@ def _explain_bits(folder: str) -> str:
     if not told:
         return f"if it computes on the GPU: {_ANY_ORDER}" if accelerator.count() else ""
     facts = told[-1]["environment"]
-    if "GPU" not in facts:
-        return ""
-    if "deterministic" not in str(facts.get("settings")).split():
+    if "GPU" in facts and "deterministic" not in str(facts.get("settings")).split():
         return f"{facts['GPU']}: {_ANY_ORDER}"
-    if "benchmark" in str(facts.get("cuDNN")).split():
+    if "GPU" in facts and "benchmark" in str(facts.get("cuDNN")).split():
         return f"{facts['GPU']}: cuDNN takes the algorithm that is fastest by time: {_BENCHMARK} = False"
     return ""
 
 
-def _print_findings(script: str) -> None:
-    """Print what `bootfile lint` finds in a script whose restart differs: it may explain the difference."""
-    from bootfile.lint import engine  # only after a difference
+def _lint(script: str) -> list[str]:
+    """Return what `bootfile lint` finds in a script: it may explain a difference."""
+    from bootfile.lint import engine  # only for a script without Bootfile
 
-    try:
+    with contextlib.suppress(BadInput):  # it is not Python, or cannot be read
         findings = [finding for finding in engine.lint(script) if not finding.is_hint]
-    except BadInput:  # it is not Python, or cannot be read
-        return
-    for finding in findings:
-        print(f"lint: {finding.path}:{finding.line}: {finding.rule} {finding.message}")
-    if findings:
-        print(f"lint: bootfile lint {script} shows the fixes")
+        return [f"{finding.path}:{finding.line}: {finding.rule} {finding.message}" for finding in findings]
+    return []
 
 
 def _run_all(job: Job) -> list[Row]:
@@ -184,17 +154,14 @@ def _run_all(job: Job) -> list[Row]:
     done = 0
     while done < len(cases):  # the list may grow
         case = cases[done]
-        left = 0.0
-        for following in cases[done:]:
-            left += seconds
-            if following.kills or following.stops:  # a killed run makes some steps twice
-                left += seconds
+        # a killed run makes some steps twice
+        left = seconds * sum(2 if following.kills or following.stops else 1 for following in cases[done:])
         print(f"[{done + 2}/{len(cases) + 1}] {case.name} (at most {left:.0f} s left)", flush=True)
         row = verdict.run(job, case)
         rows.append(row)
-        for text in (row.done, *(f"{line.part} {line.text}".strip() for line in row.lines), row.result):
-            if text:
-                print(f"      {text}", flush=True)
+        texts = [row.done, *(f"{line.part} {line.text}".strip() for line in row.lines), row.result]
+        for text in filter(None, texts):
+            print(f"      {text}", flush=True)
         done += 1
         cases[done:done] = verdict.needs_more(row)  # they are next
     return rows

@@ -26,6 +26,11 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
+del sys.path[0]  # this folder: its modules have general names
+import torch  # noqa: E402
+from torch.optim.optimizer import register_optimizer_step_pre_hook  # noqa: E402
+from torch.utils._pytree import tree_flatten  # noqa: E402
+
 _MOST = 2**14  # elements of a tensor that are hashed
 _ACCELERATORS = ("cuda", "npu", "xpu")
 _NOT_OPTIONS = {"params", "fused", "foreach", "capturable", "differentiable"}
@@ -45,9 +50,6 @@ class _Trace:
 
     def install(self) -> None:
         """Watch the steps of all optimizers, the calls of all modules, and GradScaler."""
-        import torch
-        from torch.optim.optimizer import register_optimizer_step_pre_hook
-
         register_optimizer_step_pre_hook(self._before_step)
         torch.nn.Module.__call__ = self._watch_calls(torch.nn.Module.__call__)  # type: ignore[method-assign]
         # torch.amp has it since torch 2.3; those of accelerators are its subclasses, or stand alone
@@ -70,7 +72,9 @@ class _Trace:
             weights += group["params"]
         states = []
         for weight in weights:
-            states += [value for value in optimizer.state.get(weight, {}).values() if _is_tensor(value)]
+            states += [
+                value for value in optimizer.state.get(weight, {}).values() if isinstance(value, torch.Tensor)
+            ]
         gradients = [weight.grad for weight in weights if weight.grad is not None]
         line = {
             "optimizer": self._optimizers.index(id(optimizer)),
@@ -90,13 +94,13 @@ class _Trace:
 
     def _watch_calls(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return Module.__call__ with a record of the inputs. Only the outermost module has a batch."""
-        import torch
 
         @functools.wraps(call)
         def watched(module: Any, *args: Any, **kwargs: Any) -> Any:
             # the outermost module, and not in an evaluation: only such a batch belongs to a step
             if self._depth == 0 and torch.is_grad_enabled():
-                tensors = list(_find_tensors([*args, *kwargs.values()]))
+                leaves, _ = tree_flatten([args, kwargs])
+                tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
                 # a criterion, or a second model, gets what a model has computed: not a batch
                 if tensors and not any(tensor.grad_fn for tensor in tensors):
                     self._batches.append(_digest(tensors))
@@ -123,8 +127,6 @@ class _Trace:
 def main() -> None:
     """Run the script in this process, as `python SCRIPT [OPTION ...]` would."""
     path, *words = sys.argv[1:]
-    # this folder, whose modules have general names: it goes before torch is imported, in the functions above
-    del sys.path[0]
     _Trace(path).install()
     sys.argv = words
     sys.orig_argv = [sys.executable, *words]
@@ -134,12 +136,12 @@ def main() -> None:
 
 def _read_options(optimizer: Any) -> dict[str, Any]:
     """Return the numbers in the parameter groups of an optimizer: "0.lr" -> 0.1."""
-    options = {}
+    options: dict[str, Any] = {}
     for number, group in enumerate(optimizer.param_groups):
         for name, value in group.items():
             if name in _NOT_OPTIONS:
                 continue
-            if _is_tensor(value):  # a learning rate, if the step is compiled
+            if isinstance(value, torch.Tensor):  # a learning rate, if the step is compiled
                 options[f"{number}.{name}"] = value.tolist()
             elif isinstance(value, bool | int | float | list | tuple):
                 options[f"{number}.{name}"] = value
@@ -148,8 +150,6 @@ def _read_options(optimizer: Any) -> dict[str, Any]:
 
 def _digest_random() -> dict[str, str]:
     """Return digests of the states of the random numbers that the script has loaded."""
-    import torch
-
     states: dict[str, Any] = {"torch": torch.get_rng_state().numpy().tobytes()}
     for name, module in _find_accelerators():
         if module.is_available() and module.is_initialized():  # else the script does not use it
@@ -164,33 +164,12 @@ def _digest_random() -> dict[str, str]:
 
 def _find_accelerators() -> list[tuple[str, Any]]:
     """Return the names and the modules of the kinds of accelerators that torch knows."""
-    import torch
-
     modules = [(name, getattr(torch, name, None)) for name in _ACCELERATORS]
     return [(name, module) for name, module in modules if hasattr(module, "is_initialized")]
 
 
-def _find_tensors(values: Iterable[Any]) -> Iterable[Any]:
-    """Yield the tensors in nested dictionaries, lists and tuples."""
-    for value in values:
-        if _is_tensor(value):
-            yield value
-        elif isinstance(value, dict):
-            yield from _find_tensors(value.values())
-        elif isinstance(value, list | tuple):
-            yield from _find_tensors(value)
-
-
-def _is_tensor(value: object) -> bool:
-    import torch
-
-    return isinstance(value, torch.Tensor)
-
-
 def _digest(tensors: Iterable[Any]) -> str:
     """Return a digest of tensors. Of a large one it has some elements: a difference reaches most of them."""
-    import torch
-
     whole = hashlib.blake2b(digest_size=8)
     for tensor in tensors:
         dense = tensor.detach()

@@ -1,14 +1,16 @@
-"""Run a command to its end, with SIGKILLs and restarts on the way."""
+"""Run a command to its end, with SIGKILLs and restarts on the way, or with SIGKILLs to some of its ranks."""
 
 # The verbs on old runs start jobs with history/compute.py: at a state of a run, and compared with it on the
 # way. This runs any program from its beginning, and knows nothing of its files. Both use sessions.py.
 
+import contextlib
 import os
 import random
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 from bootfile.console.words import mask_words
@@ -16,6 +18,7 @@ from bootfile.ground.exit_codes import explain_exit_code
 from bootfile.processes import sessions
 
 _POLL = 0.005  # seconds: a short job takes a millisecond for a step
+_PATIENCE = 300.0  # seconds from a SIGKILL to some ranks until the next generation
 _GRACE = 60.0  # seconds for a program to end after SIGTERM
 # `error: ...` of our loops and of argparse, the last line of a traceback; torchrun puts the rank before it
 _ERROR = re.compile(
@@ -35,23 +38,23 @@ class Failed(Exception):
 def run(
     command: list[str],
     log: str,
-    watch: Callable[[], float],
-    kills: list[float],
-    after_kill: Callable[[], list[str]],
     start: Callable[[list[str], str, IO[Any]], Any] | None = None,
+    watch: Callable[[], float] = float,
+    kills: Sequence[float] = (),
+    after_kill: Callable[[], list[str]] = list,
     stops: bool = False,
 ) -> list[float]:
     """Run a command to its end, and start it again after each SIGKILL. Return its progress at each SIGKILL.
 
     log: the file for its output.
+    start: starts a command; default: sessions.start().
     watch: returns its progress: steps, or seconds.
     kills: the progress at which all its processes are killed, ascending.
-    after_kill: called after each kill; returns the command of the restart.
-    start: starts a command; default: sessions.start().
+    after_kill: called after each kill; returns the command of the restart, or [] if none follows.
     stops: send SIGTERM, after which it may save and end by itself, and SIGKILL after 60 s.
     Raises Failed.
     """
-    start = start or sessions.start
+    start = start or sessions.start  # looked up here: tests replace it
     progress_at_kills: list[float] = []
     mark = os.path.abspath(log)
     with open(log, "ab") as output:
@@ -60,25 +63,22 @@ def run(
             try:
                 task = start(command, mark, output)
                 tasks.append(task)
-                while True:
-                    # it may end on its own before a SIGKILL is due: then no restart follows
-                    has_ended = task.poll() is not None
-                    if has_ended:
-                        break
-                    progress = watch()
-                    if progress >= target:
-                        if stops:
-                            _stop(task)
-                        break
+                while task.poll() is None and (progress := watch()) < target:
                     time.sleep(_POLL)
+                # it may end on its own before a SIGKILL is due: then no restart follows
+                has_ended = task.poll() is not None
+                if stops and not has_ended:
+                    _stop(task)
             finally:  # also those that the command has left behind
                 sessions.kill(tasks, mark)
+            if has_ended and task.returncode:
+                raise Failed(_failure(command, task.returncode, log), task.returncode)
             if has_ended:
-                if task.returncode:
-                    raise Failed(_failure(command, task.returncode, log), task.returncode)
                 break
             progress_at_kills.append(max(progress, watch()))  # until the signal arrived
             command = after_kill()
+            if not command:
+                break
     return progress_at_kills
 
 
@@ -90,10 +90,12 @@ def _stop(task: Any) -> None:
         time.sleep(_POLL)
 
 
-def lower_bounds(first: int, last: int) -> list[int]:
-    """Return the largest progress at which to kill: for the first try, and for further ones, if the process
-    was faster than the SIGKILL, and no restart had to train on. The last one is the earliest moment."""
-    return sorted({last, (first + last) // 2, first}, reverse=True)
+def choose_tries(count: int, first: int, last: int, gap: int = 1) -> list[list[float]]:
+    """Return choose_steps() for the first try, and for further ones, if the process was faster than a
+    SIGKILL, and no restart had to train on. The last one is the earliest moment."""
+    last = max(first, last)
+    bounds = sorted({last, (first + last) // 2, first}, reverse=True)
+    return [choose_steps(count, first, bound, gap) for bound in bounds]
 
 
 def choose_steps(count: int, first: int, last: int, gap: int = 1, seed: int = 0) -> list[float]:
@@ -110,18 +112,91 @@ def choose_steps(count: int, first: int, last: int, gap: int = 1, seed: int = 0)
 def _failure(command: list[str], code: int, log: str) -> str:
     """Return the message of Failed: the last line of the output, or what a signal means. Below the banner of
     torchrun the error of its last process counts."""
-    reason = "it printed nothing"
-    error = ""
     with open(log, encoding="utf-8", errors="replace") as file:
-        for line in file:
-            if line.strip():
-                reason = line.strip()
-            match = _ERROR.fullmatch(line.strip())
-            if match:
-                error = match[1]
-    if error and _BANNER.fullmatch(reason):
-        reason = error
+        lines = [line.strip() for line in file if line.strip()]
+    reason = lines[-1] if lines else "it printed nothing"
+    errors = [match[1] for match in map(_ERROR.fullmatch, lines) if match]
+    if errors and _BANNER.fullmatch(reason):
+        reason = errors[-1]
     if code <= 0:
         reason = explain_exit_code(code)
     words, _ = mask_words(command[1:])
     return f"{' '.join(words)} ended with {code}: {reason}"
+
+
+class Losses:
+    """The SIGKILLs of a run that begins now. Each one waits for the generation after the one before.
+
+    log: the file for the output of the run, which is also its mark (sessions.py).
+    progress: returns the steps so far.
+    plan: (a step, ranks that get a SIGKILL after it), ascending.
+    killed: (steps so far, ranks) of each SIGKILL. generation: the present one, 0 before the first.
+    """
+
+    def __init__(self, log: str, progress: Callable[[], int], plan: list[tuple[float, tuple[int, ...]]]):
+        self._log = os.path.abspath(log)
+        self._progress = progress
+        self._plan = deque(plan)
+        self._place = 0  # bytes of the log that were read
+        if os.path.exists(log):  # the run is made again: the lines of the first one do not count
+            self._place = os.path.getsize(log)
+        self._last = deque[str](maxlen=4)  # lines of the output
+        self._pids: list[int] = []  # the process ids of the present generation, by rank
+        self._gone: set[int] = set()  # processes of the last SIGKILL, until a generation without them begins
+        self._killed_at = 0.0
+        self.generation = 0
+        self.killed: list[tuple[int, tuple[int, ...]]] = []
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether the job has continued after each SIGKILL, and none is left."""
+        self._read()
+        return not self._plan and not self._gone
+
+    def watch(self) -> int:
+        """Kill what is due, and return the steps so far. Raises Failed."""
+        self._read()
+        steps = self._progress()
+        if self._gone and time.monotonic() - self._killed_at > _PATIENCE:
+            raise Failed(f"no generation began within {_PATIENCE:g} s", 1)
+        # the next SIGKILL waits until the job has continued after the one before
+        is_ready = self._pids and self._plan and not self._gone
+        if is_ready and steps >= self._plan[0][0]:
+            _, ranks = self._plan.popleft()
+            self._gone = {self._pids[rank] for rank in ranks}
+            self._killed_at = time.monotonic()
+            # a process id of the log may be another program's by now: those with the mark are killed
+            for pid in self._gone & sessions.find(self._log).keys():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self.killed.append((steps, ranks))
+        return steps
+
+    def describe(self) -> str:
+        """Return what was done, in words."""
+        kills = [f"{' and '.join(map(str, ranks))} after step {steps}" for steps, ranks in self.killed]
+        if not kills:
+            return "no SIGKILL"
+        return f"SIGKILL to rank {', '.join(kills)}; {self.generation} generations"
+
+    def explain(self, error: Failed) -> Failed:
+        """Return the error with what was done and the last lines of the output."""
+        self._read()
+        # 1: after a SIGKILL no code means that the job has refused its options
+        code = 1 if self.killed else error.code
+        return Failed(f"{self.describe()}: {error} ({' | '.join(self._last)})", code)
+
+    def _read(self) -> None:
+        """Read the new lines of the output: the last ones, and the processes of a new generation."""
+        with open(self._log, "rb") as file:
+            file.seek(self._place)
+            text = file.read().rpartition(b"\n")[0]
+            self._place += len(text)  # the next text begins with the end of this line
+        lines = [line.strip() for line in text.decode(errors="replace").splitlines()]
+        self._last.extend(filter(None, lines))
+        for match in filter(None, map(sessions.GENERATION.fullmatch, lines)):
+            self.generation = int(match[1])
+            self._pids = [int(pid) for pid in match[2].split()]
+            # a generation that still names a killed process began before its loss was noticed
+            if not self._gone & {*self._pids}:
+                self._gone = set()

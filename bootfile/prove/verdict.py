@@ -1,31 +1,24 @@
 """The results of a job's cases, and the verdict."""
 
+import shutil
 from typing import NamedTuple
 
 from bootfile.ground.exit_codes import DIFFERS, UNVERIFIED
-from bootfile.prove import trial
-from bootfile.prove.cases import (
-    AGAIN,
-    ALL_DAMAGED,
-    DAMAGED,
-    KILLED,
-    ONE_CHANGE,
-    OTHER_THREADS,
-    PROCESSES,
-    SAME,
-    SAME_THREADS,
-    Case,
-    NotRun,
-)
+from bootfile.prove import cases, trial
+from bootfile.prove.cases import KILLED, Case, NotRun
+from bootfile.prove.causes import join
 from bootfile.prove.job import Job
 from bootfile.receipt import compare
 from bootfile.receipt.compare import Line
 
-# results of a case, in addition to "equal", "differs", "failed" and "nothing to compare"
+# results of a case, in addition to "equal", "differs" and "failed"
 NOTICED = "noticed"
 NOT_NOTICED = "not noticed"
 REFUSED = "refused"
 NOT_RUN = "not run"
+_BAD_INPUT = 2  # exit code of a job that refuses its options
+# threads change the rounding of sums: they neither make a restart fail, nor read other samples
+_ROUNDED = ("state", "figures", "weights")
 
 
 class Row(NamedTuple):
@@ -39,9 +32,8 @@ class Row(NamedTuple):
     @property
     def different(self) -> list[Line]:
         """Return the comparisons that differ, without those that need not be equal."""
-        ignored: tuple[str, ...] = ()
-        if not self.case.checks_state:  # another number of processes rounds sums in another way
-            ignored = ("state", "figures", "weights")
+        # another number of processes rounds sums in another way
+        ignored = () if self.case.checks_state else _ROUNDED
         return [line for line in self.lines if not line.equal and line.part not in ignored]
 
 
@@ -65,89 +57,77 @@ def _run(job: Job, case: Case) -> Row:
     except NotRun as reason:
         return Row(case, str(reason), [], NOT_RUN)
     except trial.Failed as error:
-        # a job that ends with an error at a damaged checkpoint has noticed the damage
-        if case.damages:
-            return Row(case, str(error), [], REFUSED)
-        # a job that does not run in other surroundings has computed nothing else: that is not a difference
-        if case.changes and not case.kills:
-            if len(case.changes) == 1:  # else each one follows
-                job.unchecked.append(f"{case.changes[0]}: {error}")
-            return Row(case, str(error), [], NOT_RUN)
-        result = "differs"
-        if case.must_differ:  # a run with another seed that ends with an error shows nothing
-            result = "failed"
-        return Row(case, "", [Line("", False, str(error))], result)
+        return _judge_failure(job, case, error)
     lines = compare.compare_runs(job.folder(case.against), job.folder(case.name), job.weights)
-    row = Row(case, done, lines, "nothing to compare")
-    if not lines:
-        return row
-    if not case.must_differ:
-        if row.different:
-            return row._replace(result="differs")
-        return row._replace(result="equal")
+    row = Row(case, done, lines, NOTICED if case.must_differ else "equal")
     if row.different:
-        return row._replace(result=NOTICED)
+        return row if case.must_differ else row._replace(result="differs")
+    if not case.must_differ:
+        return row
     # equal to the reference, although it was changed: the job may have refused what was changed
-    if case.damages and job.refused(case):
-        return row._replace(result=REFUSED)
-    return row._replace(result=NOT_NOTICED)
+    return row._replace(result=REFUSED if case.damages and job.refused(case) else NOT_NOTICED)
+
+
+def _judge_failure(job: Job, case: Case, error: trial.Failed) -> Row:
+    """Return the row of a run that has ended with an error."""
+    # a job that ends with an error at a damaged checkpoint has noticed the damage
+    if case.damages:
+        return Row(case, str(error), [], REFUSED)
+    # a job that refuses an option, or does not run in other surroundings, has computed nothing else
+    is_refused = case.option and error.code == _BAD_INPUT
+    if not case.kills and (case.changes or is_refused):
+        shutil.rmtree(job.folder(case.name), ignore_errors=True)
+        changed = case.changes or (case.name,)
+        if len(changed) == 1:  # else each one follows
+            job.unchecked.append(f"{changed[0]}: {error}")
+        return Row(case, str(error), [], NOT_RUN)
+    # a run with another seed that ends with an error shows nothing
+    return Row(case, "", [Line("", False, str(error))], "failed" if case.must_differ else "differs")
 
 
 def needs_more(row: Row) -> list[Case]:
-    """Return the cases that have to follow: one tensor of a checkpoint may have no effect on the results, and
-    a difference in other surroundings has one cause."""
-    if row.case == DAMAGED and row.result == NOT_NOTICED:
-        return [ALL_DAMAGED]
-    # is the job repeatable at all, in the same surroundings?
-    if row.case == AGAIN and row.result != "equal":
-        return [SAME]
-    if row.case.name == KILLED and row.result == "differs":
-        # threads change the rounding of sums: they neither make a restart fail, nor read other samples
-        if row.different[0].part in ("", "data"):
-            return []
-        return [row.case._replace(name=SAME_THREADS, changes=())]
-    if row.case.name == SAME_THREADS and row.result == "equal":
-        return [OTHER_THREADS]
-    # it is: which one of the changes makes the difference?
-    if row.case == SAME and row.result == "equal":
-        return ONE_CHANGE
-    return []
+    """Return the cases that have to follow."""
+    case, result = row.case, row.result
+    next_cases: dict[tuple[str, bool], list[Case]] = {
+        # one tensor of a checkpoint may have no effect on the results
+        (cases.DAMAGED.name, result == NOT_NOTICED): [cases.ALL_DAMAGED],
+        # is the job repeatable at all, in the same surroundings?
+        (cases.AGAIN.name, result != "equal"): [cases.SAME],
+        # it is: which one of the changes makes the difference?
+        (cases.SAME.name, result == "equal"): cases.ONE_CHANGE,
+        (KILLED, result == "differs" and row.different[0].part in _ROUNDED): [
+            case._replace(name=cases.SAME_THREADS, changes=())
+        ],
+        (cases.SAME_THREADS, result == "equal"): [cases.OTHER_THREADS],
+    }
+    return next_cases.get((case.name, True), [])
 
 
 def find_difference(rows: list[Row]) -> Row | None:
     """Return the run that should be equal and is not, the one which the verdict names; None without one."""
     by_name = {row.case.name: row for row in rows}
-    names_cause = (SAME, *ONE_CHANGE)  # so these come first
-    causes = [row for row in rows if row.case in names_cause]
-    others = [row for row in rows if row.case not in names_cause]
-    for row in causes + others:
-        if row.case.must_differ or row.case == OTHER_THREADS or not row.different:
-            continue
-        if row.case.name != KILLED or SAME_THREADS not in by_name:
-            return row
-        # without the differences that another number of threads makes
-        same_threads = by_name[SAME_THREADS]
-        if same_threads.different:
-            return same_threads
-        if not _depends_on_threads(by_name):
-            return row
-    return None
+    # without the differences that another number of threads makes
+    excused = {cases.OTHER_THREADS.name}
+    if cases.SAME_THREADS in by_name and (by_name[cases.SAME_THREADS].different or depends_on_threads(rows)):
+        excused.add(KILLED)
+    different = [row for row in rows if row.different and not row.case.must_differ]
+    different = [row for row in different if row.case.name not in excused]
+    # these name the cause
+    return min(different, key=lambda row: row.case not in (cases.SAME, *cases.ONE_CHANGE), default=None)
 
 
-def _depends_on_threads(by_name: dict[str, Row]) -> bool:
+def depends_on_threads(rows: list[Row]) -> bool:
     """Return whether the threads alone make a run differ. If not, a restart with the same threads was equal
     only because its kills came at lucky places."""
-    other_threads = by_name.get(OTHER_THREADS.name)
-    return other_threads is not None and bool(other_threads.different)
+    return any(row.case == cases.OTHER_THREADS and row.different for row in rows)
 
 
 def conclude(job: Job, rows: list[Row], cause: str = "") -> tuple[str, int]:
     """Return the verdict and the exit code. cause: why the run of find_difference() differs, "" if that is
     not known."""
-    condition = ""
     by_name = {row.case.name: row for row in rows}
-    is_equal = SAME_THREADS in by_name and by_name[SAME_THREADS].result == "equal"
-    if is_equal and _depends_on_threads(by_name):
+    condition = ""
+    if depends_on_threads(rows):
         text = by_name[KILLED].different[0].text
         if job.keeps_threads:
             return f"differs: a restart with another number of threads: {text}", DIFFERS
@@ -155,16 +135,12 @@ def conclude(job: Job, rows: list[Row], cause: str = "") -> tuple[str, int]:
             f"; only with the same number of threads: with another one a restart differs ({text}): call "
             "torch.set_num_threads(N) in the script"
         )
-        rows = [row for row in rows if row.case.name != KILLED]
     different = find_difference(rows)
     if different:
-        name = different.case.name
-        if name == SAME_THREADS:  # for a reader it is the same case
-            name = KILLED
+        # for a reader it is the same case
+        name = KILLED if different.case.name == cases.SAME_THREADS else different.case.name
         text = different.different[0].text
-        if cause:
-            text = f"{cause} ({text})"
-        return f"differs: {name}: {text}", DIFFERS
+        return f"differs: {name}: {f'{cause} ({text})' if cause else text}", DIFFERS
     # from here on nothing differs: is that a proof?
     doubts = _find_doubts(job, rows)
     if doubts:
@@ -174,41 +150,35 @@ def conclude(job: Job, rows: list[Row], cause: str = "") -> tuple[str, int]:
     end = ", and each run made wrong on purpose was noticed"
     if any(row.result == REFUSED for row in rows):
         end = "; the damaged checkpoint was refused, so it was not shown that wrong weights are noticed"
-    numbers = {job.processes}  # of processes of the equal runs
-    for row in equal:
-        if row.case.option == PROCESSES and not row.case.kills:
-            numbers.add(int(row.case.value))
-    same_bits = [str(number) for number in sorted({*job.same_bits} & numbers)]
-    bits = ""
-    if len(same_bits) > 1:
-        bits = f"; same bits on {', '.join(same_bits[:-1])} and {same_bits[-1]} processes"
+    # of processes of the equal runs
+    numbers = {
+        int(row.case.value) for row in equal if row.case.option == cases.PROCESSES and not row.case.kills
+    }
+    same_bits = [str(number) for number in job.same_bits if number in {job.processes, *numbers}]
+    bits = f"; same bits on {join(same_bits)} processes" if len(same_bits) > 1 else ""
     return f"exact: {len(equal)} runs equal the reference{end}{bits}{condition}", 0
 
 
 def _find_doubts(job: Job, rows: list[Row]) -> list[str]:
     """Return why runs that are all equal prove nothing, in words; [] if they prove that the job is exact."""
     doubts = list(job.doubts)
-    has_weights = False  # whether a state or a file of weights was compared
     for row in rows:
-        if row.result == "failed":
-            doubts.append(f"{row.case.name}: {row.lines[0].text}")
-        # if a damaged tensor has no effect, the case with all tensors damaged decides
-        if row.result == NOT_NOTICED and not needs_more(row):
-            doubts.append(f"{row.case.name}: no difference was noticed")
-        for line in row.lines:
-            if line.part in ("state", "weights"):
-                has_weights = True
+        reasons = {
+            row.done: row.result == NOT_RUN and bool(row.case.damages),
+            f"{row.case.name}: {row.lines[0].text if row.lines else ''}": row.result == "failed",
+            # if a damaged tensor has no effect, the case with all tensors damaged decides
+            f"{row.case.name}: no difference was noticed": row.result == NOT_NOTICED and not needs_more(row),
+        }
+        doubts += [text for text, is_so in reasons.items() if is_so]
     # equal samples alone do not show that the optimizer was restored
-    if not has_weights:
+    if not any(line.part in ("state", "weights") for row in rows for line in row.lines):
         doubts.append("no state and no file of weights was compared")
     return doubts
 
 
 def find_notes(rows: list[Row]) -> list[str]:
     """Return facts that the verdict does not have."""
-    notes = []
-    for row in rows:
-        if row.case == DAMAGED and needs_more(row):
-            tensor = row.done.partition(" is changed")[0]
-            notes.append(f"{tensor} is saved, but a change has no effect on the results")
-    return notes
+    tensors = [
+        row.done.partition(" is changed")[0] for row in rows if row.case == cases.DAMAGED and needs_more(row)
+    ]
+    return [f"{tensor} is saved, but a change has no effect on the results" for tensor in tensors]

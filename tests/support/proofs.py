@@ -15,7 +15,7 @@ from bootfile.console.words import get_option
 from bootfile.history import cli
 from bootfile.processes import sessions
 from bootfile.prove import forks, verdict
-from bootfile.prove.cases import PROCESSES, REFERENCE, Case
+from bootfile.prove.cases import PROCESSES
 from bootfile.prove.job import Job
 from bootfile.prove.verdict import Row
 from tests import conftest
@@ -122,5 +122,5 @@ def prove_cases(job: Job, *names: str) -> dict[str, Row]:
     """Run the reference of a job and the cases of these names. Return their results by name."""
     with forked_jobs():
         cases = {case.name: case for case in job.plan()}
-        job.run(Case(REFERENCE))
+        job.run_reference()
         return {name: verdict.run(job, cases[name]) for name in names}

@@ -24,11 +24,10 @@ class _Entries(Iterator[Any], contextlib.AbstractContextManager[Any]):
     def __next__(self) -> Any:
         return next(self._entries)
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
+    def close(self, *_: object) -> None:
         self._entries = iter(())
+
+    __exit__ = close
 
 
 def listdir(path: Any = ".") -> list[Any]:

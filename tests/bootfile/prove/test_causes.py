@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from bootfile.ground.errors import BadInput
-from bootfile.prove import causes, runs, surroundings, trial, verdict
-from bootfile.prove.cases import KILLED, Case
-from bootfile.prove.other_job import OtherJob
+from bootfile.prove import causes, runs, trial, verdict
+from bootfile.prove.cases import KILLED, THREADS, Case
+from bootfile.prove.job import Job
 from bootfile.receipt import weights
 from bootfile.receipt.compare import Line, find_files
 from tests.conftest import ROOT, cases, environment, names, run
@@ -123,7 +123,7 @@ def test_a_kill_where_the_bug_has_no_effect_does_not_hide_the_cause(tmp_path, mo
     (tmp_path / "train.py").write_text(STEPS_OF_TWO)
     root = tmp_path / "root"
     folders = {
-        "at-the-first-kill": (2, ""),
+        "at-kill-1": (2, ""),
         "at-kill-2": (3, ""),
         "reference": (6, ""),
         "killed": (3, "--resume"),
@@ -133,7 +133,7 @@ def test_a_kill_where_the_bug_has_no_effect_does_not_hide_the_cause(tmp_path, mo
         if option:
             run("train.py", option, cwd=tmp_path)
         shutil.move(tmp_path / "out", root / name)
-    job = OtherJob("train.py", [], str(root), 2, compare="out/*.pt", resume_with="--resume")
+    job = Job("train.py", [], str(root), 2, compare="out/*.pt", resume_with="--resume")
     cause = job.find_cause(Case("killed", kills=2))
     assert re.match(r".*learning rate differs .*\(step 5: 0\.005, .*reference 0\.0025\)", cause), cause
 
@@ -141,7 +141,7 @@ def test_a_kill_where_the_bug_has_no_effect_does_not_hide_the_cause(tmp_path, mo
 @pytest.mark.parametrize(("part", "count"), [("weights", 1), ("state", 1), ("data", 0), ("", 0)])
 def test_another_number_of_threads_is_no_excuse_for_a_restart_that_fails(part, count):
     """A second restart may be lucky: it would be called exact."""
-    killed = Case(KILLED, kills=1, changes=(surroundings.THREADS,))
+    killed = Case(KILLED, kills=1, changes=(THREADS,))
     row = verdict.Row(killed, "", [Line(part, False, "own.py --resume ended with 1: EOFError")], "differs")
     assert len(verdict.needs_more(row)) == count
     assert verdict.find_difference([row]) == row
@@ -151,7 +151,7 @@ def test_another_number_of_threads_is_no_excuse_for_a_restart_that_fails(part, c
 def test_a_lucky_restart_with_the_same_threads_is_no_excuse(depends):
     """Only a run without a kill shows whether the threads matter."""
     line = Line("weights", False, "last.pt differs: optimizer.param_groups.0.lr (0.1, 0.2)")
-    killed = Case(KILLED, kills=1, changes=(surroundings.THREADS,))
+    killed = Case(KILLED, kills=1, changes=(THREADS,))
     rows = [verdict.Row(killed, "", [line], "differs")]
     [lucky] = verdict.needs_more(rows[0])
     rows.append(verdict.Row(lucky, "", [line._replace(equal=True)], "equal"))
@@ -188,16 +188,11 @@ def test_two_equal_runs_with_other_bits_on_a_gpu_have_a_cause(settings, cudnn, c
 
 def test_the_same_order_in_each_epoch_is_noted(tmp_path):
     """A restart does not show it: it is equal."""
-    words = str(tmp_path / "train.py"), [], str(tmp_path / "runs"), 1
-    for text, count in (
-        ("DistributedSampler(data)", 1),
-        ("DistributedSampler(data)\ns.set_epoch(1)", 0),
-        ("", 0),
-    ):
+    script = SCRIPT.read_text()
+    for text, count in ((script, 0), (script.replace("sampler.set_epoch(epoch)", "pass"), 1)):
         (tmp_path / "train.py").write_text(text)
-        job = OtherJob(*words, compare="out/*.pt", resume_with="--resume")
-        job.close()
-        assert len(job.find_notes()) == count
+        findings = runs._lint(str(tmp_path / "train.py"))
+        assert sum(runs._SAME_ORDER in line for line in findings) == count
 
 
 def test_the_files_of_a_checkpoint_are_named():
@@ -289,16 +284,13 @@ def test_a_kill_waits_until_the_first_file_has_its_name(tmp_path):
     assert re.search("^unverified: no restart .*train .*: ", shown, re.MULTILINE)
 
 
-def test_the_linter_names_the_line_of_a_bug_that_was_found(tmp_path, capsys, monkeypatch):
+def test_the_linter_names_the_line_of_a_bug_that_was_found(tmp_path, monkeypatch):
     """`prove` prints it below a verdict that differs, for a script without Bootfile."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(STEPS_OF_TWO)
-    runs._print_findings("train.py")
-    shown = capsys.readouterr().out
-    assert shown.startswith("lint: train.py:20: R103 scheduler ")
+    assert runs._lint("train.py")[0].startswith("train.py:20: R103 scheduler ")
     (tmp_path / "train.py").write_text("not Python")
-    runs._print_findings("train.py")
-    assert not capsys.readouterr().out
+    assert runs._lint("train.py") == []
 
 
 # The first two runs, which are not killed, are slow. In each later one all files but two are written at once.
@@ -327,7 +319,7 @@ for step in range(first, 10):
 @pytest.mark.thorough
 def test_a_kill_that_comes_too_late_is_followed_by_an_earlier_one(tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text(FAST_END)
-    monkeypatch.setattr(trial, "choose_steps", lambda count, first, last: [float(last)])
+    monkeypatch.setattr(trial, "choose_steps", lambda count, first, last, gap: [float(last)] * count)
     monkeypatch.setattr(trial, "_POLL", 0.05)  # no kill comes between the files that are written at once
     words = ("own.py", "--compare", "out/*.pt", "--resume_with=", "--kills=1")
     shown = proofs.prove(*words, cwd=tmp_path)

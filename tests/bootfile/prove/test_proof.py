@@ -9,7 +9,7 @@ import pytest
 import launch.prove
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import sha256_file
-from bootfile.prove import modules, proof
+from bootfile.prove import proof
 from tests.conftest import ROOT, names, run
 from tests.support import proofs
 
@@ -245,10 +245,10 @@ def test_the_modules_of_a_script_are_those_below_its_folder(tmp_path, monkeypatc
         (tmp_path / name).touch()
     (tmp_path / "venv" / "pyvenv.cfg").touch()
     (tmp_path / "linked").symlink_to(ROOT / "bootfile")
-    found = modules.find_modules(str(tmp_path / "own.py"))
+    found = proof.find_modules(str(tmp_path / "own.py"))
     assert found == {name: str(tmp_path / name) for name in sorted(kept)}
-    monkeypatch.setattr(modules, "_MOST", 3)
+    monkeypatch.setattr(proof, "_MOST_MODULES", 3)
     with pytest.raises(BadInput, match="has more than 3 modules"):
-        modules.find_modules(str(tmp_path / "own.py"))
+        proof.find_modules(str(tmp_path / "own.py"))
     code, [limit, _] = proof.describe_code(str(tmp_path / "own.py"))
     assert list(code["files"]) == ["own.py"] and "more than 3 modules" in limit

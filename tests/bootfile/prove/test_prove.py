@@ -10,9 +10,8 @@ import pytest
 
 from bootfile.ground.errors import BadInput
 from bootfile.processes import forking, sessions
-from bootfile.prove import cases, coverage, forks, own_job, surroundings, trial, verdict
-from bootfile.prove.losses import Losses
-from bootfile.prove.other_job import OtherJob
+from bootfile.prove import cases, forks, own_job, trial, verdict
+from bootfile.prove.job import Job
 from bootfile.prove.own_job import OwnJob
 from bootfile.receipt import receipt
 from bootfile.receipt.reading import LOOP, find_receipt
@@ -70,8 +69,8 @@ def test_an_epoch_that_does_not_end_is_not_covered(tmp_path):
     with forked_jobs():
         options = [*QUICK, "--batch_size=32", "--max_steps=6", "--epoch_steps=44"]
         job = OwnJob("jobs/train.py", options, str(tmp_path), 1)
-    rows = prove_cases(job, cases.KILLED).values()
-    text, unchecked = coverage.describe(job, list(rows))
+    rows = prove_cases(job, cases.KILLED)
+    text, unchecked = job.describe_coverage([*rows])
     assert names(text, "steps 1-6", 44, "epoch 1", "no end")
     end, restart = unchecked
     assert names(end, "end", "--max_steps 44") and names(restart, "restart", "later epoch", 1)
@@ -95,7 +94,7 @@ def test_a_fault_of_a_later_epoch_is_reached(tmp_path):
         job = OwnJob(str(job), [*QUICK, "--batch_size=16"], str(tmp_path), 3)
     rows = prove_cases(job, cases.KILLED)
     assert rows[cases.KILLED].result == "differs"
-    text, unchecked = coverage.describe(job, list(rows.values()))
+    text, unchecked = job.describe_coverage([*rows])
     assert re.fullmatch("steps 1-24 of epochs 1-4, 6 steps .*: 4", text)
     [rest] = unchecked
     assert names(rest, "steps after 6", 89)
@@ -106,7 +105,7 @@ def test_the_epochs_of_a_small_data_set_are_more(tmp_path):
     with forked_jobs():
         job = OwnJob("jobs/train.py", [*QUICK, "--batch_size=512"], str(tmp_path), 1)
     assert prove_cases(job) == {}  # the reference
-    assert {"--epochs=12", "--epoch_steps=6", "--save_every=4"} < set(job.options) and job.steps == 24
+    assert {"--epochs=12", "--epoch_steps=6", "--save_every=4"} < set(job.command()) and job.steps == 24
     assert (tmp_path / "reference" / "epoch_12.pth").exists()
 
 
@@ -128,7 +127,7 @@ while step < 20:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("change", surroundings.ALL)
+@pytest.mark.parametrize("change", cases.SURROUNDINGS)
 def test_results_that_depend_on_the_surroundings_differ(change, tmp_path):
     folder = tmp_path / "own"
     (folder / "data").mkdir(parents=True)
@@ -139,7 +138,7 @@ def test_results_that_depend_on_the_surroundings_differ(change, tmp_path):
     shown = prove(*job, cwd=folder, code=20).stdout
     assert f"\ndiffers: the same again, with {change}: " in shown
     assert re.search(r"\] the same again \(.*\n( .*\n)* +equal\n", shown)
-    others = [name for name in surroundings.ALL if name != change]
+    others = [name for name in cases.SURROUNDINGS if name != change]
     assert all(re.search(rf"with {name} .*\n( .*\n)* +equal\n", shown) for name in others)
     assert sorted(path.name for path in folder.iterdir()) == ["data", "own.py"]
 
@@ -257,9 +256,9 @@ def test_a_restart_with_2_processes_shows_a_state_of_one_rank(tmp_path):
 
 
 def test_what_was_not_run_is_not_compared(tmp_path):
-    class NoCheckpoint(OtherJob):
+    class NoCheckpoint(Job):
         def _damage(self, case):
-            raise self._not_run("no file could be damaged")
+            raise cases.NotRun("no file could be damaged")
 
     job = NoCheckpoint(
         "own.py", [], str(tmp_path), 1, compare=str(tmp_path / "OUT" / "*.pt"), resume_with="-r"
@@ -346,7 +345,7 @@ def exact_job(folder, job="jobs/train_exact.py", steps=12):
 def test_a_kill_waits_for_the_generation_after_the_last_one(tmp_path):
     log, steps = tmp_path / "job.log", 0
     log.write_text("generation 9: pids 1 1\n")  # an earlier run wrote it
-    losses = Losses(str(log), lambda: steps, [(1, (0,)), (2, (1, 2))])
+    losses = trial.Losses(str(log), lambda: steps, [(1, (0,)), (2, (1, 2))])
     with open(log, "ab") as output:
         members = [sessions.start(["sleep", "1000"], str(log), output) for _ in range(4)]
         stranger = sessions.start(["sleep", "1000"], str(tmp_path), output)
@@ -394,7 +393,9 @@ needs_elastic = pytest.mark.skipif(bool(forking.why_not()), reason="no elastic t
 @needs_elastic
 def test_a_kill_that_comes_too_late_proves_nothing(tmp_path, monkeypatch):
     seeds = []
-    monkeypatch.setattr(trial, "choose_steps", lambda *given: seeds.append(given[-1]) or [1000.0])
+    monkeypatch.setattr(
+        trial, "choose_steps", lambda count, *given: seeds.append(given[-1]) or [1000.0] * count
+    )
     job = exact_job(tmp_path, steps=2)
     assert prove_cases(job, cases.REPLACED)[cases.REPLACED].done == "no SIGKILL"
     [doubt] = job.doubts
@@ -567,6 +568,14 @@ def test_bad_input_is_one_line(words, message, tmp_path):
     result = prove(*words, cwd=tmp_path, code=2)
     assert all(part in result.stderr for part in message.split(" ... ")) and result.stderr.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "own.py"]
+
+
+def test_a_script_without_files_to_compare_is_refused(tmp_path):
+    """The contract of the room: it saves its weights at its end."""
+    (tmp_path / "own.py").write_text("import os; os.mkdir('OUT')")
+    words = ("own.py", "--compare", "OUT/*.pt", "--resume_with=--resume")
+    assert "own.py wrote no file OUT/*.pt" in prove(*words, cwd=tmp_path, code=2).stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["own.py"]
 
 
 DEPENDS_ON_THREADS = """
