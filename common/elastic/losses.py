@@ -54,7 +54,7 @@ class Losses:
 
 
 def _find_end(losses: list[_Loss], place: str) -> tuple[int, str] | None:
-    """Return the exit code and the line with which the job ends after these losses; None if it goes on."""
+    """Return the exit code and the line with which the job ends after these losses; None if it continues."""
     # a crash comes again in the same step, so few are enough
     crashes = [*itertools.takewhile(_Loss.is_crash, reversed(losses))]  # the newest first
     if len(crashes) >= crash.MOST:
