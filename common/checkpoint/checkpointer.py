@@ -31,8 +31,9 @@ from bootfile.ground.errors import BadInput
 from bootfile.machine import instructions
 from bootfile.processes import ranks, signals, stuck
 from bootfile.records import read_states
-from common.checkpoint import pretrained, resume, weights
+from common.checkpoint import resume
 from common.checkpoint.options import TrainingParser as TrainingParser  # jobs import both
+from common.checkpoint.plain_names import plain_names
 from common.checkpoint.scores import BEST, Scores
 from common.console import arguments
 from common.distributed import barrier
@@ -273,7 +274,7 @@ class Checkpointer(Exact, Events):
         def write(tensors: dict) -> None:
             """Write the files. The saver calls it in its thread, with a copy of the weights."""
             # A program that reads the file has no wrappers around the model.
-            tensors = weights.plain_names(model or self.model, tensors)
+            tensors = plain_names(model or self.model, tensors)
             if name != BEST:
                 write_weights(os.path.join(self.output.folder, name), tensors)
             if score > self.scores.best:
@@ -433,6 +434,8 @@ class Checkpointer(Exact, Events):
     def _load_weights(self, path: str, complete: bool = False) -> None:
         """Load a file of weights into the model, on every rank. complete: all of the model's tensors must be
         in the file. Raises BadInput."""
+        from common.checkpoint import pretrained, weights  # only a run with --weights or --evaluate needs it
+
         given = vars(self.args)
         arch = given.get("arch")
         self.say(weights.load(path, self.model, complete, arch, given.get("partial_weights", False)))

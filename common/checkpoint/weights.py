@@ -30,11 +30,11 @@ from bootfile.ground.files import explained, opener, read_again
 from bootfile.ground.results import CLASSES, checkpoints
 from bootfile.processes import ranks
 from common.checkpoint import pretrained
+from common.checkpoint.plain_names import WRAPPERS
 from common.run.output import Output
 
 _SHOWN = 3  # tensors named in a line
 _MOST = 50_000  # tensors of a file; torch loads them in 4 s
-WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # in names of tensors
 _WRAPPERS = (*WRAPPERS, "module")  # the last: of DataParallel, or a module of the user's
 _WHOLE = ("state_dict", "model", "model_state_dict")  # keys of a state_dict in a file of other programs
 _COUNTERS = "num_batches_tracked"  # of BatchNorm; files of old versions of torch do not have it
@@ -380,21 +380,3 @@ def compare_class_names(path: str, names: tuple[str, ...]) -> str:
         f"warning: the weights were trained with other classes: label {label} is {theirs[label]!r:.80} in "
         f"{os.path.join(run_folder(path), CLASSES)} and {names[label]!r:.80} in the data set"
     )
-
-
-def plain_names(model: torch.nn.Module, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of a model with the names that it has without wrappers of the model or its parts: what
-    another program can load. The Checkpointer calls it on the rank that writes best.pth and epoch_<n>.pth."""
-    parallel = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
-    modules = dict(model.named_modules(remove_duplicate=False))
-
-    def plain(name: str) -> str:
-        parts = name.split(".")
-        # "module" is left out only below a parallel wrapper: a part of the user's may have this name
-        return ".".join(
-            part
-            for place, part in enumerate(parts)
-            if part not in WRAPPERS and not isinstance(modules.get(".".join(parts[:place])), parallel)
-        )
-
-    return {plain(name): value for name, value in state.items()}
