@@ -27,9 +27,9 @@ from typing import Any
 
 import torch
 
+from bootfile.exact.background import size_of
 from bootfile.exact.due import Due, ReportTimes, SaveTimes
 from bootfile.exact.events import Events
-from bootfile.exact.host_copies import size_of
 from bootfile.exact.machines import Machines
 from bootfile.exact.nonfinite import Diverged, Guard, Verdict
 from bootfile.exact.optimizer_steps import OptimizerSteps

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from bootfile.exact import digest, files
-from bootfile.exact.host_copies import HostCopies, size_of
-from bootfile.exact.writer import Writer
+from bootfile.exact.background import HostCopies, Writer, size_of
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import check_mounted, explain_write, sweep
 from bootfile.ground.heartbeat import watched

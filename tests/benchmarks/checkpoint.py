@@ -20,7 +20,7 @@ import torch
 
 from bootfile.exact import digest
 from bootfile.exact import files as checkpoint
-from bootfile.exact.host_copies import HostCopies, size_of
+from bootfile.exact.background import HostCopies, size_of
 from bootfile.receipt.receipt import Receipt
 from bootfile.sampling.sampler import BatchSampler
 from common.compute import models

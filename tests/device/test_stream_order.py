@@ -8,7 +8,7 @@ import types
 import pytest
 import torch
 
-from bootfile.exact.host_copies import HostCopies
+from bootfile.exact.background import HostCopies
 from bootfile.loaders.loader import Loader
 from bootfile.sampling.plan import Plan
 from bootfile.sampling.sampler import BatchSampler

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bootfile.exact import digest, files
-from bootfile.exact.host_copies import HostCopies, size_of
+from bootfile.exact.background import HostCopies, size_of
 from bootfile.exact.saver import Saver, _nothing, _Task, find_infinite
 from bootfile.records import read_states, write_state
 from tests.conftest import CAN_FORK, environment, finish, free_port, names, start
