@@ -135,7 +135,7 @@ def _read_content(path: str) -> Any:
     except BadInput:
         raise
     except Exception as error:  # Refused, or any of safetensors
-        reason = f"it is damaged: {in_one_line(error)}"
+        reason = f"it {'cannot be read' if is_temporary(error) else 'is damaged'}: {in_one_line(error)}"
         if isinstance(error, checkpoint.Refused):
             reason = f"{error}{_hint_for_folder(path)}"
         raise refusal(f"weights {path}: {reason}", error) from error

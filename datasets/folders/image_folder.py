@@ -27,9 +27,6 @@ import numpy as np
 from bootfile.ground.again import is_folder, is_temporary, refusal
 from bootfile.ground.errors import BadInput, printable
 from bootfile.ground.files import explained, read_again
-from bootfile.processes import ranks
-from common.distributed import barrier
-from common.distributed.barrier import beating
 from common.ground.files import is_url, locked, own_place
 from datasets import files as data_files
 from datasets.files import describe_dead_links
@@ -100,6 +97,10 @@ def load_on_nodes(root: str, function: Callable[[], list[ImageFolderIndex]]) -> 
     Nodes work at the same time, for up to six hours, and may share the folder of the indexes. root: of the
     images; all ranks take part in the copy of a URL. Raises BadInput on every rank if one fails.
     """
+    # `launch cache` has no ranks: it would wait for the import of torch
+    from bootfile.processes import ranks
+    from common.distributed import barrier
+
     # a collective of all ranks, so before they part: the first process of a node copies
     if is_url(root):
         folder = root
@@ -113,7 +114,7 @@ def load_on_nodes(root: str, function: Callable[[], list[ImageFolderIndex]]) -> 
     first = ranks.gather_objects(host).index(host)  # rank of the node's first process
     if first == ranks.rank():
         try:
-            with beating("indexed"):
+            with barrier.beating("indexed"):
                 indexes = function()
         except BadInput as refusal:  # raised on every rank by wait_for_all()
             error = refusal

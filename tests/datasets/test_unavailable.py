@@ -105,7 +105,7 @@ READERS = {
     "an index": (lambda data, cache: scan(data, cache).fingerprint, "/index.json$"),
     "tokens": (lambda data, cache: tokens.load(str(data / "tokens"), 8)[0].source, r"/train\.bin$"),
     "weights of samples": (lambda data, cache: _read_weights(str(data / "weights.txt")), "/weights.txt$"),
-    "weights": (lambda data, cache: weights._read_content(str(data / "model.pth")), "/model.pth$"),
+    "weights": (lambda data, cache: weights.read(str(data / "model.pth")), "/model.pth$"),
     "a checkpoint": (lambda data, cache: choose_checkpoint(data), "/step_1.pt$"),
     "its checksum": (lambda data, cache: choose_checkpoint(data), "/step_1.pt.json$"),
     "a data set of the user": (lambda data, cache: read_items(data), "/weights.txt$"),

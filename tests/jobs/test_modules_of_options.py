@@ -11,7 +11,7 @@ MODULES = {
         "common.parallel.exact_shards", "common.parallel.shard_guards", "common.parallel.repeated_calls",
     ],
     "--sample_losses": ["common.run.sample_losses"],
-    "--without": ["common.checkpoint.without", "bootfile.sampling.removal", "bootfile.receipt.removed"],
+    "--without": ["common.checkpoint.without", "bootfile.sampling.removal"],
     "--from": [
         "common.checkpoint.other_run", "common.checkpoint.fork", "bootfile.exact.forked",
         "bootfile.history.parent",

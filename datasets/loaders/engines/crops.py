@@ -142,11 +142,7 @@ class Threads(Engine):
         of the last is free to be filled again."""
         # in each epoch: the batches of another size are divided in another way
         self._reader.per_task = max(_LEAST, min(_MOST, plan.largest // self.workers))
-        shape = (plan.largest, plan.size, plan.size, 3)
-        if not self._ring or self._ring[0].shape != shape:  # kept from epoch to epoch
-            empty = functools.partial(torch.empty, shape, dtype=torch.uint8, pin_memory=self.pinned)
-            self._ring = [empty() for _ in range(_AHEAD + 1)]
-        ring = itertools.cycle(self._ring)
+        ring = itertools.cycle(self._memory(plan.largest, plan.size))
         # the last batch of an epoch may be smaller than its buffer
         batches = ((batch, memory[: len(batch.ids)]) for batch, memory in zip(plan, ring, strict=False))
         with contextlib.closing(work_ahead(batches, self._submit, _AHEAD)) as filled:
@@ -158,6 +154,15 @@ class Threads(Engine):
         """End the threads and free the buffers. The loader calls it at the end of the job."""
         self._reader.close()
         self._ring.clear()
+
+    def _memory(self, count: int, size: int) -> list[torch.Tensor]:
+        """Return the ring of buffers, which is kept from epoch to epoch. run() calls it at the start of each
+        epoch; the buffers are new if the image size has changed."""
+        shape = (count, size, size, 3)
+        if not self._ring or self._ring[0].shape != shape:
+            empty = functools.partial(torch.empty, shape, dtype=torch.uint8, pin_memory=self.pinned)
+            self._ring = [empty() for _ in range(_AHEAD + 1)]
+        return self._ring
 
     def _submit(self, to_fill: tuple[Batch, torch.Tensor]) -> list[concurrent.futures.Future]:
         """Start the tasks that fill the buffer of a batch. work_ahead() calls it in the thread of the

@@ -95,15 +95,16 @@ def test_a_process_that_cannot_open_the_index_makes_its_own(images, tmp_path):
 
 LONG = """
 import datetime, os, sys, time, torch
+from bootfile.processes import ranks
+from common.distributed import barrier
 from datasets.folders import image_folder
-from datasets.folders import image_folder
-image_folder._BEAT = 0.2
+barrier._BEAT = 0.2
 image_folder.socket.gethostname = lambda: f"node {os.environ['RANK']}"
 torch.distributed.init_process_group("gloo")
 rank = torch.distributed.get_rank()
 def load():
     index = image_folder.load(sys.argv[1], "train", f"{sys.argv[2]}/{rank}")
-    image_folder.ranks.store().set_timeout(datetime.timedelta(seconds=15))
+    ranks.store().set_timeout(datetime.timedelta(seconds=15))
     if rank:
         time.sleep(20)
     return [index]
