@@ -94,7 +94,9 @@ def parent_of(starts: list[dict[str, Any]]) -> dict[str, Any]:
     """Return where a run begins, if that is a step of another one: "folder", "run", "step" and "state", the
     step of the state that it has loaded. {} for another run."""
     parent = starts[0].get("parent") if starts else None
-    return parent if isinstance(parent, dict) else {}
+    if isinstance(parent, dict) and all(type(parent.get(name)) is int for name in ("step", "state")):
+        return parent
+    return {}
 
 
 def describe_parent(parent: dict[str, Any], last: float) -> str:
@@ -168,7 +170,7 @@ def cut_reports(folder: str, step: int, repeats: bool) -> dict[str, float] | Non
             is_kept = at == step and "loss" in line and not repeats
             if is_kept or (type(at) is int and at < step):
                 kept.append(f"{text}\n")
-            elif type(at) is int and at > step:
+            elif type(at) is int and at > step and "time" in line:
                 last = {"step": at, "time": line["time"]}
     # in one step: a kill must not leave a part of the earlier reports
     write_atomic(path, "".join(kept))

@@ -16,29 +16,29 @@ from bootfile.ground.files import explained
 from bootfile.ground.secrets import SECRET_NAME, is_secret
 
 _KEY = r"(?P<value>(?=[\w+/=.~-]{0,99}\d)[\w+/=.~-]{16,4096})"
-_OF_KEY = r"[\w.-]{0,40}(?i:token|secret|api[_-]?key|access[_-]?key)"
+_OF_KEY = r"[\w.-]{0,40}(?i:token|secret|api[_-]?key|access[_-]?key|passw(?:or)?d)"
 # A form of secrets: (kind, pattern). If the pattern has a group `value`, this must not be a placeholder.
 _FORMS = [
     (kind, re.compile(pattern))
     for kind, pattern in (
-        ("a private key", r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"),
+        ("a private key", r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|\bLS0tLS1CRUdJTi"),
         ("an AWS access key", r"\b(?:AKIA|ASIA)(?!\w*EXAMPLE)[A-Z0-9]{16}\b"),
         ("a Huawei Cloud access key", r"\bHPUA[A-Z0-9]{16}\b"),
-        ("an access key and its secret key", r"\b[A-Z0-9]{20}\b[\"']?[,;:\s][\"']?[A-Za-z0-9]{40}\b"),
+        ("an access key and its secret key", r"\b[A-Z0-9]{20}\b[\"']?[,;:\s]{1,9}[\"']?[A-Za-z0-9]{40}\b"),
         ("a token of a service", r"\b(?:hf|api_org)_[A-Za-z0-9]{30}"),
         ("a token of a service", r"\b(?:gh[opusr]_[A-Za-z0-9]{36}|github_pat_\w{22}|glpat-[\w-]{20})"),
         ("a token of a service", r"\bwandb_v1_[\w-]{40}|\bpypi-AgE[\w-]{40}|\bxox[abeposr]-[\w-]{10}"),
         ("a token of a service", r"\bsk-(?=[\w-]*\d)(?=[\w-]*[A-Z])[\w-]{32}|\bAIza[\w-]{35}\b"),
         ("a token of a service", r"\beyJ[\w-]{10,999}\.eyJ[\w-]{10,999}\.[\w-]{20}"),
         # `wandb login KEY`, and the file that it writes
-        ("a key or token", r"\b(?:login|password)[ \t(\"'=key]{1,12}[a-f0-9]{40}(?![\w/@.-])"),
+        ("a key or token", r"\b(?:login|password)\b[^\n]{0,80}?[\s=(\"'][a-f0-9]{40}(?![\w/@.-])"),
         ("a key or token", rf"--{_OF_KEY}(?:[ =]|[\"'],\s?)[\"']?{_KEY}"),  # in a command
         # `name: X` and `value: Y`, as in a manifest of Kubernetes
         ("a key or token", rf"\bname\W{{1,4}}{_OF_KEY}\W{{1,40}}value\W{{1,4}}{_KEY}"),
         ("an HTTP header with a key", rf"(?i:\bbearer|\bauthorization\W{{1,9}}\w{{1,9}})\s{_KEY}"),
         (
             "a URL with a password",
-            r"[a-z0-9]://[^\s/:@\"'`<>]{0,256}:(?P<value>[^\s/@\"'`]{1,1024})@[\w\[$.{<-]",
+            r"(?i:[a-z0-9])://[^\s/:@\"'`<>]{0,256}:(?P<value>[^\s/@\"'`]{1,1024})@[\w\[$.{<-]",
         ),
     )
 ]

@@ -44,16 +44,35 @@ class Replicas(Plugin):
         self._parts = parts
         self._device = accelerator.device_of(parts.model)
         forward = getattr(parts.forward, "_orig_mod", parts.forward)  # torch.compile wraps the module
+        self._wrapper = forward if isinstance(forward, DistributedDataParallel) else None
         # each forward pass overwrites the buffers with rank 0's
-        self._sends_buffers = isinstance(forward, DistributedDataParallel) and forward.broadcast_buffers
+        self._sends_buffers = self._wrapper is not None and self._wrapper.broadcast_buffers
         parts.before_save.append(self._compare_last)
         parts.after_evaluation.append(self._compare_now)
 
     def numbers(self) -> torch.Tensor:
-        """Return the digest of the last step for each vote, or numbers that compare nothing."""
+        """Return the digest of the last step for each vote, or numbers that compare nothing. Raises BadInput
+        if DistributedDataParallel still waits for gradients: torch says it in the next step, and a save of
+        this one would hold weights whose gradients were never averaged."""
+        self._check_backward()
         if self._unsent is not None:
             return self._unsent
         return torch.full((_SIZE,), -torch.inf, device=self._device)
+
+    def _check_backward(self) -> None:
+        if self._wrapper is None:
+            return
+        try:
+            # after a whole backward() DistributedDataParallel waits for nothing, and this returns at once
+            self._wrapper.reducer._check_reducer_finalized()
+        except RuntimeError:
+            parameters = self._wrapper.module.named_parameters()
+            names = [name for name, value in parameters if value.requires_grad and value.grad is None]
+            raise BadInput(
+                f"rank {ranks.rank()}: {', '.join(names[:3]) or 'a layer that was replaced'} got no gradient "
+                f"in this step ({len(names)} in all), and DistributedDataParallel waits for it: use each "
+                "parameter on each rank, or give it find_unused_parameters=True; replace layers before"
+            ) from None
 
     def judge(self, maxima: list[float]) -> None:
         """Raise BadInput if parameters differ between ranks, and warn of a buffer that differs.
@@ -68,10 +87,25 @@ class Replicas(Plugin):
 
     def ended(self, step: int, due: Due) -> None:
         self._unsent = None  # the votes of this step have sent it
+        position = self._parts.position
+        # one more collective, in steps that report or save, or would save if no gradients waited on this rank
+        if due.report or due.save or position.save_is_late or position.is_stopping:
+            self._compare_steps(step, position.waits)
         # at a save, after the first step, or if a layer was frozen until now; also on a rank that takes no
         # optimizer step. The votes of the next step carry it: no collective of its own
         if due.save or self._parts.guard.has_more:
             self._unsent = self._digest(step)
+
+    def _compare_steps(self, step: int, waits: bool) -> None:
+        """Raise BadInput, on every rank, if only some ranks took the optimizer step: what is due would differ
+        between them. waits: whether gradients wait for the optimizer step."""
+        # the minimum is the negated maximum of the negated numbers: one collective says whether all are equal
+        high, low = ranks.maxima(torch.tensor([float(waits), -float(waits)], device=self._device))
+        if high != -low:
+            raise BadInput(
+                f"not all ranks took the optimizer step of step {step} (rank {ranks.rank()}: {not waits}): "
+                "decide by a value that is equal on all ranks, as that of checkpoint.accepts(loss)"
+            )
 
     def _compare_last(self, step: int) -> None:
         """Compare before a save that no step follows."""

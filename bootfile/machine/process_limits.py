@@ -19,6 +19,7 @@ from bootfile.machine.control_groups import MANY_PROCESSES, ProcessLimit
 
 _ADVICE = "raise it (docker run --pids-limit, TasksMax, ulimit -u)"
 _NO_THREAD = "can't start new thread"  # Python's message
+_ALL_USERS = "4294967295"  # in /proc/self/uid_map of a process that is in no user namespace
 _STARTS = {"fork", "forkpty", "fork_exec", "_fork_exec"}  # functions that start a process
 
 
@@ -84,10 +85,17 @@ def _refused_kind(error: BaseException) -> str:
 def _user_limit() -> ProcessLimit | None:
     """Return `ulimit -u` with what runs of this user; None if it is not enforced, or high."""
     most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    # the kernel does not enforce that of root
-    if sys.platform != "linux" or not 0 <= most < MANY_PROCESSES or os.getuid() == 0:
+    if sys.platform != "linux" or not 0 <= most < MANY_PROCESSES or _is_exempt():
         return None
     return ProcessLimit(most, _count_of_user(os.getuid()), "ulimit -u")
+
+
+def _is_exempt() -> bool:
+    """Return whether the kernel enforces no `ulimit -u` for this process: that of root outside of user
+    namespaces. In one, as in a container without root, root is a user outside."""
+    with contextlib.suppress(OSError, IndexError):
+        return os.getuid() == 0 and Path("/proc/self/uid_map").read_text().split()[2] == _ALL_USERS
+    return False
 
 
 def _count_of_user(user: int) -> int:

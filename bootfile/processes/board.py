@@ -44,16 +44,17 @@ class Board:
 
     def call(self, function: Callable[[Any], T]) -> T | None:
         """Return function(store). While the store does not answer, later calls return at once."""
+        # held until the answer: the main thread and that of the watch may call at the same moment
         with self._lock:
             if self.lost or not self._last.done():
                 return None
             future: concurrent.futures.Future[T] = concurrent.futures.Future()
             self._last = future
             self._tasks.put((function, future))
-        try:
-            return future.result(_ANSWER)
-        except (concurrent.futures.TimeoutError, RuntimeError):  # the latter: the store is lost
-            return None
+            try:
+                return future.result(_ANSWER)
+            except (concurrent.futures.TimeoutError, RuntimeError):  # the latter: the store is lost
+                return None
 
     def read(self, *keys: str) -> list[str] | None:
         """Return texts; "" for a key without one."""

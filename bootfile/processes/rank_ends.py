@@ -79,7 +79,10 @@ class RankEnds:
         is_known = code in _SECONDARY or is_asked or is_certain or self._kills.explain()
         if not is_known and now - since < _CALM:
             return
-        left, early = self._board.read(f"left/{rank}", _EARLY) or ["", ""]
+        answer = self._board.read(f"left/{rank}", _EARLY)
+        if answer is None:  # it is not known whether the rank has left: the next look asks again
+            return
+        left, early = answer
         if left or code in _SECONDARY or is_asked:
             self._texts[rank] = ""
             return

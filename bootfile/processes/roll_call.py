@@ -122,6 +122,9 @@ class RollCall:
             if place is None:
                 continue
             self._answered_for.add(rank)
+            answered = json.loads(self._read("state").get(rank) or "{}").get("call") == self._number
+            if answered:  # it was only slow, as one that asks its workers
+                continue
             self._write(rank, place, place == PAUSED, now)
             if place.verb == HELD:
                 self._report.write_stacks(rank, self._clock, now, seen.dump)

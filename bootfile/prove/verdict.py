@@ -60,6 +60,8 @@ def _run(job: Job, case: Case) -> Row:
         return _judge_failure(job, case, error)
     lines = compare.compare_runs(job.folder(case.against), job.folder(case.name), job.weights)
     row = Row(case, done, lines, NOTICED if case.must_differ else "equal")
+    if not lines:
+        return row._replace(result="nothing to compare")
     if row.different:
         return row if case.must_differ else row._replace(result="differs")
     if not case.must_differ:

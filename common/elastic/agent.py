@@ -249,6 +249,8 @@ class _Agent:
         ended = {name: child for name, child in self._children.items() if child.exitcode is not None}
         # a fork server reports the ends of its forks: without it this code comes for all, also if they run
         lost = [name for name, child in ended.items() if child.exitcode == _SERVER_LOST]
+        if lost and not _has_server_ended():  # a program may end with this code itself
+            lost = []
         for name in lost:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(ended.pop(name).pid, signal.SIGKILL)
@@ -406,6 +408,19 @@ class _Agent:
         for child in self._children.values():
             with contextlib.suppress(ProcessLookupError, TypeError):  # it has ended, or has no pid yet
                 os.kill(child.pid, number)
+
+
+def _has_server_ended() -> bool:
+    """Return whether the fork server has ended. Waits for up to _LONGEST_END: the kernel closes its pipes
+    first."""
+    pid = getattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", None)
+    deadline = time.monotonic() + _LONGEST_END
+    while pid and time.monotonic() < deadline:
+        # it stays a zombie, for ensure_running() of multiprocessing
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            return True
+        time.sleep(_POLL / 10)
+    return False
 
 
 @contextlib.contextmanager

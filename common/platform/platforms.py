@@ -450,6 +450,14 @@ def _find_signs(env: Mapping[str, str], claim: Claim | None) -> set[str]:
     # a rank of 0 without any size: the others are refused, and this one would train alone
     if claim is None and not signs and not any(name in env for name in size_names):
         signs.update(name for name in _OF_MANAGERS if env.get(name, "").strip().isdigit())
+    if "," in env.get("TPU_WORKER_HOSTNAMES", ""):
+        signs.add("TPU_WORKER_HOSTNAMES")
+    for name in ("TF_CONFIG", "CLUSTER_SPEC"):
+        # JSON: {"cluster": {"worker": [HOST, ...], ...}}; another form does not count
+        with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
+            cluster = json.loads(env[name])["cluster"]
+            if sum(map(len, cluster.values())) > 1:
+                signs.add(name)
     return signs
 
 

@@ -41,11 +41,14 @@ _FORMS = (
 _TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")  # next to class folders they may have the labels
 # words in the names of folders that hold a split, masks or a part of one folder of images
 _NO_CLASSES = re.compile(
-    "train.*|trn?|val|va|valid.*|dev|test.*|tst|ts|te|eval.*|pred|holdout|"
+    "(train(ing)?|trn?|val?|valid(ation)?|dev|test(ing)?|tst|ts|te|eval(uation)?|pred|holdout)"
+    "(sets?|data|images?|imgs?|pics|photos|samples)?|"
     "images?|imgs?|photos|pictures|pics|jpe?gs?|pngs?|inputs?|rgb|"
-    "masks?|labels?|annot.*|gt|(ground)?truth|seg|segs|segment.*|trimaps?|targets?|outputs?|"
+    "masks?|labels?|annot(s|ated|ations?)?|gt|(ground)?truth|segs?|segment(s|ed|ations?)?|trimaps?|targets?|"
+    "outputs?|"
     "parts?|batch|chunk|folds?|split|shard|subset|volume"
 )
+_TITLES = {"path", "file", "filename", "image", "label", "class", "id"}  # of tables of other programs
 _UNCLEAR = re.compile(r".*(?:,\s|\s,|[;|]).*")  # a label that may mean several
 _LONGEST = 4096  # characters of a line in a table
 
@@ -122,7 +125,7 @@ def look(
         ordered, labels = number_classes(names, classes, source, is_list)
     has_one_label = labels.ndim == 1
     if labelled and classes is None and has_one_label:  # the other split has the classes of the training
-        check_classes(ordered, root, source, paths, bool(name or splits or not val_share))
+        check_classes(ordered, root, source, paths, bool(name or splits))
     elif is_list and has_one_label and labels.min() > 0 and names[0] not in ordered:
         log(f"{source}: no image has the label 0, which is the class {ordered[0]}")
     if name:
@@ -282,6 +285,9 @@ def read_table(source: str, log: Log) -> tuple[list[str], list[str]]:
         f"expected `path{separator}label`, a label with spaces in quotes, several labels as 3,17, or the "
         "columns of a header that names path and label"
     )
+    is_title = not is_image(_split(first, separator)[0]) and _TITLES & {*re.findall(r"\w+", first.lower())}
+    if is_title and lines[0][1] == first:  # else the header was one that names path and label
+        raise BadInput(f"{source}, line {number}: {expected}; found {first[:60]!r}")
     folder = os.path.join(os.path.dirname(source), "")
     rows: dict[str, tuple[str, str]] = {}  # path without ./ -> path, label
     for number, line in lines:

@@ -277,7 +277,7 @@ def look(
     texts = [member.number or member.name.partition("/")[0] for member in members]  # of the classes
     ordered, labels = number_classes(texts, classes, pattern, has_cls)
     if labelled and classes is None:
-        check_classes(ordered, "", pattern, names, bool(are_named or has_cls or splits or not val_share))
+        check_classes(ordered, "", pattern, names, bool(are_named or has_cls or splits))
     if are_named:
         val_share = 0.0
     if val_share:  # last way: the hashes of the names

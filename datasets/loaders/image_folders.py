@@ -162,8 +162,10 @@ def _read_run(args: argparse.Namespace, output: Output) -> tuple[bool, bool]:
         continued = read_starts(args.resume)
     # the run whose weights this start uses: those that it evaluates, continues from, or begins with
     known = read_starts(args.weights) if args.evaluate else continued
+    # its classes are those of a run that has begun, also if this one begins at a step of it
+    old = known or (records.read_starts(args.from_run) if args.from_run else [])
     known = known or continued or read_starts(args.weights)
-    return not known or splits.is_by_class(known[-1]), not continued
+    return not known or splits.is_by_class(known[-1]), not (continued or old)
 
 
 def _scan_splits(
