@@ -285,7 +285,7 @@ def read_table(source: str, log: Log) -> tuple[list[str], list[str]]:
         f"expected `path{separator}label`, a label with spaces in quotes, several labels as 3,17, or the "
         "columns of a header that names path and label"
     )
-    is_title = not is_image(_split(first, separator)[0]) and _TITLES & {*re.findall(r"\w+", first.lower())}
+    is_title = not is_image(first.partition(separator)[0]) and _TITLES & {*re.findall(r"\w+", first.lower())}
     if is_title and lines[0][1] == first:  # else the header was one that names path and label
         raise BadInput(f"{source}, line {number}: {expected}; found {first[:60]!r}")
     folder = os.path.join(os.path.dirname(source), "")

@@ -71,11 +71,16 @@ def job_of(folder, *changes):
             "model.0.weight of rank 1 is not ... rank 0 after step 1",
         ),
         (
-            [("                optimizer.step()\n", ALONE)],
-            "model.0.weight of rank 1 is not ... rank 0 after step 1",
+            [(WRAPPED, f"{WRAPPED}\n    model[2] = torch.nn.Linear(64, 1)")],
+            "rank 0: a layer ... replaced ... no gradient",
         ),
+        (
+            [("                optimizer.step()\n", ALONE)],
+            "not all ranks ... optimizer step of step 1 (rank 0: True)",
+        ),
+        ([(LAYERS, ON_RANK_1)], "rank 0: extra.weight, extra.bias ... no gradient"),
     ],
-    ids=["unfrozen later", "model called", "step of one rank"],
+    ids=["unfrozen later", "model called", "layer replaced", "step of one rank", "used by one rank"],
 )
 def test_ranks_that_train_apart_end_with_the_name_of_the_first_tensor(changes, message, tmp_path):
     job = job_of(tmp_path / "job", *changes)

@@ -509,6 +509,7 @@ def test_a_broken_launcher_is_named(env, changed, args, message):
             _words("RANK=1 LOCAL_RANK=1 WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500"),
             (0, 1, 4, 1, "127.0.0.1", "process", "launcher"),
         ),
+        ({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}}', "CLUSTER_SPEC": "x"}, ()),
         # A script that sets the variables of torchrun from those of MPI.
         (
             OPENMPI | _words("RANK=5 LOCAL_RANK=1 WORLD_SIZE=8 MASTER_ADDR=h MASTER_PORT=1"),
@@ -560,10 +561,12 @@ BATCH |= _words("SLURM_LOCALID=0 SLURM_NODEID=0")
         (_words("MACHINE_RANK=0 NUM_MACHINES=2"), "NUM_MACHINES=2: "),
         (_words("RANK_ID=0 RANK_SIZE=8"), "RANK_SIZE=8: "),
         (_words("_CONDOR_PROCNO=0 _CONDOR_NPROCS=2"), "_CONDOR_NPROCS=2 "),
+        (_words("TPU_WORKER_ID=0 TPU_WORKER_HOSTNAMES=a,b"), "TPU_WORKER_HOSTNAMES=a,b: "),
         (_words("OTHER_WORLD_RANK=0 OTHER_WORLD_SIZE=2"), "OTHER_WORLD_SIZE=2: "),
         (_words("PBS_VNODENUM=1"), "PBS_VNODENUM=1: "),
         (_words("AWS_BATCH_JOB_NODE_INDEX=0 AWS_BATCH_JOB_NUM_NODES=2"), "AWS_BATCH_JOB_NUM_NODES=2: "),
         ({"PMI_RANK": "2", "PET_NNODES": "1"}, "PMI_RANK=2: "),
+        ({"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}}'}, "TF_CONFIG=.*one of several"),
         (BATCH, r"SLURM_NTASKS=12: a batch script .*srun .*guides/slurm\.md"),
         ({name: value for name, value in BATCH.items() if name != "SLURM_NTASKS"}, "not as 3 tasks"),
     ],

@@ -52,6 +52,10 @@ def test_what_looks_like_a_secret_is_refused(name, line, kind, mine, tmp_path):
 # Forms of a secret, under names that say nothing. (name, text, line, kind)
 KINDS = [
     ("x.yaml", f"env:\n- name: WANDB_API_KEY\n  value: {HEX}", 3, "a key or token"),
+    ("x.yaml", f"env:\n- name: DB_PASSWORD\n  value: '{WORD}{DIGITS}'", 3, "a key or token"),
+    ("x.py", f'KEYS = ["{DIGITS}ABCDEFGHIJ", "{HEX}"]', 1, "an access key and its secret key"),
+    ("k8s.txt", "client-key-data: LS0tLS1CRUdJTi" + "BSU0EgUFJJ", 1, "a private key"),
+    ("a.sh", f"wandb login --relogin {HEX}", 1, "a key or token"),
     ("x.json", f'{{"env": [{{"name": "HF_TOKEN", "value": "{MIXED}"}}]}}', 1, "a key or token"),
     ("x.json", f'{{"args": ["--wandb_api_key", "{HEX}"]}}', 1, "a key or token"),
     ("x.py", f"run(['job', '--token', '{MIXED}'])", 1, "a key or token"),
