@@ -19,6 +19,7 @@ _LAST = int(getattr(signal, "SIGRTMAX", 64))  # macOS has none: the faults never
 # of the handlers in hanging/sitecustomize.py
 _HANG_SIGNALS = {"hang": _LAST - 6, "hold": _LAST - 7}
 _RELEASE = _LAST - 8
+_RESTART = 10.0  # seconds at most from the end of a node to its next start
 _LOOK = 20.0  # seconds until its processes are looked for again
 _PERIOD = 0.1  # seconds in which a throttled process runs and stops once: that of a quota of cgroups
 _FINE = 0.05  # of a period: how often a throttled process is looked at
@@ -247,6 +248,13 @@ class Injector:
                     copy_tree(node.output, outputs)
                 for node in targets:
                     node.make_folders(outputs)
+        # a platform takes seconds to start a node: the others have noticed the loss by then, and end, unless
+        # the job is elastic. A process that finds its rank in the store of the old job would be refused.
+        others = [node for node in self._job.running if node not in targets]
+        deadline = time.monotonic() + _RESTART
+        while any(node.poll() is None for node in others) and time.monotonic() < deadline:
+            self._job.read()
+            time.sleep(self.round_seconds)
         for node in targets:
             self._job.start(node)
         for node in self._job.nodes:
