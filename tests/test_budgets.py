@@ -19,7 +19,7 @@ from bootfile import Exact
 # script and its words -> (files, lines)
 # aims: 28 files and 3,300 lines; 42 and 4,800; 60 and 8,500
 BUDGETS = {
-    "exact.py OUT": (50, 5290),
+    "exact.py OUT": (50, 5295),
     "guides/own_loop/after.py OUT": (75, 8210),
     f"jobs/train.py {' '.join(QUICK)} --max_steps=1 --output_dir=OUT": (126, 13370),
 }

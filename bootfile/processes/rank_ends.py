@@ -80,9 +80,9 @@ class RankEnds:
         if not is_known and now - since < _CALM:
             return
         answer = self._board.read(f"left/{rank}", _EARLY)
-        if answer is None:  # it is not known whether the rank has left: the next look asks again
-            return
-        left, early = answer
+        if answer is None and not self._board.lost:
+            return  # it is not known whether the rank has left: the next look asks again
+        left, early = answer or ["", ""]
         if left or code in _SECONDARY or is_asked:
             self._texts[rank] = ""
             return

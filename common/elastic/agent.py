@@ -247,16 +247,16 @@ class _Agent:
     def _reap(self) -> None:
         """Judge the children that have ended. Each round calls it when a child has ended, or after _POLL."""
         ended = {name: child for name, child in self._children.items() if child.exitcode is not None}
-        # a fork server reports the ends of its forks: without it this code comes for all, also if they run
-        lost = [name for name, child in ended.items() if child.exitcode == _SERVER_LOST]
-        if lost and not _has_server_ended():  # a program may end with this code itself
-            lost = []
-        for name in lost:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(ended.pop(name).pid, signal.SIGKILL)
-            del self._children[name]
-            self._stacks.pop(name).close()
-        if lost:  # together: the next rounds fork as many, from a new server
+        # a fork server reports the ends of its forks: without it this code comes for all, also if they run. A
+        # program may end with this code itself
+        if any(child.exitcode == _SERVER_LOST for child in ended.values()) and _has_server_ended():
+            lost = [*self._children]
+            for name in lost:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._children.pop(name).pid, signal.SIGKILL)
+                self._stacks.pop(name).close()
+            # together: the next rounds fork as many, from a new server
+            ended = {}
             self._fork_at = time.monotonic() + _LONGEST_END
             self._judge(lost, -signal.SIGKILL, "its fork server has ended")
         for name, child in ended.items():
