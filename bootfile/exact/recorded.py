@@ -47,8 +47,8 @@ def _check_run(path: str, run: object, step: int, lines: _Lines) -> None:
     """Raise Refused if a checkpoint is one of another run than the record of its folder."""
     # a state without a line: the run of the next line has continued from it, or it is newer than all lines
     later = [known for known in lines if known >= step]
-    line: Mapping[str, Any] = lines[min(later) if later else max(lines)] if lines else {}
-    owner = str(line.get("run", ""))  # before version 0.50 no line names it
+    nearest = min(later, default=max(lines, default=0))
+    owner = str(lines.get(nearest, {}).get("run", ""))  # before version 0.50 no line names it
     if owner and owner != run:
         raise files.Refused(
             f"it is a state of another run, {run}: {STATES} has run {owner} at step {step}. To begin with it "

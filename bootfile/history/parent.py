@@ -54,7 +54,7 @@ class Parent:
             records = read_records(self.folder)
             self._records = dict(zip(records["step"].tolist(), records["sums"], strict=True))
         self._digests = read_states(self.folder)
-        # of the steps whose start has recorded them: one without --recheck may have computed steps again
+        # sums of the steps whose start has recorded them: one without --recheck may have computed steps again
         self._shards = {
             step: sums
             for step, sums in read_shards(self.folder).items()

@@ -206,7 +206,10 @@ class Expressions(Calls):
         # `folder / name`, `folder + name` and `"%s/last.pt" % folder` are paths
         is_path = isinstance(operator, ast.Div | ast.Add | ast.Mod) and "path" in (left.kind, right.kind)
         made = Value("unknown", deps=values.join_deps([left, right]), line=node.lineno, node=node)
-        made.kind = "path" if is_path else "modulo" if is_modulo else "unknown"
+        if is_path:
+            made.kind = "path"
+        elif is_modulo:
+            made.kind = "modulo"
         made.key = right.key if is_modulo and right.kind == "const" else None
         return made
 

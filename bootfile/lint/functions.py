@@ -28,7 +28,7 @@ PACKAGES = {
     "safe_torch_load": "_load_checkpoint", "torch_load": "_load_checkpoint",
     **dict.fromkeys(values.WRAPPERS, "_make_wrapper"),
 }  # fmt: skip
-# of any package, by their last name
+# functions of any package, by their last name
 _OF_ANY = (
     "range", "trange", "tqdm", "reversed", "track", "progress_bar", "load_checkpoint", "safe_torch_load",
     "torch_load", *values.WRAPPERS,

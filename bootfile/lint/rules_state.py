@@ -78,7 +78,7 @@ def _ends_before_saves(facts: Facts, value: Value) -> bool:
     """Return whether only another loop saves: that of a later stage, which does not change the object."""
     fullest = facts.fullest_save
     saving = {save.event.loops[0] for save in facts.training_saves}
-    # of several stages, some save weights only
+    # some of several stages save weights only
     if fullest is not None and facts.is_in_training(fullest.event) and len(fullest.entries) > 1:
         saving = {fullest.event.loops[0]}
     loops = {event.loops[0] for event in facts.events if event.loops and root(event.value) is value}

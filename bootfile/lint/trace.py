@@ -180,7 +180,9 @@ class Tracer(Names):
         frame = self._frames[-1]
         is_negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
         compared = test if isinstance(test, ast.Compare) else None
-        part: Any = compared.left if compared else test.operand if isinstance(test, ast.UnaryOp) else test
+        part: Any = test.operand if isinstance(test, ast.UnaryOp) else test
+        if compared:
+            part = compared.left
         name = part.id if isinstance(part, ast.Name) and (compared or is_negated or part is test) else ""
         given = frame.given.get(name)
         if given is None or frame.node is None:

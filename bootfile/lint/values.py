@@ -120,7 +120,7 @@ class Named(NamedTuple):
     but: str = "$^"
 
 
-# of classes and functions, with their package: ".torch.optim.SGD"
+# names of classes and functions, with their package: ".torch.optim.SGD"
 CLASSES = [
     Named("", r"(State|\.)$"),
     # diffusion models have schedulers of noise, which are not those of a learning rate
@@ -140,7 +140,7 @@ CLASSES = [
     Named("criterion", r"^\.torch\.nn\.(.*\.)?(?=[A-Z])\w*Loss$", r"\.utils\."),
     Named("model", r"^\.torch\.nn\.(.*\.)?[A-Z]\w*$", r"\.utils\."),
 ]  # fmt: skip
-# of functions of another package that make an object: build_optimizer()
+# names of functions of another package that make an object: build_optimizer()
 FACTORIES = [
     Named("scheduler", r"(?i)sched", r"(?i)noise"),
     Named("optimizer", r"(?i)optim"),
@@ -150,7 +150,7 @@ FACTORIES = [
 _FACTORY = re.compile(
     r"^_?(create|get|build|make|configure|init|prepare|setup|select|define)_?", re.IGNORECASE
 )
-# of objects whose origin is not known
+# names of objects whose origin is not known
 NAMES = [
     Named("scheduler", r"(?i)sched", r"(?i)noise|sampl"),
     Named("optimizer", r"(?i)optim(izer)?s?(_?\w{1,4})?$|^opt$|^opt_\w$", r"(?i)config"),

@@ -46,7 +46,7 @@ class Clock:
 
     def __init__(self, step: int, after: float, timeout: float | None):
         self.step = step
-        self.at = time.monotonic()  # of the last thing that has moved
+        self.at = time.monotonic()  # when something has moved last
         self.floor = 0.0  # when this process continued, if it was stopped itself
         self.after = after
         self.model: Any = None  # in the mode of evaluation while a loop evaluates it

@@ -43,7 +43,7 @@ class RollCall:
         self._clock = clock
         self._report = report
         self._here = here
-        self._number = 0  # of the last call
+        self._number = 0  # the number of the last call
         self._asked = 0  # the last one of this rank
         self._opened_at: float | None = None  # when this rank has learnt of it; None: it has ended
         self._moved_at = 0.0  # when the run had moved last, at that time

@@ -6,8 +6,8 @@
 
 If no step ends for some time, each rank writes the stacks of its threads to FOLDER/stuck, and one rank prints
 a line with the place of each rank. A thread does that (roll_call.py); if C code holds the lock of Python, no
-thread of Python runs, and another process of the node says it (node.py). Outside: a system without /proc,
-where only what threads of Python see is said.
+thread of Python runs, and another process of the node says it (node.py). Outside: a system without /proc: a
+line there has only what threads of Python can see.
 """
 
 import atexit

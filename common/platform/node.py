@@ -75,7 +75,9 @@ class Finding:
 
     def __init__(self, name: str, facts: str, errors: Sequence[str] = (), warnings: Sequence[str] = ()):
         self.name = name
-        self.verdict = _ERROR if errors else _WARNING if warnings else _OK
+        self.verdict = _ERROR
+        if not errors:
+            self.verdict = _WARNING if warnings else _OK
         self.text = " ".join("; ".join(filter(None, [facts, *errors, *warnings])).split())
 
     def __str__(self) -> str:

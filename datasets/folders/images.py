@@ -210,7 +210,9 @@ def _traits(image: Image.Image, content: bytes, kind: str) -> int:
     elif maximum:
         bits = int(maximum[1]).bit_length()
     is_deep = not is_float and (mode[0] == "I" or bits > 8)
-    colours = GREY if is_grey else OTHER if mode[:3] != "RGB" else 0
+    colours = OTHER if mode[:3] != "RGB" else 0
+    if is_grey:
+        colours = GREY
     traits = colours | (ALPHA if has_alpha else 0)
     # the pixels are looked at only if something in them may be lost
     if not has_alpha and not is_deep and not is_float:

@@ -2,7 +2,7 @@
 
 CodeFolder takes the script, and gives the files that it needs; Rules are those that skip a file: the built-in
 ones, and the user's own in .jobignore. Outside of the contract are links out of the folder, special files,
-names that are no key of a store, and more files than a platform takes: each is one BadInput before anything
+names that a store does not take, and more files than a platform takes: each is one BadInput before anything
 is written.
 """
 

@@ -216,10 +216,11 @@ def _draw_curve(
     if len(x) > _MOST_POINTS:
         x, y, low, high = _summarize(x, y)
         axes.fill_between(x, low, high, color=colour, alpha=0.25, linewidth=0)
+    most_dots = _MOST_DOTS if strong else 1  # a single point has no line
     line = {
         "linewidth": max(width, 2.4) if strong else width,
         "linestyle": (0, DASHES[style % len(DASHES)]),
-        "marker": "o" if points <= (_MOST_DOTS if strong else 1) else "",  # a single point has no line
+        "marker": "o" if points <= most_dots else "",
         "alpha": 0.5 if width > 2.4 else 1.0,
     }
     axes.plot(x, y, color=colour, gid="curve", **line)

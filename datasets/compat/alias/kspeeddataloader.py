@@ -49,7 +49,9 @@ def _open(
 def _open_dali(split: str, dali_cpu: bool = False, kspeed: bool = True) -> Any:
     """Return the function that opens the loader of a split with DALI. A script of ConvNets calls both.
     dali_cpu has an effect only without kspeed."""
-    backend = "dali-kspeed" if kspeed else "dali" if dali_cpu else "dali-gpu"
+    backend = "dali" if dali_cpu else "dali-gpu"
+    if kspeed:
+        backend = "dali-kspeed"
     return functools.partial(_open, split, backend)
 
 
