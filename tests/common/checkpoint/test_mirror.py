@@ -109,9 +109,16 @@ class Job:
         self.mirror.saved(step)
         return path
 
-    def uploaded(self, server, step: int) -> None:
-        """Wait until the list at the URL names the checkpoint."""
+    def upload(self, server, step: int) -> str:
+        """Save, and wait until the list at the URL names the checkpoint."""
+        path = self.save(step)
         wait_until(lambda: step in steps(server, self.url), timeout=60)
+        return path
+
+    def end(self, step: int, run: str = "r") -> str:
+        """Save, and return the reason why not all was uploaded, or ""."""
+        self.save(step, run)
+        return self.mirror.finish()
 
 
 def keys(server, url: str) -> list[str]:
@@ -147,8 +154,7 @@ def write_object(server, url: str, key: str, content: bytes) -> None:
 def test_results_are_at_the_url_and_come_back(server, tmp_path):
     job = Job(tmp_path / "one", "s3://runs/whole")
     for step in (2, 4, 6):
-        content = Path(job.save(step)).read_bytes()
-        job.uploaded(server, step)
+        content = Path(job.upload(server, step)).read_bytes()
     (tmp_path / "one" / "metrics.jsonl").write_text('{"step": 6}\n')
     (tmp_path / "one" / "index").mkdir()
     (tmp_path / "one" / "index" / "large").write_text("stays on the node")
@@ -165,16 +171,14 @@ def test_results_are_at_the_url_and_come_back(server, tmp_path):
     (restored,) = (tmp_path / "two" / "checkpoints").glob("*.pt")
     assert other.step == 6 and restored.name == "step_6.pt" and restored.read_bytes() == content
     assert (tmp_path / "two" / "metrics.jsonl").read_text() == '{"step": 6}\n'
-    other.save(8)
-    assert other.mirror.finish() == "" and steps(server, job.url) == [6, 8]
+    assert other.end(8) == "" and steps(server, job.url) == [6, 8]
 
 
 def test_a_restart_that_trains_nothing_deletes_what_no_list_names(server, tmp_path):
     """A job was killed before it deleted the checkpoints that its last one replaces."""
     url = "s3://runs/left"
     job = Job(tmp_path / "first", url)
-    job.save(3)
-    job.mirror.finish()
+    job.end(3)
     write_object(server, url, "checkpoints/step_2.pt", b"x")
     Job(tmp_path / "second", url).mirror.finish()
     assert [key for key in keys(server, url) if "step_" in key] == [
@@ -186,11 +190,9 @@ def test_a_restart_that_trains_nothing_deletes_what_no_list_names(server, tmp_pa
 def test_what_lies_on_the_node_is_taken_where_it_is_as_new(server, tmp_path, capsys):
     url = "s3://runs/places"
     first = Job(tmp_path / "one", url)
-    first.save(2)
-    first.mirror.finish()
+    first.end(2)
     second = Job(tmp_path / "two", url)
-    second.save(4)
-    second.mirror.finish()
+    second.end(4)
     again = Job(tmp_path / "one", url)  # the folder has an older copy
     assert again.step == 4 and "restored step_4.pt" in capsys.readouterr().out
     again.mirror.finish()
@@ -199,8 +201,7 @@ def test_what_lies_on_the_node_is_taken_where_it_is_as_new(server, tmp_path, cap
     there.mirror.finish()
     fresh = Job(tmp_path / "three", url, resume="never")
     assert not (tmp_path / "three" / "checkpoints").exists()
-    fresh.save(1, run="another")
-    fresh.mirror.finish()
+    fresh.end(1, run="another")
     assert steps(server, url) == [1] and "checkpoints/step_4.pt" not in keys(server, url)
 
 
@@ -211,8 +212,7 @@ def test_a_store_that_fails_does_not_end_the_job(server, tmp_path, monkeypatch):
     with FaultProxy(server.port) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.environment["AWS_ENDPOINT_URL_S3"])
         job = Job(tmp_path / "one", url)
-        job.save(2)
-        job.uploaded(server, 2)
+        job.upload(server, 2)
         proxy.kind, proxy.share = "forbidden", 1.0
         job.save(4)
         said = lines.get(timeout=60)
@@ -220,20 +220,15 @@ def test_a_store_that_fails_does_not_end_the_job(server, tmp_path, monkeypatch):
         assert steps(server, url) == [2]
         proxy.kind = None
         proxy.struck.clear()
-        job.save(6)
-        job.uploaded(server, 6)
+        job.upload(server, 6)
         proxy.kind = "forbidden"
-        job.save(8)
-        assert "no permission" in job.mirror.finish()
+        assert "no permission" in job.end(8)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.environment["AWS_ENDPOINT_URL_S3"])
     assert Job(tmp_path / "two", url).step == 6
 
 
-KEEPS = ("forbidden", "no such method", "locked", "not implemented")
-
-
 @pytest.mark.thorough
-@pytest.mark.parametrize("kind", KEEPS)
+@pytest.mark.parametrize("kind", ["forbidden", "no such method", "locked", "not implemented"])
 @pytest.mark.parametrize("at_start", [True, False])
 def test_a_store_that_deletes_nothing_gets_all_results(server, tmp_path, monkeypatch, capfd, kind, at_start):
     """Write-once buckets and policies without DELETE: a warning, and no error. The next job need not wait."""
@@ -245,8 +240,7 @@ def test_a_store_that_deletes_nothing_gets_all_results(server, tmp_path, monkeyp
         job = Job(tmp_path / "first", url, keep=1)
         proxy.refuse = "DELETE "
         for step in (1, 2, 3):
-            job.save(step)
-            job.uploaded(server, step)
+            job.upload(server, step)
         assert job.mirror.finish() == ""
         assert steps(server, url) == [3]
         assert {f"checkpoints/step_{step}.pt" for step in (1, 2, 3)} <= set(keys(server, url))
@@ -254,8 +248,7 @@ def test_a_store_that_deletes_nothing_gets_all_results(server, tmp_path, monkeyp
         assert text.count("warning: ") == 1 and re.search("stays? there", text)
         again = Job(tmp_path / "second", url, keep=1)
         assert again.step == 3
-        again.save(4)
-        again.uploaded(server, 4)
+        again.upload(server, 4)
         assert again.mirror.finish() == "" and steps(server, url) == [4]
         assert not proxy.wrong
     assert "checking" not in "".join(capfd.readouterr())
@@ -280,20 +273,18 @@ def test_the_last_upload_is_repeated_until_the_store_answers(server, tmp_path, m
 
 
 def test_the_last_upload_is_not_repeated_for_ever(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(mirror, "_PATIENCE", 0.1)
     with FaultProxy(server.port) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.environment["AWS_ENDPOINT_URL_S3"])
-        monkeypatch.setattr(mirror, "_PATIENCE", 0.1)
         job = Job(tmp_path / "one", "s3://runs/patience")
         proxy.kind, proxy.share = "busy", 1.0
-        job.save(2)
-        assert "the store is too busy" in job.mirror.finish()
+        assert "the store is too busy" in job.end(2)
 
 
 def test_the_last_checkpoints_of_the_node_are_at_the_url_at_the_end(server, tmp_path, monkeypatch):
     """The thread takes the newest checkpoint of each turn, so it leaves some out meanwhile."""
     job = Job(tmp_path / "one", "s3://runs/last", keep=3)
-    job.save(2)
-    job.uploaded(server, 2)
+    job.upload(server, 2)
     monkeypatch.setattr(job.mirror, "saved", lambda step: setattr(job.mirror, "_step", step))  # no turn
     for step in (4, 6, 8, 10):
         job.save(step)
@@ -307,19 +298,16 @@ def test_a_row_of_old_checkpoints_stays_at_the_url(server, tmp_path, monkeypatch
     url = "s3://runs/row"
     job = Job(tmp_path / "one", url, keep=1, every=10)
     for step in (8, 10, 12):
-        job.save(step)
-        job.uploaded(server, step)
+        job.upload(server, step)
     saved = job.mirror.saved
     monkeypatch.setattr(job.mirror, "saved", lambda step: setattr(job.mirror, "_step", step))  # no turn
     job.save(20)
     monkeypatch.setattr(job.mirror, "saved", saved)
-    job.save(24)
-    assert job.mirror.finish() == "" and steps(server, url) == [10, 20, 24]
+    assert job.end(24) == "" and steps(server, url) == [10, 20, 24]
     again = Job(tmp_path / "two", url, keep=1, every=10)
     assert again.step == 24
     for step in (26, 30, 32):
-        again.save(step)
-        again.uploaded(server, step)
+        again.upload(server, step)
     assert again.mirror.finish() == "" and steps(server, url) == [10, 20, 30, 32]
     files = {f"checkpoints/step_{step}.pt{end}" for step in (10, 20, 30, 32) for end in ("", ".json")}
     assert {key for key in keys(server, url) if key.startswith("checkpoints/")} == files
@@ -356,8 +344,7 @@ def test_two_jobs_at_one_url(server, tmp_path, monkeypatch, capsys):
     second = Job(tmp_path / "two", url)
     assert time.monotonic() - begin > 1.5
     assert names(capsys.readouterr().out, "s3://runs/twice", "another job")
-    second.save(20)
-    second.uploaded(server, 20)
+    second.upload(server, 20)
     before = read_object(server, url, output_list.NAME)
     lines = queue.SimpleQueue()
     monkeypatch.setattr(mirror, "print_line", lines.put)
@@ -370,8 +357,7 @@ def test_two_jobs_at_one_url(server, tmp_path, monkeypatch, capsys):
     second.mirror.lease._ended.set()  # the same, after its successor has ended
     third = Job(tmp_path / "three", url)
     assert third.step == 20 and third.mirror.finish() == ""
-    second.save(30)
-    assert f"the lease of {url} was deleted" in second.mirror.finish() and steps(server, url) == [2, 20]
+    assert f"the lease of {url} was deleted" in second.end(30) and steps(server, url) == [2, 20]
 
 
 @pytest.mark.thorough
@@ -453,8 +439,7 @@ def test_the_weights_of_the_run_stay_when_its_node_changes(server, tmp_path, mon
         if node != "one" or step == 2:  # the second node has better weights, the first one no more
             (job.folder / "best.pth").write_bytes(node.encode())
             (job.folder / f"epoch_{step}.pth").write_bytes(node.encode())
-        job.save(step)
-        assert job.mirror.finish() == ""
+        assert job.end(step) == ""
     assert [read_object(server, url, name) for name in ("best.pth", "epoch_2.pth")] == [b"two", b"one"]
 
     # an error while the files are collected: the next upload sends the weights
@@ -477,8 +462,7 @@ def test_the_weights_of_the_run_stay_when_its_node_changes(server, tmp_path, mon
     files = read_list(server, url)["files"]
     write_list(server, url, [each for each in files if each["path"] != "best.pth"])
     job = Job(tmp_path / "three", url)
-    job.save(12)
-    assert job.mirror.finish() == ""
+    assert job.end(12) == ""
     assert "best.pth" in {each["path"] for each in read_list(server, url)["files"]}
 
 
@@ -491,8 +475,7 @@ def test_a_job_that_was_held_does_not_replace_the_list_of_its_successor(server, 
             patch.setenv("AWS_ENDPOINT_URL_S3", proxy.environment["AWS_ENDPOINT_URL_S3"])
             patch.setenv("BOOTFILE_STORE_TIMEOUT", "60")
             first = Job(tmp_path / "one", url, keep=1)
-            first.save(10)
-            first.uploaded(server, 10)
+            first.upload(server, 10)
             wait_until(lambda: first.mirror._listed, timeout=60)
             proxy.passed = 0
             (first.folder / "best.pth").write_bytes(b"first")
@@ -500,8 +483,7 @@ def test_a_job_that_was_held_does_not_replace_the_list_of_its_successor(server, 
             wait_until(lambda: proxy.holding, timeout=60)
         first.mirror.lease._ended.set()
         second = Job(tmp_path / "two", url, keep=1)
-        second.save(20)
-        second.uploaded(server, 20)
+        second.upload(server, 20)
         assert second.mirror.finish() == ""
         before = read_object(server, url, output_list.NAME)
         proxy.released.set()
@@ -519,8 +501,7 @@ def test_a_job_that_was_held_does_not_take_its_lease_back(server, tmp_path, monk
     lease.check()  # here it is held, before the write
     second = Job(tmp_path / "two", url)
     lease._write()
-    second.save(2)
-    second.uploaded(server, 2)
+    second.upload(server, 2)
     with pytest.raises(BadInput, match="belongs to another job"):
         lease.check()
 
@@ -532,8 +513,7 @@ def test_half_a_checkpoint_replaces_none(server, tmp_path, monkeypatch):
     with Auditor(server, url) as audit:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", audit.environment["AWS_ENDPOINT_URL_S3"])
         job = Job(tmp_path / "one", url, keep=1)
-        job.save(2)
-        job.uploaded(server, 2)
+        job.upload(server, 2)
         audit.refuse = "step_4.pt.json"
         job.save(4)
         wait_until(lambda: "step_4.pt.json" in job.mirror.error, timeout=60)
@@ -563,8 +543,7 @@ def test_damage_at_the_url_leaves_the_nodes_own_checkpoints(server, tmp_path, mo
     url, place = "s3://runs/own", tmp_path / "one" / "checkpoints"
     job = Job(tmp_path / "one", url, keep=3)
     for step in (1, 2, 3):
-        job.save(step)
-        job.uploaded(server, step)
+        job.upload(server, step)
     job.mirror.finish()
     shutil.copytree(place, tmp_path / "kept")
 
@@ -589,8 +568,7 @@ def test_damage_at_the_url_leaves_the_nodes_own_checkpoints(server, tmp_path, mo
         assert f"checkpoint refused: {url}/checkpoints/step_3.pt: " in capsys.readouterr().out
         job.mirror.finish()
     job = Job(tmp_path / "one", url, keep=3)
-    job.save(2)
-    job.uploaded(server, 2)
+    job.upload(server, 2)
     job.mirror.finish()
     assert Job(tmp_path / "two", url).step == 2
 

@@ -74,6 +74,27 @@ def _train(recovery, model, steps=4):
     recovery.finish()
 
 
+def _evaluate(recovery, model, epoch, *sums):
+    """Save the weights of an epoch, whose bias is its number. sums: of the loss, correct samples, metrics."""
+    with torch.no_grad():
+        model[0].bias.fill_(epoch)
+    recovery.loader.step = epoch
+    recovery.save_weights(epoch, torch.tensor([*sums[:2], 10.0, *sums[2:]]))
+
+
+def _read_best(folder):
+    """Return the numbers of the epoch in best.pth, one for each output."""
+    return torch.load(folder / "best.pth", weights_only=True)["0.bias"].tolist()
+
+
+def _copy(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def _is(model, state):
+    return all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+
+
 @pytest.mark.parametrize(
     ("every", "due"),
     [
@@ -84,10 +105,7 @@ def _train(recovery, model, steps=4):
 )
 def test_when_a_save_is_due(recovery, every, due):
     keeper, model = recovery(save_every=every)
-    found = []
-    for step in range(1, 21):
-        found += [step] if _step(keeper, model).save else []
-    assert found == due
+    assert [step for step in range(1, 21) if _step(keeper, model).save] == due
 
 
 def test_a_save_is_due_after_a_function_was_compiled(recovery, tmp_path):
@@ -107,9 +125,7 @@ def test_seconds_count_since_the_last_save(recovery, monkeypatch):
         if _step(keeper, model).save:
             saved.append(step)
             keeper.save()
-    late = keeper.state.objects["optimizer"].defaults.get(
-        "fused"
-    )  # a fused optimizer gets the verdict one step later
+    late = keeper.state.objects["optimizer"].defaults.get("fused")  # its verdict comes one step later
     assert saved == ([5, 10] if late else [4, 8, 12])
 
 
@@ -126,12 +142,12 @@ def test_a_checkpoint_holds_no_secret_and_everything_else(recovery, tmp_path):
     assert state["step"] == 4
 
     rate = keeper.state.objects["optimizer"].param_groups[0]["lr"]
-    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    weights = _copy(model)
     for tensor in model.state_dict().values():
         tensor.zero_()
     again, model = recovery()
     assert again.state.objects["optimizer"].param_groups[0]["lr"] == rate
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
+    assert _is(model, weights)
 
 
 @pytest.mark.parametrize("first_is_bad", [False, True])
@@ -139,9 +155,9 @@ def test_a_step_that_is_not_finite_changes_nothing(recovery, capsys, first_is_ba
     keeper, model = recovery()
     if not first_is_bad:
         _step(keeper, model)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    before = _copy(model)
     _step(keeper, model, poison=True)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert _is(model, before)
     _step(keeper, model)
     assert not torch.equal(model[0].weight, before["0.weight"])
     assert all(torch.isfinite(tensor).all() for tensor in model.state_dict().values())
@@ -158,10 +174,10 @@ def test_a_first_step_after_a_restart_that_is_skipped_keeps_the_statistics(recov
     keeper, model = recovery()
     _train(keeper, model)
     again, model = recovery()
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    before = _copy(model)
     assert before["1.num_batches_tracked"] == 4
     _step(again, model, poison=True)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert _is(model, before)
 
 
 def test_a_check_does_not_search_the_modules(monkeypatch):
@@ -267,10 +283,8 @@ def test_nothing_is_saved_while_steps_are_skipped(recovery, tmp_path):
         if _step(keeper, model, poison=step > 9).save:
             keeper.save()
     keeper.finish()
-    assert [path.name for path in sorted((tmp_path / "checkpoints").glob("*.pt"))] == [
-        "step_4.pt",
-        "step_8.pt",
-    ]
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").glob("*.pt"))
+    assert kept == ["step_4.pt", "step_8.pt"]
 
 
 @pytest.mark.parametrize(
@@ -289,11 +303,8 @@ def test_what_is_whole_but_not_a_state_is_refused_and_the_one_before_is_taken(re
     checkpoint.write(path, state | damage, step=8, run=keeper.state.run)
     again, _ = recovery(keep=3)
     said = capsys.readouterr().out
-    assert (
-        f"checkpoint refused: {path}: " in said
-        and again.saver.submitted == 4
-        and "step_4.pt: epoch 1, step 4" in said
-    )
+    assert f"checkpoint refused: {path}: " in said and again.saver.submitted == 4
+    assert "step_4.pt: epoch 1, step 4" in said
     for keys in (["objects", "optimizer"], ["schedule"], ["objects", "model", "0.weight"]):
         part = state
         for key in keys[:-1]:
@@ -341,20 +352,16 @@ def test_weights_that_are_not_finite_are_not_written(recovery, tmp_path, capsys)
 )
 def test_best_is_the_highest_accuracy_or_the_lowest_loss(recovery, tmp_path, correct, best):
     keeper, model = recovery()
-    for epoch in (1, 2, 3):
-        with torch.no_grad():
-            model[0].bias.fill_(epoch)
-        keeper.loader.step = epoch
-        keeper.save_weights(epoch, torch.tensor([(0, 4.0, 5.0, 3.0)[epoch], correct[epoch - 1], 10.0]))
+    for epoch, loss, count in zip((1, 2, 3), (4.0, 5.0, 3.0), correct, strict=True):
+        _evaluate(keeper, model, epoch, loss, count)
     keeper.finish()
-    assert torch.load(tmp_path / "best.pth", weights_only=True)["0.bias"].tolist() == [best, best]
+    assert _read_best(tmp_path) == [best, best]
 
 
 def test_a_score_that_is_not_a_number_is_named_once(recovery, tmp_path, capsys):
-    keeper, _ = recovery()
+    keeper, model = recovery()
     for epoch, loss in ((1, torch.nan), (2, torch.nan), (3, 5.0)):
-        keeper.loader.step = epoch
-        keeper.save_weights(epoch, torch.tensor([loss, torch.nan, 10.0]))
+        _evaluate(keeper, model, epoch, loss, torch.nan)
     keeper.finish()
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "best.pth" in line]
     assert line.startswith("warning: ") and " is nan after step 1" in line
@@ -367,15 +374,11 @@ def test_best_is_by_the_metric_that_the_job_names_also_after_a_restart(recovery,
         keeper, model = recovery()
         keeper.log.use(Metrics(mae=absolute_error, best="mae", lowest=True))
         for epoch in epochs:
-            with torch.no_grad():
-                model[0].bias.fill_(epoch)
-            keeper.loader.step = 4 * epoch
-            keeper.save_weights(epoch, torch.tensor([0.0, epoch, 10.0, 10 * errors[epoch]]))
+            _evaluate(keeper, model, epoch, 0.0, epoch, 10 * errors[epoch])
             keeper.saver.collect(wait=True)
             keeper.save()
         keeper.finish()
-        assert keeper.scores.best == -3
-        assert torch.load(tmp_path / "best.pth", weights_only=True)["0.bias"].tolist() == [2, 2]
+        assert keeper.scores.best == -3 and _read_best(tmp_path) == [2, 2]
 
 
 @pytest.mark.parametrize("kind", ["another folder", "only checkpoints", "whole"])
@@ -399,13 +402,10 @@ def test_a_folder_without_best_gets_one_from_the_next_evaluation(recovery, tmp_p
     printed = capsys.readouterr().out
     assert bool(re.search(rf"{new} .*no best\.pth .*val_acc 0\.9 ", printed)) == is_lost
     for epoch, correct in ((2, 3.0), (3, 2.0)):
-        with torch.no_grad():
-            model[0].bias.fill_(epoch)
-        keeper.save_weights(epoch, torch.tensor([1.0, correct, 10.0]))
+        _evaluate(keeper, model, epoch, 1.0, correct)
     keeper.finish()
     assert (new / "best.pth").exists() == is_lost
-    if is_lost:
-        assert torch.load(new / "best.pth", weights_only=True)["0.bias"].tolist() == [2, 2]
+    assert not is_lost or _read_best(new) == [2, 2]
     assert keeper.scores.highest == pytest.approx(0.9), "early stopping counts from the best evaluation"
 
 
@@ -459,11 +459,8 @@ def test_a_report_by_time_is_asked_for_once_and_agreed_on_with_the_step(recovery
     due = [_step(keeper, model).report]
     keeper.parts.reports.reported_at -= 11
     due += [_step(keeper, model).report for _ in range(3)]
-    assert due == [
-        True,
-        *([False, True] if keeper.state.objects["optimizer"].defaults.get("fused") else [True, False]),
-        True,
-    ]
+    is_late = bool(keeper.state.objects["optimizer"].defaults.get("fused"))
+    assert due == [True, not is_late, is_late, True]
 
 
 def test_weights_are_initial_values_and_a_checkpoint_wins(recovery, tmp_path, capsys):
@@ -473,9 +470,8 @@ def test_weights_are_initial_values_and_a_checkpoint_wins(recovery, tmp_path, ca
     torch.save({name: tensor + 1 for name, tensor in model.state_dict().items()}, given)
     expected = model[0].weight + 1
     keeper, model = recovery(weights=given)
-    assert (
-        torch.equal(model[0].weight, expected) and f"weights from {given}: 7 of 7" in capsys.readouterr().out
-    )
+    assert torch.equal(model[0].weight, expected)
+    assert f"weights from {given}: 7 of 7" in capsys.readouterr().out
     _train(keeper, model)
     trained = model[0].weight.detach().clone()
     os.remove(given)  # a restart does not need the file
@@ -492,12 +488,11 @@ def test_weights_are_initial_values_and_a_checkpoint_wins(recovery, tmp_path, ca
 def test_evaluation_takes_weights_from_any_file_of_any_run(recovery, tmp_path, capsys):
     """The run may have another batch size, seed, data set and more steps. Evaluation writes nothing."""
     keeper, model = recovery()
-    for _ in range(4):
-        if _step(keeper, model).save:
-            keeper.save()
+    _train(keeper, model)
+    keeper, model = recovery()
     keeper.save_weights(1, torch.tensor([1.0, 5.0, 10.0]))
     keeper.finish()
-    trained = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    trained = _copy(model)
     files = sorted(str(path) for path in tmp_path.rglob("*"))
     capsys.readouterr()
     for option, named in (
@@ -508,7 +503,7 @@ def test_evaluation_takes_weights_from_any_file_of_any_run(recovery, tmp_path, c
             tensor.zero_()
         other = {"resume": "auto", "batch_size": 3, "seed": 9, "dataset": "cifar10", "evaluate": True}
         evaluating, model = recovery(**other | {option: str(tmp_path / named)})
-        assert all(torch.equal(tensor, trained[name]) for name, tensor in model.state_dict().items()), named
+        assert _is(model, trained), named
         assert ": 7 of 7 tensors" in capsys.readouterr().out
         assert evaluating.resume() == 20
         evaluating.save_weights(2, torch.tensor([1.0, 9.0, 10.0]))
@@ -525,10 +520,9 @@ def test_averaged_weights_begin_at_the_given_ones(tmp_path, monkeypatch):
     given = {"weight": torch.ones(2, 3), "bias": torch.ones(2)}
     torch.save(given, tmp_path / "best.pth")
     args = argparse.Namespace(
-        output_dir=str(tmp_path), weights=str(tmp_path / "best.pth"), evaluate=True, grace=25.0
+        output_dir=str(tmp_path), weights=str(tmp_path / "best.pth"), evaluate=True, resume="never"
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    args.resume, args.keep, args.max_bad_steps = "never", 2, 3
     make(args, 2, total_steps=4, model=model, optimizer=optimizer, ema=ema).resume()
     assert torch.equal(ema.module.weight, given["weight"]) and torch.equal(model.weight, given["weight"])
 

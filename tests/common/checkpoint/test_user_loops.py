@@ -118,16 +118,6 @@ class NumbersInTheLoop(Loop):
         return self.criterion(self.model(mixed.float()), labels)
 
 
-class TimmMixup(Loop):
-    def build(self):
-        super().build()
-        self.mixup = pytest.importorskip("timm.data").Mixup(0.4, 0.0, num_classes=3, mode="elem")
-
-    def loss(self, inputs, labels):
-        images, targets = self.mixup(inputs.view(-1, 6, 1, 1), labels)
-        return self.criterion(self.model(images.flatten(1)), targets)
-
-
 class Accumulation(Loop):
     """The usual form: an optimizer step every third batch."""
 
@@ -239,25 +229,6 @@ class GAN(Loop):
         loss.backward()
         if self.checkpoint.accepts(loss):
             self.optimizer.step()
-
-
-class LBFGS(Loop):
-    """The closure runs in step(), and accepts() is called after it."""
-
-    def build(self):
-        super().build()
-        self.model = torch.nn.Linear(6, 3)
-        self.optimizer = torch.optim.LBFGS(self.model.parameters(), lr=0.5, max_iter=3)
-        self.scheduler = None
-
-    def step(self, inputs, labels, step):
-        def closure():
-            self.optimizer.zero_grad()
-            loss = self.loss(inputs, labels)
-            loss.backward()
-            return loss
-
-        self.checkpoint.accepts(self.optimizer.step(closure).detach())
 
 
 class OwnGenerator(Loop):
@@ -433,10 +404,9 @@ class Toggled(GAN):
 
 CASES = [
     SlowCritic, GroupAddedToTheSecond, Adversarial, WithOwnState, TwoLoaders, Toggled, Loop,
-    NumbersInTheLoop, TimmMixup, Accumulation, AccumulationInPlace, GroupAddedLater, Unfrozen, TwoPasses,
-    StateOfNumPy,
+    NumbersInTheLoop, Accumulation, AccumulationInPlace, GroupAddedLater, Unfrozen, TwoPasses, StateOfNumPy,
 ]  # fmt: skip
-LONG = (GAN, LBFGS, OwnGenerator, CriterionWithWeights)
+LONG = (OwnGenerator, CriterionWithWeights)
 CASES += [pytest.param(loop, marks=pytest.mark.thorough) for loop in LONG]
 
 

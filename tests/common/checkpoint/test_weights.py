@@ -76,6 +76,15 @@ class _Wrapped(nn.Module):
         self.module = module
 
 
+def _refuse(path, message: str, model: nn.Module | None = None, **options) -> None:
+    """Assert that a file is refused, and that the model is as before."""
+    model = model or _model()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(BadInput, match=message):
+        weights.load(str(path), model, **options)
+    assert _same(model.state_dict(), before)
+
+
 class _Block(nn.Module):
     """A block of the sample that ModelArts publishes for distributed training on CIFAR-10."""
 
@@ -173,8 +182,7 @@ def test_safetensors(tmp_path):
     assert torch.equal(tied.head.weight, torch.ones(4, 8))
     with open(path, "r+b") as file:
         file.truncate(os.path.getsize(path) - 1)
-    with pytest.raises(BadInput, match="it is damaged: SafetensorError"):
-        weights.load(path, model)
+    _refuse(path, "it is damaged: SafetensorError", model)
 
 
 def test_names_that_are_not_clear_are_refused(tmp_path):
@@ -190,8 +198,7 @@ def test_names_that_are_not_clear_are_refused(tmp_path):
     }
     for message, content in files.items():
         torch.save(content, path)
-        with pytest.raises(BadInput, match=message):
-            weights.load(path, _model())
+        _refuse(path, message)
 
 
 def test_a_module_with_the_name_of_a_wrapper(tmp_path):
@@ -219,30 +226,24 @@ def test_a_part_that_fits_needs_an_option(tmp_path):
         (state | {"0.bias": torch.ones(9), "3.bias": torch.ones(5)}, "different shape: 0.bias"),
     ):
         torch.save(content, path)
-        with pytest.raises(BadInput, match=f"{names}.* --weights .*,partial uses those that fit"):
-            weights.load(path, _model())
+        _refuse(path, f"{names}.* --weights .*,partial uses those that fit")
         model = _model()
         weights.load(path, model, partial=True)
         assert torch.equal(model[2].weight, source[2].weight)
-        with pytest.raises(BadInput, match=f"{names}.* expected all "):
-            weights.load(path, _model(), complete=True, partial=True)
+        _refuse(path, f"{names}.* expected all ", complete=True, partial=True)
     deep, flat = (nn.Sequential(*[nn.Linear(4, 4) for _ in range(count)]) for count in (3, 2))
     torch.save(deep.state_dict(), path)
-    with pytest.raises(BadInput, match=r"\b4 of 4 .*not .*model: 2.weight, 2.bias: "):
-        weights.load(path, flat)
+    _refuse(path, r"\b4 of 4 .*not .*model: 2.weight, 2.bias: ", flat)
     words = [nn.Sequential(nn.Embedding(count, 4), nn.Linear(4, 4), nn.Linear(4, 4)) for count in (9, 8)]
     torch.save(words[0].state_dict(), path)
-    with pytest.raises(BadInput, match=r"different shape: 0.weight \[9, 4\]"):
-        weights.load(path, words[1])
+    _refuse(path, r"different shape: 0.weight \[9, 4\]", words[1])
 
 
 def test_another_head_is_reported_and_left_as_it_is(tmp_path):
     path, source, model = str(tmp_path / "best.pth"), _model(classes=9), _model()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     torch.save(source.state_dict(), path)
-    with pytest.raises(BadInput, match=r"\b9 of 11 .* shape: 3.weight \[9, 8\] .*file, \[4"):
-        weights.load(path, model, complete=True)
-    assert _same(model.state_dict(), before)
+    _refuse(path, r"\b9 of 11 .* shape: 3.weight \[9, 8\] .*file, \[4", model, complete=True)
     line = weights.load(path, model)
     assert re.search(r" shape: 3.weight \[9, 8\] .*file, \[4, 8\] .*model, 3.bias \[9\]", line)
     head = {"3.weight", "3.bias"}
@@ -259,10 +260,7 @@ def test_weights_of_another_network_are_refused(tmp_path):
         (torchvision.models.resnet50(), torchvision.models.resnet18()),
     ):
         torch.save(source.state_dict(), path)
-        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        with pytest.raises(BadInput, match=r" of \d+ tensors; .* another network"):
-            weights.load(path, model)
-        assert _same(model.state_dict(), before)
+        _refuse(path, r" of \d+ tensors; .* another network", model)
 
 
 def _saved(content, **options) -> bytes:
@@ -291,14 +289,8 @@ def test_other_files_are_one_line_and_nothing_is_executed(tmp_path):
             _saved(_model().state_dict(), _use_new_zipfile_serialization=False),
             r"torch .*1.6: python -c .*torch.save\(torch.load\(.*old', weights_only=True\)",
         ),
-        "LFS": (
-            b"version https://git-lfs.github.com/spec/v1\noid",
-            "Git LFS: git lfs pull",
-        ),
-        "torchscript": (
-            _torchscript(_model()),
-            r"TorchScript .*torch.jit.load\(.*\).state_dict",
-        ),
+        "LFS": (b"version https://git-lfs.github.com/spec/v1\noid", "Git LFS: git lfs pull"),
+        "torchscript": (_torchscript(_model()), r"TorchScript .*torch.jit.load\(.*\).state_dict"),
         "hostile": (_saved({"a": Hostile(open, executed, "w")}), r"save model.state_dict\(\)"),
         "module": (_saved(_model()), r"save model.state_dict\(\).*weights_only=False\).state_dict\(\)"),
         "list": (_saved([torch.zeros(2)]), "it holds a list"),
@@ -309,23 +301,18 @@ def test_other_files_are_one_line_and_nothing_is_executed(tmp_path):
     for name, (content, message) in files.items():
         path = tmp_path / name
         path.write_bytes(content)
-        with pytest.raises(BadInput, match=rf"weights {path}: .*({message})"):
-            weights.load(str(path), _model())
-    with pytest.raises(BadInput, match="No such file"):
-        weights.load(str(tmp_path / "none"), _model())
+        _refuse(path, rf"weights {path}: .*({message})")
+    _refuse(tmp_path / "none", "No such file")
     (tmp_path / "best.pth").write_bytes(whole)
-    with pytest.raises(BadInput, match=r"Is a directory; .*: best.pth"):
-        weights.load(str(tmp_path), _model())
+    _refuse(tmp_path, r"Is a directory; .*: best.pth")
     (tmp_path / ".metadata").touch()
-    with pytest.raises(BadInput, match=r"a distributed checkpoint: python -m torch.distributed.checkpoint"):
-        weights.load(str(tmp_path), _model())
+    _refuse(tmp_path, r"a distributed checkpoint: python -m torch.distributed.checkpoint")
     assert not os.path.exists(executed)
     checkpoint.write(str(tmp_path / "step_1.pt"), {"objects": {"model": _model().state_dict()}}, step=1)
     with open(tmp_path / "step_1.pt", "r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"x")
-    with pytest.raises(BadInput, match="changed after"):
-        weights.load(str(tmp_path / "step_1.pt"), _model())
+    _refuse(tmp_path / "step_1.pt", "changed after")
 
 
 def _repeated(tensor):
@@ -362,11 +349,7 @@ def test_tensors_that_a_model_cannot_hold(tmp_path, kind):
         torch.save(state | {"3.weight": change(state["3.weight"])}, path)
     except RuntimeError as error:  # nested tensors, with torch 2.1
         pytest.skip(f"this torch cannot save it: {error}")
-    model = _model()
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(BadInput, match=message):
-        weights.load(path, model, complete=True)
-    assert _same(model.state_dict(), before)
+    _refuse(path, message, complete=True)
 
 
 @pytest.mark.parametrize("convert", [torch.Tensor.half, torch.Tensor.double, torch.Tensor.bfloat16])
@@ -391,12 +374,10 @@ def test_archives_that_take_more_than_their_size(tmp_path, monkeypatch):
         for record in source.infolist():
             target.writestr(record.filename, source.read(record))
         target.writestr("archive/data/99", bytes(10**7))
-    with pytest.raises(BadInput, match="unpacks to"):
-        weights.load(str(path), _model())
+    _refuse(path, "unpacks to")
     path.write_bytes(whole)
     monkeypatch.setattr(weights, "_MOST", 5)
-    with pytest.raises(BadInput, match="records and"):
-        weights.load(str(path), _model())
+    _refuse(path, "records and")
 
 
 def test_prefixes_and_names_of_any_length(tmp_path, capsys):
@@ -412,8 +393,7 @@ def test_prefixes_and_names_of_any_length(tmp_path, capsys):
 def test_files_that_never_end(tmp_path):
     """FIFOs, and files of 1 TB that take no space."""
     os.mkfifo(tmp_path / "best.pth")
-    with pytest.raises(BadInput, match="not a regular file"):
-        weights.load(str(tmp_path / "best.pth"), _model())
+    _refuse(tmp_path / "best.pth", "not a regular file")
     os.mkfifo(tmp_path / CLASSES)
     assert weights.read_class_names(str(tmp_path / "best.pth")) == []
     os.unlink(tmp_path / CLASSES)
@@ -423,8 +403,7 @@ def test_files_that_never_end(tmp_path):
     assert weights.read_class_names(str(tmp_path / "best.pth")) == []
     with pytest.raises(BadInput, match=STARTS):
         read_starts(str(tmp_path))
-    with pytest.raises(BadInput, match="expected b'PK"):
-        weights.load(str(tmp_path / "step_1.pt"), _model())
+    _refuse(tmp_path / "step_1.pt", "expected b'PK")
 
 
 def test_names_of_classes_are_compared(tmp_path):
