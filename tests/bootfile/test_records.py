@@ -99,18 +99,3 @@ def test_a_resumed_run_writes_later_steps_again(tmp_path):
     write_shards(folder, {3: [5, 6]})
     assert read_shards(folder) == {1: [7, 2**48 - 1], 2: [8, 9], 3: [5, 6]}
     assert len((tmp_path / SHARDS).read_text().splitlines()) == 3
-
-
-def test_a_line_that_is_not_one_of_ours_is_left_out(tmp_path):
-    (tmp_path / SHARDS).write_text(
-        '{"step": "1", "shards": []}\n[]\n{"step": 2}\n{"step": 3, "shards": [4]}\n'
-    )
-    assert read_shards(str(tmp_path)) == {3: [4]}
-
-
-def test_steps_after_a_line_that_a_full_disk_has_cut_are_kept(tmp_path):
-    write_shards(str(tmp_path), {1: [7]})
-    with open(tmp_path / SHARDS, "a") as file:
-        file.write('{"step": 2, "sha')
-    write_shards(str(tmp_path), {3: [1], 4: [2]})
-    assert read_shards(str(tmp_path)) == {1: [7], 3: [1], 4: [2]}

@@ -42,7 +42,9 @@ GOOD = BAD.replace('"epoch": epoch}', '"epoch": epoch, "scheduler": scheduler.st
 def call(folder, *words, code=0):
     command = [sys.executable, "-m", "bootfile", "lint", *words]
     result = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=SETTINGS)
-    assert result.returncode == code, f"exit code {result.returncode}\n{result.stdout}\n{result.stderr}"
+    assert code in (None, result.returncode), (
+        f"exit code {result.returncode}\n{result.stdout}\n{result.stderr}"
+    )
     return result
 
 
@@ -120,9 +122,8 @@ def test_a_state_that_an_imported_module_saves_is_followed(folder):
     called = "    save('last.pt', model=model, optimizer=optimizer{})\n"
     (folder / "train.py").write_text("from saving import save\n" + body[0] + called.format(""))
     assert "R103 scheduler" in call(folder, "train.py", code=1).stdout
-    (folder / "train.py").write_text(
-        "from saving import save\n" + body[0] + called.format(", scheduler=scheduler")
-    )
+    called = called.format(", scheduler=scheduler")
+    (folder / "train.py").write_text("from saving import save\n" + body[0] + called)
     assert "R103" not in call(folder, "train.py", code=1).stdout, "only that it is not loaded"
 
 
@@ -141,13 +142,7 @@ def test_a_state_that_an_imported_module_saves_is_followed(folder):
 )
 def test_a_hostile_file_ends_in_one_line(data, message, tmp_path):
     (tmp_path / "train.py").write_bytes(data)
-    result = subprocess.run(
-        [sys.executable, "-m", "bootfile", "lint", "train.py"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=SETTINGS,
-    )
+    result = call(tmp_path, "train.py", code=None)
     if result.returncode == 2:
         [line] = result.stderr.splitlines()
         assert line.startswith("error: train.py: ") and message in line

@@ -17,8 +17,6 @@ CPU = torch.device("cpu")
 
 
 class Scale:
-    """A transform with a strength."""
-
     def __init__(self):
         self.strength = 1.0
 

@@ -152,27 +152,20 @@ def test_the_order_of_parts_and_another_split_are_seen():
 DATA = TensorDataset(torch.zeros(64, 2), torch.zeros(64))
 
 
+SAMPLERS = [
+    (RandomSampler(DATA), RandomSampler(DATA, replacement=True)),
+    (WeightedRandomSampler([1.0] * 64, 64), WeightedRandomSampler([1.0] * 63 + [2.0], 64)),
+    (SubsetRandomSampler(range(32)), SubsetRandomSampler(range(32, 64))),
+]
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [
         ({"batch_size": 8, "shuffle": True}, {"batch_size": 8}),
         ({"batch_size": 8}, {"batch_size": 9}),  # as many steps
-        (
-            {"batch_sampler": BatchSampler(SequentialSampler(DATA), 8, False)},
-            {"batch_sampler": BatchSampler(SequentialSampler(DATA), 9, False)},
-        ),
-        (
-            {"batch_size": 8, "sampler": RandomSampler(DATA)},
-            {"batch_size": 8, "sampler": RandomSampler(DATA, replacement=True)},
-        ),
-        (
-            {"batch_size": 8, "sampler": WeightedRandomSampler([1.0] * 64, 64)},
-            {"batch_size": 8, "sampler": WeightedRandomSampler([1.0] * 63 + [2.0], 64)},
-        ),
-        (
-            {"batch_size": 8, "sampler": SubsetRandomSampler(range(32))},
-            {"batch_size": 8, "sampler": SubsetRandomSampler(range(32, 64))},
-        ),
+        tuple({"batch_sampler": BatchSampler(SequentialSampler(DATA), size, False)} for size in (8, 9)),
+        *[tuple({"batch_size": 8, "sampler": sampler} for sampler in pair) for pair in SAMPLERS],
     ],
 )
 def test_another_choice_of_samples_is_seen(before, after):

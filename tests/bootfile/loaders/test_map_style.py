@@ -59,6 +59,19 @@ class Words(Dataset):
         return torch.arange(id % 9 + 1), torch.tensor([id % 2, id % 3])
 
 
+class Items(Dataset):
+    """A data set of what a function returns for a number."""
+
+    def __init__(self, item, size=SIZE):
+        self.item, self.size = item, size
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, id):
+        return self.item(id)
+
+
 def pad(items):
     texts, targets = zip(*items, strict=True)
     return torch.nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=-1), torch.stack(targets)
@@ -91,6 +104,12 @@ def joined(step):
     return [torch.cat([each[name] for each in inputs]) for name in ("image", "noise")] + [torch.cat(labels)]
 
 
+def assert_equal(steps, others):
+    """Assert that the images, noise and labels of each step are equal over all ranks."""
+    for one, other in zip(steps, others, strict=True):
+        assert all(map(torch.equal, joined(one), joined(other)))
+
+
 @pytest.mark.parametrize("workers, ranks", [(1, 1), (4, 1), (0, 2), (1, 4)])
 def test_tensors_and_receipts_are_equal_for_all_workers_and_ranks(workers, ranks):
     expected, expected_sums = batches(Photographs())
@@ -98,16 +117,14 @@ def test_tensors_and_receipts_are_equal_for_all_workers_and_ranks(workers, ranks
     np.random.seed(workers)
     found, sums = batches(Photographs(), workers=workers, ranks=ranks)
     assert torch.equal(sums, expected_sums)
-    for one, other in zip(expected, found, strict=True):
-        assert all(map(torch.equal, joined(one), joined(other)))
+    assert_equal(expected, found)
 
 
 def test_a_restart_in_the_middle_of_an_epoch_continues_with_the_same_tensors():
     whole, sums = batches(Photographs())
     rest, rest_sums = batches(Photographs(), start=3, workers=1)
     assert torch.equal(sums[3:], rest_sums)
-    for one, other in zip(whole[3:], rest, strict=True):
-        assert all(map(torch.equal, joined(one), joined(other)))
+    assert_equal(whole[3:], rest)
     noise = torch.cat([joined(step)[1] for step in whole])
     assert len(noise.unique(dim=0)) == len(noise)  # other numbers for each sample and epoch
 
@@ -191,12 +208,12 @@ def test_a_sample_that_ends_the_loading_is_an_error(workers, end):
                 raise end
             return super().__getitem__(id)
 
-    class Short(Words):
-        fingerprint = "x"
-
     with pytest.raises(RuntimeError, match=r"sample 7 of Ends raised (StopIteration|SystemExit)"):
         list(map_style_loader(Ends(), sampler(), CPU, collate_fn=pad, workers=workers))
-    loader = map_style_loader(Short(), sampler(), CPU, collate_fn=pad)
+
+
+def test_an_engine_that_ends_early_is_an_error():
+    loader = map_style_loader(Words(), sampler(), CPU, collate_fn=pad)
     loader.engine.run = lambda plan: (each for each in ())
     with pytest.raises(RuntimeError, match=r"epoch 1 .*step 0, \d+ steps .*early"):
         list(loader)
@@ -213,40 +230,25 @@ class Garbage:
             file.write(f"{os.getpid()} ")
 
 
-class Collects(Dataset):
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, id):
-        gc.collect()
-        return torch.zeros(2), gc.isenabled()
-
-
-class Numbers(Dataset):
-    error = None  # if set, each item raises it
-
-    def __len__(self):
-        return SIZE
-
-    def __getitem__(self, id):
-        if self.error:
-            raise self.error
-        return torch.tensor([float(id)]), id % 7
-
-
 @pytest.mark.parametrize("error", [RuntimeError("out of shared memory"), OSError(24, "Too many open files")])
 def test_without_workers_an_error_of_an_item_is_its_own(error):
     """Advice about workers would be wrong."""
-    data = Numbers()
-    loader = map_style_loader(data, SequentialBatchSampler(SIZE, 4), CPU)
-    data.error = error
-    with pytest.raises(RuntimeError, match="sample 0 of Numbers raised"):
+    fails = []
+
+    def item(id):
+        if fails:
+            raise error
+        return torch.tensor([float(id)]), id % 7
+
+    loader = map_style_loader(Items(item), SequentialBatchSampler(SIZE, 4), CPU)
+    fails.append(True)
+    with pytest.raises(RuntimeError, match="sample 0 of Items raised"):
         list(loader)
 
 
 @pytest.mark.skipif(torch.__version__ < "2.6", reason="torch 2.1 cannot copy a generator")
 def test_a_loader_without_workers_can_be_copied():
-    loader = map_style_loader(Numbers(), SequentialBatchSampler(SIZE, 4), CPU)
+    loader = map_style_loader(Words(), SequentialBatchSampler(SIZE, 4), CPU, collate_fn=pad)
     first = [inputs for inputs, _ in loader]
     copied = copy.deepcopy(loader)
     again = [inputs for inputs, _ in copied]
@@ -255,6 +257,10 @@ def test_a_loader_without_workers_can_be_copied():
 
 
 def test_workers_do_not_delete_the_garbage_of_their_parent(tmp_path):
+    def collect(id):
+        gc.collect()
+        return torch.zeros(2), gc.isenabled()
+
     deleted = tmp_path / "deleted"
     deleted.write_text("")
     collects = []
@@ -262,7 +268,7 @@ def test_workers_do_not_delete_the_garbage_of_their_parent(tmp_path):
         for change in (gc.disable, gc.enable):
             change()
             Garbage(deleted)
-            loader = map_style_loader(Collects(), SequentialBatchSampler(4, 4), CPU, workers=1)
+            loader = map_style_loader(Items(collect, 4), SequentialBatchSampler(4, 4), CPU, workers=1)
             with contextlib.closing(loader):
                 collects += [batch[1].tolist() for batch in loader]
             assert gc.isenabled() == (change is gc.enable)
@@ -282,37 +288,21 @@ def test_a_sampler_of_torch_is_refused_with_what_to_use():
 
 
 def test_a_padded_batch_and_an_item_that_draws_only_sometimes_are_equal_on_any_number_of_ranks():
-    class Rare(Dataset):
-        def __len__(self):
-            return SIZE
-
-        def __getitem__(self, id):
-            return id, random.random() if id == 17 else 0.5
-
     padded = [batches(Words(), collate_fn=pad, ranks=ranks)[1] for ranks in (1, 4)]
     assert torch.equal(*padded)
-    alone, sums = batches(Rare())
-    shared, shared_sums = batches(Rare(), ranks=4)
+    rare = Items(lambda id: (id, random.random() if id == 17 else 0.5))
+    alone, sums = batches(rare)
+    shared, shared_sums = batches(rare, ranks=4)
     assert torch.equal(sums, shared_sums)
     for one, other in zip(alone, shared, strict=True):
         assert torch.equal(torch.cat([t for _, t in one]), torch.cat([t for _, t in other]))
 
 
 def test_rows_of_a_table_are_taken_at_once_and_are_those_of_its_items():
-    class Rows(Dataset):
-        def __init__(self, table):
-            self.table = table
-
-        def __len__(self):
-            return len(self.table)
-
-        def __getitem__(self, id):
-            return self.table[id]
-
     table = TensorDataset(torch.randn(SIZE + 5, 3), torch.randn(SIZE + 5))
     part = Subset(Subset(table, list(range(SIZE + 4, 2, -1))), list(range(SIZE)))
     fast, sums = batches(part)
-    slow, slow_sums = batches(Rows(part))
+    slow, slow_sums = batches(Items(part.__getitem__))
     assert torch.equal(sums, slow_sums)
     for [(inputs, targets)], [(others, other_targets)] in zip(fast, slow, strict=True):
         assert torch.equal(inputs, others) and torch.equal(targets, other_targets)
@@ -323,15 +313,10 @@ def test_the_samples_and_targets_are_the_identity_of_the_data():
     changed = targets.clone()
     changed[123] = 0
 
-    class Rows(Dataset):
+    class Rows(Items):
         def __init__(self, inputs, targets):
-            self.inputs, self.targets = inputs, targets
-
-        def __len__(self):
-            return len(self.inputs)
-
-        def __getitem__(self, id):
-            return self.inputs[id] + torch.rand(3), self.targets[id]
+            super().__init__(lambda id: (inputs[id] + torch.rand(3), targets[id]), len(inputs))
+            self.targets = targets
 
     class Named(Rows):
         fingerprint = "version 1"
@@ -365,13 +350,6 @@ def test_what_cannot_be_read_by_number_is_refused_with_the_way_out(tmp_path):
         def __iter__(self):
             return iter(range(9))
 
-    class Triples(Dataset):
-        def __len__(self):
-            return SIZE
-
-        def __getitem__(self, id):
-            return id, id, id
-
     for call in (
         lambda: map_style_loader(Stream(), sampler(), CPU),
         lambda: log_of(tmp_path).print_data(Stream(), Words()),  # a job calls it first
@@ -380,9 +358,10 @@ def test_what_cannot_be_read_by_number_is_refused_with_the_way_out(tmp_path):
             call()
     with pytest.raises(BadInput, match="needs __len__ and __getitem__"):
         map_style_loader(object(), sampler(), CPU)
+    triples = Items(lambda id: (id, id, id))
     for workers in (0, 1):
         with pytest.raises(BadInput, match=r"list of 3.*collate_fn") as refused:
-            next(iter(map_style_loader(Triples(), sampler(), CPU, workers=workers)))
+            next(iter(map_style_loader(triples, sampler(), CPU, workers=workers)))
         assert "Traceback" not in str(refused.value)
     assert draw_seeds(None, np.arange(5), 1, 1).seed.min() >= 0
 

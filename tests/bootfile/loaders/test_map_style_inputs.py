@@ -17,11 +17,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate, get_worker_info
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate, get_worker_info
 
 from bootfile.ground.errors import BadInput
 from bootfile.loaders.map_style import map_style_loader
-from bootfile.loaders.torch_loader import torch_loader
 from bootfile.sampling.sampler import BatchSampler
 
 CPU = torch.device("cpu")
@@ -71,33 +70,35 @@ def _unzip(data, id):
     return torch.from_numpy(np.frombuffer(data.held["file"].read(str(id)), np.int32).copy()), id
 
 
-@pytest.mark.parametrize("kind", ["constructor", "unbuffered", "append", "nameless", "later", "zip", "raw"])
+def _raw(data, id):
+    os.lseek(data.held["number"], id * ITEM, os.SEEK_SET)
+    time.sleep(1e-3)
+    return torch.from_numpy(np.frombuffer(os.read(data.held["number"], ITEM), np.int32).copy()), id
+
+
+def _nameless(path):
+    file = tempfile.TemporaryFile()  # noqa: SIM115
+    file.write(path.read_bytes())
+    file.flush()
+    return Items(_seek, file=file)
+
+
+OPENED = {
+    "constructor": lambda path: Items(_seek, file=path.open("rb")),
+    "unbuffered": lambda path: Items(_seek, file=path.open("rb", buffering=0)),
+    "append": lambda path: Items(_seek, file=path.open("a+b")),
+    "nameless": _nameless,
+    "later": lambda path: Items(_seek_later, path=path),
+    "zip": lambda path: Items(_unzip, file=zipfile.ZipFile(path.with_suffix(".zip"))),
+    "raw": lambda path: Items(_raw, number=os.open(path, os.O_RDONLY)),
+}
+
+
+@pytest.mark.parametrize("kind", OPENED)
 def test_each_worker_reads_the_bytes_of_its_own_samples_from_a_file_that_is_open(path, kind):
-    if kind == "zip":
-        dataset = Items(_unzip, file=zipfile.ZipFile(path.with_suffix(".zip")))
-    elif kind == "later":
-        dataset = Items(_seek_later, path=path)
-    elif kind == "raw":
-        number = os.open(path, os.O_RDONLY)
-        dataset = Items(lambda data, id: (_raw(number, id), id))
-    elif kind == "append":
-        dataset = Items(_seek, file=path.open("a+b"))
-    elif kind == "nameless":
-        file = tempfile.TemporaryFile()  # noqa: SIM115
-        file.write(path.read_bytes())
-        file.flush()
-        dataset = Items(_seek, file=file)
-    else:
-        dataset = Items(_seek, file=path.open("rb", buffering=0 if kind == "unbuffered" else -1))
-    with loader(Subset(dataset, range(SIZE)), workers=2) as batches:
+    with loader(Subset(OPENED[kind](path), range(SIZE)), workers=2) as batches:
         wrong = [ids[(inputs != ids[:, None]).any(1)].tolist() for inputs, ids in batches]
     assert not any(wrong), wrong
-
-
-def _raw(number, id):
-    os.lseek(number, id * ITEM, os.SEEK_SET)
-    time.sleep(1e-3)
-    return torch.from_numpy(np.frombuffer(os.read(number, ITEM), np.int32).copy())
 
 
 def test_a_file_that_cannot_be_opened_again_ends_the_job_with_its_name(path, monkeypatch):
@@ -320,13 +321,3 @@ def test_tensors_without_plain_numbers_are_read_or_named():
     assert both[0].receipt.fingerprint != both[1].receipt.fingerprint
     with pytest.raises(BadInput, match=r"sample 0 of Items .*return ordinary tensors"):
         loader(Items(lambda data, id: (torch.zeros(2, device="meta"), 0), 8))
-
-
-@pytest.mark.thorough
-def test_a_data_loader_without_a_batch_is_refused():
-    """Its loop would end at once, without an error."""
-    data = TensorDataset(torch.arange(8.0), torch.arange(8))
-    loader = DataLoader(data, batch_size=9, drop_last=True)
-    with pytest.raises(BadInput, match=r"batch_size 9 .*\b8 samples: "):
-        torch_loader(loader, CPU)
-    assert len(torch_loader(DataLoader(data, batch_size=9), CPU)) == 1

@@ -27,15 +27,10 @@ def _run(folder, world_size=1, steps=9, seed=0, stop=None, epoch=1):
     """Deliver batches of digits to `world_size` processes without training. Restart after step `stop`."""
     folder.mkdir(exist_ok=True)
     data, _ = load(None, False)
-    loaders = [
-        make_loader(
-            data,
-            BatchSampler(len(data), 48, seed, rank=rank, world_size=world_size),
-            torch.device("cpu"),
-            augment=True,
-        )
-        for rank in range(world_size)
+    orders = [
+        BatchSampler(len(data), 48, seed, rank=rank, world_size=world_size) for rank in range(world_size)
     ]
+    loaders = [make_loader(data, order, torch.device("cpu"), augment=True) for order in orders]
     chain = loaders[0].receipt
     for loader in loaders:
         loader.seek((epoch - 1) * len(loader))
