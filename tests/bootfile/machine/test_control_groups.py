@@ -148,7 +148,6 @@ SHOW = """
 import json
 from bootfile.machine import control_groups, cores
 from common.platform import node
-from common.platform import node
 print(json.dumps([control_groups.cpu_quota(), cores.available_cores(), node.available_memory(),
                   [limit.most for limit in control_groups.process_limits()]]))
 """

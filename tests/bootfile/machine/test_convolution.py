@@ -84,31 +84,22 @@ SCRIPT = textwrap.dedent("""
 """)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_the_gradients_are_those_of_float64(threads):
-    assert _run(threads, "plain") == "right\n"
+HAS_SHARDS = hasattr(fsdp, "fully_shard")
 
 
-@pytest.mark.thorough
-def test_the_gradients_are_right_with_several_processes():
-    assert _run(1, "ddp") == "right\n"
-
-
-@pytest.mark.thorough
-@pytest.mark.skipif(not hasattr(fsdp, "fully_shard"), reason="this torch has no fully_shard()")
-def test_the_gradients_of_a_sharded_network_are_right():
-    assert _run(1, "fsdp", str(free_port())) == "right\n"
-
-
-@pytest.mark.thorough  # compiling takes a minute
-def test_the_gradients_of_a_compiled_network_are_right():
-    assert _run(1, "compiled") == "right\n"
-
-
-def _run(threads, kind, *words):
-    job = run("-c", SCRIPT, str(threads), kind, *words, env=environment(**AVX2))
+@pytest.mark.parametrize(
+    "threads, kind",
+    [
+        (1, "plain"),
+        (2, "plain"),
+        *(pytest.param(1, kind, marks=pytest.mark.thorough) for kind in ("ddp", "compiled")),
+        *(pytest.param(1, "fsdp", marks=pytest.mark.thorough) for _ in range(HAS_SHARDS)),
+    ],
+)
+def test_the_gradients_are_those_of_float64(threads, kind):
+    job = run("-c", SCRIPT, str(threads), kind, str(free_port()), env=environment(**AVX2))
     assert "strides do not match" not in job.stderr  # a warning of DistributedDataParallel
-    return job.stdout
+    assert job.stdout == "right\n"
 
 
 def test_without_the_repair_the_fault_is_there():
