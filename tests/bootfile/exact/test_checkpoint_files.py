@@ -3,7 +3,6 @@
 import os
 import pickle
 import random
-import shutil
 import signal
 import textwrap
 import time
@@ -17,7 +16,6 @@ from bootfile.exact.files import Refused
 from bootfile.ground.files import write_atomic
 from tests.conftest import start
 from tests.support.hostile_pickle import Hostile
-from tests.support.small_disk import small_disk
 
 
 def _state(step: int = 1) -> dict:
@@ -39,26 +37,23 @@ def test_what_is_written_is_read(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["step_7.pt", "step_7.pt.json"]
 
 
+def _flip(path, place=None, bit=0) -> None:
+    """Flip a bit of a byte, of that in the middle if no place is given."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 if place is None else place] ^= 1 << bit
+    path.write_bytes(content)
+
+
 def test_every_single_bit_flip_is_found(tmp_path):
     path, draw = _write(tmp_path), random.Random(0)
-    files = [path, f"{path}.json"]
-    sizes = [os.path.getsize(file) for file in files]
-    found = 0
+    sizes = {file: file.stat().st_size for file in tmp_path.iterdir()}
     for _ in range(1000):
-        file = draw.choices(files, weights=sizes)[0]
-        with open(file, "rb+") as content:
-            place = draw.randrange(os.path.getsize(file))
-            content.seek(place)
-            byte = content.read(1)[0]
-            for value in (byte ^ (1 << draw.randrange(8)), byte):  # flip, look, flip back
-                content.seek(place)
-                content.write(bytes([value]))
-                content.flush()
-                if value != byte:
-                    with pytest.raises(Refused):
-                        checkpoint.read(path)
-                    found += 1
-    assert found == 1000
+        [file] = draw.choices([*sizes], weights=sizes.values())
+        bit = draw.randrange(sizes[file]), draw.randrange(8)
+        _flip(file, *bit)
+        with pytest.raises(Refused):
+            checkpoint.read(path)
+        _flip(file, *bit)
     checkpoint.read(path)
 
 
@@ -92,33 +87,14 @@ def test_a_checkpoint_with_the_checksum_of_before(tmp_path):
     """Its bytes are verified as version 0.51 and earlier summed them."""
     path = _write(tmp_path)
     facts = checkpoint.facts_of(path)
-    size, added = checkpoint.sum_file(path, is_former=True)
+    _, added = checkpoint.sum_file(path, is_former=True)
     assert facts["sum"].startswith("crc32:") and len(added) == 16
-    checkpoint.write_facts(
-        path, {**{key: value for key, value in facts.items() if key != "seal"}, "sum": added}
-    )
+    del facts["seal"]
+    checkpoint.write_facts(path, facts | {"sum": added})
     assert checkpoint.read(path)["step"] == 1
-    with open(path, "r+b") as file:
-        file.seek(size // 2)
-        byte = file.read(1)[0]
-        file.seek(size // 2)
-        file.write(bytes([byte ^ 1]))
+    _flip(tmp_path / "step_1.pt")
     with pytest.raises(Refused, match="checksum differs"):
         checkpoint.verify(path)
-
-
-def test_each_flipped_bit_is_found(tmp_path):
-    """Any byte, also one that torch does not read, such as the padding before a tensor."""
-    path = _write(tmp_path)
-    with open(path, "rb") as file:
-        content = bytearray(file.read())
-    for place in range(0, len(content), max(1, len(content) // 200)):
-        content[place] ^= 4
-        with open(path, "wb") as file:
-            file.write(content)
-        with pytest.raises(Refused, match="checksum differs"):
-            checkpoint.verify(path)
-        content[place] ^= 4
 
 
 def test_a_checkpoint_without_its_checksum_is_refused(tmp_path):
@@ -134,7 +110,6 @@ def test_a_checkpoint_without_its_checksum_is_refused(tmp_path):
 
 @pytest.mark.parametrize("save", [torch.save, lambda value, file: pickle.dump(value, file)])
 def test_a_hostile_pickle_executes_nothing(tmp_path, save):
-    """A pickle with the right checksum executes nothing either."""
     path, target = _write(tmp_path), tmp_path / "executed"
     with open(path, "wb") as file:
         save({"format": 1, "step": Hostile(os.mkdir, str(target))}, file)
@@ -182,28 +157,13 @@ def test_a_writer_killed_at_any_moment_leaves_whole_files(tmp_path):
         checkpoint.read(path)
 
 
-def test_a_full_disk_is_named_and_costs_nothing(tmp_path):
-    """The error of the system is reported, and existing files do not change."""
-    path = _write(tmp_path)
-    with small_disk(tmp_path / "tiny", "64k") as folder:
-        kept = shutil.copy(path, folder)
-        shutil.copy(f"{path}.json", folder)
-        with pytest.raises(OSError, match="No space left on device"):
-            checkpoint.write(str(folder / "step_2.pt"), {"weight": torch.zeros(100_000)}, step=2, run="a")
-        assert sorted(os.listdir(folder)) == ["step_1.pt", "step_1.pt.json"]
-        checkpoint.read(kept)
-
-
 @pytest.mark.parametrize("damaged", [(), (2,), (2, 3), (3, 4), (1, 2, 3, 4)])
 def test_damaged_checkpoints_do_not_count(tmp_path, damaged):
     """Damaged checkpoints are removed only if there are enough whole ones. The newest was just written."""
     for step in (1, 2, 3, 4, 5):
         _write(tmp_path, step)
     for step in damaged:
-        path = tmp_path / f"step_{step}.pt"
-        content = bytearray(path.read_bytes())
-        content[len(content) // 2] ^= 1
-        path.write_bytes(content)
+        _flip(tmp_path / f"step_{step}.pt")
     known = {}
     checkpoint.keep(str(tmp_path / "step_5.pt"), 3, known)
     whole = [step for step in (5, 4, 3, 2, 1) if step not in damaged][:3]
@@ -211,6 +171,5 @@ def test_damaged_checkpoints_do_not_count(tmp_path, damaged):
     assert there == set(whole) | (set(damaged) if len(whole) < 3 else set())
     (tmp_path / "step_5.pt").write_bytes(b"cut")  # the file changed after it was found to be whole
     checkpoint.keep(_write(tmp_path, 6), 2, known)
-    assert [step for step in (6, 5) if (tmp_path / f"step_{step}.pt").exists()] == [6] + [5] * (
-        len(whole) < 2
-    )
+    assert (tmp_path / "step_6.pt").exists()
+    assert (tmp_path / "step_5.pt").exists() == (len(whole) < 2)

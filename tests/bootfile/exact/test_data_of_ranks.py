@@ -3,7 +3,7 @@ without a line."""
 
 import pytest
 
-from tests.conftest import ROOT, finish, start_ranks
+from tests.conftest import ROOT, run_ranks
 
 LOOP = """
 import sys, torch
@@ -69,9 +69,7 @@ print("done", flush=True)
 def test_a_rank_with_other_data_is_refused(tmp_path, kind, form, is_refused):
     loop = tmp_path / "loop.py"
     loop.write_text(LOOP.replace("ROOT", repr(str(ROOT))))
-    jobs = start_ranks(loop, kind, form, ranks=2, cwd=tmp_path)
-    for job in jobs:
-        result = finish(job, int(is_refused))
+    for result in run_ranks(loop, kind, form, cwd=tmp_path, code=int(is_refused)):
         if is_refused:
             assert "BadInput: rank 1 has other training data" in result.stderr
             assert ("list of training samples" in result.stderr) == (form == "labels")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bootfile.exact import digest
-from tests.conftest import CAN_FORK, environment, finish, free_port, start
+from tests.conftest import CAN_FORK, run_ranks
 
 _ALL = 2**64 - 1
 
@@ -80,9 +80,8 @@ def test_signs_and_bits_of_nan_count_and_do_not_cancel(dtype):
 
 def test_tensors_and_values_that_are_exchanged_are_another_state():
     one, two = torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0])
-    assert (
-        len({_of(one, other=two), _of(two, other=one), _of(one, other=one), _of(one), _of([1.0, 2.0])}) == 5
-    )
+    states = _of(one, other=two), _of(two, other=one), _of(one, other=one), _of(one), _of([1.0, 2.0])
+    assert len(set(states)) == 5
     assert _of(torch.zeros(0)) != _of(torch.zeros(0, 2)) != _of(torch.zeros(2, 0))
     assert _of(torch.eye(3).to_sparse()) == _of(torch.eye(3))
 
@@ -122,8 +121,5 @@ for sizes, places in (
 def test_ranks_add_their_own_parts_and_no_rank_gathers_a_tensor():
     """The digest of 4 and 2 parts is that of one process. One all_reduce has a number for each tensor. Only
     tensors that are not sharded in their first dimension, or not at all, are gathered."""
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "4"}
-    jobs = [start("-c", JOB, env=environment(**shared, RANK=str(rank))) for rank in range(4)]
-    for shown in [finish(job).stdout.splitlines() for job in jobs]:
-        assert shown[:3] == ["True 0 [13]"] * 3
-        assert shown[3:] == ["True 10 [13]", "True 12 [13]"]
+    for job in run_ranks("-c", JOB, ranks=4):
+        assert job.stdout.splitlines() == ["True 0 [13]"] * 3 + ["True 10 [13]", "True 12 [13]"]

@@ -12,8 +12,6 @@ _HOUR = 3600
 
 
 class Clock:
-    """A clock that the test sets."""
-
     def __init__(self, monkeypatch):
         self.now = 0.0
         monkeypatch.setattr(due.time, "monotonic", self.read)

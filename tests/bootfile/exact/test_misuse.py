@@ -1,6 +1,7 @@
 """A mistake in a loop of one's own has a line in the run in which it is made."""
 
 import concurrent.futures
+import functools
 import io
 import re
 import sys
@@ -44,12 +45,20 @@ class Loop:
         return sum(text in line for line in self.lines)
 
 
-def train(loop):
+def do_nothing(loop):
+    pass
+
+
+def train(loop, ends=True, saves=True, before=do_nothing, after=do_nothing):
+    """Train two epochs. ends, saves: whether the loop calls end_step() and save(). before: called before a
+    save. after: called at the end of each step."""
     for _ in loop.loader.epochs_from(loop.run.resume()):
         for batch in loop.loader:
             loop.step(*batch)
-            if loop.run.end_step().save:
+            if ends and loop.run.end_step().save and saves:
+                before(loop)
                 loop.run.save()
+            after(loop)
     loop.run.close()
 
 
@@ -62,20 +71,13 @@ def test_a_step_before_resume_is_named(tmp_path):
 
 def test_a_save_that_the_loop_leaves_out_is_named_once(tmp_path):
     loop = Loop(tmp_path)
-    for _ in loop.loader.epochs_from(loop.run.resume()):
-        for batch in loop.loader:
-            loop.step(*batch)
-            loop.run.end_step()
-    loop.run.close()
+    train(loop, saves=False)
     assert sum(names(line, "step 3", "save()", "not called") for line in loop.lines) == 1
 
 
 def test_steps_without_end_step_are_not_saved(tmp_path):
     loop = Loop(tmp_path)
-    for _ in loop.loader.epochs_from(loop.run.resume()):
-        for batch in loop.loader:
-            loop.step(*batch)
-    loop.run.close()
+    train(loop, ends=False)
     assert sum(names(line, "step 8", "not saved", "end_step()", "0 times") for line in loop.lines) == 1
     assert files.list_newest_first(str(tmp_path / "checkpoints")) == []
 
@@ -245,17 +247,9 @@ class Gathered(torch.nn.Linear):
 
 def test_a_state_that_exists_only_around_a_save_does_not_end_the_training(tmp_path):
     loop = Loop(tmp_path, model=Gathered(4, 1))
-    for _ in loop.loader.epochs_from(loop.run.resume()):
-        for batch in loop.loader:
-            loop.step(*batch)
-            if loop.run.end_step().save:
-                loop.model.is_gathered = True
-                loop.run.save()
-                loop.model.is_gathered = False
-    loop.model.is_gathered = True
-    loop.run.close()
-    assert loop.loader.step == 8
-    assert not loop.count("has changed")
+    gather = functools.partial(setattr, loop.model, "is_gathered")
+    train(loop, before=lambda _: gather(True), after=lambda _: gather(loop.loader.step == 8))
+    assert loop.loader.step == 8 and not loop.count("has changed")
 
 
 def test_a_refusal_names_no_option_of_the_jobs(tmp_path):
@@ -333,8 +327,6 @@ def test_an_object_without_a_state_is_named(tmp_path):
 
 
 class Seen:
-    """Keeps what the loop has seen."""
-
     def __init__(self):
         self.keys = set()
         self.bytes = bytearray()

@@ -46,8 +46,6 @@ if torch.distributed.get_rank() == 0:
 
 
 class Recorder(Plugin):
-    """Notes each call with its number."""
-
     def __init__(self):
         self.calls = []
 
@@ -164,18 +162,15 @@ def test_the_plugin_of_the_guide(tmp_path):
     text = (ROOT / "guides" / "own_loop" / "plugin.py").read_text()
     source = text[text.index("class Norm(") : text.index("\n\n\ntorch.manual_seed")]
     for page in ("own_loop.md", "own_loop.zh-CN.md"):
-        blocks = re.findall(
-            r"```python\n(class Norm.*?)\n```", (ROOT / "guides" / page).read_text(), re.DOTALL
-        )
+        shown = (ROOT / "guides" / page).read_text()
+        blocks = re.findall(r"```python\n(class Norm.*?)\n```", shown, re.DOTALL)
         without = [re.sub(r"  #.*", "", each) for each in (*blocks, source)]
         assert without[0] == without[1]
 
 
 def test_a_loop_without_plugins_continues_exactly(tmp_path):
     script = tmp_path / "own.py"
-    script.write_text(
-        LOOP.replace("import os,", f"import sys; sys.path.insert(0, {str(ROOT)!r}); import os,")
-    )
+    script.write_text(f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{LOOP}")
     whole = run_ranks(script, tmp_path / "whole", 0)
     run_ranks(script, tmp_path / "killed", 5, code=-9)
     again = run_ranks(script, tmp_path / "killed", 0)

@@ -11,7 +11,7 @@ from bootfile.exact import digest, files
 from bootfile.exact.background import HostCopies, size_of
 from bootfile.exact.saver import Saver, _nothing, _Task, find_infinite
 from bootfile.records import read_states, write_state
-from tests.conftest import CAN_FORK, environment, finish, free_port, names, start
+from tests.conftest import CAN_FORK, names, run_ranks
 
 
 def test_training_goes_on_while_a_copy_is_written(tmp_path):
@@ -87,14 +87,19 @@ def test_memory_is_used_again():
     assert first.stride() == weight.stride() and torch.equal(first, weight)
 
 
+def fail(reason):
+    """Return a write that fails with this error."""
+
+    def write(copy):
+        raise OSError(reason, os.strerror(reason))
+
+    return write
+
+
 def test_an_error_is_reported_once_and_forgotten_after_a_success(tmp_path):
     lines: list[str] = []
     saver = Saver(str(tmp_path), 1, lines.append)
-
-    def fail(copy):
-        raise OSError(28, "No space left on device")
-
-    saver._submit(_Task("best.pth", dict, fail, _nothing))
+    saver._submit(_Task("best.pth", dict, fail(errno.ENOSPC), _nothing))
     (reason,) = saver.finish()
     assert names(reason, "best.pth", "not saved", "No space left on device") and len(lines) == 1
     saver._submit(_Task("best.pth", dict, lambda copy: None, _nothing))
@@ -109,13 +114,9 @@ def test_a_file_system_that_takes_no_checkpoint_at_all(tmp_path, reason, durable
     """A full disk may have space again, and a run with checkpoints keeps them."""
     saver = Saver(str(tmp_path), 1, lambda line: None)
     saver.durable = durable
-
-    def fail(copy):
-        raise OSError(reason, os.strerror(reason))
-
     for _ in range(3):
         assert not saver.hopeless
-        saver._submit(_Task("step_8.pt", dict, fail, _nothing))
+        saver._submit(_Task("step_8.pt", dict, fail(reason), _nothing))
         saver.collect(wait=True)
     assert bool(saver.hopeless) == is_hopeless
 
@@ -161,9 +162,8 @@ for name, by_rank in (("sharded", True), ("full", False)):
 
 @pytest.mark.skipif(not CAN_FORK, reason="fully_shard() needs torch 2.6, too")
 def test_a_sharded_save_gathers_no_tensor_and_has_the_digest_of_a_full_one(tmp_path):
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-    jobs = [start("-c", JOB, tmp_path, env=environment(**shared, RANK=str(rank))) for rank in range(2)]
-    assert [finish(job).stdout for job in jobs] == ["sharded False []\nfull True []\n"] * 2
+    jobs = run_ranks("-c", JOB, tmp_path)
+    assert [job.stdout for job in jobs] == ["sharded False []\nfull True []\n"] * 2
     lines = [read_states(str(tmp_path / name))[3] for name in ("sharded", "full")]
     assert lines[0] == lines[1] and len(lines[0]["parts"]) > 20 and lines[0]["saved"]
     for name in ("sharded", "full"):

@@ -101,17 +101,17 @@ if rank == 0:
 
 
 def write(folder, lost=-1, survivors="first"):
-    folder.mkdir(exist_ok=True)
     values = (str(ROOT), EPOCHS, lost, survivors)
     text = f"ROOT, EPOCHS, LOST, SURVIVORS = {values!r}\n"
     (folder / "own.py").write_text(text + LOOP)
     return folder / "own.py"
 
 
-def lose(folder, kind, step, ranks=2, lost=-1, survivors="first"):
+def lose(folder, kind, step, ranks=2, lost=-1, survivors="first", save_every=1000):
     """Kill a rank, the last one or `lost`, in the data of a step, and return what the others printed."""
     hang = folder / "hang"
     script = write(folder, lost, survivors)
+    script.write_text(script.read_text().replace("save_every=1000", f"save_every={save_every}"))
     hang.write_text(str(step))
     jobs = start_ranks(script, kind, hang, ranks=ranks, cwd=folder)
     wait_until((folder / "hang.reached").exists, jobs[lost])
@@ -146,30 +146,27 @@ def run_undisturbed(tmp_path_factory):
     ],
 )
 def test_a_run_continues_after_the_step_before_the_loss(run_undisturbed, tmp_path, kind, step, saved):
-    whole, printed = run_undisturbed(kind)
     assert f"saved at step {saved}, after another rank was lost" in lose(tmp_path, kind, step)
-    again = run_ranks(tmp_path / "own.py", kind, tmp_path / "hang", cwd=tmp_path)[0].stdout
-    assert re.search(r"^step (\d+)$", again, re.MULTILINE)[1] == str(saved + 1)
-    assert printed.splitlines()[-1] == again.splitlines()[-1]
-    out, expected = tmp_path / "OUT", whole / "OUT"
-    assert compare_receipts(str(expected), str(out))[0]
-    assert read(str(out)).starts[-1].steps.last == EPOCH * EPOCHS
-    assert compare_states(str(expected), str(out))[0]
+    assert_continues(tmp_path, kind, saved, *run_undisturbed(kind))
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("step, saved", [(5, 4), (EPOCH + 1, EPOCH)])
 def test_another_rank_saves_if_rank_0_is_lost(run_undisturbed, tmp_path, step, saved):
     """BatchNorm's statistics are those of rank 0, also if another rank has saved them."""
-    whole, printed = run_undisturbed("map")
     lines = lose(tmp_path, "map", step, lost=0, survivors="any")
     assert lines.count(f"saved at step {saved}, after rank 0 was lost") == 1
-    again = run_ranks(tmp_path / "own.py", "map", tmp_path / "hang", cwd=tmp_path)[0].stdout
+    assert_continues(tmp_path, "map", saved, *run_undisturbed("map"))
+
+
+def assert_continues(folder, kind, saved, whole, printed):
+    """Start a run again, and compare it with the folder and the output of an undisturbed one."""
+    again = run_ranks(folder / "own.py", kind, folder / "hang", cwd=folder)[0].stdout
     assert re.search(r"^step (\d+)$", again, re.MULTILINE)[1] == str(saved + 1)
     assert printed.splitlines()[-1] == again.splitlines()[-1]
-    out, expected = tmp_path / "OUT", whole / "OUT"
-    assert compare_receipts(str(expected), str(out))[0]
-    assert compare_states(str(expected), str(out))[0]
+    out, expected = str(folder / "OUT"), str(whole / "OUT")
+    assert compare_receipts(expected, out)[0] and compare_states(expected, out)[0]
+    assert read(out).starts[-1].steps.last == EPOCH * EPOCHS
 
 
 @pytest.mark.parametrize("lost", [0, 2])
@@ -204,17 +201,8 @@ def test_gradients_that_wait_are_not_saved(tmp_path):
 
 
 def test_a_step_that_is_saved_already_is_not_saved_again(tmp_path):
-    folder = tmp_path
-    script = write(folder)
-    script.write_text(script.read_text().replace("save_every=1000", "save_every=1"))
-    hang = folder / "hang"
-    hang.write_text("4")
-    jobs = start_ranks(script, "map", hang, cwd=folder)
-    wait_until((folder / "hang.reached").exists, jobs[1])
-    jobs[1].send_signal(signal.SIGKILL)
-    finish(jobs[1], None)
-    assert "saved at step 3" in finish(jobs[0], None).stdout
-    newest = list_newest_first(str(folder / "OUT" / "checkpoints"))[0]
+    assert "saved at step 3" in lose(tmp_path, "map", 4, save_every=1)
+    newest = list_newest_first(str(tmp_path / "OUT" / "checkpoints"))[0]
     state = torch.load(newest, weights_only=True)
     assert state["step"] == state["objects"]["receipt"]["step"] == 3
 
