@@ -14,7 +14,8 @@ from bootfile.processes.board import Board
 from bootfile.processes.ends import MemoryKills, Process, describe
 from bootfile.processes.rank_ends import RankEnds
 from bootfile.processes.stacks import IN, WAITS, Frame, Place, find_place, parse
-from tests.conftest import LONGEST, ROOT
+from tests.conftest import run
+from tests.support.control_groups import real_group
 
 GROUPS = {
     "version 2": ("0::/job\n", "job/memory.events", "oom 1\noom_kill {}\n", "job/memory.max", "2147483648\n"),
@@ -154,8 +155,8 @@ def test_places():
 
 PARENT = """
 import os, subprocess, sys
-sys.path.insert(0, sys.argv[1])
-with open(sys.argv[2], "w") as file:
+sys.path.insert(0, "")
+with open(sys.argv[1], "w") as file:
     file.write(str(os.getpid()))
 from bootfile.processes.ends import MemoryKills, Process, describe
 kills = MemoryKills()
@@ -171,26 +172,8 @@ print(describe(process.read_status(), kills))
 
 def test_a_real_oom_kill():
     """In a memory group of version 1 or 2, if this user may make one."""
-    paths = {}
-    with open("/proc/self/cgroup") as file:
-        for line in file:
-            _, controllers, path = line.strip().split(":", 2)
-            paths[controllers] = path.strip("/")
-    group, limit = Path("/sys/fs/cgroup", paths.get("", "")), "memory.max"
-    if "memory" in paths:
-        group, limit = Path("/sys/fs/cgroup/memory", paths["memory"]), "memory.limit_in_bytes"
-    group /= f"bootfile-test-{os.getpid()}"
-    try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"no memory group: {error}")
-    try:
-        (group / limit).write_text(str(2**26))
-        command = [sys.executable, "-c", PARENT, str(ROOT), str(group / "cgroup.procs")]
-        text = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST)
-    except OSError as error:
-        pytest.skip(f"no limit of memory: {error}")
-    finally:
-        group.rmdir()
+    limits = dict.fromkeys(("memory.max", "memory.limit_in_bytes"), str(2**26))
+    with real_group("memory", limits, depth=1) as group:
+        shown = run("-c", PARENT, group / "cgroup.procs", fresh=True)
     reason = "the kernel's OOM killer ended a process of this container (memory limit 0.1 GB)"
-    assert text.stdout.strip() == f"was killed by SIGKILL: {reason}", text.stderr
+    assert shown.stdout.strip() == f"was killed by SIGKILL: {reason}", shown.stderr

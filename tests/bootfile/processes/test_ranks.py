@@ -8,7 +8,7 @@ import torch
 
 from bootfile.ground.errors import BadInput
 from bootfile.processes import ranks
-from tests.conftest import environment, finish, free_port, start
+from tests.conftest import run_ranks
 
 JOB = """
 import os, sys, torch
@@ -24,10 +24,8 @@ torch.distributed.destroy_process_group()  # without it, torch 2.1 may abort whe
 
 
 def test_values_keep_their_types():
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-    jobs = [start("-c", JOB, env=environment(**shared, RANK=str(rank))) for rank in range(2)]
     expected = [[{"a": (0, "")}, {"a": (1, "long")}], {1: (0, torch.ones(1))}]
-    assert [finish(job).stdout for job in jobs] == [f"{expected}\n"] * 2
+    assert [job.stdout for job in run_ranks("-c", JOB)] == [f"{expected}\n"] * 2
 
 
 def test_a_pickle_of_another_program_is_not_run(tmp_path):

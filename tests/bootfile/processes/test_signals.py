@@ -12,6 +12,7 @@ import pytest
 
 from bootfile.processes import signals, texts
 from tests.conftest import QUICK, ROOT, finish, processes_of, read_until, start, start_until
+from tests.support.exact import changed
 
 STUCK = textwrap.dedent(f"""
     import sys, time
@@ -202,29 +203,21 @@ def test_ctrl_c_while_torch_is_loaded_is_one_line():
 )
 def test_ctrl_c_of_a_job(tmp_path, processes, moment):
     """A checkpoint is saved in training and in evaluation. A terminal signals the whole process group."""
-    slow = (
-        "import runpy, sys, time; sys.path.insert(0, '.'); from common.run import evaluation\n"
-        "original = evaluation.evaluate\n"
-        "def evaluate(*given, **more):\n"
-        "    print('evaluating', flush=True)\n"
-        "    return original(*given, **more)\n"
-        "evaluation.evaluate = evaluate\n"
-        "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
-    )
-    job, _, continue_it = start_until(
-        "-c", slow, "jobs/train_ddp.py", *DIGITS, f"--processes_per_node={processes}",
-        f"--output_dir={tmp_path}", start_new_session=True, at=moment,
-    )  # fmt: skip
+    evaluate = "        val_sums = evaluation.evaluate("
+    lines = f"        print('evaluating', flush=True)\n{evaluate}"
+    script = changed("train_ddp.py", tmp_path / "job.py", (evaluate, lines))
+    options = (*DIGITS, f"--processes_per_node={processes}", f"--output_dir={tmp_path / 'out'}")
+    job, _, continue_it = start_until(script, *options, start_new_session=True, at=moment)
     os.killpg(job.pid, signal.SIGINT)
     continue_it()
     result = finish(job, 130)
     assert "Traceback" not in result.stderr + result.stdout, result.stderr
     if moment == "^topology ":
         assert result.stderr.count("error: ") == 1 and "error: interrupted" in result.stderr
-        assert not (tmp_path / "checkpoints").exists()
+        assert not (tmp_path / "out" / "checkpoints").exists()
         return
     step, = re.findall(r"stopped\D* step (\d+)\b.* step \1\n", result.stdout)  # fmt: skip
-    assert (tmp_path / "checkpoints" / f"step_{step}.pt").exists()
+    assert (tmp_path / "out" / "checkpoints" / f"step_{step}.pt").exists()
 
 
 def test_workers_of_a_dataloader_survive_it():

@@ -37,7 +37,7 @@ class Data(torch.utils.data.Dataset):
     def __getitem__(self, index):
         while os.path.exists(hang) and rank == size - 1 and kind[:4] not in ("quit", "left"):
             if kind == "gil":
-                ctypes.PyDLL(None).sleep(1)
+                ctypes.PyDLL(None).sleep(100000)
             elif kind == "error":
                 raise KeyError("broken sample")
             elif kind == "exit":
@@ -73,30 +73,29 @@ for epoch in loader.epochs_from(run.resume()):
             print("step", loader.step, flush=True)
             time.sleep(0.01)
 """
-# ctypes.PyDLL.sleep() ends each second, and the loop begins again: the lock is released for an instant only
-HELD = LOOP.replace("sleep(1)", "sleep(100000)")
 
 
-def begin(tmp_path, kind, ranks, after=2.0, text=LOOP, fresh=False):
-    """Start the loop, and return its processes after some steps, and the file that hangs the last rank.
+@pytest.fixture
+def begin(tmp_path):
+    """Return a function that starts the loop. It returns the processes after some steps, and the file that
+    hangs the last rank. They end with the test. fresh: an error ends the loop as in a new Python."""
+    jobs = []
 
-    fresh: an error ends the loop as in a new Python, with sys.excepthook.
-    """
-    job, hang = tmp_path / "own.py", tmp_path / "hang"
-    job.write_text(text.replace("ROOT", repr(str(ROOT))))
-    command = (job, kind, after, hang)
-    if ranks == 1:
-        jobs = [start(*command, cwd=tmp_path)]
-    else:
-        jobs = start_ranks(*command, ranks=ranks, cwd=tmp_path, fresh=fresh)
-    read_until(jobs[0], "^step 40")
-    return jobs, hang
+    def start_loop(kind, ranks, fresh=False):
+        job, hang = tmp_path / "own.py", tmp_path / "hang"
+        job.write_text(LOOP.replace("ROOT", repr(str(ROOT))))
+        command = (job, kind, 2.0, hang)
+        if ranks == 1:
+            jobs.append(start(*command, cwd=tmp_path))
+        else:
+            jobs.extend(start_ranks(*command, ranks=ranks, cwd=tmp_path, fresh=fresh))
+        read_until(jobs[0], "^step 40")
+        return jobs, hang
 
-
-def end(jobs):
+    yield start_loop
     for job in jobs:
         job.send_signal(signal.SIGKILL)
-    return [finish(job, None) for job in jobs]
+        finish(job, None)
 
 
 def read_line(job, *texts):
@@ -134,30 +133,40 @@ def test_a_model_that_is_evaluated_has_a_longer_limit():
     assert Clock(0, 10.0, 50.0).limit() == 35, "a collective that waits too long would end the run before"
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("kind", ["data", "worker"])
-def test_one_process_says_where_it_hangs_and_that_it_moves_again(tmp_path, kind):
-    jobs, hang = begin(tmp_path, kind, 1)
-    hang.touch()
-    line = read_line(jobs[0], re.escape(f"__getitem__ (own.py:{line_of('time.sleep(0.1)')})"))
-    assert ("in a worker of the loader" in line) == (kind == "worker")
-    hang.unlink()
-    read_until(jobs[0], "^the run moves again")
+ITEM = rf"__getitem__ \(own.py:{line_of('time.sleep(0.1)')}\)"
+HELD = rf"__getitem__ \(own.py:{line_of('PyDLL')}\), in C code that holds Python's lock"
+FIRST = r"rank 0 (waits|is) in \w+ \("
+HUNG = [  # how the last rank hangs, number of ranks, texts of the line, whether it moves again
+    ("data", 1, [ITEM], True),
+    ("worker", 1, [ITEM, "in a worker of the loader"], True),
+    ("gil", 1, [HELD], False),
+    ("gil", 2, [FIRST, f"rank 1 is in {HELD}"], False),
+    ("stop", 2, [FIRST, r"rank 1 is stopped by a signal \(SIGSTOP\)"], True),
+    ("left", 2, ["rank 0 waits in", "rank 1 has ended its loop"], False),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "texts", "moves"),
+    [
+        ("data", 2, [FIRST, f"rank 1 is in {ITEM}"], True),
+        *(pytest.param(*row, marks=pytest.mark.thorough) for row in HUNG),
+    ],
+)
+def test_a_run_that_hangs_says_where_its_ranks_are(begin, tmp_path, kind, ranks, texts, moves):
+    jobs, hang = begin(kind, ranks)
+    if kind == "stop":
+        jobs[1].send_signal(signal.SIGSTOP)
+    else:
+        hang.touch()
+    read_line(jobs[0], *texts)
+    if moves:
+        hang.unlink(missing_ok=True)
+        jobs[-1].send_signal(signal.SIGCONT)
+        read_until(jobs[0], "^the run moves again")
     stacks = tmp_path / "OUT" / "stuck" / "rank_0.txt"
-    wait_until(stacks.exists, jobs[0])  # a thread writes it
-    end(jobs)
-    text = stacks.read_text()
-    assert "MainThread" in text and "own.py" in text and ("\nworker " in text) == (kind == "worker")
-
-
-@pytest.mark.thorough
-def test_one_process_that_holds_the_lock_of_python(tmp_path):
-    jobs, hang = begin(tmp_path, "gil", 1, text=HELD)
-    hang.touch()
-    place = f"__getitem__ (own.py:{line_of('PyDLL')}), in C code that holds Python's lock"
-    read_line(jobs[0], re.escape(place))
-    end(jobs)
-    assert "own.py" in (tmp_path / "OUT" / "stuck" / "rank_0.txt").read_text()
+    part = "\nworker " if kind == "worker" else "own.py"
+    wait_until(lambda: stacks.exists() and part in stacks.read_text(), jobs[0])  # a thread writes it
 
 
 @pytest.mark.thorough
@@ -169,31 +178,9 @@ def test_the_lock_of_python_is_held_from_the_first_step_on(tmp_path):
     job.write_text(text)
     process = start(job, "data", 2.0, tmp_path / "hang", cwd=tmp_path)
     number = text.splitlines().index(held.rstrip()) + 1
-    read_line(process, re.escape(f"(own.py:{number}), in C code that holds Python's lock"))
-    end([process])
-
-
-@pytest.mark.parametrize(
-    "kind", ["data", *(pytest.param(each, marks=pytest.mark.thorough) for each in ("gil", "stop"))]
-)
-def test_two_ranks_of_which_the_last_one_hangs(tmp_path, kind):
-    jobs, hang = begin(tmp_path, kind, 2, text=HELD)
-    if kind == "stop":
-        jobs[1].send_signal(signal.SIGSTOP)
-    else:
-        hang.touch()
-    expected = {
-        "data": f"rank 1 is in __getitem__ (own.py:{line_of('time.sleep(0.1)')})",
-        "gil": f"rank 1 is in __getitem__ (own.py:{line_of('PyDLL')}), in C code that holds Python's lock",
-        "stop": "rank 1 is stopped by a signal (SIGSTOP)",
-    }
-    read_line(jobs[0], r"rank 0 (waits|is) in \w+ \(", re.escape(expected[kind]))
-    if kind != "gil":
-        hang.unlink(missing_ok=True)
-        jobs[1].send_signal(signal.SIGCONT)
-        read_until(jobs[0], "^the run moves again")
-    wait_until((tmp_path / "OUT" / "stuck" / "rank_0.txt").exists, jobs[0])
-    end(jobs)
+    read_line(process, rf"\(own.py:{number}\), in C code that holds Python's lock")
+    process.kill()
+    finish(process, None)
 
 
 class Ranks:
@@ -256,8 +243,8 @@ def test_a_rank_that_moves_postpones_the_line(tmp_path, capfd):
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.thorough)])
-def test_a_run_whose_ranks_were_all_stopped_says_so(tmp_path, ranks):
-    jobs, _ = begin(tmp_path, "data", ranks)
+def test_a_run_whose_ranks_were_all_stopped_says_so(begin, ranks):
+    jobs, _ = begin("data", ranks)
     for job in jobs:
         job.send_signal(signal.SIGSTOP)
     wait_until(lambda: all(is_stopped(job.pid) for job in jobs))
@@ -266,12 +253,11 @@ def test_a_run_whose_ranks_were_all_stopped_says_so(tmp_path, ranks):
         job.send_signal(signal.SIGCONT)
     line = read_until(jobs[0], "^nothing moved for")[-1]
     assert int(re.search(r"for (\d+) s", line)[1]) >= 7
-    end(jobs)
 
 
 @pytest.mark.thorough
-def test_a_worker_of_a_loader_is_stopped(tmp_path):
-    jobs, hang = begin(tmp_path, "worker", 2)
+def test_a_worker_of_a_loader_is_stopped(begin):
+    jobs, hang = begin("worker", 2)
     hang.touch()
     read_line(jobs[0], "in a worker of the loader")
     workers = psutil.Process(jobs[1].pid).children()
@@ -281,60 +267,42 @@ def test_a_worker_of_a_loader_is_stopped(tmp_path):
     read_line(jobs[0], rf"rank 1 is in its loader, whose worker ({pids}) is stopped by a signal")
     for worker in workers:
         worker.kill()
-    end(jobs)
 
 
 @pytest.mark.thorough
-def test_a_rank_has_left_its_loop(tmp_path):
-    jobs, hang = begin(tmp_path, "left", 2)
-    hang.touch()
-    read_line(jobs[0], "rank 0 waits in", "rank 1 has ended its loop")
-    end(jobs)
-
-
-@pytest.mark.thorough
-def test_the_rank_that_holds_the_store_is_stopped(tmp_path):
-    jobs, _ = begin(tmp_path, "data", 2)
+def test_the_rank_that_holds_the_store_is_stopped(begin):
+    jobs, _ = begin("data", 2)
     jobs[0].send_signal(signal.SIGSTOP)
     read_line(jobs[1], r"rank 0 is stopped by a signal \(SIGSTOP\)", "rank 1 (waits|is) in")
-    end(jobs)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("killed", [0, 1])
-def test_a_rank_that_was_killed_is_named(tmp_path, killed):
-    jobs, _ = begin(tmp_path, "data", 2, fresh=True)
-    jobs[killed].send_signal(signal.SIGKILL)
-    survivor = jobs[1 - killed]
-    read_until(survivor, rf"^rank {killed} \(pid {jobs[killed].pid}\) was killed by SIGKILL$")
-    end(jobs)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "kind, reason",
+    "kind, lost, reason",
     [
-        ("exit", "ended with exit code 3"),
-        ("error", "ended with RuntimeError: .*broken sample"),
-        ("quit 0", "ended (with exit code 0|by itself)"),  # gloo may abort the end of the interpreter
-        ("quit 1", "ended (with exit code 1|by itself)"),
+        ("data", 0, "was killed by SIGKILL$"),
+        ("data", 1, "was killed by SIGKILL$"),
+        ("exit", 1, "ended with exit code 3"),
+        ("error", 1, "ended with RuntimeError: .*broken sample"),
+        ("quit 0", 1, "ended (with exit code 0|by itself)"),  # gloo may abort the end of the interpreter
+        ("quit 1", 1, "ended (with exit code 1|by itself)"),
     ],
 )
-def test_a_rank_that_ended_by_itself_is_named(tmp_path, kind, reason):
-    jobs, hang = begin(tmp_path, kind, 2, fresh=True)
-    hang.touch()
-    read_until(jobs[0], rf"^rank 1 \(pid {jobs[1].pid}\) {reason}")
-    end(jobs)
+def test_a_rank_that_has_ended_is_named(begin, kind, lost, reason):
+    jobs, hang = begin(kind, 2, fresh=True)
+    if kind == "data":
+        jobs[lost].send_signal(signal.SIGKILL)
+    else:
+        hang.touch()
+    read_until(jobs[1 - lost], rf"^rank {lost} \(pid {jobs[lost].pid}\) {reason}")
 
 
 @pytest.mark.thorough
-def test_a_run_that_is_stuck_ends_if_asked_to(tmp_path):
-    jobs, hang = begin(tmp_path, "end", 2)
+def test_a_run_that_is_stuck_ends_if_asked_to(begin):
+    jobs, hang = begin("end", 2)
     hang.touch()
-    for job in jobs:
-        result = finish(job, 5)
-        if job is jobs[0]:
-            assert "because of --stuck_exit true" in result.stderr
+    results = [finish(job, 5) for job in jobs]
+    assert "because of --stuck_exit true" in results[0].stderr
 
 
 def _frames(*lines):
