@@ -29,46 +29,18 @@ def fail():
 
 @entry
 def main():
-    if replaced == "group":
-        import torch
-        store = torch.distributed.HashStore()
-        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    elif replaced == "hook that takes sys.stderr":
-        before = sys.excepthook
-        def hook(*error):
-            sys.stderr = io.StringIO()
-            before(*error)
-        sys.excepthook = hook
-    elif replaced == "hook that prints nothing":
-        sys.excepthook = print_nothing
-    elif replaced == "stderr":
-        sys.stderr = io.StringIO()
-    elif replaced == "no stderr":
-        sys.stderr = None
-    elif replaced == "tee":
-        sys.stderr = Tee(sys.stderr, open(os.devnull, "w"))
-    if way == "bad input": raise BadInput("a value is wrong")
-    if way == "missing package": import no_such_package.inside
-    if way == "missing module of ours": import common.no_such_module
-    if way == "missing name": from os import no_such_name
-    if way == "syntax": exec(compile("a b", "late.py", "exec"))
-    if way == "interrupt": raise KeyboardInterrupt
-    if way == "exit with text": sys.exit("the text of the exit")
-    if way == "exit with 3": sys.exit(3)
-    if way == "exit": sys.exit()
-    if way == "memory": raise MemoryError("out of memory")
-    if way == "assertion": assert 1 == 2, "one is not two"
-    if way == "thread":
-        thread = threading.Thread(target=fail, name="reader")
-        thread.start()
-        thread.join()
-    if way == "generator": raise StopIteration("the data has ended")
+    exec(before)
+    exec(ways[way])
 
 def print_nothing(*error):
     pass
 
-replaced, ways, folder = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
-if replaced == "group":
+def take_stderr(*error):
+    sys.stderr = io.StringIO()
+    sys.usual_hook(*error)
+
+before, ways, folder = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
+if "torch" in before:
     import torch
 codes = dict()
 for way in ways:
@@ -81,24 +53,42 @@ for way in ways:
 else:
     print(json.dumps(codes))
 '''
-WAYS = {  # way -> exit code, pattern of the line that must arrive once
-    "bad input": (2, "error: a value is wrong$"),
-    "missing package": (2, "error: No module named 'no_such_package', .*: pip install"),
-    "missing module of ours": (1, r"(\[rank0\]: )?ModuleNotFoundError: No module named 'common.no_such_mod"),
-    "missing name": (1, r"(\[rank0\]: )?ImportError: cannot import name 'no_such_name'"),
-    "syntax": (1, r"(\[rank0\]: )?SyntaxError: invalid syntax"),
-    "interrupt": (130, "error: interrupted$"),
-    "exit with text": (1, "the text of the exit$"),
-    "exit with 3": (3, ""),
-    "exit": (0, ""),
-    "memory": (1, r"(\[rank0\]: )?MemoryError: out of memory"),
-    "assertion": (1, r"(\[rank0\]: )?AssertionError: one is not two"),
-    "thread": (0, "ValueError: the thread has ended"),
-    "generator": (1, r"(\[rank0\]: )?StopIteration: the data has ended"),
-    "return": (0, ""),
+AT_RANK = r"(\[rank0\]: )?"
+WAYS = {  # way -> code, exit code, pattern of the line that must arrive once
+    "bad input": ("raise BadInput('a value is wrong')", 2, "error: a value is wrong$"),
+    "missing package": (
+        "import no_such_package.inside", 2, "error: No module named 'no_such_package', .*: pip install",
+    ),
+    "missing module of ours": (
+        "import common.no_such_module", 1, f"{AT_RANK}ModuleNotFoundError: No module named 'common.no",
+    ),
+    "missing name": (
+        "from os import no_such_name", 1, f"{AT_RANK}ImportError: cannot import name 'no_such_name'",
+    ),
+    "syntax": ("exec(compile('a b', 'late.py', 'exec'))", 1, f"{AT_RANK}SyntaxError: invalid syntax"),
+    "interrupt": ("raise KeyboardInterrupt", 130, "error: interrupted$"),
+    "exit with text": ("sys.exit('the text of the exit')", 1, "the text of the exit$"),
+    "exit with 3": ("sys.exit(3)", 3, ""),
+    "exit": ("sys.exit()", 0, ""),
+    "memory": ("raise MemoryError('out of memory')", 1, f"{AT_RANK}MemoryError: out of memory"),
+    "assertion": ("assert 1 == 2, 'one is not two'", 1, f"{AT_RANK}AssertionError: one is not two"),
+    "thread": (
+        "thread = threading.Thread(target=fail); thread.start(); thread.join()", 0,
+        "ValueError: the thread has ended",
+    ),
+    "generator": ("raise StopIteration('the data has ended')", 1, f"{AT_RANK}StopIteration: the data has"),
+    "return": ("", 0, ""),
+}  # fmt: skip
+REPLACED = {  # what the job has replaced -> code
+    "nothing": "",
+    "group": "torch.distributed.init_process_group("
+    "'gloo', store=torch.distributed.HashStore(), rank=0, world_size=1)",
+    "hook that takes sys.stderr": "sys.usual_hook = sys.excepthook; sys.excepthook = take_stderr",
+    "hook that prints nothing": "sys.excepthook = print_nothing",
+    "stderr": "sys.stderr = io.StringIO()",
+    "no stderr": "sys.stderr = None",
+    "tee": "sys.stderr = Tee(sys.stderr, open(os.devnull, 'w'))",
 }
-HOOKS = ("hook that takes sys.stderr", "hook that prints nothing")
-REPLACED = ("", "group", *HOOKS, "stderr", "no stderr", "tee")
 
 
 @pytest.mark.thorough
@@ -106,9 +96,10 @@ REPLACED = ("", "group", *HOOKS, "stderr", "no stderr", "tee")
 def test_the_last_line_of_a_job_arrives_whatever_has_replaced_the_streams(replaced, tmp_path):
     script = tmp_path / "job.py"
     script.write_text(SCRIPT.replace("{root!r}", repr(str(ROOT))))
-    result = run(script, replaced, json.dumps([*WAYS]), tmp_path, env=environment(), fresh=True)
-    assert json.loads(result.stdout) == {way: code for way, (code, _) in WAYS.items()}
-    for way, (_, pattern) in WAYS.items():
+    codes = json.dumps({way: code for way, (code, _, _) in WAYS.items()})
+    result = run(script, REPLACED[replaced], codes, tmp_path, env=environment(), fresh=True)
+    assert json.loads(result.stdout) == {way: code for way, (_, code, _) in WAYS.items()}
+    for way, (_, _, pattern) in WAYS.items():
         text = (tmp_path / way).read_text()
         if pattern:
             assert len(re.findall(f"^{pattern}", text, re.MULTILINE)) == 1, (way, text)

@@ -307,6 +307,5 @@ runpy.run_module("jobs.train_ddp", run_name="__main__")
 """)
     start = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", tmp_path / "own.py")
     errors = run(*start, *QUICK, f"--output_dir={tmp_path / 'out'}", cwd=tmp_path, code=1).stderr
-    assert (
-        re.search("^error: .*process group of 2 ", errors, re.MULTILINE) and not (tmp_path / "out").exists()
-    )
+    assert re.search("^error: .*process group of 2 ", errors, re.MULTILINE)
+    assert not (tmp_path / "out").exists()

@@ -53,15 +53,8 @@ SAYS_THAT_IT_WAITS = RUN.replace("CHANGE", "heartbeat.EVERY = 2.0")
 
 
 def _node(port, rank, world_size, *more, host="127.0.0.1", before=(), **options):
-    return start(
-        *before,
-        *JOB,
-        f"--init_method=tcp://{host}:{port}",
-        f"--rank={rank}",
-        f"--world_size={world_size}",
-        *more,
-        **options,
-    )
+    place = (f"--init_method=tcp://{host}:{port}", f"--rank={rank}", f"--world_size={world_size}")
+    return start(*before, *JOB, *place, *more, **options)
 
 
 def _errors(process, code):
@@ -78,12 +71,7 @@ def _one_error(process, code):
     ("rank", "world_size", "host", "message"),
     [
         (0, 3, "127.0.0.1", r"\b4 of 6 .*not arrive .*N s: .*\[2, 3, 4, 5\]"),
-        (
-            1,
-            2,
-            "127.0.0.1",
-            r"rank 1 cannot reach rank 0 .*127.0.0.1:PORT \(Connection refused; .*3 s\)",
-        ),
+        (1, 2, "127.0.0.1", r"rank 1 cannot reach rank 0 .*127.0.0.1:PORT \(Connection refused; .*3 s\)"),
         (1, 2, "nowhere.invalid", "master.* nowhere.invalid .*not resolve"),
     ],
 )
@@ -113,10 +101,10 @@ def test_duplicate_rank(tmp_path):
     ],
 )
 def test_layouts_that_differ(nodes, processes, said, tmp_path):
-    port, more = free_port(), (*PATIENT, f"--output_dir={tmp_path}")
-    started = [
-        _node(port, rank, nodes[rank], *more, f"--processes_per_node={processes[rank]}") for rank in range(2)
-    ]
+    port, more, started = free_port(), (*PATIENT, f"--output_dir={tmp_path}"), []
+    for rank in range(2):
+        place = (rank, nodes[rank], *more, f"--processes_per_node={processes[rank]}")
+        started.append(_node(port, *place))
     for node in started:
         assert re.search(said, _one_error(node, 2))
 
@@ -161,9 +149,8 @@ def test_a_late_node_is_waited_for(tmp_path):
 
 
 def test_a_job_of_one_process_refuses_to_be_several(tmp_path):
-    launched = dict(
-        RANK="1", LOCAL_RANK="1", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="h", MASTER_PORT="1"
-    )
+    names_and_values = "RANK=1 LOCAL_RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT=1"
+    launched = dict(each.split("=") for each in names_and_values.split())
     result = run("jobs/train.py", *QUICK, "--output_dir", tmp_path, env=environment(**launched), code=2)
     assert names(result.stderr, "one process", "launcher started 2", "jobs/train_ddp.py")
 
@@ -173,7 +160,6 @@ LONG = ("--max_steps=100000", "--epochs=100000", "--report_every=1")
 
 @pytest.mark.thorough
 def test_survivors_of_a_lost_process_exit(tmp_path):
-    """If node 1 loses one of two processes, all others exit at once."""
     port = free_port()
     more = ("--processes_per_node=2", *LONG, "--timeout=1000", f"--output_dir={tmp_path}")
     nodes = [_node(port, rank, 2, *more) for rank in range(2)]

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import re
@@ -31,31 +32,40 @@ EXACT = ("jobs/train_exact.py", *JOB)
 new_torch = pytest.mark.skipif(not CAN_FORK, reason="--elastic needs torch 2.6")
 
 
+@pytest.fixture
+def elastic(tmp_path):
+    """Return a function that starts a job with --elastic true and some options. It ends with the test."""
+    runs = []
+
+    def begin(job: Path, *options, **more) -> ElasticRun:
+        words = (*JOB, "--elastic=true", f"--output_dir={tmp_path / 'run'}", *options)
+        runs.append(ElasticRun(job, *words, **more))
+        return runs[-1]
+
+    yield begin
+    for each in runs:
+        each.kill()
+
+
 @pytest.mark.thorough
 @new_torch
-def test_processes_that_die_are_replaced_and_the_bits_are_those_of_one(tmp_path):
-    options = [*JOB, "--epochs=6", f"--output_dir={tmp_path / 'elastic'}"]
-    job = ElasticRun(
-        slow_job(tmp_path / "job.py", 0.05), *options, "--processes_per_node=3", "--elastic=true"
-    )
-    try:
-        for rank, step in ((2, 2), (0, 9)):
-            job.wait_until(lambda each, step=step: each.step >= step)
-            generation = job.generation
-            job.signal(signal.SIGKILL, rank)
-            job.wait_until(lambda each, before=generation: each.generation > before)
-        assert job.finish() == 0, job.lines
-    finally:
-        job.kill()
+def test_processes_that_die_are_replaced_and_the_bits_are_those_of_one(elastic, tmp_path):
+    job = elastic(slow_job(tmp_path / "job.py", 0.05), "--epochs=6", "--processes_per_node=3")
+    for rank, step in ((2, 2), (0, 9)):
+        job.wait_until(lambda each, step=step: each.step >= step)
+        generation = job.generation
+        job.signal(signal.SIGKILL, rank)
+        job.wait_until(lambda each, before=generation: each.generation > before)
+    assert job.finish() == 0, job.lines
     said = "\n".join(job.lines)
     for rank in (2, 0):
         assert f"rank {rank} on node 0 is gone: SIGKILL" in said
     assert ", lost processes 2, " in said and "useful share" in said
     run(*EXACT, "--epochs=6", f"--output_dir={tmp_path / 'one'}")
-    assert facts(tmp_path / "elastic") == facts(tmp_path / "one")
-    line = json.loads((tmp_path / "elastic" / "metrics.jsonl").read_text().splitlines()[-2])
+    assert facts(tmp_path / "run") == facts(tmp_path / "one")
+    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-2])
     assert line["generations"] >= 3 and line["lost_processes"] == 2 and 0 < line["useful_share"] < 1
-    assert len((tmp_path / "elastic" / "starts.jsonl").read_text().splitlines()) == 1
+    assert len((tmp_path / "run" / "starts.jsonl").read_text().splitlines()) == 1
 
 
 def test_the_time_between_two_changes_without_a_step_is_lost_once(tmp_path):
@@ -74,21 +84,16 @@ def test_the_time_between_two_changes_without_a_step_is_lost_once(tmp_path):
 
 @new_torch
 @pytest.mark.thorough
-def test_a_process_that_trains_something_else_is_refused_and_the_others_go_on(tmp_path):
-    address = (f"--init_method=tcp://127.0.0.1:{free_port()}", "--world_size=2", "--elastic=true")
-    options = (*JOB, "--epochs=2", f"--output_dir={tmp_path / 'nodes'}")
+def test_a_process_that_trains_something_else_is_refused_and_the_others_go_on(elastic, tmp_path):
+    options = (f"--init_method=tcp://127.0.0.1:{free_port()}", "--world_size=2", "--epochs=2")
     refused = tmp_path / "refused"
     job = slow_job(tmp_path / "job.py", 0.0, wait_for_file(3, refused))
-    first = ElasticRun(job, *options, *address, "--rank=0", "--timeout=5")
-    second = ElasticRun(job, *options, *address, "--rank=1", f"--timeout={LONGEST}", "--lr=0.1")
-    try:
-        assert second.finish() == 2
-        refused.touch()
-        assert re.search(r"its --lr is 0\.1, .*members .*0\.05\b", "\n".join(first.lines + second.lines))
-        assert first.finish() == 0, first.lines
-    finally:
-        first.kill()
-        second.kill()
+    first = elastic(job, *options, "--rank=0", "--timeout=5")
+    second = elastic(job, *options, "--rank=1", f"--timeout={LONGEST}", "--lr=0.1")
+    assert second.finish() == 2
+    refused.touch()
+    assert re.search(r"its --lr is 0\.1, .*members .*0\.05\b", "\n".join(first.lines + second.lines))
+    assert first.finish() == 0, first.lines
 
 
 @pytest.mark.parametrize(
@@ -161,24 +166,35 @@ class _Processes:
         return Plan(*json.loads(self.store.get(Plan.key(generation)))) if generation >= 0 else None
 
 
+@pytest.fixture
+def processes(monkeypatch):
+    """Return a function that makes _Processes of so many nodes, with so many processes each."""
+    if not CAN_FORK:
+        pytest.skip("--elastic needs torch 2.6")
+    return functools.partial(_Processes, monkeypatch)
+
+
+def _begin(job: _Processes, step: int) -> None:
+    job.store.set(f"begun/{job.look(1.0).generation}", str(step))
+    job.look()
+
+
 def _reasons(plan: Plan) -> list[str]:
     return [reason for _, reason in plan.said]
 
 
-@new_torch
-def test_the_first_plan_waits_for_all_nodes_or_for_the_time(monkeypatch):
-    job = _Processes(monkeypatch, 2, 1)
+def test_the_first_plan_waits_for_all_nodes_or_for_the_time(processes):
+    job = processes(2, 1)
     job.die("1.2", "exit code 2")
     assert job.look() is None
     job.now += 1000
     assert job.look().ids == ["0.1"]
 
 
-@new_torch
-def test_a_spare_takes_the_place_of_a_lost_process(monkeypatch):
-    job = _Processes(monkeypatch, 1, 2)
+def test_a_spare_takes_the_place_of_a_lost_process(processes):
+    job = processes(1, 2)
     assert job.look().ids == ["0.1", "0.2"]
-    job.store.set("begun/0", "0")
+    _begin(job, 0)
     job.come(0)
     assert job.look().generation == 0  # it is a spare
     job.die("0.1")
@@ -187,9 +203,8 @@ def test_a_spare_takes_the_place_of_a_lost_process(monkeypatch):
     assert _reasons(plan) == ["rank 0 on node 0 is gone: SIGKILL", "1 process joined on node 0"]
 
 
-@new_torch
-def test_an_agent_that_is_killed_while_it_announces_a_process(monkeypatch):
-    job = _Processes(monkeypatch, 2, 1)
+def test_an_agent_that_is_killed_while_it_announces_a_process(processes):
+    job = processes(2, 1)
     lost = job.store.add("tickets", 1)
     assert job.look().ids == ["0.1", "1.2"]
     job.store.set(f"ticket/{lost}", json.dumps(["1.3", 1, 1]))  # it was only slow
@@ -199,12 +214,9 @@ def test_an_agent_that_is_killed_while_it_announces_a_process(monkeypatch):
     assert job.look().ids == ["0.1", "1.3"]
 
 
-@new_torch
-def test_a_reason_is_said_again_until_a_generation_has_begun(monkeypatch):
-    job = _Processes(monkeypatch, 1, 3)
-    job.look()
-    job.store.set("begun/0", "0")
-    job.look()
+def test_a_reason_is_said_again_until_a_generation_has_begun(processes):
+    job = processes(1, 3)
+    _begin(job, 0)
     job.die("0.2")
     job.look()
     job.die("0.3")
@@ -215,11 +227,9 @@ def test_a_reason_is_said_again_until_a_generation_has_begun(monkeypatch):
     assert _reasons(job.look()) == ["1 process joined on node 0"]
 
 
-@new_torch
-def test_the_processes_of_a_node_without_a_heartbeat_are_gone(monkeypatch):
-    job = _Processes(monkeypatch, 2, 2)
-    job.look()
-    job.store.set("begun/0", "0")
+def test_the_processes_of_a_node_without_a_heartbeat_are_gone(processes):
+    job = processes(2, 2)
+    _begin(job, 0)
     job.silent.add(1)
     for _ in range(5):
         assert job.look().generation == 0
@@ -243,18 +253,16 @@ def test_a_stopped_process_is_not_a_slow_one():
     assert not ends.is_stopped(process.pid)
 
 
-@new_torch
-def test_no_process_is_late_after_a_pause_of_node_0(monkeypatch):
-    job = _Processes(monkeypatch, 2, 1)
+def test_no_process_is_late_after_a_pause_of_node_0(processes):
+    job = processes(2, 1)
     job.look()
     job.now += 20
     job.roll.look(False)  # before the others could send a heartbeat
     assert job.look().generation == 0
 
 
-@new_torch
-def test_rank_0_is_on_node_0_and_the_others_wait_for_it(monkeypatch):
-    job = _Processes(monkeypatch, 2, 1)
+def test_rank_0_is_on_node_0_and_the_others_wait_for_it(processes):
+    job = processes(2, 1)
     job.look()
     job.die("0.1")
     assert job.look().generation == 0
@@ -263,26 +271,23 @@ def test_rank_0_is_on_node_0_and_the_others_wait_for_it(monkeypatch):
     assert plan.ids == ["0.3", "1.2"] and [*map(members.node_of, plan.ids)] == [0, 1]
 
 
-@new_torch
-def test_a_signal_to_one_node_takes_it_away_and_one_to_all_stops_the_job(monkeypatch):
-    job = _Processes(monkeypatch, 3, 1)
+def test_a_signal_to_one_node_takes_it_away_and_one_to_all_stops_the_job(processes):
+    job = processes(3, 1)
     job.look()
     job.store.set("asked/2.3", str(int(signal.SIGTERM)))
     assert job.look().generation == 0
     job.look(roll.SILENCE / 2)
     plan = job.look()
-    assert (
-        plan.ids == ["0.1", "1.2"] and _reasons(plan) == ["process 2.3 leaves, as asked"] and plan.lost == 0
-    )
+    assert plan.ids == ["0.1", "1.2"] and plan.lost == 0
+    assert _reasons(plan) == ["process 2.3 leaves, as asked"]
     assert not job.store.check(["stop"])
     job.store.set("asked/1.2", str(int(signal.SIGTERM)))
     job.look(asked=True)
     assert job.store.get("stop") == b"15" and job.look().ids == ["0.1", "1.2"]
 
 
-@new_torch
-def test_a_broken_group_of_the_same_processes_begins_again(monkeypatch):
-    job = _Processes(monkeypatch, 1, 2)
+def test_a_broken_group_of_the_same_processes_begins_again(processes):
+    job = processes(1, 2)
     job.look()
     job.store.set("broken/0", "connection reset")
     assert job.look().generation == 0  # one of them may be dead
@@ -298,16 +303,10 @@ def _lose(job: _Processes, name: str, reason: str, after: float = 2.7) -> str:
     return new
 
 
-def _begin(job: _Processes, step: int) -> None:
-    job.store.set(f"begun/{job.look(1.0).generation}", str(step))
-    job.look()
-
-
-@new_torch
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_job_whose_processes_die_faster_than_it_makes_steps_ends(monkeypatch, processes):
-    job = _Processes(monkeypatch, 1, processes)
-    name = f"0.{processes}"
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_job_whose_processes_die_faster_than_it_makes_steps_ends(processes, count):
+    job = processes(1, count)
+    name = f"0.{count}"
     _begin(job, 0)
     name = _lose(job, name, "SIGKILL", after=60)
     _begin(job, 12)
@@ -317,13 +316,12 @@ def test_a_job_whose_processes_die_faster_than_it_makes_steps_ends(monkeypatch, 
         _begin(job, 12)
     assert members.read(job.store, "failed") == "137"
     line = members.read(job.store, "failure")
-    place = "in step 13" if processes > 1 else "after step 12"  # if all are lost, the step is not known
+    place = "in step 13" if count > 1 else "after step 12"  # if all are lost, the step is not known
     assert re.search(rf"\b20 times .*{place}, .*\b5\.0 s .*: the job ends", line)
 
 
-@new_torch
-def test_generations_that_are_lost_before_they_begin_end_the_job(monkeypatch):
-    job = _Processes(monkeypatch, 1, 1)
+def test_generations_that_are_lost_before_they_begin_end_the_job(processes):
+    job = processes(1, 1)
     name = "0.1"
     job.look()
     for _ in range(20):
@@ -332,9 +330,8 @@ def test_generations_that_are_lost_before_they_begin_end_the_job(monkeypatch):
     assert names(members.read(job.store, "failure"), "20 times", "before its first step", "2.0 s")
 
 
-@new_torch
-def test_a_crash_in_the_same_step_three_times_in_a_row_ends_the_job(monkeypatch):
-    job = _Processes(monkeypatch, 1, 2)
+def test_a_crash_in_the_same_step_three_times_in_a_row_ends_the_job(processes):
+    job = processes(1, 2)
     name = "0.2"
     _begin(job, 0)
     for step in (12, 12, 13, 13, 13):
@@ -364,9 +361,8 @@ class _Interrupted:
         return answer
 
 
-@new_torch
-def test_a_member_that_begins_and_crashes_between_two_requests_is_a_rank_in_its_step(monkeypatch):
-    job = _Processes(monkeypatch, 1, 2)
+def test_a_member_that_begins_and_crashes_between_two_requests_is_a_rank_in_its_step(processes):
+    job = processes(1, 2)
     name = "0.2"
     for _ in range(2):
         _begin(job, 6)
@@ -385,9 +381,8 @@ def test_a_member_that_begins_and_crashes_between_two_requests_is_a_rank_in_its_
     assert re.match(r"rank 1 on node 0 .*SIGSEGV in step 7, 3 times[^,]*: ", line)
 
 
-@new_torch
-def test_a_crash_of_all_processes_ends_the_job_although_each_restart_makes_steps(monkeypatch):
-    job = _Processes(monkeypatch, 1, 1)
+def test_a_crash_of_all_processes_ends_the_job_although_each_restart_makes_steps(processes):
+    job = processes(1, 1)
     name = "0.1"
     _begin(job, 0)
     for _ in range(4):
@@ -400,9 +395,8 @@ def test_a_crash_of_all_processes_ends_the_job_although_each_restart_makes_steps
     assert re.search("SIGSEGV after step 11, 3 times[^,]*: ", members.read(job.store, "failure"))
 
 
-@new_torch
-def test_a_library_that_aborts_after_another_loss_is_no_crash(monkeypatch):
-    job = _Processes(monkeypatch, 1, 3)
+def test_a_library_that_aborts_after_another_loss_is_no_crash(processes):
+    job = processes(1, 3)
     _begin(job, 0)
     names = ["0.2", "0.3"]
     for _ in range(5):
@@ -484,27 +478,15 @@ def saved(tmp_path_factory):
     return facts(output)
 
 
-@pytest.fixture
-def start(tmp_path):
-    """Return a function that starts the run of `saved` on several processes. It ends with the test."""
-    runs = []
-
-    def begin(job: Path) -> ElasticRun:
-        options = ("--epochs=4", "--save_every=4step", "--processes_per_node=3", "--elastic=true")
-        runs.append(ElasticRun(job, *JOB, *options, f"--output_dir={tmp_path / 'run'}"))
-        return runs[-1]
-
-    yield begin
-    for each in runs:
-        each.kill()
+SAVED = ("--epochs=4", "--save_every=4step", "--processes_per_node=3")  # of the run of `saved`
 
 
 @pytest.mark.thorough
 @new_torch
 # step: without and with a checkpoint. ranks: members that are killed too
 @pytest.mark.parametrize(("step", "ranks"), [(1, []), (6, []), (6, [0, 1])])
-def test_the_fork_server_is_killed_and_another_one_is_started(start, saved, tmp_path, step, ranks):
-    job = start(slow_job(tmp_path / "job.py", 0.05))
+def test_the_fork_server_is_killed_and_another_one_is_started(elastic, saved, tmp_path, step, ranks):
+    job = elastic(slow_job(tmp_path / "job.py", 0.05), *SAVED)
     job.wait_until(lambda run: run.step >= step)
     old, generation = [*job.pids], job.generation
     os.kill(psutil.Process(old[0]).ppid(), signal.SIGKILL)
@@ -521,16 +503,12 @@ def test_the_fork_server_is_killed_and_another_one_is_started(start, saved, tmp_
 
 
 @new_torch
-def test_the_fork_server_has_torch_loaded_in_any_working_directory(tmp_path):
-    options = ("--epochs=1", "--elastic=true", f"--output_dir={tmp_path / 'run'}")
-    run = ElasticRun(slow_job(tmp_path / "job.py", 0.05).name, *JOB, *options, cwd=tmp_path)
-    try:
-        run.wait_until(lambda each: each.pids)
-        server = psutil.Process(run.pids[0]).parent()
-        assert any("libtorch_cpu" in file.path for file in server.memory_maps())
-        assert run.finish() == 0, run.lines
-    finally:
-        run.kill()
+def test_the_fork_server_has_torch_loaded_in_any_working_directory(elastic, tmp_path):
+    job = elastic(slow_job(tmp_path / "job.py", 0.05).name, "--epochs=1", cwd=tmp_path)
+    job.wait_until(lambda each: each.pids)
+    server = psutil.Process(job.pids[0]).parent()
+    assert any("libtorch_cpu" in file.path for file in server.memory_maps())
+    assert job.finish() == 0, job.lines
 
 
 @pytest.mark.thorough
@@ -554,8 +532,8 @@ def _finds_fork_server(pid: int) -> bool:
 @pytest.mark.thorough
 @new_torch
 @pytest.mark.parametrize("step", [0, 6])  # 0: while the processes are loaded
-def test_a_signal_to_all_processes_of_the_session_saves(start, saved, tmp_path, step):
-    job = start(slow_job(tmp_path / "job.py", 0.05))
+def test_a_signal_to_all_processes_of_the_session_saves(elastic, saved, tmp_path, step):
+    job = elastic(slow_job(tmp_path / "job.py", 0.05), *SAVED)
     wait_until(lambda: _finds_fork_server(job.process.pid))
     job.wait_until(lambda run: run.step >= step and run.lines)
     os.killpg(job.process.pid, signal.SIGTERM)
@@ -564,14 +542,13 @@ def test_a_signal_to_all_processes_of_the_session_saves(start, saved, tmp_path, 
     assert "lost contact" not in said
     if step:
         assert re.search(rf"newest checkpoint .*step {job.step}\b", said)
-    assert start(tmp_path / "job.py").finish() == 0
+    assert elastic(tmp_path / "job.py", *SAVED).finish() == 0
     state = facts(tmp_path / "run")["state"]
     assert {number: state[number] for number in saved["state"]} == saved["state"]
 
 
-@new_torch
-def test_node_0_decides_what_is_trained(monkeypatch):
-    job = _Processes(monkeypatch, 2, 1)
+def test_node_0_decides_what_is_trained(processes):
+    job = processes(2, 1)
     job.store.set("ready/1.2", json.dumps({"--lr": 1}))
     job.store.set("ready/0.1", json.dumps({"--lr": 2}))
     job.look()
@@ -579,9 +556,8 @@ def test_node_0_decides_what_is_trained(monkeypatch):
     assert not job.store.check(["refused/0.1"])
 
 
-@new_torch
-def test_who_trains_something_else_is_refused(monkeypatch):
-    job = _Processes(monkeypatch, 1, 1)
+def test_who_trains_something_else_is_refused(processes):
+    job = processes(1, 1)
     job.look()
     job.die("0.1")
     name = job.come(0, torch="2.6")

@@ -31,7 +31,6 @@ def store(server, monkeypatch, request):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Return a folder with FILES."""
     for name, content in FILES.items():
         path = tmp_path / "from" / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -49,9 +49,8 @@ def test_the_shards_of_each_process_are_few_nodes_of_the_tree(count):
         parts = [part_of(count, rank, size) for rank in range(size)]
         nodes = [exact_shards.list_nodes(part) for part in parts]
         assert [shard for part in nodes for node in part for shard in node] == list(range(count))
-        assert all(
-            node.start % len(node) == 0 and len(node).bit_count() == 1 for part in nodes for node in part
-        )
+        for node in (node for part in nodes for node in part):
+            assert node.start % len(node) == 0 and len(node).bit_count() == 1
         most, least = (choice(map(len, parts)) for choice in (max, min))
         assert most - least <= 1 and (count % size or {len(part) for part in nodes} == {1})
         assert (max(map(len, nodes)) + 1) / 2 <= max(1, math.log2(count))
@@ -75,11 +74,8 @@ def test_a_step_has_the_mean_gradient_and_the_buffers_of_shard_0(group):
     model(images[0])
     statistics = [each.clone() for each in model.buffers()]
     model[1].reset_running_stats()
-    forward, shards, kept = (
-        DistributedDataParallel(model),
-        exact_shards.Shards(SHARDS, torch.device("cpu")),
-        [],
-    )
+    forward, shards = DistributedDataParallel(model), exact_shards.Shards(SHARDS, torch.device("cpu"))
+    kept = []
     shards.attach(forward)
     for part, target in zip(images, labels, strict=True):
         model.zero_grad()

@@ -31,8 +31,7 @@ def make_sums() -> Recheck:
 
 
 @pytest.mark.parametrize(
-    "kind, bits",
-    [(torch.float32, torch.int32), (torch.float64, torch.int64), (torch.bfloat16, torch.int16)],
+    "kind, bits", [(torch.float32, torch.int32), (torch.float64, torch.int64), (torch.bfloat16, torch.int16)]
 )
 def test_each_bit_counts(kind, bits):
     torch.manual_seed(0)

@@ -25,9 +25,7 @@ def _words(text):
     return dict(word.split("=", 1) for word in text.split())
 
 
-LAUNCHED = _words(
-    "RANK=5 LOCAL_RANK=1 WORLD_SIZE=8 LOCAL_WORLD_SIZE=4 MASTER_ADDR=h MASTER_PORT=1234",
-)
+LAUNCHED = _words("RANK=5 LOCAL_RANK=1 WORLD_SIZE=8 LOCAL_WORLD_SIZE=4 MASTER_ADDR=h MASTER_PORT=1234")
 TORCHRUN = LAUNCHED | _words(
     "TORCHELASTIC_RUN_ID=none TORCHELASTIC_RESTART_COUNT=0 TORCHELASTIC_USE_AGENT_STORE=True GROUP_RANK=1 "
     "GROUP_WORLD_SIZE=2 ROLE_RANK=5 ROLE_WORLD_SIZE=8"
@@ -260,16 +258,9 @@ def test_a_rank_table_of_ascend_places_each_process(tmp_path):
 
 @pytest.mark.parametrize(
     ("size", "text"),
-    [
-        ("4", None),
-        ("4", "{"),
-        ("4", "[]"),
-        ("4", '{"server_list": []}'),
-        ("4", '{"server_list": [{"server_id": "a"}]}'),
-        ("8", RANK_TABLE),
-        ("x", RANK_TABLE),
-    ],
-)
+    [("4", None), ("4", "{"), ("4", "[]"), ("4", '{"server_list": []}'),
+     ("4", '{"server_list": [{"server_id": "a"}]}'), ("8", RANK_TABLE), ("x", RANK_TABLE)],
+)  # fmt: skip
 def test_rank_tables_that_are_refused(size, text, tmp_path):
     table = tmp_path / "jobstart_hccl.json"
     if text is not None:
@@ -290,19 +281,16 @@ def test_torchrun_on_npus_as_modelarts_starts_it():
 def test_what_modelarts_injects():
     """They are the folders and counters of the vendor's documents, and an argument that no job knows."""
     (first,) = make_starts("modelarts", 1, 2, 8, ["a", "b"], 6666, FOLDERS, gpus=8)
-    folders = [
-        "--data_url=/ma/modelarts/inputs/data_url_0", "--train_url=/ma/modelarts/outputs/train_url_0",
-    ]  # fmt: skip
-    assert first.arguments == [
-        *folders, "--num_gpus=8", "--init_method=tcp://a:6666", "--rank=1", "--world_size=2",
-    ]  # fmt: skip
+    folders = ["--data_url=/ma/modelarts/inputs/data_url_0", "--train_url=/ma/modelarts/outputs/train_url_0"]
+    place = ["--num_gpus=8", "--init_method=tcp://a:6666", "--rank=1", "--world_size=2"]
+    assert first.arguments == folders + place
     expected = _words(
         "MA_MOUNT_PATH=/ma/modelarts MA_JOB_DIR=/ma/modelarts/user-job-dir MA_NUM_GPUS=8 MA_SCHEDULE_CNT=1 "
         "MA_PROC_START_CNT=1 PYTHONPATH=/ma/modelarts/user-job-dir VC_WORKER_HOSTS=a,b MA_CURRENT_IP=b"
     )
     assert expected.items() <= first.environment.items()
     (alone,) = make_starts("modelarts", 0, 1, 8, ["a"], 6666, FOLDERS, gpus=8)
-    assert alone.arguments == first.arguments[:3], "on one node the platform passes no rank"
+    assert alone.arguments == [*folders, "--num_gpus=8"], "on one node the platform passes no rank"
     (custom,) = make_starts("modelarts-custom", 1, 2, 8, ["a", "b"], 6666, FOLDERS)
     assert custom.arguments == folders and custom.environment["MASTER_PORT"] == "6666"
 
@@ -456,16 +444,8 @@ def test_arguments_that_are_wrong_by_themselves(args, message):
         (SLURM, "", NODE_ARGUMENTS | dict(rank=2, world_size=3), "count nodes, but slurm started 4 "),
         (SLURM, "", NODE_ARGUMENTS | dict(world_size=12), "--world_size 12, which count nodes, contradict"),
         ({}, "DSTACK_NODE_RANK=2", {}, "DSTACK_NODE_RANK=2, but DSTACK_NODES_NUM is not set"),
-    ],
-)  # fmt: skip
-def test_a_platform_that_contradicts_itself_or_the_arguments(env, changed, args, message):
-    with pytest.raises(BadInput, match=re.escape(message)):
-        _resolve(env | _words(changed), **args)
-
-
-@pytest.mark.parametrize(
-    "env, changed, args, message",
-    [
+        (MPICH, "", dict(rank=0, world_size=2), "contradict PMI_RANK=1 PMI_SIZE=2"),
+        # launchers
         (LAUNCHED, "LOCAL_RANK=2", {}, "RANK=5 LOCAL_RANK=2 WORLD_SIZE=8 LOCAL_WORLD_SIZE=4 contradict"),
         (LAUNCHED, "WORLD_SIZE=6", {}, "contradict each other"),
         (TORCHRUN, "GROUP_RANK=0", {}, "GROUP_RANK=0 GROUP_WORLD_SIZE=2 contradict each other"),
@@ -483,8 +463,8 @@ def test_a_platform_that_contradicts_itself_or_the_arguments(env, changed, args,
         ({}, "TORCHELASTIC_RUN_ID=none", {}, "TORCHELASTIC_RUN_ID is set, but LOCAL_RANK is not"),
     ],
 )  # fmt: skip
-def test_a_broken_launcher_is_named(env, changed, args, message):
-    with pytest.raises(BadInput, match=message):
+def test_a_platform_that_contradicts_itself_or_the_arguments(env, changed, args, message):
+    with pytest.raises(BadInput, match=re.escape(message)):
         _resolve(env | _words(changed), **args)
 
 
@@ -534,12 +514,13 @@ def test_mpi(env, place):
 def test_arguments_that_repeat_the_variables_of_mpi():
     """mpirun ... --rank $OMPI_COMM_WORLD_RANK --world_size $OMPI_COMM_WORLD_SIZE"""
     assert _resolve(MPICH, rank=1, world_size=2) == _resolve(MPICH)
-    with pytest.raises(BadInput, match="contradict PMI_RANK=1 PMI_SIZE=2"):
-        _resolve(MPICH, rank=0, world_size=2)
 
 
 BATCH = {name: value for name, value in SLURM.items() if name != "SLURM_STEP_ID"} | {"SLURM_PROCID": "0"}
 BATCH |= _words("SLURM_LOCALID=0 SLURM_NODEID=0")
+# variables of a notebook
+STALE = _words("RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 MASTER_ADDR=localhost MASTER_PORT=9994")
+IS_STALE = r"RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 contradict .* started several"
 
 
 @pytest.mark.parametrize(
@@ -569,27 +550,14 @@ BATCH |= _words("SLURM_LOCALID=0 SLURM_NODEID=0")
         ({"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}}'}, "TF_CONFIG=.*one of several"),
         (BATCH, r"SLURM_NTASKS=12: a batch script .*srun .*guides/slurm\.md"),
         ({name: value for name, value in BATCH.items() if name != "SLURM_NTASKS"}, "not as 3 tasks"),
+        (SLURM | STALE, IS_STALE),
+        (OPENMPI | _words("OMPI_COMM_WORLD_LOCAL_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1") | STALE, IS_STALE),
+        (MPICH | STALE, IS_STALE),
     ],
 )
 def test_one_of_several_processes_that_cannot_find_the_others(env, message):
     with pytest.raises(BadInput, match=message):
         _resolve(env)
-
-
-STALE = _words("RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 MASTER_ADDR=localhost MASTER_PORT=9994")
-
-
-@pytest.mark.parametrize(
-    "env",
-    [
-        SLURM,
-        OPENMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
-        _words("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2"),
-    ],
-)
-def test_variables_of_a_notebook_do_not_make_each_task_a_job(env):
-    with pytest.raises(BadInput, match=r"RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 contradict .* started several"):
-        _resolve(env | STALE)
 
 
 def test_torchrun_of_one_node_in_each_task():
@@ -602,14 +570,16 @@ def test_torchrun_of_one_node_in_each_task():
 
 
 @pytest.mark.parametrize(
-    "env", [BATCH, _words("SLURM_JOB_ID=7 SLURM_NTASKS=4 SLURM_NNODES=2"), _words("LORA_RANK=8 PMI_SIZE=1")]
+    "env",
+    [
+        BATCH | STALE,
+        _words("SLURM_JOB_ID=7 SLURM_NTASKS=4 SLURM_NNODES=2") | STALE,
+        _words("LORA_RANK=8 PMI_SIZE=1") | STALE,
+        _words("NODE_ID=ip-10-0-0-1 NPROCS=16"),  # the name of a machine, and its cores
+    ],
 )
 def test_one_process_in_an_allocation(env):
-    assert _resolve(env | STALE).world_size == 1
-
-
-def test_the_name_of_a_machine_is_no_rank():
-    assert _resolve(_words("NODE_ID=ip-10-0-0-1 NPROCS=16")).world_size == 1  # NPROCS: its cores
+    assert _resolve(env).world_size == 1
 
 
 @pytest.mark.skipif(not shutil.which("mpirun"), reason="needs Open MPI")
@@ -617,12 +587,11 @@ def test_mpirun_starts_one_job(tmp_path):
     """Also if a shell script is between mpirun and Python: all ranks find one port."""
     start = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", "sh", "-c", '"$@"; exit $?', "-"]
     job = [sys.executable, "jobs/train_ddp.py", *QUICK, "--max_steps=2", f"--output_dir={tmp_path}"]
-    done = subprocess.run([*start, *job], cwd=ROOT, env=environment(), capture_output=True, text=True)
+    options = dict(cwd=ROOT, env=environment(), capture_output=True, text=True)
+    done = subprocess.run([*start, *job], **options)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("topology source=openmpi") == done.stdout.count("= 2 processes x 64") == 1
-    alone = subprocess.run(
-        [*start, sys.executable, "jobs/train.py"], cwd=ROOT, env=environment(), capture_output=True, text=True
-    )
+    alone = subprocess.run([*start, sys.executable, "jobs/train.py"], **options)
     assert alone.returncode == 2 and names(alone.stderr, "one process", "openmpi started 2")
 
 
