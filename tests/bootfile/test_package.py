@@ -7,7 +7,6 @@ imported in it, neither other packages of the tests nor `common`, `datasets`, `j
 """
 
 import importlib.metadata
-import os
 import re
 import shutil
 import subprocess
@@ -20,51 +19,25 @@ import pytest
 from packaging.requirements import Requirement
 
 from bootfile import __version__
-from tests.conftest import LONGEST, ROOT, environment, free_port
+from tests.conftest import LONGEST, ROOT, environment
 
 pytest.importorskip("setuptools", reason="it builds the wheel")
 pytest.importorskip("wheel", reason="setuptools before 70.1 needs it")
 PIP = ("-m", "pip", "--disable-pip-version-check")
 OTHERS = ("common", "datasets", "jobs", "launch", "tests")
-LOOPS = ROOT / "guides" / "own_loop"
 DATA = {"py.typed", "console/base.html", "console/style.html", "prove/page.html"}
 PLAIN = """
 import os, sys, time, torch
-ranks = int(os.environ.get("WORLD_SIZE", 1))
-if ranks > 1:
-    torch.distributed.init_process_group("gloo")
 state = {"step": 0, "weight": torch.ones(4)}
 os.makedirs("OUT", exist_ok=True)
 if "--resume" in sys.argv and os.path.exists("OUT/last.pt"):
     state = torch.load("OUT/last.pt")
 for step in range(state["step"] + 1, 21):
     time.sleep(0.02)
-    weight = state["weight"] * 0.9 + step
-    if ranks > 1:
-        torch.distributed.all_reduce(weight)
-        weight /= ranks
-    state = {"step": step, "weight": weight}
-    if step % 4 == 0 and os.environ.get("RANK", "0") == "0":
+    state = {"step": step, "weight": state["weight"] * 0.9 + step}
+    if step % 4 == 0:
         torch.save(state, "OUT/new")
         os.replace("OUT/new", "OUT/last.pt")
-if ranks > 1:
-    torch.distributed.destroy_process_group()
-"""
-# As guides/own_loop/two.py, but the ranks are forks: torch is imported once.
-FORKS = """
-import os, runpy, socket, sys, torch
-with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
-sys.argv = sys.argv[1:]
-ranks = []
-for rank in range(2):
-    ranks.append(os.fork())
-    if not ranks[-1]:
-        os.environ["RANK"] = str(rank)
-        runpy.run_path(sys.argv[0], run_name="__main__")
-        sys.exit()
-sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) for rank in ranks))
 """
 EXACT = re.compile("^exact: 2 runs equal the reference", re.MULTILINE)
 
@@ -91,17 +64,8 @@ def source(tmp_path_factory):
 @pytest.fixture(scope="module")
 def wheel(source, tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
-    words = (
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-        "--wheel-dir",
-        folder,
-        source,
-    )
-    call(sys.executable, *PIP, *words)
+    options = ("--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", folder)
+    call(sys.executable, *PIP, "wheel", *options, source)
     [wheel] = folder.iterdir()
     return wheel
 
@@ -142,14 +106,6 @@ def installed(wheel, tmp_path_factory):
     Path(site, "of_the_tests.pth").write_text(f"{folder / 'links'}\n")
     call(programs / "python", *PIP, "install", "--quiet", "--no-deps", "--no-index", wheel)
     return programs
-
-
-@pytest.fixture
-def loops(tmp_path):
-    """Return a folder with the scripts of guides/own_loop."""
-    for path in LOOPS.glob("*.py"):
-        shutil.copy(path, tmp_path)
-    return tmp_path
 
 
 @pytest.mark.thorough
@@ -206,24 +162,10 @@ def test_an_error_is_one_line(words, message, installed, tmp_path):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("script", ["after.py", "any_number.py"])
-def test_the_loops_of_the_guide_run(script, installed, loops):
-    words = (
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        2,
-        "--master-port",
-        free_port(),
-        script,
-        "OUT",
-    )
-    call(installed / "python", *words, cwd=loops)
-    assert {path.name for path in (loops / "OUT").iterdir()} >= {"checkpoints", "last.pt", "receipt.bin"}
-
-
-@pytest.mark.thorough
-def test_the_loop_of_the_guide_is_proven(installed, loops):
+def test_the_loop_of_the_guide_is_proven(installed, tmp_path):
+    loops = tmp_path
+    for path in (ROOT / "guides" / "own_loop").glob("*.py"):
+        shutil.copy(path, loops)
     words = ("two.py", "--kills=1", "--compare=OUT/*.pt", "--resume_with=", "--keep=runs", "--to=proof.html")
     shown = call(installed / "bootfile", "prove", *words, "--", "any_number.py", "OUT", cwd=loops).stdout
     assert EXACT.search(shown) and "data equal for 93 steps" in shown, shown
@@ -237,15 +179,12 @@ def test_the_loop_of_the_guide_is_proven(installed, loops):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_plain_script_is_proven(processes, installed, loops):
-    (loops / "plain.py").write_text(PLAIN)
-    (loops / "forks.py").write_text(FORKS)
-    options = ("--kills=1", "--compare=OUT/*.pt", "--resume_with=--resume", "--")
-    words = ("plain.py", *options) if processes == 1 else ("forks.py", *options, "plain.py")
-    shown = call(installed / "bootfile", "prove", *words, cwd=loops).stdout
+def test_a_plain_script_is_proven(installed, tmp_path):
+    (tmp_path / "plain.py").write_text(PLAIN)
+    words = ("plain.py", "--kills=1", "--compare=OUT/*.pt", "--resume_with=--resume")
+    shown = call(installed / "bootfile", "prove", *words, cwd=tmp_path).stdout
     assert EXACT.search(shown), shown
-    assert not os.path.exists(loops / "OUT")
+    assert [path.name for path in tmp_path.iterdir()] == ["plain.py"]
 
 
 # A test that starts jobs, reads guides or compares with other rooms needs the repository.

@@ -49,10 +49,8 @@ def proven(tmp_path_factory):
     git(folder, "init", "-q")
     commit(folder)
     shown = proofs.prove("own.py", *OPTIONS, "--to", "proof.html", "--keep", "kept", cwd=folder)
-    assert (
-        "page: proof.html\nproof: proof.json\n" in shown
-        and "<h1>exact" in (folder / "proof.html").read_text()
-    )
+    assert "page: proof.html\nproof: proof.json\n" in shown
+    assert "<h1>exact" in (folder / "proof.html").read_text()
     return folder
 
 
@@ -103,10 +101,8 @@ def test_a_proof_has_what_was_run_and_compared(proven):
 
 def test_the_page_has_a_block_for_each_run_with_all_that_the_file_has(proven):
     content, page = json.loads((proven / "proof.json").read_text()), (proven / "proof.html").read_text()
-    assert (
-        f"Commit <code>{content['tree']['commit']}</code></p>" in page
-        and "<table" not in page.split("Versions")[0]
-    )
+    assert f"Commit <code>{content['tree']['commit']}</code></p>" in page
+    assert "<table" not in page.split("Versions")[0]
     blocks = [html.unescape(each) for each in page.split("<article>")[1:]]
     for facts, block in zip(content["runs"], blocks, strict=True):
         assert f"<h3><bdi>{facts['run']}</bdi>" in block and facts["done"] in block
@@ -134,12 +130,8 @@ def test_a_proof_of_another_tree_without_git(folder, tmp_path):
     (tmp_path / "plain").mkdir()
     for name in ("own.py", "proof.json"):
         (tmp_path / "plain" / name).write_bytes((folder / name).read_bytes())
-    lines = check(tmp_path / "plain", 20)
-    assert (
-        lines[0] == "clean yes -> none"
-        and lines[1].endswith(" -> none")
-        and lines[2:] == ["steps.py removed"]
-    )
+    tree, commit, *modules = check(tmp_path / "plain", 20)
+    assert tree == "clean yes -> none" and commit.endswith(" -> none") and modules == ["steps.py removed"]
     other = check(tmp_path / "plain", 0, folder / "proof.json", folder / "own.py")
     assert other[0].startswith("still holds")
     assert "own.py: no such file" in check(tmp_path, 2, folder / "proof.json")[0]
@@ -170,17 +162,14 @@ def test_a_change_is_named(names, values, line, folder, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "proof.json is not a proof"),
+        ("", "proof.json is not a proof"),  # as half a file
         ("[]", "proof.json is not a proof"),
-        ("{}", "proof.json is not a proof"),
         ('{"format": 1, "id": "x"}', "proof Field required"),
         (b"\xff\x00", "proof.json is not a proof"),
         ("[" * 10**5, "proof.json is not a proof"),
         ({"proof": 2}, "proof Input should be 1"),
         ({"files": []}, "files Input should be "),
         ({"files": {"own.py": 1}}, "files.own.py Input should be "),
-        ({"exit_code": "0"}, "exit_code Input should be "),
-        ({"verdict": None}, "verdict Input should be "),
         (None, "proof.json: No such file"),
     ],
 )  # fmt: skip
@@ -194,12 +183,6 @@ def test_a_file_that_is_not_a_proof_is_bad_input(content, message, folder):
         path.write_bytes(content.encode() if isinstance(content, str) else content)
     [line] = check(folder, 2)
     assert message in line
-
-
-def test_half_a_proof_is_bad_input(folder):
-    content = (folder / "proof.json").read_bytes()
-    (folder / "proof.json").write_bytes(content[: len(content) // 2])
-    assert "proof.json is not a proof" in check(folder, 2)[0]
 
 
 @pytest.mark.parametrize(

@@ -22,19 +22,11 @@ from tests.support.exact import changed
 from tests.support.proofs import forked_jobs, prove_cases
 
 SCRIPT = Path(__file__).parent / "leaves_out.py"
-PARTS = ("optimizer", "schedule", "position", "buffers", "ema")  # "random": see below
 JOB = (*QUICK, "--batch_size=240")
 
 
 def prove(*words, cwd=ROOT, code=0):
     return run(ROOT / "launch" / "__main__.py", "prove", *words, cwd=cwd, code=code, timeout=900)
-
-
-def prove_script(folder, part, code, *words):
-    return proofs.prove(
-        SCRIPT, "--compare", "OUT/final.pt", "--resume_with", "--resume OUT/last.pt", *words,
-        "--", "--out=OUT", f"--leave_out={part}", cwd=folder, code=code,
-    )  # fmt: skip
 
 
 @pytest.mark.thorough
@@ -55,13 +47,13 @@ def test_a_job_of_bootfile_is_exact(tmp_path):
     assert {"state.jsonl", "receipt.bin"} < runs["reference"]["files"].keys() and len(runs) == 7
     assert runs["reference"]["seed"] == 0 and runs["another seed"]["seed"] == 1
     assert runs["another seed"]["commands"][0].startswith("jobs/train_ddp.py --dataset=digits ")
-    assert {"jobs/train_ddp.py", "common/run/starts.py", "bootfile/receipt/receipt.py"} < proof[
-        "files"
-    ].keys()
+    files = {"jobs/train_ddp.py", "common/run/starts.py", "bootfile/receipt/receipt.py"}
+    assert files < proof["files"].keys() and {"ATen", "oneDNN", "MKL"} < proof["hardware"].keys()
+    # the restart asks for other threads, and keeps those of the run
+    [begun], [restarted] = runs["reference"]["machines"], runs[cases.KILLED]["machines"]
+    assert begun["threads"] == restarted["threads"]
     assert len([each for each in proof["comparisons"] if each["part"] == "data"]) == 6
     assert f"still holds: {proof['verdict']}" in proofs.prove("--check", tmp_path / "proof.json")
-    refused = prove("jobs/train_ddp.py", "--to", ROOT / "README.md", code=2)
-    assert names(refused.stderr, f"--to {ROOT / 'README.md'}", "not made")
 
 
 @pytest.mark.thorough
@@ -177,9 +169,7 @@ def test_a_job_that_does_not_run_elsewhere_is_not_called_different(tmp_path):
 
 @pytest.mark.thorough
 @pytest.mark.skipif(not forks.are_possible(), reason="no forks with this torch, or on a GPU")
-@pytest.mark.parametrize(
-    ("fault", "starts"), [("0", "fork"), pytest.param("is_fork", "new process", marks=pytest.mark.thorough)]
-)
+@pytest.mark.parametrize(("fault", "starts"), [("0", "fork"), ("is_fork", "new process")])
 def test_most_runs_are_forks_and_a_fork_alone_makes_no_difference(fault, starts, tmp_path):
     (tmp_path / "own.py").write_text(UNHURRIED.replace("FAULT = 0", f"FAULT = {fault}"))
     words = ("--compare=OUT/*.pt", "--resume_with", "--resume", "--kills=1", "--keep=runs")
@@ -295,29 +285,24 @@ for step in range(state["step"] + 1, 41):
         os.replace("OUT/new", f"OUT/{{step:02}}.pt")
 """
 UNSEEN = "exact: 2 runs equal .*; .*damaged .*refused, .*not shown"
-WORDS = {  # how a script treats a damaged checkpoint: exit code, verdict, words about the damaged run
-    "careful": (0, UNSEEN, "\n      refused\n"),
-    "strict": (0, UNSEEN, "a checkpoint is damaged\n      refused\n"),
-    "trusts": (
-        0,
-        "exact: 2 runs equal .*, and each .* noticed$",
-        "is saved, but a change",
-    ),
-    "ignores": (21, "unverified: .*no difference was noticed", "not noticed"),
-}
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "how",
-    [pytest.param(each, marks=[pytest.mark.thorough] * (each != "careful")) for each in WORDS],
+    ("how", "code", "verdict", "of_damaged"),
+    [
+        ("careful", 0, UNSEEN, "\n      refused\n"),
+        ("strict", 0, UNSEEN, "a checkpoint is damaged\n      refused\n"),
+        ("trusts", 0, "exact: 2 runs equal .*, and each .* noticed$", "is saved, but a change"),
+        ("ignores", 21, "unverified: .*no difference was noticed", "not noticed"),
+    ],
 )
-def test_a_refused_checkpoint_is_no_noticed_difference(how, tmp_path):
-    code, words, others = WORDS[how]
+def test_a_refused_checkpoint_is_no_noticed_difference(how, code, verdict, of_damaged, tmp_path):
+    """how: what a script does with a damaged checkpoint."""
     (tmp_path / "own.py").write_text(CHECKED.format(root=str(ROOT), how=how))
     options = ("--compare", "OUT/*.pt", "--resume_with=--resume", "--kills=1")
     shown = proofs.prove("own.py", *options, cwd=tmp_path, code=code)
-    assert re.search(f"^{words}", shown, re.MULTILINE) and others in shown
+    assert re.search(f"^{verdict}", shown, re.MULTILINE) and of_damaged in shown
     assert shown.count("data equal for 40 steps") >= 2 and "the samples" not in shown
 
 
@@ -440,15 +425,6 @@ def test_what_a_process_keeps_for_itself_is_seen_when_others_are_killed(changes,
     assert re.fullmatch(text, (rows[cases.REPLACED].different or rows[cases.REPLACED].lines)[0].text)
 
 
-@pytest.mark.thorough
-def test_a_script_that_forgets_its_random_numbers_differs(tmp_path):
-    shown = prove_script(tmp_path, "random", 20, "--keep", "runs")
-    cause = r"the random numbers of torch differ .*torch.get_rng_state\(\) .*checkpoint\?"
-    assert re.search(rf"^differs: killed and restarted: {cause} .*\(final.pt differs: ", shown, re.MULTILINE)
-    assert "not checked: the samples" in shown and (tmp_path / "runs" / "reference" / "last.pt").exists()
-    assert not (tmp_path / "OUT").exists()
-
-
 FAILING = """
 import os, sys, time, torch
 if "--resume" in sys.argv:
@@ -508,11 +484,29 @@ def test_a_signal_ends_the_processes_of_the_job(number, code, program, tmp_path)
     assert not (tmp_path / "OUT").exists() and not list((tmp_path / "kept").glob("bootfile-*"))
 
 
+CAUSE_OF_RANDOM = r"the random numbers of torch differ .*torch.get_rng_state\(\) .*checkpoint\?"
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize("part", ["nothing", *PARTS])
-def test_what_a_script_leaves_out_is_noticed(part, tmp_path):
-    shown = prove_script(tmp_path, part, 0 if part == "nothing" else 20)
-    assert ("exact" if part == "nothing" else "differs: killed and restarted: ") in shown
+@pytest.mark.parametrize(
+    ("part", "code", "verdict"),
+    [
+        ("nothing", 0, "exact: "),
+        ("optimizer", 20, "differs: killed and restarted: "),
+        ("schedule", 20, "differs: killed and restarted: "),
+        ("position", 20, "differs: killed and restarted: "),
+        ("buffers", 20, "differs: killed and restarted: "),
+        ("ema", 20, "differs: killed and restarted: "),
+        ("random", 20, rf"differs: killed and restarted: {CAUSE_OF_RANDOM} .*\(final.pt differs: "),
+        ("everything", 21, f"unverified: {cases.ALL_DAMAGED.name}: no difference"),
+    ],
+)
+def test_what_a_script_leaves_out_is_noticed(part, code, verdict, tmp_path):
+    words = ("--compare=OUT/final.pt", "--resume_with=--resume OUT/last.pt", "--keep=runs")
+    options = ("--out=OUT", f"--leave_out={part}")
+    shown = proofs.prove(SCRIPT, *words, "--", *options, cwd=tmp_path, code=code)
+    assert re.search(f"^{verdict}", shown, re.MULTILINE) and "not checked: the samples" in shown
+    assert (tmp_path / "runs" / "reference" / "last.pt").exists() and not (tmp_path / "OUT").exists()
 
 
 @pytest.mark.thorough
@@ -522,11 +516,8 @@ def test_a_folder_of_images_is_read_by_another_engine(tmp_path):
     options += ("--data_backend=threads", f"--cache_dir={tmp_path / 'index'}")
     shown = proofs.prove("jobs/imagenet.py", "--kills=1", "--", f"--data_url={data}", *options)
     assert re.search(r"^exact: 6 runs equal the reference", shown, re.MULTILINE)
-    assert (
-        "another engine" in shown
-        and "--data_backend=pytorch" in shown
-        and "not checked: another" not in shown
-    )
+    assert "another engine" in shown and "--data_backend=pytorch" in shown
+    assert "not checked: another" not in shown
 
 
 def test_a_script_that_does_not_know_help_is_ended(tmp_path, monkeypatch):
@@ -534,12 +525,6 @@ def test_a_script_that_does_not_know_help_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(own_job, "_HELP_SECONDS", 1)
     with pytest.raises(BadInput, match=r"own\.py --help did not end within 1 s"):
         OwnJob(str(tmp_path / "own.py"), [], str(tmp_path), 1)
-
-
-@pytest.mark.thorough
-def test_a_script_that_ignores_its_checkpoint_is_unverified(tmp_path):
-    shown = prove_script(tmp_path, "everything", 21)
-    assert f"unverified: {cases.ALL_DAMAGED.name}: no difference" in shown
 
 
 @pytest.mark.parametrize(
@@ -551,6 +536,7 @@ def test_a_script_that_ignores_its_checkpoint_is_unverified(tmp_path):
         ([ROOT / "README.md"], "--help ended with 1: "),
         (["own.py", "--to", "none/proof.html"], "--to none/proof.html: ... none is not a folder ... write"),
         (["own.py", "--to", "full"], "full is a folder"),
+        (["own.py", "--to", "own.py"], "--to own.py ... not made"),
         (["own.py", "--compare", "*.pt", "--resume_with=-r"], "expected files in a folder"),
         (["own.py", "--compare", "full/*.pt", "--resume_with=-r"], "full exists"),
         (["own.py", "--compare", "OUT/*.pt", "--resume_with=-r"], "ended with 1"),
@@ -608,18 +594,6 @@ def test_a_script_whose_restart_depends_on_the_threads_is_named(fixed, tmp_path)
     is_named = names(verdict, "only with the same", "threads", "restart differs")
     assert is_named != bool(fixed), shown
     assert (cases.SAME_THREADS in shown) != bool(fixed)
-
-
-@pytest.mark.thorough
-def test_a_proof_has_the_machine_of_each_run(tmp_path):
-    proofs.prove("jobs/train.py", "--kills=1", "--to", tmp_path / "p.html", "--", *JOB, "--max_steps=6")
-    proof = json.loads((tmp_path / "p.json").read_text())
-    assert {"ATen", "oneDNN", "MKL"} < proof["hardware"].keys()
-    runs = {run["run"]: run["machines"] for run in proof["runs"]}
-    # the restart asks for other threads, and keeps those of the run
-    assert (
-        runs["reference"][0]["threads"] == runs[cases.KILLED][0]["threads"] and len(runs[cases.KILLED]) == 1
-    )
 
 
 @pytest.mark.parametrize(
