@@ -67,11 +67,8 @@ class Case:
             self.here.mkdir()
             client = self.server.client()
             for name, content in self.files.items():  # with a sha256, as `upload` stores it, or without
-                extra = (
-                    {"Metadata": {"sha256": hashlib.sha256(content).hexdigest()}}
-                    if self.draw.random() < 0.7
-                    else {}
-                )
+                has_sha256 = self.draw.random() < 0.7
+                extra = {"Metadata": {"sha256": hashlib.sha256(content).hexdigest()}} if has_sha256 else {}
                 client.put_object(Bucket="bucket", Key=f"{self.prefix}/{name}", Body=content, **extra)
 
     def command(self, bucket: str) -> list[str]:
@@ -128,10 +125,8 @@ class Case:
         else:
             here = self.visible()
             assert {name: self.files[name] for name in here} == here, "a corrupt file was accepted"
-            whole = here == self.files
-            assert whole if done else whole or self.name == "fetch" or not here, (
-                "a part of the files is visible"
-            )
+            assert here == self.files or not done
+            assert here == self.files or self.name == "fetch" or not here, "a part of the files is visible"
             if done:
                 assert not list(self.here.rglob(".partial-*"))
 
@@ -197,7 +192,6 @@ def test_a_fault_leaves_nothing_wrong(server, tmp_path, number):
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["fetch", "stage"])
 def test_a_disk_that_becomes_full_meanwhile(server, tmp_path, name):
-    """If another process fills the disk during a fetch, the fetch fails with one line."""
     case = Case(server, tmp_path, 1000 + KINDS.index("full"))
     case.name = name
     with small_disk(case.here, "12m"):

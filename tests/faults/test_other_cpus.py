@@ -30,7 +30,6 @@ STEPS = 3
 
 
 def start(output: Path, *command: str, cpu: str = "", code: int = 0):
-    """Run a job on this CPU, or on an emulated one."""
     words = [*command, f"--output_dir={output}"]
     if not cpu:
         return run(*words, env=environment(), code=code, fresh=True)

@@ -21,7 +21,6 @@ JOB = (
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 400 MB."""
     with disks.small_disk(tmp_path / "disk", "400m") as folder:
         yield folder
 
@@ -50,9 +49,8 @@ def test_an_output_that_turns_read_only(small_disk):
     job = start(*JOB, f"--output_dir={small_disk}")
     read_until(job, " step=12/")
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], capture_output=True)
-    if os.access(
-        small_disk, os.W_OK
-    ):  # a remount fails while files are open for writing, so bind it read-only over itself
+    if os.access(small_disk, os.W_OK):
+        # a remount fails while files are open for writing, so bind it read-only over itself
         subprocess.run(["mount", "--bind", str(small_disk), str(small_disk)], check=True)
         subprocess.run(["mount", "-o", "remount,ro,bind", str(small_disk)], check=True)
     result = finish(job, 6)

@@ -39,10 +39,8 @@ print(json.dumps([versions, sorted(modules)]))
 @pytest.fixture(scope="module")
 def image():
     """Return the environment with the packages of the image. `make clean` deletes it: it has 5 GB."""
-    found = (
-        sys.executable if sys.version_info < (3, 12) else None
-    )  # torch 2.1 does not support later versions
-    found = found or shutil.which("python3.11") or shutil.which("python3.10")
+    own = [sys.executable] * (sys.version_info < (3, 12))  # torch 2.1 does not support later versions
+    found = next(iter(own), None) or shutil.which("python3.11") or shutil.which("python3.10")
     if not found:
         pytest.skip("torch 2.1 needs Python 3.10 or 3.11, which is not installed")
     folder = ROOT / ".venv-compat" / f"image-{Path(found).name}"

@@ -78,11 +78,9 @@ def test_a_rank_that_is_asked_to_end():
 
 
 @pytest.mark.parametrize(
-    "fault",
-    ["restart:node=1,step=2", pytest.param("reschedule:node=0,step=3", marks=pytest.mark.thorough)],
+    "fault", ["restart:node=1,step=2", pytest.param("reschedule:node=0,step=3", marks=pytest.mark.thorough)]
 )
 def test_a_job_that_is_started_again(fault, two, tmp_path):
-    """If all nodes are started again, the run ends like the uninterrupted one."""
     kept = tmp_path / "kept"
     result = simulate("--nodes=2", "--keep", kept, "--fault", fault, *JOB)
     assert fired(result.stdout, fault)
