@@ -102,8 +102,9 @@ def read_step(run: Run, step: int, data: Any, draws: bool) -> Step:
     """Return a step, after its sums were compared with the receipt. data: that of open_data(). draws: whether
     the pixels are needed. Raises BadInput."""
     settings = run.start_of(step)["settings"]
-    is_weighted = data is not None and settings.get("class_weights")
-    class_weights = image_folders.read_class_weights(settings["class_weights"], data) if is_weighted else None
+    class_weights = None
+    if data is not None and settings.get("class_weights"):
+        class_weights = image_folders.read_class_weights(settings["class_weights"], data)
     sampler = run.sampler(step, class_weights)
     ids = run.ids(sampler, step)
     columns = {"rank": run.ranks(sampler, step).tolist(), "id": ids.tolist()}
@@ -142,8 +143,9 @@ def read_step(run: Run, step: int, data: Any, draws: bool) -> Step:
     with contextlib.closing(engine), contextlib.closing(engine.run(plan)) as batches:
         # an engine as in the job, on the CPU: the pixels before normalisation
         if draws:
-            read = next(batches)[1].permute(0, 3, 1, 2)
-            images = change(read, torch.from_numpy(batch.labels))[0].permute(0, 2, 3, 1).numpy().copy()
+            _, read = next(batches)
+            changed, _ = change(read.permute(0, 3, 1, 2), torch.from_numpy(batch.labels))
+            images = changed.permute(0, 2, 3, 1).numpy().copy()
     return Step(step, f"{title}equal to the receipt", columns, images)
 
 
