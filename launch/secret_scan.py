@@ -80,9 +80,7 @@ class Finding(NamedTuple):
 
 def scan(path: str, source: str | bytes) -> list[Finding]:
     """Return the findings in the file `source`, or in these bytes, stored as `path`: one a line at most.
-
-    `pack` calls it for each file before it writes any. A binary file has none. Raises BadInput.
-    """
+    `pack` calls it for each file before it writes any. A binary file has none. Raises BadInput."""
     name = os.path.basename(path).lower()
     if _CREDENTIAL_FILE.fullmatch(name):
         return [Finding(0, "a file that holds credentials, by its name")]
@@ -133,10 +131,8 @@ def _find_setting(line: str, is_program: bool) -> str:
 
 
 def describe(path: str, findings: list[Finding]) -> str:
-    """Return the findings of a file as one line, "path:2 (a password), line 5 (a private key)".
-
-    A kind has its first line, and the number of further ones.
-    """
+    """Return the findings of a file as one line, "path:2 (a password), line 5 (a private key)". A kind has
+    its first line, and the number of further ones."""
     lines_of: dict[str, list[int]] = {}  # kind -> its lines
     for finding in findings:
         lines_of.setdefault(finding.kind, []).append(finding.line)

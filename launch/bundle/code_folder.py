@@ -70,11 +70,9 @@ class Rules:
             self._names.append(f"{FILE}:{number}  {line}")
 
     def find(self, path: str, is_folder: bool) -> str | None:
-        """Return the rule that skips `path` (relative, with /); None if the path is kept.
-
-        Call it for a folder before its content: as in git, rules do not include files of a skipped folder
-        again. Lines such as `!*/` include paths that other lines of the user skip, but not .git.
-        """
+        """Return the rule that skips `path` (relative, with /); None if the path is kept. Call it for a
+        folder before its content: as in git, rules do not include files of a skipped folder again. Lines such
+        as `!*/` include paths that other lines of the user skip, but not .git."""
         place = f"{path}/" if is_folder else path
         match = self._all.check_file(place)
         if not match.include and match.index in self._unnamed:
@@ -185,11 +183,9 @@ class CodeFolder:
         self.skipped = dict(sorted(self.skipped.items()))
 
     def _follow_imports(self) -> None:
-        """Add the modules outside the job's folder that it imports, and those that these import.
-
-        A package at the top comes with all its files, because its modules may read them. Raises BadInput for
-        a module that a rule skips, unless the program continues without it.
-        """
+        """Add the modules outside the job's folder that it imports, and those that these import. A package at
+        the top comes with all its files, because its modules may read them. Raises BadInput for a module that
+        a rule skips, unless the program continues without it."""
         # Where Python looks first: a job of Bootfile puts the root before its own folder.
         folders = ("", os.path.dirname(self.job_path))
         todo = [self.job_path]

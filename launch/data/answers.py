@@ -58,10 +58,8 @@ def _list_steps(run: Run, args: argparse.Namespace, data: Any) -> list[str]:
 
 def _list_losses(run: Run, around: int, data: Any) -> list[str]:
     """Return a line about the loss of each step up to --around, and the samples with the largest losses.
-
     Losses that are not a number are the largest. Raises BadInput if the losses of the last step were not
-    kept, or are those of other samples than the receipt's.
-    """
+    kept, or are those of other samples than the receipt's."""
     steps = range(max(run.first, around - STEPS + 1), around + 1)
 
     @functools.cache  # the file of a rank is read once

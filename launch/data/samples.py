@@ -70,7 +70,7 @@ def open_data(run: Run, data_url: str | None) -> Iterator[Any]:
                     splits=settings["splits"],
                     labelled=False,
                     max_bad=settings["max_bad_images"],
-                    log=_ignore,
+                    log=lambda line: None,  # the job has told what the scan finds
                 )
         except (KeyError, TypeError) as error:
             raise BadInput(f"{run.path} does not describe the data of the run: {error!r}") from error
@@ -83,19 +83,13 @@ def open_data(run: Run, data_url: str | None) -> Iterator[Any]:
 
 
 def _copy_indexes(run: Run, cache_dir: str | None, cache: str, fingerprint: str) -> None:
-    """Copy the indexes of the run's data to the folder `cache`, so that the folder is not scanned again.
-
-    They are copied because load() may write to its cache, and the run is only read.
-    """
+    """Copy the indexes of the run's data to the folder `cache`, so that the folder is not scanned again. They
+    are copied because load() may write to its cache, and the run is only read."""
     for folder in (cache_dir or cache, f"{run.folder}/index", f"{output.PARENT}/index"):
         for path in glob.glob(f"{glob.escape(folder)}/train-*"):
             with contextlib.suppress(BadInput):  # it is the index of other data
                 index = image_index.open_index(path, fingerprint).folder
                 shutil.copytree(index, f"{cache}/{os.path.basename(path)}", dirs_exist_ok=True)
-
-
-def _ignore(line: str) -> None:
-    """Print nothing: the job has told what the scan finds."""
 
 
 def read_step(run: Run, step: int, data: Any, draws: bool) -> Step:

@@ -136,10 +136,8 @@ def _call(model: str, size: int) -> tuple[nn.Module, int]:
 
 def _classes(path: str, count: int) -> tuple[str, ...]:
     """Return the names of the classes of a run, or their numbers if they are not known."""
-    names = weights.read_class_names(path)
-    if len(names) != count:
-        names = list(range(count))
-    return tuple(map(str, names))
+    names = tuple(map(str, weights.read_class_names(path)))
+    return names if len(names) == count else tuple(map(str, range(count)))
 
 
 def _read_settings(folder: str, given: dict[str, Any], is_own: bool) -> dict[str, Any]:

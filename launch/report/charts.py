@@ -78,10 +78,7 @@ _STYLE = {
 
 def draw(runs: list[Run]) -> list[dict]:
     """Return the charts that have a value: heading, svg, note, and "both", which is true if a chart shows
-    training and validation.
-
-    cli.render_page() calls it once, in the process of `launch report`.
-    """
+    training and validation. cli.render_page() calls it once, in the process of `launch report`."""
     with matplotlib.rc_context(_STYLE):
         charts = [_draw_chart(runs, heading, names) for heading, *names in _list_charts(runs)]
         if any(run.ranks.size for run in runs):
@@ -180,10 +177,8 @@ def _has_equal_curves(first: Run, second: Run, names: list[str]) -> bool:
 
 
 def width_of(place: int, count: int) -> float:
-    """Return the width of the lines of a run, in units.
-
-    The first of several is a broad line below the others, so that a reader sees both of two equal curves.
-    """
+    """Return the width of the lines of a run, in units. The first of several is a broad line below the
+    others, so that a reader sees both of two equal curves."""
     return 5.0 if place == 0 and count > 1 else 1.5
 
 

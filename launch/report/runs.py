@@ -146,10 +146,8 @@ def _numbers(value: object) -> dict[str, float]:
 
 
 def _read_starts(run: Run) -> list[Start]:
-    """Return the starts in order, each once, beginning with the last one that did not resume.
-
-    read() calls it first: the evaluation after a start is measured from that start.
-    """
+    """Return the starts in order, each once, beginning with the last one that did not resume. read() calls it
+    first: the evaluation after a start is measured from that start."""
     history: list[Start] = []
     recorded = ends.read(run.path)
     for line in read_starts(run.path):

@@ -131,10 +131,8 @@ def find_best(run: Run, name: str, is_lowest: bool) -> str:
 
 
 def _describe_metric(run: Run, name: str) -> dict[str, str]:
-    """Return the rows of a metric of the job's own: its last value, and its best one.
-
-    Only the job knows whether a low value is good: a metric that does not choose best.pth has both ends.
-    """
+    """Return the rows of a metric of the job's own: its last value, and its best one. Only the job knows
+    whether a low value is good: a metric that does not choose best.pth has both ends."""
     words = in_words(name)
     rows = {words: format_number(run.last(name), _form_of(name))}
     chosen, is_lowest = choice_of(run)
@@ -178,11 +176,8 @@ def make_title(runs: list[Run]) -> str:
 
 
 def make_class_table(run: Run) -> list[list[str]]:
-    """Return rows of class, images, right, share, and the class it was taken for most often.
-
-    They are from confusion.json of the last evaluation, the worst classes first; a job that counts no classes
-    has none.
-    """
+    """Return rows of class, images, right, share, and the class it was taken for most often. They are from
+    confusion.json of the last evaluation, the worst classes first; a job that counts no classes has none."""
     content: Any = None
     with contextlib.suppress(OSError, ValueError, RecursionError):  # a damaged file is one without classes
         content = json.loads(read_file(os.path.join(run.path, CONFUSION), _MOST_BYTES))
@@ -311,11 +306,9 @@ def find_differences(columns: list[dict]) -> list[Row]:
 
 
 def compare_receipts(runs: list[Run]) -> list[list[str]]:
-    """Return rows of two runs, a line about their data, and a line about their states: the lines that
-    `launch receipt` prints.
-
-    Each run is compared with the first. A run whose receipt cannot be read has a row with the reason.
-    """
+    """Return rows of two runs, a line about their data, and a line about their states: the lines that `launch
+    receipt` prints. Each run is compared with the first. A run whose receipt cannot be read has a row with
+    the reason."""
     # a run without a receipt must not hide the comparison of the others
     receipts = {}  # place of a run -> its receipt
     rows = []

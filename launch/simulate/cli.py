@@ -72,10 +72,8 @@ class _Parser(Parser):
 
 
 def main(argv: list[str]) -> int:
-    """Run the simulation and return its exit code: `python -m launch simulate` calls it.
-
-    Raises BadInput before it starts anything.
-    """
+    """Run the simulation and return its exit code: `python -m launch simulate` calls it. Raises BadInput
+    before it starts anything."""
     args = _parse_args(argv)
     simulation = Simulation(args.processes, args.faults, args.limit)
     with contextlib.ExitStack() as stack:

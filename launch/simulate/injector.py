@@ -76,12 +76,9 @@ class Injector:
 
     def fire(self) -> None:
         """Fire the faults whose step the job has reached. The simulation calls it in each round, after it has
-        read the job's lines.
-
-        A fault of a node waits for the step of any node, not of that node: only rank 0 prints steps, and the
-        ranks of a job do each step together. In a script whose nodes do not wait for each other, a node may
-        be hit before its own first step.
-        """
+        read the job's lines. A fault of a node waits for the step of any node, not of that node: only rank 0
+        prints steps, and the ranks of a job do each step together. In a script whose nodes do not wait for
+        each other, a node may be hit before its own first step."""
         for fault in self._faults:
             now = time.monotonic()
             if now > self._ends.get(fault, math.inf):
@@ -104,10 +101,8 @@ class Injector:
         return fault in self.pending
 
     def kill_if_all_stopped(self) -> None:
-        """Kill stopped processes if nothing else runs: they never end by themselves.
-
-        The simulation calls it in each round: with the fault `stop` it would wait forever without it.
-        """
+        """Kill stopped processes if nothing else runs: they never end by themselves. The simulation calls it
+        in each round: with the fault `stop` it would wait forever without it."""
         if not self._stopped:
             return
         pids_of_nodes = [{*node.ranks(self._job.processes).values()} for node in self._job.running]
@@ -237,10 +232,8 @@ class Injector:
         _send(self._paused.pop(fault, set()), signal.SIGCONT)
 
     def _start_again(self, fault: Fault) -> None:
-        """Restart nodes in place, or in new containers with a copy of the outputs of all nodes.
-
-        The other nodes may fail because of it: each of them is restarted once more when it has failed.
-        """
+        """Restart nodes in place, or in new containers with a copy of the outputs of all nodes. The other
+        nodes may fail because of it: each of them is restarted once more when it has failed."""
         # a node that has ended is not restarted: without another one the fault has not fired
         targets = [node for node in self._job.running if fault.node in (None, node.index)]
         if not targets:

@@ -46,11 +46,9 @@ class _Upload(NamedTuple):
 
 
 def clean(url: str, keep: int, yes: bool) -> int:
-    """Show old snapshots and unfinished uploads, ask, remove them, and return the exit code.
-
-    `python -m launch upload --clean` calls it. keep: newest snapshots of each name that stay. yes: remove
-    without asking. Raises BadInput.
-    """
+    """Show old snapshots and unfinished uploads, ask, remove them, and return the exit code. `python -m
+    launch upload --clean` calls it. keep: newest snapshots of each name that stay. yes: remove without
+    asking. Raises BadInput."""
     with ObjectStore(url) as store:
         return _clean(store, keep, yes)
 

@@ -28,10 +28,8 @@ class _Bar(sync.Progress):
 
 @contextlib.contextmanager
 def show(text: str, objects: Sequence[Object]) -> Iterator[sync.Progress]:
-    """Show a bar on standard error during the block, which transfers these objects. text: its title.
-
-    `upload` and `fetch` use it in the main thread. After Ctrl-C they have _ABORTING seconds to clean up.
-    """
+    """Show a bar on standard error during the block, which transfers these objects. text: its title. `upload`
+    and `fetch` use it in the main thread. After Ctrl-C they have _ABORTING seconds to clean up."""
     signals.unwind_within(_ABORTING)
     size = _add_sizes(objects)
     interval = 10.0  # seconds: each step of the bar is a line of a log file
