@@ -91,7 +91,9 @@ class Loader:
             for batch in loader:
                 self.step += 1
                 images, labels = batch
-                yield images, one_hot(labels, self.classes).float() if self.classes else labels
+                if self.classes:
+                    labels = one_hot(labels, self.classes).float()
+                yield images, labels
         finally:
             if not self._kept:
                 self.close()
@@ -155,8 +157,10 @@ class Dataset:
             raise BadInput(f"val_size {val_size} is smaller than size {size}, which is cut out of it")
         has_gpu = cuda and torch.cuda.is_available()
         self.device = torch.device("cuda", torch.cuda.current_device()) if has_gpu else torch.device("cpu")
-        of_dali = "dali" if dali_cpu else "dali-gpu"
-        self.backend = backends.resolve(backend or (of_dali if use_dali else "pytorch"), self.device)
+        default = "pytorch"
+        if use_dali:
+            default = "dali" if dali_cpu else "dali-gpu"
+        self.backend = backends.resolve(backend or default, self.device)
         if rank is None and world_size > 1 and not ranks.is_initialized():
             raise BadInput(f"world_size {world_size} needs a rank: join the process group, or pass rank=")
         if rank is None:
@@ -171,8 +175,9 @@ class Dataset:
         self._train_index = load("train")
         self._val_index = load("val", classes=self._train_index.classes)
 
-        # they may be in units of pixels / 255 already
-        unit = 1 if all(deviation < 1 for deviation in std) else 255
+        unit = 255
+        if max(std) < 1:  # they are of pixels / 255 already
+            unit = 1
         delivery: dict[str, Any] = {
             "mean": tuple(value / unit for value in mean),
             "std": tuple(value / unit for value in std),

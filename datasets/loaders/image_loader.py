@@ -163,11 +163,9 @@ class ToDevice(Stage):
 
     def _memory(self, shape: tuple[int, ...]) -> np.ndarray:
         """Return memory for a batch: that of an earlier batch if it is free. The page faults of new memory
-        would cost more than writing the batch. _on_host() calls it for each batch.
-
-        A tensor on the array and all its views hold a reference to the array. Torch's own memory is not used:
-        glibc before 2.38 cannot put an aligned block into the space of a freed one.
-        """
+        would cost more than writing the batch. _on_host() calls it for each batch. A tensor on the array and
+        all its views hold a reference to the array. Torch's own memory is not used: glibc before 2.38 cannot
+        put an aligned block into the space of a freed one."""
         for count, result in zip(_references(self._results), self._results, strict=True):
             if count == _OURS and result.shape == shape:
                 return result
@@ -196,7 +194,8 @@ def start_pool(workers: int, name: str) -> ThreadPoolExecutor:
         torch.set_num_threads(1)
         torch.get_num_threads()  # a thread takes torch's common number at its first look: now it is 1
         try:
-            begun.wait(60)  # so that no thread does the first task of another, which then would not start
+            # wait for the other threads: the pool starts a thread only if no earlier one is idle
+            begun.wait(60)
         except threading.BrokenBarrierError:
             if not refused.is_set():
                 raise

@@ -63,14 +63,15 @@ class Reader:
         with each task. An engine calls it in the thread of the training, some batches ahead; work() runs in
         the threads of the pool.
         """
-        # one request for the batch: a network has a price for each
-        fetched = self._fetchers.submit(self._store.read, ids) if self._fetchers else None
+        fetched = None
+        if self._fetchers:  # one request for the batch: each request over a network takes time
+            fetched = self._fetchers.submit(self._store.read, ids)
 
         def run(places: range) -> Any:
             """Do one task, in a thread of the pool. It waits for the samples if they are on their way."""
-            task = slice(places.start, places.stop)
-            samples = fetched.result()[task] if fetched else self._store.read(ids[task])
-            return work(places, samples)
+            if fetched:
+                return work(places, fetched.result()[places.start : places.stop])
+            return work(places, self._store.read(ids[places.start : places.stop]))
 
         places = range(len(ids))
         firsts = range(0, len(ids), self.per_task)
