@@ -293,10 +293,8 @@ class Checkpointer(Exact, Events):
 
     def stop_early(self, evaluations: int | None) -> bool:
         """Save and return True if the last `evaluations` were not better than the best before them; None:
-        never.
-
-        Call it after save_weights(). The answer is the same on every rank. The checkpoint holds the count.
-        """
+        never. Call it after save_weights(). The answer is the same on every rank. The checkpoint holds the
+        count."""
         if evaluations is None or self.scores.epochs_not_better < evaluations:
             return False
         # A restart has to know the count, or it would train on.
@@ -411,9 +409,7 @@ class Checkpointer(Exact, Events):
 
     def _compare_validation_sets(self) -> None:
         """Forget the scores of the checkpoint if they are those of another validation set, with a warning.
-
-        resume() calls it on every rank. Otherwise a score of other samples would decide about best.pth.
-        """
+        resume() calls it on every rank. Otherwise a score of other samples would decide about best.pth."""
         receipt = getattr(self._val_loader, "receipt", None)
         # Rank 0 decides: items that are not seeded give each rank a digest of its own, and ranks with other
         # counts would not stop early together.
@@ -446,10 +442,8 @@ class Checkpointer(Exact, Events):
             self.say(line)
 
     def _is_of_this_run(self, start: dict) -> bool:
-        """Return whether a start belongs to this run, which was killed before its first save.
-
-        If there are weights of an epoch after that save, they belong to a run whose checkpoints were deleted.
-        """
+        """Return whether a start belongs to this run, which was killed before its first save. If there are
+        weights of an epoch after that save, they belong to a run whose checkpoints were deleted."""
         folder = self.output.folder
         state = self.state
         # The start may be of another version: only the options that identify this run count.

@@ -222,11 +222,6 @@ class Mirror:
             pause = min(2 * pause, _LONGEST_PAUSE)
         self._release()
 
-    def _find_steps_on_node(self) -> set[int]:
-        """Return the steps of the checkpoints of this node."""
-        folder = os.path.join(self.folder, CHECKPOINTS)
-        return steps_of(f"{CHECKPOINTS}/{name}" for name in checkpoint_names(folder))
-
     def _release(self) -> None:
         """Release the lease at the end of the thread, or in the main thread if it was not started."""
         with contextlib.suppress(BadInput):  # the next job takes over a lease that does not change
@@ -320,7 +315,9 @@ class Mirror:
         faster than they could be uploaded: those of --keep_every, and the last `keep` when the job ends by
         itself."""
         at_url = steps_of(self._files.keys() - self._outdated)
-        on_node = sorted(step for step in self._find_steps_on_node() if step <= self._newest_step)
+        names = checkpoint_names(os.path.join(self.folder, CHECKPOINTS))
+        steps = steps_of(f"{CHECKPOINTS}/{name}" for name in names)
+        on_node = sorted(step for step in steps if step <= self._newest_step)
         wanted = self._find_kept(at_url | set(on_node))
         if self._ending.is_set() and not signals.asked():
             wanted |= set(on_node[-self.keep :])

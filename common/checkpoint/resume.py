@@ -19,10 +19,8 @@ from common.run.output import Output, list_results
 
 def claim(args: argparse.Namespace, output: Output) -> None:
     """Make rank 0 the only writer of the output, for a job that saves no checkpoints. Call it on every rank
-    before anything is written. If the output has a URL, the results are uploaded from now on.
-
-    Raises BadInput on every rank if another job writes to the output, or if the job would replace results.
-    """
+    before anything is written. If the output has a URL, the results are uploaded from now on. Raises BadInput
+    on every rank if another job writes to the output, or if the job would replace results."""
     error = None
     if ranks.is_first():  # the others wait below until it has opened the output
         settings = arguments.settings(args)

@@ -96,11 +96,9 @@ def file_of(args: argparse.Namespace, output: Output) -> str | None:
 
 def read(path: str) -> tuple[dict[str, torch.Tensor], str]:
     """Return (the tensors of a file of weights by name, on the CPU; which of its dictionaries they are, as
-    text, or "").
-
-    load() calls it on rank 0, and a server of predictions in its one process. From a checkpoint it returns
-    the averaged weights (--ema) if there are any. Nothing in the file is executed. Raises BadInput.
-    """
+    text, or ""). load() calls it on rank 0, and a server of predictions in its one process. From a checkpoint
+    it returns the averaged weights (--ema) if there are any. Nothing in the file is executed. Raises
+    BadInput."""
     content, taken = _choose_state(path, read_again(functools.partial(_read_content, path), path))
     tensors = _tensors(content)
     if not tensors:
@@ -152,11 +150,9 @@ def _read_content(path: str) -> Any:
 
 
 def _choose_state(path: str, content: Any) -> tuple[Any, str]:
-    """Return (the dictionary of a file that holds the weights; which one it is, as text, or "").
-
-    A checkpoint of this package has them in "objects", and other programs in a dictionary of any name, next
-    to those of the optimizer. Raises BadInput if several dictionaries may be the weights.
-    """
+    """Return (the dictionary of a file that holds the weights; which one it is, as text, or ""). A checkpoint
+    of this package has them in "objects", and other programs in a dictionary of any name, next to those of
+    the optimizer. Raises BadInput if several dictionaries may be the weights."""
     objects = content.get("objects")
     if isinstance(objects, dict):
         state = objects.get("ema") or objects.get("model")

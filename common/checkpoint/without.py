@@ -79,11 +79,9 @@ class Without:
 
     def identify(self, state: RunState, parent: Parent | None = None) -> None:
         """Set which samples a checkpoint must lack to be loaded: those of this run, or if the run begins at a
-        step of `parent`, those that the parent lacks.
-
-        Called on rank 0 before a checkpoint is chosen, and without a parent on every rank after it was
-        restored. Raises BadInput if the parent had one of the samples up to its step.
-        """
+        step of `parent`, those that the parent lacks. Called on rank 0 before a checkpoint is chosen, and
+        without a parent on every rank after it was restored. Raises BadInput if the parent had one of the
+        samples up to its step."""
         state.identity.pop(_REMOVED, None)
         expected = self.ids
         if parent:

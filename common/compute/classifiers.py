@@ -52,11 +52,9 @@ def on_meta(make: Callable[[], Any]) -> Any:
 
 
 def build(name: str, classes: int, image_size: int, kwargs: str = NO_KWARGS) -> nn.Module:
-    """Return the network of this name (networks.arch()) with torch's layers, untrained.
-
-    Input float [N, 3, image_size, image_size], output logits [N, classes]. kwargs: arguments of its class, an
-    inline table of TOML. Raises BadInput if it has no such argument, or cannot take images of that size.
-    """
+    """Return the network of this name (networks.arch()) with torch's layers, untrained. Input float [N, 3,
+    image_size, image_size], output logits [N, classes]. kwargs: arguments of its class, an inline table of
+    TOML. Raises BadInput if it has no such argument, or cannot take images of that size."""
     given = f"--arch {name}" + (f" --model_kwargs {kwargs}" if kwargs != NO_KWARGS else "")
     cannot = f"{given} cannot take images of --image_size {image_size}"
     build_network = _build_timm if name.startswith(TIMM) else _build_torchvision

@@ -82,10 +82,8 @@ class secret(str):
 
 
 def settings(args: argparse.Namespace) -> dict[str, str | int | float | bool | None]:
-    """Return the arguments that may be logged: plain values, without any that is a credential.
-
-    starts.jsonl has them, and each checkpoint as its `arguments`.
-    """
+    """Return the arguments that may be logged: plain values, without any that is a credential. starts.jsonl
+    has them, and each checkpoint as its `arguments`."""
     shown: dict[str, str | int | float | bool | None] = {}
     for name, value in vars(args).items():
         # a value of another class is left out: checkpoints and starts.jsonl have plain values only
@@ -107,10 +105,8 @@ def _is_credential(name: str, value: object) -> bool:
 
 def identity(args: Arguments) -> dict[str, Any]:
     """Return the options that identify a run, --name -> plain value, without credentials: those with the role
-    IDENTITY.
-
-    The Checkpointer writes them into each checkpoint, and refuses a checkpoint with other values.
-    """
+    IDENTITY. The Checkpointer writes them into each checkpoint, and refuses a checkpoint with other
+    values."""
     shown = settings(args)
     values: dict[str, Any] = {}
     for name, value in vars(args).items():

@@ -54,10 +54,7 @@ def entry(main: Callable[[], object]) -> Callable[[], None]:
 
 def run(main: Callable[[], object]) -> None:
     """Run a main(), and end the process as entry() says. A main() that returns ends it too, if it has joined
-    a process group.
-
-    Every process of a job calls it: through entry(), or after a fork of an elastic job.
-    """
+    a process group. Every process of a job calls it: through entry(), or after a fork of an elastic job."""
     global _written
     try:
         # until the training watches its signals: Ctrl-C while data are prepared raises KeyboardInterrupt
@@ -132,11 +129,9 @@ def _explain_missing_package(error: BaseException) -> str:
 
 
 def _report(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """Report an exception that ends the program. A package that is not installed is one line.
-
-    Python calls it as sys.excepthook, also for errors of the job's imports. If code of the job has put its
-    own function there, as torch.distributed does, that one may call this one.
-    """
+    """Report an exception that ends the program. A package that is not installed is one line. Python calls it
+    as sys.excepthook, also for errors of the job's imports. If code of the job has put its own function
+    there, as torch.distributed does, that one may call this one."""
     reason = _explain_missing_package(error.with_traceback(trace))
     if reason:
         error = BadInput(reason)

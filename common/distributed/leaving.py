@@ -28,10 +28,8 @@ _COMMUNICATION = re.compile(
 
 def leave_group(topology: Topology, error: BaseException | None) -> None:
     """Exit without the interpreter's teardown, which aborts if a gloo thread still runs; after a lost peer, a
-    library may hang in its destructor. BadInput and an interrupt have codes of their own: see entry().
-
-    Each rank calls it last, when its main() has ended. error: what has ended it; None after its last line.
-    """
+    library may hang in its destructor. BadInput and an interrupt have codes of their own: see entry(). Each
+    rank calls it last, when its main() has ended. error: what has ended it; None after its last line."""
     if error is None:
         _destroy_group()
         if multiprocessing.parent_process():  # torchrun --run-path waits until main() returns
@@ -65,10 +63,8 @@ def _first_line(error: BaseException) -> str:
 
 def end_alone(error: BaseException | None) -> None:
     """Destroy the group of a process that is alone. It then ends as any program: what follows main() runs,
-    for example the next cell of a notebook. After an error of the GPU the group may not end: then exit.
-
-    It is called last, when main() has ended. error: what has ended it; None after its last line.
-    """
+    for example the next cell of a notebook. After an error of the GPU the group may not end: then exit. It is
+    called last, when main() has ended. error: what has ended it; None after its last line."""
     if not torch.distributed.is_initialized() or _destroy_group():
         return
     if error is None:

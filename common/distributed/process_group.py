@@ -90,7 +90,7 @@ def choose_interface(topology: Topology, backend: str) -> None:
     is_used = topology.world_size > 1 if uses_gloo else topology.nodes > 1 and backend == "nccl"
     preset = os.environ.get(variable)
     if preset and (is_used or backend == "nccl"):
-        error = network.missing_interface(variable, preset)
+        error = network.explain_interfaces(variable, preset)
         if error:
             raise errors.BadInput(error)
     if not is_used or preset is not None:

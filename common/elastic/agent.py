@@ -198,11 +198,9 @@ class _Agent:
             roll.wait_for_ends()
 
     def _fork_missing(self) -> None:
-        """Fork what is missing: the processes of the node, and later its two spares.
-
-        Each round begins with it. It forks spares only when the members have begun, and no process has ended
-        on this node for _CALM seconds: a fork takes cores, and the members begin again after a loss.
-        """
+        """Fork what is missing: the processes of the node, and later its two spares. Each round begins with
+        it. It forks spares only when the members have begun, and no process has ended on this node for _CALM
+        seconds: a fork takes cores, and the members begin again after a loss."""
         now = time.monotonic()
         # no spare before the first generation: the cores load the data of the members
         if self._spare_at == math.inf and self._store.check([Plan.key(0)]):
@@ -336,9 +334,7 @@ class _Agent:
 
     def _beat(self) -> None:
         """Send the heartbeat of this node, if it is due. A process that SIGSTOP holds for too long is gone.
-
-        Each round calls it. Without a heartbeat the roll counts all processes of this node as gone.
-        """
+        Each round calls it. Without a heartbeat the roll counts all processes of this node as gone."""
         now = time.monotonic()
         if now < self._beat_at:
             return
@@ -355,10 +351,8 @@ class _Agent:
 
     def _hear(self) -> None:
         """Read what the roll, other agents and processes have announced, if anything is new; each round.
-
         "ticks" counts the announcements in the store: one request tells that nothing is new. It also kills
-        what still runs when _limit() has passed.
-        """
+        what still runs when _limit() has passed."""
         if time.monotonic() > self._ends_at:
             self._kill()
         ticks = self._store.add("ticks", 0)
@@ -373,11 +367,9 @@ class _Agent:
                 child.kill()
 
     def _end(self, code: int) -> None:
-        """Begin the end of the job on this node, once; later rounds wait for the children.
-
-        Members end by themselves: after code 0 without a limit, as rank 0 may still write; after an error
-        they get SIGTERM. Spares have nothing to save and get SIGKILL. _kill() is the end of what is left.
-        """
+        """Begin the end of the job on this node, once; later rounds wait for the children. Members end by
+        themselves: after code 0 without a limit, as rank 0 may still write; after an error they get SIGTERM.
+        Spares have nothing to save and get SIGKILL. _kill() is the end of what is left."""
         self._is_over = True
         self._code = code
         # no error: the job is done, or a signal stops it, and its members end by themselves

@@ -135,8 +135,8 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str], gpus: int = 0) -> 
     size = wish.world_size
     # mpirun ... --rank $OMPI_COMM_WORLD_RANK repeats the claim
     repeats = claim is not None and claim.place == (rank, size)
-    given = (rank is not None or size is not None) and not repeats
-    if not given:  # the user has not said how the processes belong together: the variables must
+    is_given_by_user = (rank is not None or size is not None) and not repeats
+    if not is_given_by_user:  # then the variables must say how the processes belong together
         platforms.refuse(env, claim)
         if claim is None:
             source = "modelarts-arguments" if address else "plain"
@@ -144,7 +144,7 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str], gpus: int = 0) -> 
     # --init_method comes first, then the platform, then MASTER_ADDR
     host, port = address or ((claim.host, claim.port) if claim else platforms.find_master(env, []))
     # the options name no rank, or repeat that of the platform
-    if claim and not given:
+    if claim and not is_given_by_user:
         rank = claim.node_rank
         size = claim.nodes
         said = claim.said
@@ -159,7 +159,7 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str], gpus: int = 0) -> 
             "(mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=PORT), or pass --init_method tcp://host:port"
         )
     if claim and claim.local_rank is not None:  # the platform has started every process itself
-        if given and claim.processes != 1:
+        if is_given_by_user and claim.processes != 1:
             raise BadInput(
                 f"{said} count nodes, but {claim.source} started {claim.processes} processes on each "
                 f"({claim.said}): leave these options out"
@@ -172,8 +172,12 @@ def promised_gpus(env: Mapping[str, str]) -> int | None:
     """Return the number of GPUs of this node in the platform's variables; None if it is not set or 0, which
     some platforms set on a node without GPUs. PET_NPROC_PER_NODE does not count: without GPUs, Kubeflow sets
     it to the number of CPUs."""
-    names = [name for profile in PROFILES.values() for name in profile.names("{gpus}", "{devices}")]
-    return next(filter(None, (count_in(env, name) for name in names)), None)
+    for profile in PROFILES.values():
+        for name in profile.names("{gpus}", "{devices}"):
+            count = count_in(env, name)
+            if count:
+                return count
+    return None
 
 
 def _from_launcher(args: argparse.Namespace, env: Mapping[str, str]) -> Topology:

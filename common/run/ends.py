@@ -50,13 +50,17 @@ def write(folder: str, step: int, code: int, reason: str, start: float | None = 
 def read(folder: str) -> dict[float, str]:
     """Return how the starts of a run ended, by the time of the start: DONE, KILLED, or "REASON at step N
     (exit code C)". Raises BadInput."""
-    words = {None: KILLED, 0: DONE}
-    return {
-        line["start"]: words.get(line.get("code"))
-        or f"{line.get('reason')} at step {line.get('step')} (exit code {line['code']})"
-        for line in read_lines(folder, FILE)
-        if type(line.get("start")) is float
-    }
+    texts: dict[float, str] = {}
+    for line in read_lines(folder, FILE):
+        code = line.get("code")
+        text = f"{line.get('reason')} at step {line.get('step')} (exit code {code})"
+        if code is None:
+            text = KILLED
+        elif code == 0:
+            text = DONE
+        if type(line.get("start")) is float:
+            texts[line["start"]] = text  # the last line of a start counts
+    return texts
 
 
 def describe_last(folder: str) -> str:

@@ -84,10 +84,8 @@ def job() -> str:
 
 
 def facts() -> dict[str, str | int]:
-    """Return versions, device and nodes of this process. CUDA is queried only if the job uses it.
-
-    Rank 0 calls it with the first report (starts.jsonl).
-    """
+    """Return versions, device and nodes of this process. CUDA is queried only if the job uses it. Rank 0
+    calls it with the first report (starts.jsonl)."""
     world_size = ranks.world_size()
     per_node = count_in(os.environ, "LOCAL_WORLD_SIZE") or 1  # set by a launcher of processes
     module = accelerator.in_use()

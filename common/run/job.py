@@ -76,11 +76,9 @@ class JobParser(Parser):
         return words
 
     def _let_pass(self, unknown: list[str], everything: bool) -> list[str]:
-        """Return the unknown options if all of them may be ignored, otherwise raise BadInput.
-
-        Options that platforms inject are always ignored. On a platform an unknown option is also ignored if
-        it resembles no option of the parser and no former one. everything: ignore all.
-        """
+        """Return the unknown options if all of them may be ignored, otherwise raise BadInput. Options that
+        platforms inject are always ignored. On a platform an unknown option is also ignored if it resembles
+        no option of the parser and no former one. everything: ignore all."""
         given = {plain(word.partition("=")[0]) for word in sys.argv[1:] if word.startswith("-")}
         on_platform = platforms.recognised(os.environ) or bool(given & INJECTED - {"local_rank"})
         # a platform may add options of its own: only what looks like a mistake of the user is refused
