@@ -176,12 +176,7 @@ class Fork:
         self._parent = parent
         self._begins = True
         _check_skipped(self._args.skip_steps, self._skipped, parent.step)
-        self.facts = {
-            "folder": parent.folder,
-            "run": parent.run,
-            "step": parent.step,
-            "state": parent.state,
-        }
+        self.facts = {"folder": parent.folder, "run": parent.run, "step": parent.step, "state": parent.state}
         if parent.unrecorded:
             self.facts["unknown"] = parent.unrecorded
         if self._without:

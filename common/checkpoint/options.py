@@ -30,10 +30,8 @@ _PARTIAL = ",partial"  # at the end of --weights: use the tensors that fit, if o
 
 
 class TrainingParser(JobParser):
-    """The parser of a job that trains: a JobParser with the options of a Run and a Checkpointer.
-
-    A job may define those of the group "run" itself.
-    """
+    """The parser of a job that trains: a JobParser with the options of a Run and a Checkpointer. A job may
+    define those of the group "run" itself."""
 
     def __init__(self, description: str | None):
         super().__init__(description)

@@ -351,9 +351,7 @@ def _bare(name: str, wrappers: tuple[str, ...]) -> str:
 
 
 def _is_head(
-    model: torch.nn.Module,
-    ours: dict[str, torch.Tensor],
-    different: dict[str, torch.Tensor],
+    model: torch.nn.Module, ours: dict[str, torch.Tensor], different: dict[str, torch.Tensor]
 ) -> bool:
     """Return whether tensors of other shapes differ in the number of classes only: it is the first dimension
     of all of them. An embedding is not a head: another vocabulary gives its tokens other numbers."""

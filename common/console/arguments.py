@@ -125,12 +125,7 @@ def without_operation(args: Arguments, values: dict[str, Any]) -> dict[str, Any]
 
 
 # An option whose value may be left out for true: parser.add_argument(name, **FLAG).
-FLAG: dict[str, Any] = {
-    "type": boolean,
-    "nargs": "?",
-    "const": True,
-    "default": False,
-}
+FLAG: dict[str, Any] = {"type": boolean, "nargs": "?", "const": True, "default": False}
 
 
 def seed(text: str) -> int:

@@ -197,11 +197,7 @@ def _retry(
         time.sleep(_POLL)
 
 
-def _claim(
-    store: torch.distributed.Store,
-    topology: Topology,
-    backend: str,
-) -> tuple[BadInput | None, int]:
+def _claim(store: torch.distributed.Store, topology: Topology, backend: str) -> tuple[BadInput | None, int]:
     """Write the layout and the rank to the store. Return the error if they contradict earlier values, and the
     world size: with an error, that of the larger layout, because all of its ranks may come to read it. Every
     rank calls it before the first barrier, to which it brings the error: then all end with it."""

@@ -128,12 +128,7 @@ class _Agent:
         self._number = self._store.add("agents", 1)
         roll = None
         if self._topology.node_rank == 0:
-            roll = Roll(
-                self._store,
-                self._topology.nodes,
-                self._topology.processes_per_node,
-                self._timeout,
-            )
+            roll = Roll(self._store, self._topology.nodes, self._topology.processes_per_node, self._timeout)
         # from here on a signal is for the children: they save, and this process waits for their ends
         signals.forget()
         for number in signals.SIGNALS:

@@ -129,10 +129,8 @@ def connect() -> torch.distributed.Store:
 
 
 class Members:
-    """This process among the members of the job. The main thread calls the public methods.
-
-    A thread ("members") follows the store: it sets `due`, and notices lost members and the end of the job.
-    """
+    """This process among the members of the job. The main thread calls the public methods. A thread
+    ("members") follows the store: it sets `due`, and notices lost members and the end of the job."""
 
     def __init__(self, name: str):
         self.name = name  # unique in the job

@@ -30,11 +30,9 @@ class _Finished(NamedTuple):
 
 
 class Memory(Processes):
-    """The processes of a job that may leave and come.
-
-    Each generation has a new object. bootfile/exact calls the methods on every rank, in the thread of the
-    loop, as the class Processes says. members: the Members of this process.
-    """
+    """The processes of a job that may leave and come. Each generation has a new object. bootfile/exact calls
+    the methods on every rank, in the thread of the loop, as the class Processes says. members: the Members of
+    this process."""
 
     may_change = True
 

@@ -57,11 +57,9 @@ def _ignore(_: int) -> None:
 
 
 class ObjectStore(contextlib.AbstractContextManager):
-    """The objects below one URL. The end of a `with` block closes the connections.
-
-    All methods may be called from several threads. threads: the number of threads that use it. `client`:
-    sends the requests. `location`: the parts of the URL. Raises BadInput; its methods raise StoreError.
-    """
+    """The objects below one URL. The end of a `with` block closes the connections. All methods may be called
+    from several threads. threads: the number of threads that use it. `client`: sends the requests.
+    `location`: the parts of the URL. Raises BadInput; its methods raise StoreError."""
 
     def __init__(self, url: str, threads: int = 16):
         self.threads = threads

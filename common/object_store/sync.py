@@ -64,9 +64,7 @@ def list_files(folder: str) -> Iterator[os.DirEntry]:
 
 
 def compare(
-    store: ObjectStore,
-    wanted: Iterable[Object],
-    is_equal: Callable[[Object], bool],
+    store: ObjectStore, wanted: Iterable[Object], is_equal: Callable[[Object], bool]
 ) -> tuple[list[Object], list[Object]]:
     """Return (the wanted objects that must be transferred, those that are equal on both sides).
 
@@ -132,9 +130,7 @@ def send(store: ObjectStore, folder: str, objects: Iterable[Object], progress: P
 
 
 def run(
-    store: ObjectStore,
-    tasks: Iterable[Callable[[], T]],
-    report: Callable[[], object] | None = None,
+    store: ObjectStore, tasks: Iterable[Callable[[], T]], report: Callable[[], object] | None = None
 ) -> list[T]:
     """Run the tasks in the threads of a store, and return [task() for task in tasks].
 

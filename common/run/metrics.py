@@ -212,9 +212,7 @@ class R2:
 
 class Perplexity:
     """The perplexity of a language model: the exponential of the mean cross entropy of a token, at least 1.
-
-    logits [n, T, tokens], targets int64 [n, T]; -100 is ignored.
-    """
+    logits [n, T, tokens], targets int64 [n, T]; -100 is ignored."""
 
     size = 2
 
@@ -273,10 +271,8 @@ class ConfusionMatrix:
 
 
 class F1:
-    """The F1 score for images with several labels, as scikit-learn's f1_score(average="macro").
-
-    A class is predicted if its logit is above 0. logits [n, classes], targets as for multi_hot().
-    """
+    """The F1 score for images with several labels, as scikit-learn's f1_score(average="macro"). A class is
+    predicted if its logit is above 0. logits [n, classes], targets as for multi_hot()."""
 
     def __init__(self, classes: int):
         self.classes = classes

@@ -155,10 +155,8 @@ class SyntheticIndex:
 
 
 class Synthetic(Engine):
-    """An engine for Loader: the plan's ids and labels, and always the same random images on the device.
-
-    Its batches have no boxes, so its receipt differs from that of real data.
-    """
+    """An engine for Loader: the plan's ids and labels, and always the same random images on the device. Its
+    batches have no boxes, so its receipt differs from that of real data."""
 
     def __init__(self, device: torch.device):
         self.device = device
