@@ -156,8 +156,9 @@ class _HelpFormatter(parser.HelpFormatter):
     metavars = MappingProxyType({**parser.HelpFormatter.metavars, seed: "N", interval: "N|Ns|Nepochs"})
 
     def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
-        is_folder = action.dest in _FOLDERS
-        return "FOLDER|URL" if is_folder else super()._get_default_metavar_for_optional(action)
+        if action.dest in _FOLDERS:
+            return "FOLDER|URL"
+        return super()._get_default_metavar_for_optional(action)
 
 
 def _role_of_new(role: str | None, role_of_group: str, options: Mapping[str, Any]) -> str:
@@ -239,7 +240,8 @@ class Parser(parser.Parser):
         parsed, unknown = super().parse_known_args(args, namespace)
         for action in self._actions:
             value: Any = getattr(parsed, action.dest, None)  # --config is not among them if it is not given
-            if is_url(value) or value == "" != action.default:  # most values are neither
+            is_emptied = value == "" and action.default != ""
+            if is_url(value) or is_emptied:
                 _check_place(action, value)
         return parsed, unknown
 

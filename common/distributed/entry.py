@@ -138,7 +138,7 @@ def _report(kind: type[BaseException], error: BaseException, trace: Any) -> None
     if isinstance(error, BadInput):
         say_error(str(error))
         leave(error.code)
-    with contextlib.suppress(Exception):  # only sys.stderr: who has replaced it may add a rank to each line
+    with contextlib.suppress(Exception):  # to sys.stderr, which another package may have replaced
         sys.stderr.write(format_traceback(error))
 
 
@@ -150,8 +150,8 @@ def _report_in_thread(arguments: Any) -> None:
 
 
 def _report_unseen() -> None:
-    """Report the exception that has ended the program if nothing of it has reached standard error: what took
-    the place of sys.excepthook or sys.stderr has kept it to itself. Python calls it at its end."""
+    """Report the exception that has ended the program if nothing has reached standard error: what replaced
+    sys.excepthook or sys.stderr has not printed it. Python calls this function at its end."""
     error = getattr(sys, "last_value", None)
     if error is not None and _written is not None and streams.count_errors() == _written:
         say_traceback(error)

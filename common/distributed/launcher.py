@@ -187,7 +187,8 @@ def _wait(
         # The kernel closes the sockets of a killed process before it ends, so others may end first.
         if code and not deadline:
             deadline = time.monotonic() + GRACE
-        if None not in codes or _suspicion(code) > 2 or (code and time.monotonic() > deadline):
+        is_too_late = code and time.monotonic() > deadline
+        if None not in codes or _suspicion(code) > 2 or is_too_late:
             break
         time.sleep(0.05)
     if not code:

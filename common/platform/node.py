@@ -31,7 +31,7 @@ import torch
 
 from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput, print_line
-from bootfile.ground.numbers import count_in
+from bootfile.ground.numbers import count_in, counted
 from bootfile.machine import control_groups
 from common.platform import network
 from common.platform.topology import Topology, is_distributed, promised_gpus
@@ -230,7 +230,8 @@ def _accelerators(args: argparse.Namespace, env: Mapping[str, str], topology: To
     gpus = accelerator.count()
     promised = promised_gpus(env)
     processes = topology.processes_per_node
-    facts = f"{_count(gpus, 'GPU', 'GPUs')}, {_count(processes, 'process', 'processes')} per node"
+    noun = "process" if processes == 1 else "processes"
+    facts = f"{counted(gpus, 'GPU')}, {processes} {noun} per node"
     if "CUDA_VISIBLE_DEVICES" in env:
         facts += f", CUDA_VISIBLE_DEVICES={env['CUDA_VISIBLE_DEVICES']!r}"
     errors = []
@@ -402,10 +403,6 @@ def _ascend(root: str = "/usr/local/Ascend") -> dict[str, str]:
             match = re.search(r"(?im)^version=(\S+)", path.read_text(encoding="utf-8", errors="replace"))
             versions[name] = match[1] if match else ""
     return versions
-
-
-def _count(number: int, one: str, more: str) -> str:
-    return f"{number} {one if number == 1 else more}"
 
 
 def _gb(count: float) -> str:

@@ -1,7 +1,5 @@
 """Find the rank of this process and the layout of the job from the launcher, the arguments or the platform.
-
-This module imports no torch.
-"""
+This module imports no torch."""
 
 import argparse
 import re
@@ -271,8 +269,9 @@ def _complete(rank: int | None, size: int | None, claim: Claim | None) -> tuple[
     # one of the two alone says nothing if there is no platform that has the other one
     is_one_node = not rank and size in (None, 1)
     if not claim and not is_one_node and None in (rank, size):
-        given, missing = ("--world_size", "--rank") if rank is None else ("--rank", "--world_size")
-        raise BadInput(f"{given} without {missing}: expected both")
+        if rank is None:
+            raise BadInput("--world_size without --rank: expected both")
+        raise BadInput("--rank without --world_size: expected both")
     # what is not given is that of the platform, or of one node
     node_rank, nodes = (claim.node_rank, claim.nodes) if claim else (0, 1)
     rank = node_rank if rank is None else rank
@@ -292,8 +291,9 @@ def is_distributed(args: argparse.Namespace) -> bool:
 
 def _processes(args: argparse.Namespace, claim: Claim | None) -> int:
     """Return the number of processes that a node starts."""
-    given = args.processes_per_node or (claim and claim.processes) if is_distributed(args) else 1
-    return given or 1
+    if not is_distributed(args):
+        return 1
+    return args.processes_per_node or (claim and claim.processes) or 1
 
 
 def _address(wish: _Wish) -> tuple[str, int] | None:

@@ -72,7 +72,9 @@ def describe_last(folder: str) -> str:
         return ""
     newest = [*ends][-1]  # not the greatest time: a clock may have been set back
     is_older = newest < known[-1].get("time", 0)  # version 0.47 has continued the run
-    return "" if is_older or ends[newest] == DONE else f"the end of the training before: {ends[newest]}"
+    if is_older or ends[newest] == DONE:
+        return ""
+    return f"the end of the training before: {ends[newest]}"
 
 
 def of_signal() -> tuple[int, str]:

@@ -1,7 +1,5 @@
 """The files of a run's reports: metrics.jsonl, confusion.json, TensorBoard events, and those of trackers.
-
-starts.jsonl is written by common/run/starts.py.
-"""
+starts.jsonl is written by common/run/starts.py."""
 
 import argparse
 import contextlib
