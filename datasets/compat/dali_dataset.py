@@ -47,10 +47,10 @@ class Loader:
     `classes`: 0, or their number: labels are then float one-hot vectors [n, classes].
     """
 
-    def __init__(self, plan: Plan, build: Callable[[Plan], loaders.Loader], kept: bool):
+    def __init__(self, plan: Plan, build: Callable[[Plan], loaders.Loader], stays_open: bool):
         self.plan = plan
         self._build = build
-        self._kept = kept  # whether the loader stays open after an epoch
+        self._stays_open = stays_open  # whether the loader stays open after an epoch
         self._loader: loaders.Loader | None = None  # None until it is needed
         self.receipt = Receipt()
         self._next = (1, 0)  # epoch and step of the next iteration
@@ -85,7 +85,7 @@ class Loader:
         self.epoch, self.step = self._next
         self._next = (self.epoch + 1, 0)
         # the training loader is open for all epochs: its plan is moved; the other one begins again
-        if self._kept:
+        if self._stays_open:
             self.plan.seek((self.epoch - 1) * len(self) + self.step)
         try:
             for batch in loader:
@@ -95,7 +95,7 @@ class Loader:
                     labels = one_hot(labels, self.classes).float()
                 yield images, labels
         finally:
-            if not self._kept:
+            if not self._stays_open:
                 self.close()
 
 
@@ -193,11 +193,11 @@ class Dataset:
 
             return build
 
-        self._train = Loader(self._train_plan(batch_size), make_build(self._train_index), kept=True)
+        self._train = Loader(self._train_plan(batch_size), make_build(self._train_index), stays_open=True)
         order = SequentialBatchSampler(len(self._val_index), val_batch_size, **self._place)
         crop = functools.partial(center_crop, share=size / val_size)
         val_plan = Plan(self._val_index, order, crop, size)
-        self._val = Loader(val_plan, make_build(self._val_index), kept=False)
+        self._val = Loader(val_plan, make_build(self._val_index), stays_open=False)
 
     def get_train_loader(self) -> Loader:
         return self._train

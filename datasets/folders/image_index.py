@@ -1,7 +1,5 @@
 """The stored index of a folder of images: memory-mapped arrays with one row per image, and their checksums.
-
-image_folder.py scans the files and writes it. A process that has its folder opens it without the images.
-"""
+image_folder.py scans the files and writes it. A process that has its folder opens it without the images."""
 
 import bisect
 import contextlib

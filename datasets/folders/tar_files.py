@@ -1,7 +1,5 @@
 """Find samples in tar files without unpacking them, and list images in them as those in folders are listed.
-
-The path of an image in a tar file is <tar>/<its first byte, 12 digits>/<its name>.
-"""
+The path of an image in a tar file is <tar>/<its first byte, 12 digits>/<its name>."""
 
 import contextlib
 import functools

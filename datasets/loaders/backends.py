@@ -1,7 +1,5 @@
-"""Select a backend by name or by its speed here, and build a loader or an engine.
-
-Every backend except synthetic delivers the same samples, labels and boxes.
-"""
+"""Select a backend by name or by its speed here, and build a loader or an engine. Every backend except
+synthetic delivers the same samples, labels and boxes."""
 
 import argparse
 import importlib.util

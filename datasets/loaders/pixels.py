@@ -1,7 +1,5 @@
-"""Change the pixels and labels of a batch by the parameters of datasets/sampling/effects.py.
-
-All arithmetic on pixels uses integers, so a sample gets the same pixels on every device and in every batch.
-"""
+"""Change the pixels and labels of a batch by the parameters of datasets/sampling/effects.py. All arithmetic
+on pixels uses integers, so a sample gets the same pixels on every device and in every batch."""
 
 from collections.abc import Callable
 from typing import NamedTuple

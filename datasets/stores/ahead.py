@@ -35,10 +35,10 @@ def work_ahead(
             begun.popleft()
             yield item, results
     finally:  # the caller has left, or a task has failed: its memory and files are free only without tasks
-        tasks = [task for _, tasks in begun for task in tasks]
-        for task in tasks:
+        unfinished = list(itertools.chain(*(tasks for _, tasks in begun)))
+        for task in unfinished:
             task.cancel()
-        concurrent.futures.wait(tasks)
+        concurrent.futures.wait(unfinished)
 
 
 class Reader:

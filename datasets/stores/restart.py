@@ -88,7 +88,9 @@ def read_header(content: bytes) -> Header | None:
                 return None
             mcu = 8, 8  # one component alone has this, whatever its factors
             if components == 3:
-                mcu = 8 * max(factor & 15 for factor in factors), 8 * max(factor >> 4 for factor in factors)
+                high = max(factor & 15 for factor in factors)
+                wide = max(factor >> 4 for factor in factors)
+                mcu = 8 * high, 8 * wide
         elif marker == _LENGTHS and position == 2 and content.startswith(_NAME, body):
             lengths_end = end
         elif marker == _RESTART_INTERVAL:

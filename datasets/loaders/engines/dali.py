@@ -8,6 +8,7 @@ import collections
 import concurrent.futures
 import importlib
 import importlib.util
+import itertools
 from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any
@@ -139,7 +140,7 @@ class Dali(Engine):
         DALI calls it in run(), up to _AHEAD batches before their output. Raises StopIteration at the end of
         the epoch."""
         batch, parts = next(self._inputs)
-        contents = [content for part in parts for content in part]
+        contents = list(itertools.chain(*parts))
         crops = batch.crops
         anchors = np.stack([crops.top, crops.left], axis=1)
         shapes = np.stack([crops.height, crops.width], axis=1)
