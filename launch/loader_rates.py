@@ -165,7 +165,9 @@ def _wait(rate: float, compute: float, device: torch.device) -> float:
 
 def _describe_wait(rate: float | None, compute: float, device: torch.device) -> str:
     """Return the share of _wait() in words; "-" if the rate of the loader is not known."""
-    return f"{_wait(rate, compute, device):.1%}" if rate else "-"
+    if not rate:
+        return "-"
+    return f"{_wait(rate, compute, device):.1%}"
 
 
 def log(line: str) -> None:

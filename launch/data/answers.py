@@ -1,7 +1,5 @@
-"""Answer the questions of `launch data` from the records of a run and its data.
-
-All of it runs in the one process of the command, after the run: a sample is read again, on the CPU.
-"""
+"""Answer the questions of `launch data` from the records of a run and its data. All of it runs in the one
+process of the command, after the run: a sample is read again, on the CPU."""
 
 import argparse
 import contextlib
@@ -14,6 +12,7 @@ import numpy as np
 
 from bootfile.console import outputs
 from bootfile.ground.errors import BadInput
+from bootfile.ground.numbers import counted
 from bootfile.receipt.recorded_run import Run
 from common.run import sample_losses
 from launch.data import samples, sheet
@@ -142,6 +141,5 @@ def _find_sample(run: Run, args: argparse.Namespace) -> list[str]:
         last -= 1
     # the ids were computed and not read: a step that the receipt has proves that they are those of the run
     run.ids(sampler, last)  # also if no step had the sample
-    times = "time" if count == 1 else "times"
-    title = f"sample {shown}: {count} {times} in the steps 1-{run.last}, equal to the receipt"
+    title = f"sample {shown}: {counted(count, 'time')} in the steps 1-{run.last}, equal to the receipt"
     return [title, *align(rows)]

@@ -1,7 +1,5 @@
-"""Read the samples of a step of a run again: ids, files, labels, crops and pixels.
-
-`launch data` calls it in one process. The ranks of the run are computed, and nothing of the run is changed.
-"""
+"""Read the samples of a step of a run again: ids, files, labels, crops and pixels. `launch data` calls it in
+one process. The ranks of the run are computed, and nothing of the run is changed."""
 
 import contextlib
 import dataclasses

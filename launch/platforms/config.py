@@ -49,7 +49,9 @@ def _check_url(url: str) -> str:
 
 
 def _check_place(place: str) -> str:
-    return place.rstrip("/") if place.startswith("/") else _check_url(place)  # a folder of a volume
+    if place.startswith("/"):  # a folder of a volume
+        return place.rstrip("/")
+    return _check_url(place)
 
 
 def _check_storage(storage: str) -> str:

@@ -1,7 +1,5 @@
-"""Draw the charts of a report with matplotlib, as SVG without script inside the page.
-
-The drawings contain CSS variables of the page instead of colours. One drawing serves a light and a dark page.
-"""
+"""Draw the charts of a report with matplotlib, as SVG without script inside the page. The drawings contain
+CSS variables of the page instead of colours. One drawing serves a light and a dark page."""
 
 import html
 import io

@@ -16,6 +16,7 @@ import time
 
 from bootfile.console import outputs
 from bootfile.ground.errors import BadInput
+from bootfile.ground.numbers import counted
 from common.console.arguments import Parser
 from launch.explain import format_time
 from launch.report import runs as report_runs
@@ -49,8 +50,7 @@ def main(arguments: list[str]) -> int:
     for run in runs:
         for note in run.notes:
             print(f"{run.path}: {note}")
-    noun = "run" if len(runs) == 1 else "runs"
-    print(f"{args.to}: {len(runs)} {noun}, {len(content) / 1e3:.0f} kB")
+    print(f"{args.to}: {counted(len(runs), 'run')}, {len(content) / 1e3:.0f} kB")
     return 0
 
 

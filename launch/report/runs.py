@@ -1,7 +1,5 @@
 """Read a run from its output folder: metrics.jsonl and starts.jsonl. A job may still write to it meanwhile.
-
-Unreadable lines are skipped and noted. A folder with neither metrics.jsonl nor starts.jsonl is an error.
-"""
+Unreadable lines are skipped and noted. A folder with neither metrics.jsonl nor starts.jsonl is an error."""
 
 import math
 import operator
@@ -251,9 +249,10 @@ def _read_times(run: Run, lines: list[dict[str, float]]) -> None:
         epoch = line.get("epoch", math.nan)
         seconds = [line.get("data_time", math.nan), line.get("compute_time", math.nan), 0.0]  # as in SPLIT
         if "val_loss" in line:  # the evaluation began at the previous line, or at a start after it
-            began = [start.time for start in run.starts if start.time <= time]
-            began += [before for _, before in times[-1:]]
-            seconds = [0.0, 0.0, time - max(began, default=math.nan)]
+            begins = [start.time for start in run.starts if start.time <= time]
+            if times:
+                begins.append(times[-1][1])
+            seconds = [0.0, 0.0, time - max(begins, default=math.nan)]
         if math.isfinite(epoch):
             known = run.ends.setdefault(int(epoch), {})
             known |= {name: value for name, value in line.items() if name in run.figures}

@@ -1,7 +1,5 @@
-"""Make the tables of a report: final figures, starts, epochs, differences, receipts.
-
-cli.render_page() calls these functions, and the templates of the page show their rows.
-"""
+"""Make the tables of a report: final figures, starts, epochs, differences, receipts. cli.render_page() calls
+these functions, and the templates of the page show their rows."""
 
 import contextlib
 import datetime
@@ -275,7 +273,9 @@ def make_epoch_table(run: Run) -> tuple[list[str], list[list[str]]]:
     numbers = sorted(run.ends.keys() | run.split.keys())
     numbers = numbers[:: max(1, math.ceil(len(numbers) / _MOST_ROWS))]
     # in the order in which epochs have them first
-    names = dict.fromkeys(name for number in numbers for name in run.ends.get(number, {}))
+    names: dict[str, None] = {}
+    for number in numbers:
+        names |= dict.fromkeys(run.ends.get(number, {}))
     rows = []
     for number in numbers:
         ends = run.ends.get(number, {})

@@ -40,12 +40,10 @@ class Commands:
         self._hosts = [f"127.0.{node // 254}.{node % 254 + 1}" for node in range(args.nodes)]
         self._port = _free_port()
         # that of this process, without what a platform or Bootfile has set in it
-        self._environment = {
-            name: value
-            for name, value in os.environ.items()
-            if not VARIABLES.fullmatch(name) and not name.startswith("BOOTFILE_")
-        }
-        self._environment["PYTHONUNBUFFERED"] = "1"
+        self._environment = {"PYTHONUNBUFFERED": "1"}
+        for name, value in os.environ.items():
+            if not VARIABLES.fullmatch(name) and not name.startswith("BOOTFILE_"):
+                self._environment.setdefault(name, value)
         if not self._gpus:  # all nodes share the cores of this machine
             threads = max(1, available_cores() // (args.nodes * args.processes))
             self._environment.setdefault("OMP_NUM_THREADS", str(threads))
