@@ -23,12 +23,10 @@ DEFAULT_FOLDER = os.path.join(HOME, "input_dir")
 
 
 def local_folder(data_url: str | None) -> str:
-    """Return data_url as a local folder. None: the repository's input_dir/, which need not exist yet.
-
-    Objects below an s3:// or obs:// URL are copied to the node's scratch disk (datasets/staging.py). Every
-    process of the job waits until all nodes have them. Raises BadInput if that fails, for another URL and for
-    a missing folder.
-    """
+    """Return data_url as a local folder. None: the repository's input_dir/, which need not exist yet. Objects
+    below an s3:// or obs:// URL are copied to the node's scratch disk (datasets/staging.py). Every process of
+    the job waits until all nodes have them. Raises BadInput if that fails, for another URL and for a missing
+    folder."""
     if data_url is None:
         return DEFAULT_FOLDER
     if is_url(data_url):
@@ -110,11 +108,9 @@ class _HttpsOnly(urllib.request.HTTPRedirectHandler):
 
 
 def download(url: str, path: str, md5: str) -> None:
-    """Download an https URL to `path`. The file appears only when it is complete and has the md5.
-
-    Of several processes one downloads and the others wait. Raises BadInput with the reason, for example if
-    the server sends nothing for 20 s, and leaves no files then.
-    """
+    """Download an https URL to `path`. The file appears only when it is complete and has the md5. Of several
+    processes one downloads and the others wait. Raises BadInput with the reason, for example if the server
+    sends nothing for 20 s, and leaves no files then."""
     if not url.startswith("https://"):
         raise BadInput(f"{url} is not an https URL")
     folder = os.path.dirname(path)

@@ -1,7 +1,5 @@
-"""Run the `__init__` of Hugging Face's package in the namespace of `datasets`.
-
-A module, for Python's lock: other threads wait for it. If it fails, the next import runs it again.
-"""
+"""Run the `__init__` of Hugging Face's package in the namespace of `datasets`. A module, for Python's lock:
+other threads wait for it. If it fails, the next import runs it again."""
 
 import importlib.machinery
 import os

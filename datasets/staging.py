@@ -37,27 +37,24 @@ _locks = contextlib.ExitStack()  # shared locks of the copies, held until this p
 
 @functools.cache
 def stage(url: str) -> str:
-    """Return the folder that holds all objects below the URL as files.
-
-    Returns on every process of the job at the same time, however long one node takes. Raises BadInput on
-    every process if one fails. The files' modification times are computed from the objects, so an index of
-    one copy is valid for another. Every rank calls it, through local_folder(); the one with local rank 0
-    downloads for its node.
-    """
+    """Return the folder that holds all objects below the URL as files. Returns on every process of the job at
+    the same time, however long one node takes. Raises BadInput on every process if one fails. The files'
+    modification times are computed from the objects, so an index of one copy is valid for another. Every rank
+    calls it, through local_folder(); the one with local rank 0 downloads for its node."""
     place = scratch_folder("staged", url)
-    trouble = None  # raised on every process at the next barrier
+    failure = None  # raised on every process at the next barrier
     folder = os.path.join(place, "data")
     try:
         if os.environ.get("LOCAL_RANK", "0") == "0":
             _complete(url, place)
     except BadInput as error:
-        trouble = error
+        failure = error
     except OSError as error:
-        trouble = BadInput(f"cannot stage {url}: {error.strerror or error} ({error.filename})")
-    barrier.wait_for_all(f"staging {url}", f"to stage {url}", trouble)
+        failure = BadInput(f"cannot stage {url}: {error.strerror or error} ({error.filename})")
+    barrier.wait_for_all(f"staging {url}", f"to stage {url}", failure)
     if not os.path.isdir(folder):
-        trouble = BadInput(f"{folder} is missing: all processes of a node need the same {SCRATCH}")
-    barrier.wait_for_all(f"reading {url}", f"to find the copy of {url}", trouble)
+        failure = BadInput(f"{folder} is missing: all processes of a node need the same {SCRATCH}")
+    barrier.wait_for_all(f"reading {url}", f"to find the copy of {url}", failure)
     return folder
 
 
@@ -69,7 +66,7 @@ def _complete(url: str, place: str) -> None:
     data = os.path.join(place, "data")
     lock = os.path.join(place, ".lock")
     heartbeat = Heartbeat()
-    begin = None  # of the waiting for another job
+    waiting_since = None  # time.monotonic() when the wait for another job began
 
     def beat(text: str) -> None:
         """Tell the processes that wait at the barrier, and the log, that the work continues."""
@@ -88,8 +85,8 @@ def _complete(url: str, place: str) -> None:
                 if not any(_compare(data, objects, beat)):
                     _locks.push(stack.pop_all())
                     return
-                begin = begin or time.monotonic()
-                if time.monotonic() - begin > _IN_USE:
+                waiting_since = waiting_since or time.monotonic()
+                if time.monotonic() - waiting_since > _IN_USE:
                     raise BadInput(
                         f"{url} has changed, and another job on this node reads the previous copy for "
                         f"{_IN_USE:.0f} s: wait until it has ended, or set {SCRATCH} to another folder"
@@ -181,11 +178,9 @@ class _Lines(sync.Progress):
 
 
 def _compare(data: str, objects: list[Object], beat: _Beat) -> tuple[list[Object], list[str]]:
-    """Return (objects without a complete file in the folder, paths in it that are not in the store).
-
-    A file is complete if it has the size and the time of its object. No request is sent for it, so this
-    thread compares all of them. _complete() and _update() call it before the files are read or changed.
-    """
+    """Return (objects without a complete file in the folder, paths in it that are not in the store). A file
+    is complete if it has the size and the time of its object. No request is sent for it, so this thread
+    compares all of them. _complete() and _update() call it before the files are read or changed."""
     missing = []
     for entry in objects:
         state = None
@@ -196,9 +191,12 @@ def _compare(data: str, objects: list[Object], beat: _Beat) -> tuple[list[Object
             missing.append(entry)
         beat(f"comparing {len(objects)} files with {data}")
     keys = {entry.key for entry in objects}
-    # a process that was killed may have renamed the folder
-    paths = [file.path for file in sync.list_files(data)] if os.path.isdir(data) else []
-    return missing, [path for path in paths if os.path.relpath(path, data) not in keys]
+    others = []
+    if os.path.isdir(data):  # a process that was killed may have renamed it
+        for file in sync.list_files(data):
+            if os.path.relpath(file.path, data) not in keys:
+                others.append(file.path)
+    return missing, others
 
 
 def _time_of(entry: Object) -> int:

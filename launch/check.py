@@ -30,10 +30,8 @@ _GRACE = 5.0  # seconds from a signal to the end of the processes
 
 
 def main(arguments: list[str]) -> int:
-    """Print the findings and return the exit code. Raises BadInput.
-
-    `python -m launch check` calls it. With --nodes, each process that this one starts calls it again.
-    """
+    """Print the findings and return the exit code. Raises BadInput. `python -m launch check` calls it. With
+    --nodes, each process that this one starts calls it again."""
     parser = Parser(__doc__, "python -m launch check")
     options.add_arguments(parser)
     add = parser.add_argument
@@ -68,9 +66,7 @@ def main(arguments: list[str]) -> int:
 
 def _measure(args: argparse.Namespace, topology: Topology) -> int:
     """Connect all processes of the job, print the speed of an all_reduce on rank 0, and return the exit code.
-
-    Each process calls it. One that has to start the others of its node only starts them and waits.
-    """
+    Each process calls it. One that has to start the others of its node only starts them and waits."""
     import torch
 
     from common.distributed import devices, launcher, process_group

@@ -31,10 +31,7 @@ def align(rows: Iterable[Sequence[str]]) -> list[str]:
 
 def ask(question: str, yes: bool) -> bool:
     """Return whether the user answers yes; an empty answer counts as no. If `yes` is set, return True without
-    asking.
-
-    Raises BadInput if there is no terminal.
-    """
+    asking. Raises BadInput if there is no terminal."""
     if yes:
         return True
     if not sys.stdin.isatty():

@@ -101,24 +101,26 @@ def _measure(
 ) -> tuple[float, float | None]:
     """Return images/s warm and cold. Without files, cold is None."""
     reads = backend != "synthetic"
-    # the pages of these files go, so that the first round reads them from the disk
     if reads:
-        _drop(store, head)
+        _drop_from_page_cache(store, head)
     with backends.build(backend, store, head, device, args.workers or backends.cores()) as loader:
         cold = None
-        if reads:  # each file once: the rounds after it come from the page cache
+        if reads:  # each file once, from the disk: later reads come from the page cache
             cold = backends.rate(itertools.islice(loader, backends.HEAD), math.inf)
         return backends.rate(loader, args.seconds), cold
 
 
-def _drop(store: FileStore, head: backends.Head) -> None:
+def _drop_from_page_cache(store: FileStore, head: backends.Head) -> None:
     """Drop the files of these batches from the page cache, before the round that reads them cold."""
     if isinstance(store, pack.PackStore):
         store.close()
         paths = [entry.path for entry in os.scandir(store.path)]
     else:
-        images = {store.index.path(id) for batch in head.batches for id in batch.ids}
-        paths = [(tar_files.split_path(path) or (path,))[0] for path in images]
+        paths = []
+        for id in {id for batch in head.batches for id in batch.ids}:
+            path = store.index.path(id)
+            member = tar_files.split_path(path)
+            paths.append(member[0] if member else path)  # the tar file of an image in one
     for path in paths:
         handle = os.open(path, os.O_RDONLY)
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -163,7 +165,9 @@ def _wait(rate: float, compute: float, device: torch.device) -> float:
 
 def _describe_wait(rate: float | None, compute: float, device: torch.device) -> str:
     """Return the share of _wait() in words; "-" if the rate of the loader is not known."""
-    return f"{_wait(rate, compute, device):.1%}" if rate else "-"
+    if not rate:
+        return "-"
+    return f"{_wait(rate, compute, device):.1%}"
 
 
 def log(line: str) -> None:

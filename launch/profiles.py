@@ -49,16 +49,12 @@ class Start(NamedTuple):
 
 def make_rank_table(host_names: list[str], processes: int) -> str:
     """Return the text of RANK_TABLE_FILE, in version 1.0 of CANN's form, without the NPUs' addresses."""
-    servers = [
-        {
-            "server_id": host,
-            "device": [
-                {"device_id": str(local_rank), "rank_id": str(node * processes + local_rank)}
-                for local_rank in range(processes)
-            ],
-        }
-        for node, host in enumerate(host_names)
-    ]
+    servers = []
+    for node, host in enumerate(host_names):
+        devices = []
+        for local_rank in range(processes):
+            devices.append({"device_id": str(local_rank), "rank_id": str(node * processes + local_rank)})
+        servers.append({"server_id": host, "device": devices})
     return json.dumps({"status": "completed", "version": "1.0", "server_list": servers})
 
 
@@ -100,17 +96,19 @@ def make_starts(
         "tasks_per_node": f"{processes}(x{nodes})" if nodes > 1 else processes,
     }  # fmt: skip
     profile = PROFILES[name]
-    arguments = profile.arguments + (profile.between_nodes if nodes > 1 else ())
+    words = profile.arguments
+    if nodes > 1:
+        words += profile.between_nodes
     starts = []
     # one Start for each process that the platform itself starts
     for local_rank in range(processes if profile.each_rank else 1):
         values |= {"local_rank": local_rank, "rank": node * processes + local_rank}
-        texts = {name: meaning.format(**values) for name, meaning in profile.variables.items()}
-        starts.append(
-            Start(
-                [word.format(**values) for word in profile.prefix],
-                [word.format(**values) for word in arguments],
-                {name: text for name, text in texts.items() if text},
-            )
-        )
+        prefix = [word.format(**values) for word in profile.prefix]
+        arguments = [word.format(**values) for word in words]
+        environment = {}
+        for variable, meaning in profile.variables.items():
+            text = meaning.format(**values)
+            if text:
+                environment[variable] = text
+        starts.append(Start(prefix, arguments, environment))
     return starts

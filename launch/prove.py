@@ -1,7 +1,5 @@
-"""Prove that a job continues exactly after a restart, as `bootfile prove` does (bootfile/prove/cli.py).
-
-The modules of the proof are those that `pack` would upload with the job.
-"""
+"""Prove that a job continues exactly after a restart, as `bootfile prove` does (bootfile/prove/cli.py). The
+modules of the proof are those that `pack` would upload with the job."""
 
 import os
 

@@ -80,9 +80,7 @@ class Finding(NamedTuple):
 
 def scan(path: str, source: str | bytes) -> list[Finding]:
     """Return the findings in the file `source`, or in these bytes, stored as `path`: one a line at most.
-
-    `pack` calls it for each file before it writes any. A binary file has none. Raises BadInput.
-    """
+    `pack` calls it for each file before it writes any. A binary file has none. Raises BadInput."""
     name = os.path.basename(path).lower()
     if _CREDENTIAL_FILE.fullmatch(name):
         return [Finding(0, "a file that holds credentials, by its name")]
@@ -104,11 +102,14 @@ def scan(path: str, source: str | bytes) -> list[Finding]:
                 kinds.setdefault(text.count("\n", 0, match.start(group)) + 1, kind)
     is_program = _PROGRAM.fullmatch(name) is not None
     for number, line in enumerate(text.split("\n"), 1):
-        # a setting needs one of them: half of all lines have none
-        if (":" in line or "=" in line) and (not is_program or "'" in line or '"' in line):
-            kind = _find_setting(line, is_program)
-            if kind:
-                kinds.setdefault(number, kind)
+        # skip lines that cannot have a setting, which are half of all
+        if ":" not in line and "=" not in line:
+            continue
+        if is_program and "'" not in line and '"' not in line:
+            continue
+        kind = _find_setting(line, is_program)
+        if kind:
+            kinds.setdefault(number, kind)
     return [Finding(line, kinds[line]) for line in sorted(kinds)]
 
 
@@ -130,10 +131,8 @@ def _find_setting(line: str, is_program: bool) -> str:
 
 
 def describe(path: str, findings: list[Finding]) -> str:
-    """Return the findings of a file as one line, "path:2 (a password), line 5 (a private key)".
-
-    A kind has its first line, and the number of further ones.
-    """
+    """Return the findings of a file as one line, "path:2 (a password), line 5 (a private key)". A kind has
+    its first line, and the number of further ones."""
     lines_of: dict[str, list[int]] = {}  # kind -> its lines
     for finding in findings:
         lines_of.setdefault(finding.kind, []).append(finding.line)
@@ -141,9 +140,10 @@ def describe(path: str, findings: list[Finding]) -> str:
     for kind, lines in lines_of.items():
         more = f", and in {len(lines) - 1} more" if len(lines) > 1 else ""
         parts.append(f"line {lines[0]} ({kind}{more})")
-    # as compilers write it; no line for a file that is refused by its name
-    first = parts[0].removeprefix("line 0 ").replace("line ", ":", 1)
-    return ", ".join([f"{path}{'' if first.startswith(':') else ' '}{first}", *parts[1:]])
+    text = ", ".join(parts)
+    if text.startswith("line 0 "):  # a file that is refused by its name
+        return f"{path} {text.removeprefix('line 0 ')}"
+    return f"{path}:{text.removeprefix('line ')}"  # as compilers write it
 
 
 def looks_secret(name: str, value: str) -> bool:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:  # most jobs have none of these
 
 
 def _find_processes(topology: Topology) -> Processes:
-    """Return the processes of a job: of an elastic one they come and leave."""
+    """Return the processes of a job. Those of an elastic job come and leave while it runs."""
     if topology.members is None:
         return Processes()
     from common.elastic.memory import Memory  # most jobs are not elastic
@@ -293,10 +293,8 @@ class Checkpointer(Exact, Events):
 
     def stop_early(self, evaluations: int | None) -> bool:
         """Save and return True if the last `evaluations` were not better than the best before them; None:
-        never.
-
-        Call it after save_weights(). The answer is the same on every rank. The checkpoint holds the count.
-        """
+        never. Call it after save_weights(). The answer is the same on every rank. The checkpoint holds the
+        count."""
         if evaluations is None or self.scores.epochs_not_better < evaluations:
             return False
         # A restart has to know the count, or it would train on.
@@ -331,7 +329,7 @@ class Checkpointer(Exact, Events):
             self._mirror = resume.take_output(
                 self.args, self.output, self._is_of_this_run, self.args.keep, self._is_later
             )
-            self._wanted = resume.wanted(self.args, self.output, self._is_later)
+            self._wanted = resume.find_source(self.args, self.output, self._is_later)
             if self._other_run:
                 self._wanted = self._other_run.choose(self._wanted, self.state)
             if self._mirror:
@@ -410,24 +408,21 @@ class Checkpointer(Exact, Events):
         return self.total_steps or 0
 
     def _compare_validation_sets(self) -> None:
-        """Say it if the scores of the checkpoint are those of another validation set, and begin them again.
-
-        resume() calls it on every rank. Without it best.pth would need a score that was measured on other
-        samples.
-        """
+        """Forget the scores of the checkpoint if they are those of another validation set, with a warning.
+        resume() calls it on every rank. Otherwise a score of other samples would decide about best.pth."""
         receipt = getattr(self._val_loader, "receipt", None)
         # Rank 0 decides: items that are not seeded give each rank a digest of its own, and ranks with other
         # counts would not stop early together.
-        parts = [str(getattr(receipt, "fingerprint", "")), *getattr(receipt, "further", {}).values()]
-        now = ranks.broadcast_object("+".join(parts))
-        before = self.scores.begin(now)
-        if before:
-            part = slice(12)
-            if now[part] == before[part]:  # only what follows is another one: a list of labels, for example
-                part = slice(-12, None)
+        digests = [str(getattr(receipt, "fingerprint", "")), *getattr(receipt, "further", {}).values()]
+        digest = ranks.broadcast_object("+".join(digests))
+        digest_before = self.scores.begin(digest)
+        if digest_before:
+            shown = slice(12)
+            if digest[shown] == digest_before[shown]:  # only the last one differs: that of a list of labels
+                shown = slice(-12, None)
             self.say(
                 "warning: the validation set is another one than in the evaluations before (digest "
-                f"{now[part]}, it was {before[part]}): their scores do not count any more, and "
+                f"{digest[shown]}, it was {digest_before[shown]}): their scores do not count any more, and "
                 "the next evaluation writes best.pth; keep a copy of best.pth if you need the one before"
             )
 
@@ -447,19 +442,22 @@ class Checkpointer(Exact, Events):
             self.say(line)
 
     def _is_of_this_run(self, start: dict) -> bool:
-        """Return whether a start belongs to this run, which was killed before its first save.
-
-        If there are weights of an epoch after that save, they belong to a run whose checkpoints were deleted.
-        """
+        """Return whether a start belongs to this run, which was killed before its first save. If there are
+        weights of an epoch after that save, they belong to a run whose checkpoints were deleted."""
         folder = self.output.folder
         state = self.state
         # The start may be of another version: only the options that identify this run count.
         identity = {name: start["settings"].get(name[2:]) for name in state.identity}
         identity["training data"] = start.get("training data")
-        # state.jsonl has a line for each save; without any, the weights are those of an unknown run
         lines = read_states(folder)
-        unknown = math.inf if any("saved" in line for line in lines.values()) else 0
-        first_save = min((step for step, line in lines.items() if line.get("saved")), default=unknown)
+        saves = [step for step, line in lines.items() if line.get("saved")]
+        first_save: float
+        if saves:
+            first_save = min(saves)
+        elif any("saved" in line for line in lines.values()):
+            first_save = math.inf  # it was killed before it saved
+        else:
+            first_save = 0  # without such lines, the weights are those of an unknown run
         is_before = max(output.epochs(folder), default=-1) * len(self.loader) < first_save
         # A start has no digests of the lists of the data.
         names = state.identity.keys() - state.further.keys()

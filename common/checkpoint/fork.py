@@ -59,30 +59,33 @@ def inherit(args: argparse.Namespace) -> dict[str, Any]:
             f"--from {args.from_run}: expected a folder; download it: python -m launch fetch {args.from_run} "
             "--to FOLDER"
         )
-    is_here = bool(args.output_dir) and not is_url(args.output_dir)
-    begun = read_starts(args.output_dir) if is_here else []
+    new_starts = []
+    if args.output_dir and not is_url(args.output_dir):
+        new_starts = read_starts(args.output_dir)
     settings: dict[str, Any]
     source = args.from_run
     # a restart: the new run has begun, and its first start has the options
-    if begun and begun[0].get("parent"):
-        settings = dict(begun[0]["settings"])
+    if new_starts and new_starts[0].get("parent"):
+        settings = dict(new_starts[0]["settings"])
         source = args.output_dir
         if checkpoints(source):  # the newest one has the threads, which may have changed since
             settings["threads"] = None
     else:
-        # without --at_step it is that of the last start
-        step = sys.maxsize if args.at_step is None else max(1, args.at_step)
+        step = sys.maxsize  # without --at_step: the options of the last start
+        if args.at_step is not None:
+            step = max(1, args.at_step)
         start = start_of(read_starts_of_job(args.from_run), step)
         # without a state at or before the step, nothing else names the threads of the run
-        given = start["settings"].get("threads")
-        settings = {**start["settings"], "threads": start["environment"].get(THREADS, given)}
+        settings = dict(start["settings"])
+        settings["threads"] = start["environment"].get(THREADS, settings.get("threads"))
         # backends round pixels differently: the steps are computed with the one that was used
         if settings.get("data_backend") == "auto" and start.get("data backend"):
             settings["data_backend"] = start["data backend"]
-    # not inherited: options of one start, such as its folder, and values with a secret part, shown as ***
-    defaults = {
-        name: value for name, value in settings.items() if name not in _OF_A_START and "***" not in str(value)
-    }
+    defaults = {}
+    for name, value in settings.items():
+        is_secret = "***" in str(value)  # a part of it was not recorded
+        if name not in _OF_A_START and not is_secret:
+            defaults[name] = value
     if settings.get("without"):  # the file may be gone: the run has kept its content
         defaults["without"] = os.path.join(os.path.realpath(source), REMOVED)
     if settings.get("weights") and settings.get("partial_weights"):
@@ -92,12 +95,11 @@ def inherit(args: argparse.Namespace) -> dict[str, Any]:
 
 def check(args: argparse.Namespace) -> dict[str, Any]:
     """Return --skip_steps in one form. Raises BadInput for options that contradict each other."""
-    given = vars(args)
     if not args.from_run:
         name = "--at_step" if args.at_step is not None else "--skip_steps"
         raise BadInput(f"{name} needs --from RUN, the folder of the run from which this one begins")
     for name in ("evaluate", "prof", "elastic"):
-        if given.get(name):
+        if vars(args).get(name):
             raise BadInput(f"--from: expected a training without --{name}")
     if args.resume:
         raise BadInput(f"--from --resume {args.resume}: leave out --resume: a restart continues by itself")
@@ -105,15 +107,18 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
     folder = args.output_dir or ""
     if os.path.realpath(folder) == os.path.realpath(args.from_run):
         raise BadInput(f"--output_dir {folder} is the run of --from: expected a new folder")
-    steps = ranges.parse("--skip_steps", args.skip_steps) if args.skip_steps else []
+    if not args.skip_steps:
+        return {"skip_steps": None}
+    steps = ranges.parse("--skip_steps", args.skip_steps)
     _check_skipped(args.skip_steps, steps, args.at_step or 0)
-    return {"skip_steps": ranges.describe(steps) if steps else None}
+    return {"skip_steps": ranges.describe(steps)}
 
 
-def _check_skipped(given: str | None, steps: Collection[int], step: int) -> None:
+def _check_skipped(text: str | None, steps: Collection[int], step: int) -> None:
+    """Raise BadInput if one of the skipped steps is not after the step at which the new run begins."""
     if steps and min(steps) <= step:
         raise BadInput(
-            f"--skip_steps {given}: the new run begins after step {step}: expected later steps, or a smaller "
+            f"--skip_steps {text}: the new run begins after step {step}: expected later steps, or a smaller "
             "--at_step"
         )
 
@@ -143,11 +148,11 @@ class Fork:
     def choose(self, wanted: str, state: RunState) -> str:
         """Return what the run continues from: "auto" for its own checkpoints, the path of one of the old
         run, or "never" to begin with step 1. Called on rank 0, which holds the folder. Raises BadInput."""
-        known = read_starts(self._folder)
+        starts = read_starts(self._folder)
         names = checkpoints(self._folder)
         # a restart: the folder must hold this new run, not another one
-        if known or names:
-            self.facts = self._find_facts(known)
+        if starts or names:
+            self.facts = self._find_facts(starts)
         if not names:
             return self._begin(state)
         # it has a checkpoint of its own, perhaps of a step before K: it is compared with the old run up to K
@@ -164,39 +169,34 @@ class Fork:
         step = self._args.at_step
         if step is None:
             step = self.facts.get("step")
-        # a start that only computes the steps between, for a new run, takes the state that this has chosen
-        latest = int(os.environ[compute.ONLY]) if compute.ONLY in os.environ else None
-        # no checkpoint yet: the new run begins here, again if an earlier start has saved none
+        latest = None
+        if compute.ONLY in os.environ:  # this start only computes steps, from a state that another one chose
+            latest = int(os.environ[compute.ONLY])
         parent = Parent(self._args.from_run, step, latest)
         self._parent = parent
         self._begins = True
         _check_skipped(self._args.skip_steps, self._skipped, parent.step)
-        self.facts = {
-            "folder": parent.folder,
-            "run": parent.run,
-            "step": parent.step,
-            "state": parent.state,
-        }
+        self.facts = {"folder": parent.folder, "run": parent.run, "step": parent.step, "state": parent.state}
         if parent.unrecorded:
             self.facts["unknown"] = parent.unrecorded
         if self._without:
             self._without.identify(state, parent)
         before = parent.settings.get("skip_steps")
-        if before:  # the state of the old run has it
+        if before:  # the checkpoint of the old run has this entry, too
             state.identity[_SKIPPED] = before
         path = parent.path
         line = f"begins at step {parent.step} of {parent.folder}"
         if parent.state == parent.step:
             self._say(line)
             return path or "never"
-        again = f"steps {parent.state + 1}-{parent.step}"
+        steps_between = f"steps {parent.state + 1}-{parent.step}"
         changed = self._find_changed(parent)
         if changed:
-            self._say(f"{line}: {again} are computed first with its {changed}, and compared")
+            self._say(f"{line}: {steps_between} are computed first with its {changed}, and compared")
             path = self._compute(parent, changed)
-            self._parent = None
+            self._parent = None  # they are compared already
         else:
-            self._say(f"{line}: {again} are computed again, and compared")
+            self._say(f"{line}: {steps_between} are computed again, and compared")
         return path or "never"
 
     def settle(self, parts: Parts, forked: Forked, step: int) -> None:
@@ -234,9 +234,9 @@ class Fork:
         parent = self._parent
         difference = parent.check(self._folder, step, line)
         if difference:
-            found = "; ".join(parent.find_changes(self._describe_start()))
-            if found:
-                difference += f"{NOT_THE_SAME}{found}"
+            changes = "; ".join(parent.find_changes(self._describe_start()))
+            if changes:
+                difference += f"{NOT_THE_SAME}{changes}"
         elif step == parent.step:
             samples, states = parent.compared
             steps = f"steps {parent.state + 1}-{step}"
@@ -255,27 +255,33 @@ class Fork:
     def _describe_start(self) -> dict[str, Any]:
         """Return what this start computes with; see Parent.find_changes()."""
         parts = self._parts
-        given = arguments.settings(self._args)
-        settings = arguments.without_operation(self._args, given)
-        settings |= {name: given[name] for name in _COMPUTE_OTHERWISE if name in given}
+        all_settings = arguments.settings(self._args)
+        settings = arguments.without_operation(self._args, all_settings)
+        for name in _COMPUTE_OTHERWISE:
+            if name in all_settings:
+                settings[name] = all_settings[name]
+        for name in _OF_A_START & settings.keys():
+            del settings[name]
         return {
             "modules": parts.state.code,
             "code": git.find_commit(sys.argv[0]),
             "training data": parts.loader.receipt.fingerprint,
             "data backend": getattr(parts.loader, "backend", ""),
-            "settings": {name: value for name, value in settings.items() if name not in _OF_A_START},
+            "settings": settings,
             "environment": environment.facts(),
         }
 
-    def _find_facts(self, known: list[dict[str, Any]]) -> dict[str, Any]:
+    def _find_facts(self, starts: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the facts of the run in the folder. Raises BadInput if it did not begin as this one."""
-        facts: dict[str, Any] = (known[0].get("parent") if known else None) or {}
-        step = self._args.at_step
-        is_same = bool(facts) and step in (None, facts["step"])
+        facts: dict[str, Any] = {}
+        began = "step 1"
+        if starts and starts[0].get("parent"):
+            facts = starts[0]["parent"]
+            began = f"step {facts['step']} of {facts['folder']}"
+        is_same = bool(facts) and self._args.at_step in (None, facts["step"])
         if is_same and facts["folder"] != os.path.realpath(self._args.from_run):  # it may have been moved
             is_same = bool(facts["run"]) and Parent(self._args.from_run, facts["step"]).run == facts["run"]
         if not is_same:
-            began = f"step {facts['step']} of {facts['folder']}" if facts else "step 1"
             raise BadInput(
                 f"{self._folder} holds a run that began at {began}, not at the step of --from and --at_step: "
                 "use another --output_dir"
@@ -283,14 +289,14 @@ class Fork:
         return facts
 
     def _find_changed(self, parent: Parent) -> str:
-        """Return the names of what the steps between need and this start does not have; "" if it has all."""
+        """Return the options and processes of the old run that this start has changed, in words; "" without
+        one. The steps between need those of the old run."""
         settings = arguments.settings(self._args)
-        known = parent.settings
-        names = [
-            f"--{name} {known[name]}"
-            for name, value in arguments.without_operation(self._args, settings).items()
-            if known.get(name, value) != value
-        ]
+        names = []
+        for name, value in arguments.without_operation(self._args, settings).items():
+            old_value = parent.settings.get(name, value)
+            if old_value != value:
+                names.append(f"--{name} {old_value}")
         # exact shards give the same bits on any number of processes
         is_exact = settings.get("exact_shards") is not None
         if ranks.world_size() != parent.world_size and not is_exact:
@@ -307,17 +313,16 @@ class Fork:
                 f"step {parent.state}, or at another step whose checkpoint is there"
             )
         # what may change at a restart is that of this start, such as paths and the number of workers
-        options = [
-            f"--{name}={value}"
-            for name, value in arguments.settings(self._args).items()
-            if self._args.roles.get(name) == OPERATION
-            and name not in _OF_A_START
-            and value not in (None, parent.settings.get(name))
-        ]
+        options = []
+        for name, value in arguments.settings(self._args).items():
+            if self._args.roles.get(name) != OPERATION or name in _OF_A_START:
+                continue
+            if value not in (None, parent.settings.get(name)):
+                options.append(f"--{name}={value}")
         for name, value in arguments.identity(self._args).items():
-            known = parent.settings.get(name.removeprefix("--"), value)
-            if known != value:
-                raise BadInput(f"{name} {value}: that of {parent.folder} is {known}, and cannot change")
+            old_value = parent.settings.get(name.removeprefix("--"), value)
+            if old_value != value:
+                raise BadInput(f"{name} {value}: that of {parent.folder} is {old_value}, and cannot change")
         folder = os.path.join(self._folder, _COMPUTED)
         path = compute.compute(parent, folder, os.path.abspath(sys.argv[0]), parent.world_size, options)
         # the new run continues the receipt of the steps between

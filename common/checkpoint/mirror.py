@@ -68,7 +68,9 @@ class UrlLease(Lease):
             holder = json.loads(content)
         if not isinstance(holder, dict) or not holder:
             holder = {"id": None}  # a damaged record is that of an unknown job
-        return ({}, etag) if holder.get(_RELEASED) else (holder, etag)
+        if holder.get(_RELEASED):
+            holder = {}
+        return holder, etag
 
     def replace(self, version: str | None) -> str | None:
         return self.store.replace(KEY, json.dumps(self.own | {"time": time.time()}).encode(), version)
@@ -86,15 +88,18 @@ class UrlLease(Lease):
     def _check_store(self) -> None:
         """Print a warning if the store cannot refuse the write of a second job: If-None-Match must fail. The
         constructor calls it when this job has the lease, so there is a record."""
-        # there is a record of this job: a store with conditions must refuse another first one
-        etag = self.replace(None) if self.version else None
-        if etag is not None or not self.version:
-            reason = "ignores conditional writes" if etag else "returns no ETag"
-            self.version = etag or self.version
-            print_line(
-                f"warning: the store of {self.place} {reason}: two jobs that start there at the same moment "
-                "cannot be kept apart; start only one"
-            )
+        reason = "returns no ETag"
+        if self.version:
+            etag = self.replace(None)
+            if etag is None:  # refused, because there is a record
+                return
+            if etag:
+                reason = "ignores conditional writes"
+                self.version = etag
+        print_line(
+            f"warning: the store of {self.place} {reason}: two jobs that start there at the same moment "
+            "cannot be kept apart; start only one"
+        )
 
 
 class Mirror:
@@ -110,12 +115,12 @@ class Mirror:
         self.url = str(output.url)
         self.keep = keep
         self.error = ""  # why the last upload failed
-        self._may_pass = False  # whether the cause of the error may pass
+        self._is_temporary = False  # whether the cause of `error` may pass by itself
         self.store = ObjectStore(self.url, threads=4)
         self._sent: dict[str, tuple] = {}  # path -> the file's state when it was sent
-        self._every = 0  # distance of the old checkpoints that stay, in steps
-        self._resumed = 0  # step of the checkpoint of start()
-        self._step = 0  # step of the newest checkpoint of this run
+        self._every = 0  # distance in steps of the old checkpoints that stay at the URL; 0: none stay
+        self._start_step = 0  # step that this start continues from
+        self._newest_step = 0  # step of the newest checkpoint of this run
         self._wake = threading.Event()  # the thread looks for changes now
         self._ending = threading.Event()  # the thread uploads once more and ends
         self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
@@ -139,10 +144,10 @@ class Mirror:
         self._files, self._etag = restoring.read_list(self.store)  # the complete files at the URL; the list's
         self._listed: dict[str, File] | None = self._files.copy()  # None: unknown, a write may have failed
         stored = {entry.key for entry in self.store.list(CHECKPOINTS)}
-        # files that the next checkpoint replaces, here those of uploads that did not end
-        self._doomed = {path for path in stored - self._files.keys() if restoring.step_of(path) is not None}
+        # Files of checkpoints that are deleted when the next one is stored. These are of unfinished uploads.
+        self._outdated = {path for path in stored - self._files.keys() if restoring.step_of(path) is not None}
         if resume == "auto" and self._files:
-            self._doomed |= restoring.restore(self.store, self.folder, self._files)
+            self._outdated |= restoring.restore(self.store, self.folder, self._files)
             # a job that was killed while it replaced best.pth has removed it from the list
             best = self.store.head("best.pth")
             if best and best.sha256:
@@ -157,16 +162,16 @@ class Mirror:
         """Upload from now on. step: the step that training continues from, or 0. every: the distance of the
         old checkpoints that stay, in steps (bootfile/exact/ladder.py); 0: none."""
         self._every = every
-        self._resumed = step
-        self._step = step
-        # those of another run, or of steps that this run repeats
-        self._doomed |= {path for path in self._files if (restoring.step_of(path) or 0) > step}
+        self._start_step = step
+        self._newest_step = step
+        # checkpoints of another run, or of steps that this run repeats
+        self._outdated |= {path for path in self._files if (restoring.step_of(path) or 0) > step}
         self._thread.start()
 
     def saved(self, step: int) -> None:
         """Upload now: the run has saved the checkpoint of this step and deleted old ones. It waits for
         nothing: the thread uploads while the training continues."""
-        self._step = step
+        self._newest_step = step
         self._wake.set()
 
     def finish(self, seconds: float = math.inf) -> str:
@@ -212,15 +217,10 @@ class Mirror:
         deadline = time.monotonic() + _PATIENCE
         pause = 1.0
         # a cause that may pass is tried until the deadline, another one once more
-        while self._try() and time.monotonic() + pause < deadline and (self._may_pass or pause == 1):
+        while self._try() and time.monotonic() + pause < deadline and (self._is_temporary or pause == 1):
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         self._release()
-
-    def _steps_here(self) -> set[int]:
-        """Return the steps of the checkpoints of this node."""
-        folder = os.path.join(self.folder, CHECKPOINTS)
-        return steps_of(f"{CHECKPOINTS}/{name}" for name in checkpoint_names(folder))
 
     def _release(self) -> None:
         """Release the lease at the end of the thread, or in the main thread if it was not started."""
@@ -231,55 +231,62 @@ class Mirror:
         """Upload the newest checkpoint and all other files, in the thread. Return the error, or ""."""
         before = self.error
         try:
-            self._upload(self._step)
+            self._upload(self._newest_step)
             self.error = ""
         except Exception as error:  # no error of an upload may stop the training
             reason = str(error) if isinstance(error, BadInput) else describe(error, self.folder)
             self.error = f"not uploaded to {self.url}: {reason}"
-            self._may_pass = isinstance(error, StoreError) and error.later
+            self._is_temporary = isinstance(error, StoreError) and error.later
             if self.error != before and not self._ending.is_set():
                 print_line(f"warning: {self.error}; the training continues, and the next save retries")
         return self.error
 
     def _upload(self, step: int) -> None:
         """Upload the checkpoint of a step and all other files, as far as they have changed: first the weights
-        and what a restart needs, then the rest. _try() calls it, in the thread. Raises BadInput, StoreError
-        and OSError; the list at the URL is right then, too."""
+        and what a restart needs, then the rest. Then delete the checkpoints that this one replaces. _try()
+        calls it, in the thread. Raises BadInput, StoreError and OSError; also then the list at the URL is
+        right."""
         self.lease.check()
         # The checkpoint was chosen first, so the weights and the history reach at least to its step.
-        files_of_checkpoint = self._find_whole(step)
+        checkpoint_files = self._find_whole(step)
         entries = os.scandir(self.folder)
-        plain = sorted(entry.name for entry in entries if entry.is_file() and entry.name[0] != ".")
-        first = [*filter(WEIGHTS.fullmatch, plain), *HISTORY, *files_of_checkpoint]
-        others = [name for name in plain if name not in first]
-        for old in self._find_missing():  # after the checkpoint that a restart needs
-            others += self._find_whole(old)
+        plain_files = sorted(entry.name for entry in entries if entry.is_file() and entry.name[0] != ".")
+        needed = [*filter(WEIGHTS.fullmatch, plain_files), *HISTORY, *checkpoint_files]
+        others = [name for name in plain_files if name not in needed]
+        for older_step in self._find_missing():
+            others += self._find_whole(older_step)
         try:
-            snapshots = {name: self._snapshot(name) for name in (*first, *others)}
+            snapshots = {name: self._snapshot(name) for name in (*needed, *others)}
             self._write_list()  # without the files that are overwritten
-            # it is written after each of the two: what a restart needs counts before the rest has arrived
-            for names in (first, others):
-                for name in names:
-                    file = snapshots[name]
-                    if file is None:
-                        continue
-                    self.lease.check()
-                    path = os.path.join(self.folder, SNAPSHOTS, name)
-                    self.store.send(path, name, sha256=file.sha256)
-                    self._files[name] = file
-                is_stored = bool(files_of_checkpoint) and set(files_of_checkpoint) <= self._files.keys()
-                replaces = self._step > self._resumed and is_stored
-                if replaces:
+            # the list is written after each part: a restart can use the first one before the rest has arrived
+            for names in (needed, others):
+                self._send(names, snapshots)
+                is_stored = bool(checkpoint_files) and self._files.keys() >= set(checkpoint_files)
+                # the checkpoint that this start has loaded replaces no other one
+                is_replaced = is_stored and self._newest_step > self._start_step
+                if is_replaced:
                     self._retire(step)
                 self._write_list()
         finally:
             shutil.rmtree(os.path.join(self.folder, SNAPSHOTS), ignore_errors=True)
-        # until a checkpoint of this run is stored, those that the list names stay
-        gone = self._doomed if replaces else self._doomed - self._files.keys()
-        if gone and not self._keeps_all:
+        deleted = set(self._outdated)
+        if not is_replaced:  # a restart may need those that the list still names
+            deleted -= self._files.keys()
+        if deleted and not self._keeps_all:
             self.lease.check()
-            self._delete(sorted(gone))
-        self._doomed = self._doomed - gone
+            self._delete(sorted(deleted))
+        self._outdated = self._outdated - deleted
+
+    def _send(self, names: list[str], snapshots: dict[str, File | None]) -> None:
+        """Send the snapshots of some files to the URL. A file without a snapshot is there already."""
+        for name in names:
+            file = snapshots[name]
+            if file is None:
+                continue
+            self.lease.check()
+            path = os.path.join(self.folder, SNAPSHOTS, name)
+            self.store.send(path, name, sha256=file.sha256)
+            self._files[name] = file
 
     def _delete(self, names: list[str]) -> None:
         """Delete the files of checkpoints that the list does not name any more, in the thread. If the store
@@ -304,14 +311,17 @@ class Mirror:
         return ladder.find_kept(steps, self._every, lambda step: True)  # verified before they were sent
 
     def _find_missing(self) -> list[int]:
-        """Return the steps of older checkpoints of this node that have to be at the URL, and that came faster
-        than the uploads: those of --keep_every, and the last `keep` when the job ends by itself."""
-        listed = steps_of(self._files.keys() - self._doomed)
-        here = sorted(step for step in self._steps_here() if step <= self._step)
-        stay = self._find_kept(listed | set(here))
+        """Return the steps of older checkpoints that this node has and the URL lacks, because they were saved
+        faster than they could be uploaded: those of --keep_every, and the last `keep` when the job ends by
+        itself."""
+        at_url = steps_of(self._files.keys() - self._outdated)
+        names = checkpoint_names(os.path.join(self.folder, CHECKPOINTS))
+        steps = steps_of(f"{CHECKPOINTS}/{name}" for name in names)
+        on_node = sorted(step for step in steps if step <= self._newest_step)
+        wanted = self._find_kept(at_url | set(on_node))
         if self._ending.is_set() and not signals.asked():
-            stay |= set(here[-self.keep :])
-        return sorted(stay - listed - {self._step})
+            wanted |= set(on_node[-self.keep :])
+        return sorted(wanted - at_url - {self._newest_step})
 
     def _find_whole(self, step: int) -> list[str]:
         """Return the files of the checkpoint of a step, its folder first; [] if this node does not have it,
@@ -319,9 +329,10 @@ class Mirror:
         name, checksum = names_of(step)
         path = os.path.join(self.folder, name)
         with contextlib.suppress(checkpoint.Refused, OSError):
-            # one that was sent was verified before
-            is_sent = name in self._files and self._sent.get(name) == state_of(path)
-            facts = checkpoint.facts_of(path) if is_sent else checkpoint.verify(path)
+            if name in self._files and self._sent.get(name) == state_of(path):
+                facts = checkpoint.facts_of(path)  # verified before it was sent
+            else:
+                facts = checkpoint.verify(path)
             shards = [os.path.join(dtensor_folder(name), shard) for shard in facts.get("shards", ())]
             return [*shards, name, checksum]
         return []
@@ -349,10 +360,13 @@ class Mirror:
     def _retire(self, step: int) -> None:
         """Remove from the list the files that the checkpoint of `step` replaces. _upload() calls it when this
         checkpoint is whole at the URL, and deletes the files when the list is written without them."""
-        steps = steps_of(self._files.keys() - self._doomed)
-        self._doomed |= restoring.of_steps(self._files, sorted(steps | {step})[: -self.keep])
-        self._doomed -= restoring.of_steps(self._doomed, {step} | self._find_kept(steps))
-        for path in self._doomed:
+        at_url = steps_of(self._files.keys() - self._outdated)
+        replaced = sorted(at_url | {step})[: -self.keep]
+        self._outdated |= restoring.of_steps(self._files, replaced)
+        # another run may have left a checkpoint of the same step
+        kept = self._find_kept(at_url) | {step}
+        self._outdated -= restoring.of_steps(self._outdated, kept)
+        for path in self._outdated:
             self._files.pop(path, None)
 
     def _write_list(self) -> None:
@@ -365,9 +379,9 @@ class Mirror:
         if files == self._listed:
             return
         self.lease.check()
-        self._listed = None
+        self._listed = None  # until it is known that the write has succeeded
         text = output_list.text(files, max(steps_of(files), default=None))
-        for _ in range(2):
+        for _attempt in range(2):
             etag = self.store.replace(output_list.NAME, text, self._etag)
             if etag is not None:
                 self._etag = etag

@@ -30,10 +30,8 @@ _PARTIAL = ",partial"  # at the end of --weights: use the tensors that fit, if o
 
 
 class TrainingParser(JobParser):
-    """The parser of a job that trains: a JobParser with the options of a Run and a Checkpointer.
-
-    A job may define those of the group "run" itself.
-    """
+    """The parser of a job that trains: a JobParser with the options of a Run and a Checkpointer. A job may
+    define those of the group "run" itself."""
 
     def __init__(self, description: str | None):
         super().__init__(description)
@@ -43,9 +41,9 @@ class TrainingParser(JobParser):
         options = self.by_name()
         if "batch_size" in options:  # the job's own, which also takes N/gpu
             action = self._option_string_actions[options["batch_size"]]
-            # of an option without a type, argparse has one in its registry
-            of_all = self._registry_get("type", action.type, action.type)
-            action.type = functools.partial(_batch_size, of_all)
+            # for an option without a type, argparse has one in its registry
+            parse_number = self._registry_get("type", action.type, action.type)
+            action.type = functools.partial(_batch_size, parse_number)
             action.metavar = action.metavar or "N|N/gpu"
             # first: the other checks read --batch_size as a number
             self.checks.insert(0, _count_batch)
@@ -86,11 +84,11 @@ def _threads(text: str) -> int:
     return count
 
 
-def _batch_size(of_all: Callable[[str], Any], text: str) -> Any:
+def _batch_size(parse_number: Callable[[str], Any], text: str) -> Any:
     """Parse N with the job's own type, or N/gpu, which stays a text until _count_batch()."""
     count, slash, unit = text.partition("/")
     if not slash:
-        return of_all(text)
+        return parse_number(text)
     if unit != "gpu":
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a number of samples (128), or of each GPU (32/gpu)"
@@ -100,7 +98,8 @@ def _batch_size(of_all: Callable[[str], Any], text: str) -> Any:
 
 
 def _count_batch(args: argparse.Namespace) -> dict[str, int | None]:
-    """Return the samples of a step over all processes, and those of each one if --batch_size gives them."""
+    """Return --batch_size as the number of samples of a step over all processes. If it is N/gpu, also return
+    N as batch_size_per_gpu, which is else None."""
     count, slash, _ = str(args.batch_size).partition("/")
     if not slash:
         return {"batch_size_per_gpu": None}
@@ -225,13 +224,16 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
 
         without.check(args)
     # A restart is the same command. Without --output_dir each start has a new folder: nothing to resume.
-    wanted = args.resume or ("auto" if args.output_dir else "never")
-    has_path = wanted not in ("auto", "never")
-    if args.evaluate and has_path == bool(args.weights):
+    resume = args.resume
+    if not resume:
+        resume = "auto" if args.output_dir else "never"
+    is_path = resume not in ("auto", "never")
+    has_one_source = is_path != bool(args.weights)
+    if args.evaluate and not has_one_source:
         raise BadInput("--evaluate needs one of --weights FILE and --resume PATH: the weights to evaluate")
-    if wanted == "auto" and not args.output_dir:
+    if resume == "auto" and not args.output_dir:
         raise BadInput(
             "--resume auto without --output_dir: name the folder of the run to continue, for example "
             f"--output_dir {os.path.join(output.PARENT, output.LATEST)}"
         )
-    return {"resume": wanted, **changes}
+    return {"resume": resume, **changes}

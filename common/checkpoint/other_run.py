@@ -10,8 +10,8 @@ from common.run.run import Run
 
 
 class OtherRun:
-    """The fork and the samples that are left out, of which one may be missing. The Checkpointer has one on
-    each rank of such a job.
+    """The Fork of --from, the Without of --without, or both. The Checkpointer has one on each rank of such a
+    job.
 
     objects: those of the job. write_sums: writes what --recheck has kept of the steps so far.
     `plugin`: does what the two want. Raises BadInput.
@@ -25,9 +25,9 @@ class OtherRun:
             from common.checkpoint.without import Without
 
             forward = objects.get("forward")
-            self._without = Without(
-                run.args.without, loader, objects["model"] if forward is None else forward
-            )
+            if forward is None:
+                forward = objects["model"]
+            self._without = Without(run.args.without, loader, forward)
         if run.args.from_run:
             from common.checkpoint.fork import Fork
 
@@ -37,7 +37,7 @@ class OtherRun:
     def _check(self, step: int, line: dict[str, Any]) -> str:
         """Return the first difference from the old run up to a step; see Forked."""
         if self._write_sums:
-            self._write_sums()  # they are compared, too
+            self._write_sums()  # the check reads them
         difference: str = self._fork.check(step, line)
         return difference
 

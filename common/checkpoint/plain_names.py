@@ -15,11 +15,12 @@ def plain_names(model: torch.nn.Module, state: dict[str, Any]) -> dict[str, Any]
 
     def plain(name: str) -> str:
         parts = name.split(".")
-        # "module" is left out only below a parallel wrapper: a part of the user's may have this name
-        return ".".join(
-            part
-            for place, part in enumerate(parts)
-            if part not in WRAPPERS and not isinstance(modules.get(".".join(parts[:place])), parallel)
-        )
+        kept = []
+        for place, part in enumerate(parts):
+            # "module" is left out only below a parallel wrapper: a part of the user's may have this name
+            is_in_parallel = isinstance(modules.get(".".join(parts[:place])), parallel)
+            if part not in WRAPPERS and not is_in_parallel:
+                kept.append(part)
+        return ".".join(kept)
 
     return {plain(name): value for name, value in state.items()}

@@ -15,8 +15,10 @@ DEFAULT = "DEFAULT"
 
 def is_name(arch: str | None, text: str | None) -> bool:
     """Return whether --weights is a name of published weights (DEFAULT, IMAGENET1K_V1, a tag of timm)."""
-    is_word = text is not None and re.fullmatch(r"[A-Za-z]\w*", text) is not None
-    return arch is not None and is_word and not os.path.exists(str(text))
+    if arch is None or text is None:
+        return False
+    is_word = re.fullmatch(r"[A-Za-z]\w*", text) is not None
+    return is_word and not os.path.exists(text)
 
 
 def check(arch: str, name: str) -> None:

@@ -15,7 +15,7 @@ from common.checkpoint.output_list import File
 from common.object_store import sync
 from common.object_store.store import MISSING, Object, ObjectStore, StoreError
 
-# the job truncates all but starts.jsonl and ends.jsonl
+# a job that continues truncates all of them but starts.jsonl and ends.jsonl
 HISTORY = ("metrics.jsonl", "receipt.bin", "state.jsonl", "shards.jsonl", "starts.jsonl", "ends.jsonl")
 _STEP = re.compile(rf"{CHECKPOINTS}/step_(0|[1-9][0-9]{{0,18}})\.(pt|pt\.json|shards/[^/]+)")
 # reasons of a StoreError that concern one object, and not the connection to the store
@@ -82,16 +82,15 @@ def restore(store: ObjectStore, folder: str, files: dict[str, File]) -> set[str]
         try:
             facts = _read_facts(store, step, files)
             is_same_run = bool(ours) and ours.get("run") == facts.get("run")
-            if ours != facts and not (is_same_run and ours.get("step", 0) >= step):
-                _download(store, folder, step, facts, files)
-                # only now, when the new one is whole: until here the others could still be used
-                if not is_same_run:
-                    path = os.path.join(folder, names_of(step)[0])
-                    for other in set(checkpoint.list_newest_first(os.path.dirname(path))) - {path}:
-                        checkpoint.discard(other)
+            is_recent = is_same_run and ours.get("step", 0) >= step
+            if is_recent or ours == facts:
+                return refused
+            _download(store, folder, step, facts, files)
+            if not is_same_run:
+                _discard_others(os.path.join(folder, names_of(step)[0]))
             return refused
         except (checkpoint.Refused, StoreError) as error:
-            # the store cannot be reached: that is not a reason to continue from an older checkpoint
+            # a store that cannot be reached is not a reason to continue from an older checkpoint
             if isinstance(error, StoreError) and error.reason not in _OF_THE_OBJECT:
                 raise
             refused |= of_steps(files, {step})
@@ -118,17 +117,26 @@ def _read_facts(store: ObjectStore, step: int, files: dict[str, File]) -> dict:
     content = store.read(checksum)
     facts = checkpoint.parse_facts(content, os.path.basename(checksum))
     listed = files.get(name)
-    # a checkpoint that a version before 0.45 wrote has its sha256
-    same = listed and File(facts["size"], facts.get("sha256", listed.sha256)) == listed
+    is_same_file = False
+    if listed and facts.get("step") == step:
+        # facts of a version before 0.45 have the sha256 of the checkpoint; those of later ones do not
+        is_same_file = listed == File(facts["size"], facts.get("sha256", listed.sha256))
     is_listed = files.get(checksum) == File(len(content), hashlib.sha256(content).hexdigest())
-    if facts.get("step") != step or not same or not is_listed:
+    if not is_same_file or not is_listed:
         raise checkpoint.Refused(f"its checksum {os.path.basename(checksum)} belongs to another file")
     return facts
 
 
+def _discard_others(path: str) -> None:
+    """Delete the checkpoints of another run that are next to this one, which was downloaded whole."""
+    for other in checkpoint.list_newest_first(os.path.dirname(path)):
+        if other != path:
+            checkpoint.discard(other)
+
+
 def _download(store: ObjectStore, folder: str, step: int, facts: dict, files: dict[str, File]) -> None:
-    """Download a checkpoint and the history. The checksum is written last: a start that is killed before
-    downloads them again."""
+    """Download a checkpoint and the history. The checksum is written last: if this start is killed before,
+    the next one downloads them again."""
     name, _ = names_of(step)
     wanted = [Object(name, facts["size"], sha256=files[name].sha256)]
     for shard, (size, sha256) in facts.get("shards", {}).items():

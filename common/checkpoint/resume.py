@@ -19,10 +19,8 @@ from common.run.output import Output, list_results
 
 def claim(args: argparse.Namespace, output: Output) -> None:
     """Make rank 0 the only writer of the output, for a job that saves no checkpoints. Call it on every rank
-    before anything is written. If the output has a URL, the results are uploaded from now on.
-
-    Raises BadInput on every rank if another job writes to the output, or if the job would replace results.
-    """
+    before anything is written. If the output has a URL, the results are uploaded from now on. Raises BadInput
+    on every rank if another job writes to the output, or if the job would replace results."""
     error = None
     if ranks.is_first():  # the others wait below until it has opened the output
         settings = arguments.settings(args)
@@ -90,18 +88,22 @@ def refusal(
     is_later: whether an elastic job is in its second generation or a later one.
     """
     folder = output.folder
-    resumes_from = wanted(args, output, is_later)
+    resumes_from = find_source(args, output, is_later)
     if resumes_from == "auto":
         at_url = ()  # what a restart continues from is not replaced
     results = list(dict.fromkeys([*list_results(folder), *at_url]))
     starts_before = read_starts(folder)
     has_checkpoint = bool(checkpoints(folder))
-    # A start that was killed before its first save has left reports, but nothing that could be lost.
-    is_begun = not has_checkpoint and not at_url and starts_before and is_own(starts_before[-1])
-    if not results or is_begun or (resumes_from == "auto" and has_checkpoint):
+    if not results:
         return None
-    more = f" and {len(results) - 4} more" if len(results) > 4 else ""
-    names = ", ".join(results[:4]) + more
+    if resumes_from == "auto" and has_checkpoint:
+        return None
+    # A start that was killed before its first save has left reports, but nothing that could be lost.
+    if starts_before and not has_checkpoint and not at_url and is_own(starts_before[-1]):
+        return None
+    names = ", ".join(results[:4])
+    if len(results) > 4:
+        names += f" and {len(results) - 4} more"
     remedy = ""
     if has_checkpoint and resumes_from:
         remedy = f"leave out --resume {resumes_from} to resume that run, "
@@ -111,14 +113,17 @@ def refusal(
     )
 
 
-def wanted(args: argparse.Namespace, output: Output, is_later: bool = False) -> str | None:
-    """Return what the job continues from: --resume, but "auto" if it is the path of another run's checkpoint
-    and a start with the same path has saved checkpoints in the output folder, or if members of this start
-    have saved some and are all lost. None: the job cannot resume. is_later: see refusal()."""
-    given: str | None = vars(args).get("resume")
+def find_source(args: argparse.Namespace, output: Output, is_later: bool = False) -> str | None:
+    """Return what the job continues from: the value of --resume, or "auto" if the checkpoints in the output
+    folder are newer than the one that it names. None: the job cannot resume. is_later: see refusal()."""
+    resume: str | None = vars(args).get("resume")
     if not checkpoints(output.folder):
-        return given
-    # The same command was started before, and its own checkpoints are newer than the given one.
-    paths = {start["settings"].get("resume", "") for start in read_starts(output.folder)} - {"never"}
-    # Or the members of the generation before have saved these, and no living one has a later state.
-    return "auto" if is_later or given in paths else given
+        return resume
+    # The members of the generation before have saved these, and no living one has a later state.
+    if is_later:
+        return "auto"
+    # The same command was started before, and has saved them.
+    earlier = {start["settings"].get("resume", "") for start in read_starts(output.folder)}
+    if resume != "never" and resume in earlier:
+        return "auto"
+    return resume

@@ -77,9 +77,8 @@ class Scores:
     def settle(
         self, folder: str, at_url: Collection[str], writes: bool, say: Callable[[str], object]
     ) -> None:
-        """Let the next evaluation write best.pth if the folder lacks it, because only checkpoints/ was
-        copied, or --resume PATH began a new folder: no later score has to exceed that of a file which is not
-        there.
+        """Let the next evaluation write best.pth, whatever its score, if the folder lacks this file: only
+        checkpoints/ was copied, or --resume PATH began a new folder.
 
         The Checkpointer calls it on every rank when it has loaded a checkpoint. Rank 0 decides and prints.
         at_url: names of results at the URL of the folder. writes: whether this start writes best.pth.

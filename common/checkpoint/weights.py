@@ -60,12 +60,15 @@ def load(
     Raises BadInput on every rank if the file cannot be read or does not fit, and always if it has fewer than
     half of the model's weights.
     """
-    is_name = bool(arch) and pretrained.is_name(arch, path)
+    is_published = bool(arch) and pretrained.is_name(arch, path)
 
-    tensors, taken = ranks.call_on_first(
-        lambda: (pretrained.read(str(arch), path), "") if is_name else read(path)
-    )
-    return fill(path, model, tensors, complete, partial, taken, is_name)
+    def read_on_first() -> tuple[dict[str, torch.Tensor], str]:
+        if is_published:
+            return pretrained.read(str(arch), path), ""
+        return read(path)
+
+    tensors, taken = ranks.call_on_first(read_on_first)
+    return fill(path, model, tensors, complete, partial, taken, is_published)
 
 
 def file_of(args: argparse.Namespace, output: Output) -> str | None:
@@ -82,18 +85,20 @@ def file_of(args: argparse.Namespace, output: Output) -> str | None:
         return name
     pretrained.check(arch, name)
     may_resume = output.url or checkpoints(output.folder)
-    # now, on rank 0, before the model is built: without a network the job ends early
-    ranks.call_on_first(lambda: None if may_resume else pretrained.read(arch, name))
+
+    def download() -> None:
+        if not may_resume:
+            pretrained.read(arch, name)
+
+    ranks.call_on_first(download)
     return None
 
 
 def read(path: str) -> tuple[dict[str, torch.Tensor], str]:
     """Return (the tensors of a file of weights by name, on the CPU; which of its dictionaries they are, as
-    text, or "").
-
-    load() calls it on rank 0, and a server of predictions in its one process. From a checkpoint it returns
-    the averaged weights (--ema) if there are any. Nothing in the file is executed. Raises BadInput.
-    """
+    text, or ""). load() calls it on rank 0, and a server of predictions in its one process. From a checkpoint
+    it returns the averaged weights (--ema) if there are any. Nothing in the file is executed. Raises
+    BadInput."""
     content, taken = _choose_state(path, read_again(functools.partial(_read_content, path), path))
     tensors = _tensors(content)
     if not tensors:
@@ -135,47 +140,53 @@ def _read_content(path: str) -> Any:
     except BadInput:
         raise
     except Exception as error:  # Refused, or any of safetensors
-        reason = f"it {'cannot be read' if is_temporary(error) else 'is damaged'}: {in_one_line(error)}"
         if isinstance(error, checkpoint.Refused):
             reason = f"{error}{_hint_for_folder(path)}"
+        elif is_temporary(error):
+            reason = f"it cannot be read: {in_one_line(error)}"
+        else:
+            reason = f"it is damaged: {in_one_line(error)}"
         raise refusal(f"weights {path}: {reason}", error) from error
 
 
 def _choose_state(path: str, content: Any) -> tuple[Any, str]:
-    """Return (the dictionary of a file that holds the weights; which one it is, as text, or "").
-
-    A checkpoint of this package has them in "objects", and other programs in a dictionary of any name, next
-    to those of the optimizer. Raises BadInput if several dictionaries may be the weights.
-    """
+    """Return (the dictionary of a file that holds the weights; which one it is, as text, or ""). A checkpoint
+    of this package has them in "objects", and other programs in a dictionary of any name, next to those of
+    the optimizer. Raises BadInput if several dictionaries may be the weights."""
     objects = content.get("objects")
     if isinstance(objects, dict):
         state = objects.get("ema") or objects.get("model")
-        return (state, "") if isinstance(state, dict) else ({}, "")
+        if not isinstance(state, dict):
+            state = {}
+        return state, ""
     # a file of another program: the weights are the file itself, or one of its dictionaries
-    inner = {name: value for name, value in content.items() if _tensors(value)}
-    if not inner:
+    dictionaries = {name: value for name, value in content.items() if _tensors(value)}
+    if not dictionaries:
         return content, ""
-    known = next((name for name in _WHOLE if name in inner), None)
-    if known is None and _tensors(content):
+    chosen = next((name for name in _WHOLE if name in dictionaries), None)
+    if chosen is None and _tensors(content):
         return content, ""  # a state_dict, which has a dictionary of tensors besides
-    if known is None and len(inner) > 1:
-        line = CONVERT.format(f"torch.load({path!r})[{min(inner)!r}]")
-        raise BadInput(f"weights {path}: it holds {_some([*map(repr, inner)])}; keep one: {line}")
-    known = known or min(inner)
-    state = inner.pop(known)
-    others = f" (not of {_some([*map(repr, inner)])})" if inner else ""
-    return state, f" of its {known!r}{others}"
+    if chosen is None and len(dictionaries) > 1:
+        line = CONVERT.format(f"torch.load({path!r})[{min(dictionaries)!r}]")
+        names = _list_first([*map(repr, dictionaries)])
+        raise BadInput(f"weights {path}: it holds {names}; keep one: {line}")
+    chosen = chosen or min(dictionaries)
+    state = dictionaries.pop(chosen)
+    text = f" of its {chosen!r}"
+    if dictionaries:
+        text += f" (not of {_list_first([*map(repr, dictionaries)])})"
+    return state, text
 
 
 def _tensors(value: Any) -> dict[str, torch.Tensor]:
     """Return the tensors of a dictionary, name -> tensor, without the count of an averaged model; {} for a
     value that is not a dictionary."""
-    items = value.items() if isinstance(value, dict) else ()
-    return {
-        name: tensor
-        for name, tensor in items
-        if isinstance(name, str) and isinstance(tensor, torch.Tensor) and name != "n_averaged"
-    }
+    tensors: dict[str, torch.Tensor] = {}
+    if isinstance(value, dict):
+        for name, tensor in value.items():
+            if isinstance(name, str) and isinstance(tensor, torch.Tensor) and name != "n_averaged":
+                tensors[name] = tensor
+    return tensors
 
 
 def _is_safetensors(path: str) -> bool:
@@ -190,8 +201,8 @@ def _is_safetensors(path: str) -> bool:
 
 
 def _hint_for_folder(path: str) -> str:
-    """Return the end of an error for a path that torch.load() refused: "; name one of its files: best.pth" if
-    the path is a folder of weights. "" if it is not a folder, or has none."""
+    """Return the end of an error for a path that torch.load() refused: what to do with a folder of weights;
+    "" for another path."""
     if os.path.exists(os.path.join(path, ".metadata")):
         tool = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
         return f"; a distributed checkpoint: {tool} {path} new.pth"
@@ -199,7 +210,7 @@ def _hint_for_folder(path: str) -> str:
         return ""
     endings = (".pth", ".pt", ".ckpt", ".bin", ".safetensors")
     files = sorted(name for name in os.listdir(path) if name.endswith(endings))
-    return f"; name one of its files: {_some(files)}" if files else ""
+    return f"; name one of its files: {_list_first(files)}" if files else ""
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -222,59 +233,69 @@ def fill(
     """Load the tensors of read() into a model, as load() does, but in this process only. On the meta device
     they are only compared with the model. published: tensors of the file may be left over."""
     ours = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
-    given, unused, note = match(path, ours, tensors)
-    same = {name: tensor for name, tensor in given.items() if _can_load(tensor, ours[name])}
-    other = {name: tensor for name, tensor in given.items() if name not in same}
+    in_file, unused, note = match(path, ours, tensors)
+    loadable: dict[str, torch.Tensor] = {}
+    different: dict[str, torch.Tensor] = {}  # tensors of another shape or kind than the model's
+    shapes = []  # how they differ, in words
+    for name, tensor in in_file.items():
+        if _can_load(tensor, ours[name]):
+            loadable[name] = tensor
+        else:
+            different[name] = tensor
+            shapes.append(f"{name} {_kind(tensor)} in the file, {_kind(ours[name])} in the model")
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    tied = {id(parameters[name]) for name in same if name in parameters}  # safetensors hold them once
-    lost = [name for name in ours if name not in given and id(parameters.get(name)) not in tied]
-    missing = [name for name in lost if not name.endswith(_COUNTERS)]
-    count = len(ours) - len(lost) - len(other)
+    # safetensors hold a parameter of several names once
+    loaded = {id(parameters[name]) for name in loadable if name in parameters}
+    absent = [name for name in ours if name not in in_file and id(parameters.get(name)) not in loaded]
+    missing = [name for name in absent if not name.endswith(_COUNTERS)]
+    count = len(ours) - len(absent) - len(different)
     line = f"weights from {path}: {count} of {len(ours)} tensors{taken}{note}"
-    shapes = [
-        f"{name} {_kind(tensor)} in the file, {_kind(ours[name])} in the model"
-        for name, tensor in other.items()
-    ]
     differences = {"different shape": shapes, "not in the file": missing, "not in the model": unused}
     for text, names in differences.items():
-        line += f"; {text}: {_some(names)}" if names else ""
+        if names:
+            line += f"; {text}: {_list_first(names)}"
     # a network of other names may still share the names of a few vectors: count the matrices
     matrices = [name for name in ours if ours[name].ndim > 1] or list(ours)
-    if 2 * len(same.keys() & set(matrices)) < len(matrices):
+    if 2 * len(loadable.keys() & set(matrices)) < len(matrices):
         new = f"{{name.replace('OLD', 'NEW'): each for name, each in torch.load({path!r}).items()}}"
         raise BadInput(
             f"{line}: they belong to another network, or to one of other names: " + CONVERT.format(new)
         )
     # numbers that are not floats, such as counters, may be left over
-    left = [name for name in unused if tensors[name].is_floating_point() and not published]
-    if complete and (other or missing or left):
+    left_over = [name for name in unused if tensors[name].is_floating_point() and not published]
+    if complete and (different or missing or left_over):
         raise BadInput(f"{line}: expected all of them, and no others")
-    if not partial and (missing or left or not _is_head(model, ours, other)):
+    if not partial and (missing or left_over or not _is_head(model, ours, different)):
         raise BadInput(
             f"{line}: expected all of them, apart from a head for another number of classes; "
             f"--weights {path},partial uses those that fit"
         )
     # before the first weight changes; a buffer may be infinite, for example a mask
-    for name, tensor in same.items():
+    for name, tensor in loadable.items():
         values = tensor if tensor.is_complex() else tensor.float()
-        if not (values.isfinite() if name in parameters else ~values.isnan()).all():
+        is_valid = values.isfinite() if name in parameters else ~values.isnan()
+        if not is_valid.all():
             raise BadInput(f"weights {path}: {name} holds NaN or infinity")
     if not any(tensor.is_meta for tensor in ours.values()):
-        model.load_state_dict(dtensors.distribute(same, ours), strict=False)
-    return f"{line}; the rest keeps its initial values" if other or missing else line
+        model.load_state_dict(dtensors.distribute(loadable, ours), strict=False)
+    if different or missing:
+        line += "; the rest keeps its initial values"
+    return line
 
 
-def _can_load(given: torch.Tensor, ours: torch.Tensor) -> bool:
-    """Return whether a tensor of a file has the shape and the kind of one of the model."""
-    is_kind = given.is_floating_point() or not ours.is_floating_point()  # a counter may be of any real type
-    return is_kind and given.is_complex() == ours.is_complex() and given.shape == ours.shape
+def _can_load(tensor: torch.Tensor, ours: torch.Tensor) -> bool:
+    """Return whether a tensor of a file has the shape and the kind of one of the model. A counter may be of
+    any real type in the file."""
+    if ours.is_floating_point() and not tensor.is_floating_point():
+        return False
+    return tensor.is_complex() == ours.is_complex() and tensor.shape == ours.shape
 
 
 def match(
     path: str, names_of_model: Iterable[str], tensors: dict[str, torch.Tensor]
 ) -> tuple[dict[str, torch.Tensor], list[str], str]:
-    """Return (tensors by the names of a model, the names that are left over, the prefix that was taken off as
-    text or "").
+    """Return (tensors by the names of a model, names in the file that are left over, a note about the prefix
+    that was taken off or "").
 
     fill() calls it before it compares shapes, and a server to count the classes of a head before it builds
     the network. The names of wrappers are taken off on both sides, unless two tensors would have one name
@@ -284,8 +305,9 @@ def match(
     for wrappers in (_WRAPPERS, ()):
         ours = {_bare(name, wrappers): name for name in names}
         theirs = {_bare(name, wrappers): name for name in tensors}
-        if len(ours) == len(names) and len(theirs) == len(tensors):
-            break  # else two tensors would have one name
+        is_unique = len(ours) == len(names) and len(theirs) == len(tensors)
+        if is_unique:
+            break
     # the prefix with which most names of the file are names of the model
     counts = _count_prefixes(ours, theirs)
     top = max(counts.values(), default=0)
@@ -295,14 +317,18 @@ def match(
         prefixes = [""]
     if len(prefixes) > 1:
         raise BadInput(
-            f"weights {path}: several networks in it have these names: {_some(prefixes)}; expected one"
+            f"weights {path}: several networks in it have these names: {_list_first(prefixes)}; expected one"
         )
     prefix = prefixes[0]
-    used = {name: theirs[prefix + bare] for bare, name in ours.items() if prefix + bare in theirs}
-    given = {name: tensors[name_in_file] for name, name_in_file in used.items()}
+    left_over = dict.fromkeys(tensors)  # a dictionary, to keep the order
+    in_file = {}
+    for bare, name in ours.items():
+        name_in_file = theirs.get(prefix + bare)
+        if name_in_file is not None:
+            in_file[name] = tensors[name_in_file]
+            del left_over[name_in_file]
     note = f" without the prefix {prefix!r:.80}" if _bare(prefix, _WRAPPERS) else ""
-    left_over = set(tensors) - set(used.values())
-    return given, [name for name in tensors if name in left_over], note
+    return in_file, list(left_over), note
 
 
 def _count_prefixes(ours: Iterable[str], theirs: Iterable[str]) -> Counter[str]:
@@ -325,30 +351,35 @@ def _bare(name: str, wrappers: tuple[str, ...]) -> str:
 
 
 def _is_head(
-    model: torch.nn.Module,
-    ours: dict[str, torch.Tensor],
-    other: dict[str, torch.Tensor],
+    model: torch.nn.Module, ours: dict[str, torch.Tensor], different: dict[str, torch.Tensor]
 ) -> bool:
     """Return whether tensors of other shapes differ in the number of classes only: it is the first dimension
-    of all of them. A vocabulary is not a head: its tokens have other numbers."""
+    of all of them. An embedding is not a head: another vocabulary gives its tokens other numbers."""
     modules = dict(model.named_modules())
-    for name, given in other.items():
-        module = modules.get(name.rpartition(".")[0])
-        is_kind = given.is_floating_point() and min(given.ndim, ours[name].ndim) > 0
-        if not is_kind or given.shape[1:] != ours[name].shape[1:] or isinstance(module, torch.nn.Embedding):
+    counts = set()  # of classes, in the file and in the model
+    for name, tensor in different.items():
+        if isinstance(modules.get(name.rpartition(".")[0]), torch.nn.Embedding):
             return False
-    return len({(len(given), len(ours[name])) for name, given in other.items()}) < 2
+        if not tensor.is_floating_point() or min(tensor.ndim, ours[name].ndim) == 0:
+            return False
+        if tensor.shape[1:] != ours[name].shape[1:]:
+            return False
+        counts.add((len(tensor), len(ours[name])))
+    return len(counts) < 2
 
 
 def _kind(tensor: torch.Tensor) -> str:
     """Return the shape of a tensor as text, and its type if it does not hold floats."""
-    return f"{list(tensor.shape)}" + ("" if tensor.is_floating_point() else f" {tensor.dtype}")
+    shape = f"{list(tensor.shape)}"
+    return shape if tensor.is_floating_point() else f"{shape} {tensor.dtype}"
 
 
-def _some(names: list[str]) -> str:
+def _list_first(names: list[str]) -> str:
     """Return the first names as text, and how many more there are."""
-    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(printable(f"{name:.160}") for name in names[:_SHOWN]) + more
+    text = ", ".join(printable(f"{name:.160}") for name in names[:_SHOWN])
+    if len(names) > _SHOWN:
+        text += f", and {len(names) - _SHOWN} more"
+    return text
 
 
 def run_folder(path: str) -> str:

@@ -78,17 +78,22 @@ class Without:
         return not any(left)
 
     def identify(self, state: RunState, parent: Parent | None = None) -> None:
-        """Expect a checkpoint of a run without these samples. parent: expect one of this run, at its step.
-        Called on rank 0 before a checkpoint is chosen, and without a parent on every rank after it was
-        restored. Raises BadInput if the run had one of the samples up to the step."""
+        """Set which samples a checkpoint must lack to be loaded: those of this run, or if the run begins at a
+        step of `parent`, those that the parent lacks. Called on rank 0 before a checkpoint is chosen, and
+        without a parent on every rank after it was restored. Raises BadInput if the parent had one of the
+        samples up to its step."""
         state.identity.pop(_REMOVED, None)
-        before = self._compare(parent) if parent else self.ids
-        if len(before):
-            state.identity[_REMOVED] = describe_removed(before)
+        expected = self.ids
+        if parent:
+            expected = self._compare(parent)
+        if len(expected):
+            state.identity[_REMOVED] = describe_removed(expected)
 
     def _compare(self, parent: Parent) -> np.ndarray:
         """Return the samples that another run lacks, int64 [n]. Raises BadInput if it had one of ours."""
-        before = read_removed(parent.folder) if parent.settings.get("without") else np.zeros(0, np.int64)
+        before = np.zeros(0, np.int64)
+        if parent.settings.get("without"):
+            before = read_removed(parent.folder)
         # the state was trained without these samples: they cannot come back in the middle of a run
         missing = np.setdiff1d(before, self.ids)
         if len(missing):

@@ -52,19 +52,19 @@ def on_meta(make: Callable[[], Any]) -> Any:
 
 
 def build(name: str, classes: int, image_size: int, kwargs: str = NO_KWARGS) -> nn.Module:
-    """Return the network of this name (networks.arch()) with torch's layers, untrained.
-
-    Input float [N, 3, image_size, image_size], output logits [N, classes]. kwargs: arguments of its class, an
-    inline table of TOML. Raises BadInput if it has no such argument, or cannot take images of that size.
-    """
-    given = f"--arch {name}" + (f" --model_kwargs {kwargs}" if kwargs != NO_KWARGS else "")
-    cannot = f"{given} cannot take images of --image_size {image_size}"
+    """Return the network of this name (networks.arch()) with torch's layers, untrained. Input float [N, 3,
+    image_size, image_size], output logits [N, classes]. kwargs: arguments of its class, an inline table of
+    TOML. Raises BadInput if it has no such argument, or cannot take images of that size."""
+    options = f"--arch {name}"
+    if kwargs != NO_KWARGS:
+        options += f" --model_kwargs {kwargs}"
+    cannot = f"{options} cannot take images of --image_size {image_size}"
     build_network = _build_timm if name.startswith(TIMM) else _build_torchvision
     values = config.table(kwargs)
     if "num_classes" in values:
         raise BadInput(f"--model_kwargs {kwargs}: leave num_classes out: the classes are counted")
     # mostly one of the values is wrong; they have any type: the network may raise anything
-    with explained(given if values else cannot, Exception):
+    with explained(options if values else cannot, Exception):
         model = build_network(name, classes, image_size, **values)
     _try(model.eval(), image_size, cannot, classes)
     return model.train()
@@ -115,8 +115,9 @@ def head(make: Callable[[int], nn.Module]) -> dict[str, int]:
     dimensions = {}
     for name in two:
         sizes = zip(two[name].shape, three[name].shape, strict=True)
-        differ = [dimension for dimension, (one, other) in enumerate(sizes) if one != other]
-        dimensions |= {name: differ[0]} if differ else {}
+        for dimension, (one, other) in enumerate(sizes):
+            if one != other and name not in dimensions:
+                dimensions[name] = dimension
     return dimensions
 
 

@@ -109,11 +109,9 @@ class Network(nn.Sequential):
 
 @torch.no_grad()
 def generate(model: nn.Module, start: torch.Tensor, count: int, context: int, seed: int) -> torch.Tensor:
-    """Return int64 [count]: tokens that continue `start` (int64 [n]), each drawn from the model.
-
-    It has a generator of its own, so the random numbers of a training stay what they are. context: most
-    tokens that the model reads.
-    """
+    """Return int64 [count]: tokens that continue `start` (int64 [n]), each drawn from the model. It has a
+    generator of its own, so the random numbers of a training stay what they are. context: most tokens that
+    the model reads."""
     generator = torch.Generator(start.device).manual_seed(seed)
     training = model.training
     tokens = start

@@ -29,10 +29,8 @@ def build(args: argparse.Namespace, has_sets: bool) -> torch.nn.Module:
 
 class BinaryCrossEntropy(torch.nn.Module):
     """The binary cross entropy of each class: the mean over samples and classes, as in timm's train.py.
-
     logits float [n, classes]; targets as for multi_hot(). Smoothing moves a target y to y (1 - s) + s /
-    classes. Source: R. Wightman et al., "ResNet strikes back", arXiv:2110.00476.
-    """
+    classes. Source: R. Wightman et al., "ResNet strikes back", arXiv:2110.00476."""
 
     def __init__(self, label_smoothing: float = 0.0):
         super().__init__()

@@ -77,12 +77,10 @@ def build(
 
 
 def count_following(model: torch.nn.Module) -> dict[str, int]:
-    """Return how many layers follow that of each weight: name -> number; 0 for the head.
-
-    A layer is a block: the weights whose names are equal up to the first numbered part (layer1.0, blocks.3).
-    The weights before the first block are one layer, and so are those after the last. Source: K. Clark et
-    al., "ELECTRA", ICLR 2020. Raises BadInput if the model has no blocks.
-    """
+    """Return how many layers follow that of each weight: name -> number; 0 for the head. A layer is a block:
+    the weights whose names are equal up to the first numbered part (layer1.0, blocks.3). The weights before
+    the first block are one layer, and so are those after the last. Source: K. Clark et al., "ELECTRA", ICLR
+    2020. Raises BadInput if the model has no blocks."""
     names = [name for name, _ in model.named_parameters()]
     matches = [_BLOCK.match(name) for name in names]
     blocks = [match[0] if match else "" for match in matches]  # of each weight; "" outside of the blocks

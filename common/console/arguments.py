@@ -82,10 +82,8 @@ class secret(str):
 
 
 def settings(args: argparse.Namespace) -> dict[str, str | int | float | bool | None]:
-    """Return the arguments that may be logged: plain values, without any that is a credential.
-
-    starts.jsonl has them, and each checkpoint as its `arguments`.
-    """
+    """Return the arguments that may be logged: plain values, without any that is a credential. starts.jsonl
+    has them, and each checkpoint as its `arguments`."""
     shown: dict[str, str | int | float | bool | None] = {}
     for name, value in vars(args).items():
         # a value of another class is left out: checkpoints and starts.jsonl have plain values only
@@ -107,10 +105,8 @@ def _is_credential(name: str, value: object) -> bool:
 
 def identity(args: Arguments) -> dict[str, Any]:
     """Return the options that identify a run, --name -> plain value, without credentials: those with the role
-    IDENTITY.
-
-    The Checkpointer writes them into each checkpoint, and refuses a checkpoint with other values.
-    """
+    IDENTITY. The Checkpointer writes them into each checkpoint, and refuses a checkpoint with other
+    values."""
     shown = settings(args)
     values: dict[str, Any] = {}
     for name, value in vars(args).items():
@@ -129,12 +125,7 @@ def without_operation(args: Arguments, values: dict[str, Any]) -> dict[str, Any]
 
 
 # An option whose value may be left out for true: parser.add_argument(name, **FLAG).
-FLAG: dict[str, Any] = {
-    "type": boolean,
-    "nargs": "?",
-    "const": True,
-    "default": False,
-}
+FLAG: dict[str, Any] = {"type": boolean, "nargs": "?", "const": True, "default": False}
 
 
 def seed(text: str) -> int:
@@ -165,8 +156,9 @@ class _HelpFormatter(parser.HelpFormatter):
     metavars = MappingProxyType({**parser.HelpFormatter.metavars, seed: "N", interval: "N|Ns|Nepochs"})
 
     def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
-        is_folder = action.dest in _FOLDERS
-        return "FOLDER|URL" if is_folder else super()._get_default_metavar_for_optional(action)
+        if action.dest in _FOLDERS:
+            return "FOLDER|URL"
+        return super()._get_default_metavar_for_optional(action)
 
 
 def _role_of_new(role: str | None, role_of_group: str, options: Mapping[str, Any]) -> str:
@@ -248,7 +240,8 @@ class Parser(parser.Parser):
         parsed, unknown = super().parse_known_args(args, namespace)
         for action in self._actions:
             value: Any = getattr(parsed, action.dest, None)  # --config is not among them if it is not given
-            if is_url(value) or value == "" != action.default:  # most values are neither
+            is_emptied = value == "" and action.default != ""
+            if is_url(value) or is_emptied:
                 _check_place(action, value)
         return parsed, unknown
 

@@ -81,8 +81,11 @@ def to_words(values: Mapping[str, Any], options: Mapping[str, argparse.Action]) 
             if isinstance(value, dict):  # --model_kwargs gets a table as a text
                 expected += f"; a table as a text: {key} = '{{name = value}}'"
             raise BadInput(f"{key} = {value!r:.80}: expected {expected}")
-        if is_flag:
-            words += [f"--{key}"] if value else []  # false: the option is left out
-        else:  # true and false as platforms write them
-            words.append(f"--{key}={str(value).lower() if isinstance(value, bool) else value}")
+        text = str(value)
+        if isinstance(value, bool):  # as platforms write them
+            text = text.lower()
+        if not is_flag:
+            words.append(f"--{key}={text}")
+        elif value:  # false: the option is left out
+            words.append(f"--{key}")
     return words

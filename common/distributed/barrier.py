@@ -37,11 +37,9 @@ _beats: dict[str, float] = {}  # name of a barrier -> when this process sent its
 
 
 def beat(name: str) -> None:
-    """Send a heartbeat, at most one a second, while the other ranks wait at this barrier.
-
-    A rank calls it often in its long task before the barrier: without heartbeats it counts as lost.
-    Raises BadInput if another process has failed at the barrier.
-    """
+    """Send a heartbeat, at most one a second, while the other ranks wait at this barrier. A rank calls it
+    often in its long task before the barrier: without heartbeats it counts as lost. Raises BadInput if
+    another process has failed at the barrier."""
     store = ranks.store()
     # a loop may call this for each file: one heartbeat a second is enough, and costs a round trip
     if store and time.monotonic() - _beats.get(name, 0.0) > 1:
@@ -53,11 +51,9 @@ def beat(name: str) -> None:
 
 @contextlib.contextmanager
 def beating(name: str) -> Iterator[None]:
-    """Send heartbeats to the ranks that wait at this barrier during the block, which may take hours.
-
-    A rank enters it for a long task before the barrier that cannot call beat(); a thread sends them.
-    Without them the others would give up.
-    """
+    """Send heartbeats to the ranks that wait at this barrier during the block, which may take hours. A rank
+    enters it for a long task before the barrier that cannot call beat(); a thread sends them. Without them
+    the others would give up."""
     ended = threading.Event()
 
     def send() -> None:
@@ -206,10 +202,8 @@ def _look_for_lost(
     world_size: int,
     silence: float,
 ) -> None:
-    """Report a rank whose heartbeats have stopped: a lost node does not report itself.
-
-    Rank 0 calls it every two seconds of its wait. beats: what it saw before; it is changed.
-    """
+    """Report a rank whose heartbeats have stopped: a lost node does not report itself. Rank 0 calls it every
+    two seconds of its wait. beats: what it saw before; it is changed."""
     keys = [f"here/{rank}" for rank in range(world_size)]
     keys += [f"beats/{rank}" for rank in range(world_size)]
     if not beats:  # the first call

@@ -54,10 +54,7 @@ def entry(main: Callable[[], object]) -> Callable[[], None]:
 
 def run(main: Callable[[], object]) -> None:
     """Run a main(), and end the process as entry() says. A main() that returns ends it too, if it has joined
-    a process group.
-
-    Every process of a job calls it: through entry(), or after a fork of an elastic job.
-    """
+    a process group. Every process of a job calls it: through entry(), or after a fork of an elastic job."""
     global _written
     try:
         # until the training watches its signals: Ctrl-C while data are prepared raises KeyboardInterrupt
@@ -132,18 +129,16 @@ def _explain_missing_package(error: BaseException) -> str:
 
 
 def _report(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """Report an exception that ends the program. A package that is not installed is one line.
-
-    Python calls it as sys.excepthook, also for errors of the job's imports. If code of the job has put its
-    own function there, as torch.distributed does, that one may call this one.
-    """
+    """Report an exception that ends the program. A package that is not installed is one line. Python calls it
+    as sys.excepthook, also for errors of the job's imports. If code of the job has put its own function
+    there, as torch.distributed does, that one may call this one."""
     reason = _explain_missing_package(error.with_traceback(trace))
     if reason:
         error = BadInput(reason)
     if isinstance(error, BadInput):
         say_error(str(error))
         leave(error.code)
-    with contextlib.suppress(Exception):  # only sys.stderr: who has replaced it may add a rank to each line
+    with contextlib.suppress(Exception):  # to sys.stderr, which another package may have replaced
         sys.stderr.write(format_traceback(error))
 
 
@@ -155,8 +150,8 @@ def _report_in_thread(arguments: Any) -> None:
 
 
 def _report_unseen() -> None:
-    """Report the exception that has ended the program if nothing of it has reached standard error: what took
-    the place of sys.excepthook or sys.stderr has kept it to itself. Python calls it at its end."""
+    """Report the exception that has ended the program if nothing has reached standard error: what replaced
+    sys.excepthook or sys.stderr has not printed it. Python calls this function at its end."""
     error = getattr(sys, "last_value", None)
     if error is not None and _written is not None and streams.count_errors() == _written:
         say_traceback(error)

@@ -47,11 +47,8 @@ def store_options(version: Any = torch.__version__) -> dict[str, Any]:
 
 
 def hold_store() -> tuple[torch.distributed.Store, str, int]:
-    """Return a store of this process, on loopback, with its host and port.
-
-    The process that starts the others of a single node calls it before. Its socket is open, so no other
-    program takes the port.
-    """
+    """Return a store of this process, on loopback, with its host and port. The process that starts the others
+    of a single node calls it before. Its socket is open, so no other program takes the port."""
     listener = socket.create_server(("127.0.0.1", 0))
     host, port = listener.getsockname()
     store = torch.distributed.TCPStore(
@@ -190,7 +187,8 @@ def _wait(
         # The kernel closes the sockets of a killed process before it ends, so others may end first.
         if code and not deadline:
             deadline = time.monotonic() + GRACE
-        if None not in codes or _suspicion(code) > 2 or (code and time.monotonic() > deadline):
+        is_too_late = code and time.monotonic() > deadline
+        if None not in codes or _suspicion(code) > 2 or is_too_late:
             break
         time.sleep(0.05)
     if not code:
@@ -224,11 +222,9 @@ def _suspicion(code: int | None) -> int:
 
 
 def die_with_parent() -> None:
-    """Make this child end when its parent ends, so that a killed parent leaves no process on the GPUs.
-
-    Each process of a job calls it when it joins the others; one that no launcher of ours has started is left
-    as it is.
-    """
+    """Make this child end when its parent ends, so that a killed parent leaves no process on the GPUs. Each
+    process of a job calls it when it joins the others; one that no launcher of ours has started is left as it
+    is."""
     parent = os.environ.get(STARTED_BY)
     # the kernel sends it, also if the parent got SIGKILL and could tell nothing
     if parent and sys.platform == "linux":

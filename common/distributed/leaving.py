@@ -1,7 +1,5 @@
-"""End a process that has joined a process group: its program may not end as any other.
-
-A job imports this module when it meets other processes, or has a GPU.
-"""
+"""End a process that has joined a process group: its program may not end as any other. A job imports this
+module when it meets other processes, or has a GPU."""
 
 import atexit
 import contextlib
@@ -28,10 +26,8 @@ _COMMUNICATION = re.compile(
 
 def leave_group(topology: Topology, error: BaseException | None) -> None:
     """Exit without the interpreter's teardown, which aborts if a gloo thread still runs; after a lost peer, a
-    library may hang in its destructor. BadInput and an interrupt have codes of their own: see entry().
-
-    Each rank calls it last, when its main() has ended. error: what has ended it; None after its last line.
-    """
+    library may hang in its destructor. BadInput and an interrupt have codes of their own: see entry(). Each
+    rank calls it last, when its main() has ended. error: what has ended it; None after its last line."""
     if error is None:
         _destroy_group()
         if multiprocessing.parent_process():  # torchrun --run-path waits until main() returns
@@ -64,11 +60,9 @@ def _first_line(error: BaseException) -> str:
 
 
 def end_alone(error: BaseException | None) -> None:
-    """Destroy the group of a process that is alone. It then ends as any program: what follows main() runs,
-    for example the next cell of a notebook. After an error of the GPU the group may not end: then exit.
-
-    It is called last, when main() has ended. error: what has ended it; None after its last line.
-    """
+    """Destroy the group of a process that is alone in it, when main() has ended. What follows main() can then
+    run, for example the next cell of a notebook. If the group cannot be destroyed, after an error of the GPU,
+    exit. error: what has ended main(); None after its last line."""
     if not torch.distributed.is_initialized() or _destroy_group():
         return
     if error is None:

@@ -152,11 +152,9 @@ def connect(topology: Topology, timeout: float, deadline: float) -> torch.distri
 
 
 def _listen(topology: Topology, addresses: list[tuple[int, tuple]], timeout: float) -> socket.socket:
-    """Return the listening socket of rank 0, which calls it before it makes the store.
-
-    It is bound to the master's address, because the store has no password. It listens on every interface if
-    this node does not have that address (a service, NAT), or if the other nodes may use another one.
-    """
+    """Return the listening socket of rank 0, which calls it before it makes the store. It is bound to the
+    master's address, because the store has no password. It listens on every interface if this node does not
+    have that address (a service, NAT), or if the other nodes may use another one."""
     family, address = addresses[0]
     # A name that is loopback in the /etc/hosts of this node has another address on the other nodes.
     inside = topology.nodes == 1 or network.is_loopback(topology.master_host or "")
@@ -199,16 +197,10 @@ def _retry(
         time.sleep(_POLL)
 
 
-def _claim(
-    store: torch.distributed.Store,
-    topology: Topology,
-    backend: str,
-) -> tuple[BadInput | None, int]:
-    """Write the layout and the rank to the store. Return the error if they contradict earlier values, and
-    the world size: with an error, that of the larger layout, because all of its ranks may come to read it.
-
-    Every rank calls it before the first barrier, to which it brings the error: then all end with it.
-    """
+def _claim(store: torch.distributed.Store, topology: Topology, backend: str) -> tuple[BadInput | None, int]:
+    """Write the layout and the rank to the store. Return the error if they contradict earlier values, and the
+    world size: with an error, that of the larger layout, because all of its ranks may come to read it. Every
+    rank calls it before the first barrier, to which it brings the error: then all end with it."""
     process = {"host": socket.gethostname(), "pid": os.getpid(), "node_rank": topology.node_rank}
     meanings = {
         "processes per node": topology.processes_per_node,
@@ -240,9 +232,7 @@ def _claim(
 def _share_token(store: torch.distributed.Store, folders: contextlib.ExitStack) -> str:
     """Return a token that other users of this node cannot know: it is in a private temporary folder of the
     first process, which `folders` deletes. "" if this process cannot read it, for example on another node.
-
-    Every rank calls it before the first barrier; the folder is there until all have arrived at it.
-    """
+    Every rank calls it before the first barrier; the folder is there until all have arrived at it."""
     with contextlib.suppress(OSError, UnicodeError):
         folder = folders.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
         path_of_this_process = os.path.join(folder, "token")

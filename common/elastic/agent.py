@@ -128,12 +128,7 @@ class _Agent:
         self._number = self._store.add("agents", 1)
         roll = None
         if self._topology.node_rank == 0:
-            roll = Roll(
-                self._store,
-                self._topology.nodes,
-                self._topology.processes_per_node,
-                self._timeout,
-            )
+            roll = Roll(self._store, self._topology.nodes, self._topology.processes_per_node, self._timeout)
         # from here on a signal is for the children: they save, and this process waits for their ends
         signals.forget()
         for number in signals.SIGNALS:
@@ -198,11 +193,9 @@ class _Agent:
             roll.wait_for_ends()
 
     def _fork_missing(self) -> None:
-        """Fork what is missing: the processes of the node, and later its two spares.
-
-        Each round begins with it. It forks spares only when the members have begun, and no process has ended
-        on this node for _CALM seconds: a fork takes cores, and the members begin again after a loss.
-        """
+        """Fork what is missing: the processes of the node, and later its two spares. Each round begins with
+        it. It forks spares only when the members have begun, and no process has ended on this node for _CALM
+        seconds: a fork takes cores, and the members begin again after a loss."""
         now = time.monotonic()
         # no spare before the first generation: the cores load the data of the members
         if self._spare_at == math.inf and self._store.check([Plan.key(0)]):
@@ -336,9 +329,7 @@ class _Agent:
 
     def _beat(self) -> None:
         """Send the heartbeat of this node, if it is due. A process that SIGSTOP holds for too long is gone.
-
-        Each round calls it. Without a heartbeat the roll counts all processes of this node as gone.
-        """
+        Each round calls it. Without a heartbeat the roll counts all processes of this node as gone."""
         now = time.monotonic()
         if now < self._beat_at:
             return
@@ -355,10 +346,8 @@ class _Agent:
 
     def _hear(self) -> None:
         """Read what the roll, other agents and processes have announced, if anything is new; each round.
-
         "ticks" counts the announcements in the store: one request tells that nothing is new. It also kills
-        what still runs when _limit() has passed.
-        """
+        what still runs when _limit() has passed."""
         if time.monotonic() > self._ends_at:
             self._kill()
         ticks = self._store.add("ticks", 0)
@@ -373,18 +362,18 @@ class _Agent:
                 child.kill()
 
     def _end(self, code: int) -> None:
-        """Begin the end of the job on this node, once; later rounds wait for the children.
-
-        Members end by themselves: after code 0 without a limit, as rank 0 may still write; after an error
-        they get SIGTERM. Spares have nothing to save and get SIGKILL. _kill() is the end of what is left.
-        """
+        """Begin the end of the job on this node, once; later rounds wait for the children. Members end by
+        themselves: after code 0 without a limit, as rank 0 may still write; after an error they get SIGTERM.
+        Spares have nothing to save and get SIGKILL. _kill() is the end of what is left."""
         self._is_over = True
         self._code = code
         # no error: the job is done, or a signal stops it, and its members end by themselves
         is_stop = bool(self._asked) or code in (0, signals.exit_code())
         is_error = code in _ENDS or not is_stop
-        if code:
-            self._limit(launcher.GRACE + (0 if is_error else self._grace))
+        if code and is_error:
+            self._limit(launcher.GRACE)
+        elif code:
+            self._limit(launcher.GRACE + self._grace)
         for name, child in self._children.items():
             if not self._was_member(name):
                 child.kill()

@@ -42,10 +42,8 @@ def describe(who: str, reason: str, place: str, count: int) -> str:
 
 
 def report_to(writer: Connection) -> None:
-    """Write the Python stacks of this process to a pipe when it crashes. Each fork calls it before main().
-
-    If the user has enabled faulthandler, it writes them to stderr as before.
-    """
+    """Write the Python stacks of this process to a pipe when it crashes. Each fork calls it before main(). If
+    the user has enabled faulthandler, it writes them to stderr as before."""
     if faulthandler.is_enabled():
         return
     os.set_blocking(writer.fileno(), False)  # if the pipe is full, the rest of the stacks is dropped
@@ -55,9 +53,7 @@ def report_to(writer: Connection) -> None:
 
 def read_place(reader: Connection) -> str:
     """Return the line of Python that has crashed, as find_place() does, and close the pipe. Does not wait.
-
-    The agent calls it for each process that has ended.
-    """
+    The agent calls it for each process that has ended."""
     dump = b""
     with contextlib.suppress(BlockingIOError):  # a worker of the process holds the other end
         os.set_blocking(reader.fileno(), False)
@@ -71,11 +67,9 @@ def read_place(reader: Connection) -> str:
 
 
 def find_place(dump: str) -> str:
-    """Return "FILE:LINE (code)" for the stacks that faulthandler has written; "" without one.
-
-    It is the newest line of the crashed thread that belongs to no installed package. If Python does not know
-    the thread, as one of OpenMP, it is that of the main thread, which comes last.
-    """
+    """Return "FILE:LINE (code)" for the stacks that faulthandler has written; "" without one. It is the
+    newest line of the crashed thread that belongs to no installed package. If Python does not know the
+    thread, as one of OpenMP, it is that of the main thread, which comes last."""
     stacks = re.split(r"\n(?=(?:Current thread|Thread) )", dump)
     current = [stack for stack in stacks if stack.startswith("Current thread 0x")]
     stack = (current or stacks)[-1]
@@ -85,15 +79,11 @@ def find_place(dump: str) -> str:
         return ""
     file, line, function = (frames_of_job or frames)[0]
     code = linecache.getline(file, int(line)).strip() or function
-    return f"{_shorten(file)}:{line} ({code[:_LONGEST]})"
+    file = file.removeprefix(os.path.join(os.getcwd(), ""))
+    return f"{file}:{line} ({code[:_LONGEST]})"
 
 
 def _is_installed(file: str) -> bool:
     """Return whether a file belongs to Python or to an installed package, not to the job."""
     is_library = any(file.startswith(f"{folder}/") for folder in _LIBRARIES)
     return is_library or "/site-packages/" in file or file.startswith("<")
-
-
-def _shorten(file: str) -> str:
-    here = os.path.join(os.getcwd(), "")
-    return file.removeprefix(here)

@@ -70,10 +70,8 @@ class Group(ProcessGroup):
             raise broken from None
 
     def leave(self) -> None:
-        """Free gloo, with its threads, unless a collective still waits.
-
-        Members.leave_group() calls it at the end of a generation.
-        """
+        """Free gloo, with its threads, unless a collective still waits. Members.leave_group() calls it at the
+        end of a generation."""
         if self._last and not self._last.is_completed():
             _stuck.append(self._gloo)
         del self._last, self._gloo  # not later: other objects may refer to this group

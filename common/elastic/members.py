@@ -52,10 +52,8 @@ class Plan(NamedTuple):
         return f"plan/{generation}"
 
     def place(self, name: str) -> dict[str, str]:
-        """Return the variables of a launcher for a member, which sets them when it joins.
-
-        If the nodes have different numbers of processes, each process counts as a node.
-        """
+        """Return the variables of a launcher for a member, which sets them when it joins. If the nodes have
+        different numbers of processes, each process counts as a node."""
         rank = self.ids.index(name)
         nodes = [node_of(member) for member in self.ids]
         node = nodes[rank]
@@ -98,11 +96,8 @@ def announce_failure(store: torch.distributed.Store, code: int, line: str) -> No
 
 
 def run(main: Callable[[], object]) -> None:
-    """Run the main() of a job, and run it again when the members change.
-
-    It is all that the main thread of a fork does. While main() repeats what was printed before, silence()
-    drops the lines.
-    """
+    """Run the main() of a job, and run it again when the members change. It is all that the main thread of a
+    fork does. While main() repeats what was printed before, silence() drops the lines."""
     members = this_process()
     while True:
         try:
@@ -134,10 +129,8 @@ def connect() -> torch.distributed.Store:
 
 
 class Members:
-    """This process among the members of the job. The main thread calls the public methods.
-
-    A thread ("members") follows the store: it sets `due`, and notices lost members and the end of the job.
-    """
+    """This process among the members of the job. The main thread calls the public methods. A thread
+    ("members") follows the store: it sets `due`, and notices lost members and the end of the job."""
 
     def __init__(self, name: str):
         self.name = name  # unique in the job
@@ -166,11 +159,9 @@ class Members:
         return self.plan.generation
 
     def arrive(self, facts: dict[str, Any]) -> None:
-        """Say what this process would train. If it runs alone, main() ends here.
-
-        Memory.restore() calls it in resume(). run() then waits in join() until the process is a member, or is
-        refused because the members train something else.
-        """
+        """Say what this process would train. If it runs alone, main() ends here. Memory.restore() calls it in
+        resume(). run() then waits in join() until the process is a member, or is refused because the members
+        train something else."""
         if self.is_alone:
             self._store.set(f"ready/{self.name}", json.dumps(facts, sort_keys=True, default=str))
             self._store.add("news", 1)
@@ -205,11 +196,9 @@ class Members:
         self.kept = None
 
     def say(self, step: int, say: Callable[[str], object]) -> None:
-        """Say what has changed, and that this generation continues after `step`. say: prints on rank 0.
-
-        Every rank calls it when all is restored: it ends silence(), and tells the roll that the generation
-        has begun.
-        """
+        """Say what has changed, and that this generation continues after `step`. say: prints on rank 0. Every
+        rank calls it when all is restored: it ends silence(), and tells the roll that the generation has
+        begun."""
         self._voice.close()
         self.was_begun = True
         plan = self.plan
@@ -225,10 +214,8 @@ class Members:
         say(f"generation {plan.generation + 1}: pids {' '.join(map(str, plan.pids))}")
 
     def options(self, topology: Any, timeout: float) -> dict[str, Any]:
-        """Return the arguments of init_process_group() for this generation.
-
-        process_group.meet() calls it in each member. timeout: seconds of a collective.
-        """
+        """Return the arguments of init_process_group() for this generation. process_group.meet() calls it in
+        each member. timeout: seconds of a collective."""
         from common.elastic.group import Group  # only such a job needs it
 
         Group.gives_up = staticmethod(self._has_lost.is_set)
@@ -264,11 +251,9 @@ class Members:
         gc.collect()  # the model and the loader of the last generation are in cycles
 
     def join(self) -> None:
-        """Wait until this process is a member, and all others have arrived.
-
-        run() calls it before main() runs again; a spare waits here until a member is lost. Raises BadInput if
-        the process is refused; ends the process if it was asked to leave.
-        """
+        """Wait until this process is a member, and all others have arrived. run() calls it before main() runs
+        again; a spare waits here until a member is lost. Raises BadInput if the process is refused; ends the
+        process if it was asked to leave."""
         generation = self.plan.generation + 1  # of the plan that this process looks at
         # the number first, then the look at the keys: a plan that comes between has a later tick
         self._ticks = self._store.add("ticks", 0)
@@ -303,12 +288,10 @@ class Members:
         endings.STARTED = time.monotonic()
 
     def silence(self) -> contextlib.AbstractContextManager:
-        """Drop what main() prints up to say(), if main() has printed it before or will print it again.
-
-        The block is one main(). Only the lines of generation 0 are shown: a process that is alone will run
-        main() again as a member, and in later generations the lines were shown before. say() ends it, or the
-        end of the block.
-        """
+        """Drop what main() prints up to say(), if main() has printed it before or will print it again. The
+        block is one main(). Only the lines of generation 0 are shown: a process that is alone will run main()
+        again as a member, and in later generations the lines were shown before. say() ends it, or the end of
+        the block."""
         if self.is_alone or self.plan.generation > 0:
             nothing = self._voice.enter_context(open(os.devnull, "w"))  # noqa: SIM115
             self._voice.enter_context(contextlib.redirect_stdout(nothing))
@@ -328,10 +311,8 @@ class Members:
         return True
 
     def _wait(self) -> None:
-        """Wait for the next tick: an announcement of the roll, an agent or a member. join() calls it.
-
-        If the job is done the others do not come, and the process ends.
-        """
+        """Wait for the next tick: an announcement of the roll, an agent or a member. join() calls it. If the
+        job is done the others do not come, and the process ends."""
         self._ticks += 1
         barrier.wait_for(self._store, f"tick/{self._ticks}", _TIMEOUT.total_seconds())
         if self._has("done"):
@@ -341,21 +322,17 @@ class Members:
         return self._store.check([key])
 
     def _fail(self, error: RuntimeError) -> None:
-        """End main() after an error of a collective: another process is gone.
-
-        The Group calls it, in the thread that waits for the collective. The roll is told: if no process is
-        lost, it makes a new generation of the same ones.
-        """
+        """End main() after an error of a collective: another process is gone. The Group calls it, in the
+        thread that waits for the collective. The roll is told: if no process is lost, it makes a new
+        generation of the same ones."""
         self._store.set(f"broken/{self.plan.generation}", str(error))
         self._store.add("news", 1)
         raise Changed from None
 
     def _note_signal(self, number: int) -> None:
-        """Report a signal to the roll, which decides whether this process leaves or the job stops.
-
-        The thread of bootfile/processes/signals.py calls it. If the parent has ended, the kernel has sent the
-        signal, and the process ends at once: another one may have its place soon.
-        """
+        """Report a signal to the roll, which decides whether this process leaves or the job stops. The thread
+        of bootfile/processes/signals.py calls it. If the parent has ended, the kernel has sent the signal,
+        and the process ends at once: another one may have its place soon."""
         self._number = number
         is_orphan = os.getppid() != int(os.environ[STARTED_BY])
         news = ("gone", "its parent process has ended") if is_orphan else ("asked", str(number))
@@ -395,10 +372,8 @@ class Members:
             store.wait([f"tick/{ticks}"], _TIMEOUT)
 
     def _look(self, store: torch.distributed.Store) -> None:
-        """Notice the plan after that of this generation: it is due, and members may be lost.
-
-        The thread "members" calls it after each tick, and the main thread at the end of join().
-        """
+        """Notice the plan after that of this generation: it is due, and members may be lost. The thread
+        "members" calls it after each tick, and the main thread at the end of join()."""
         current = self.plan
         following = Plan.key(current.generation + 1)
         if not self.due and current.ids and store.check([following]):

@@ -30,11 +30,9 @@ class _Finished(NamedTuple):
 
 
 class Memory(Processes):
-    """The processes of a job that may leave and come.
-
-    Each generation has a new object. bootfile/exact calls the methods on every rank, in the thread of the
-    loop, as the class Processes says. members: the Members of this process.
-    """
+    """The processes of a job that may leave and come. Each generation has a new object. bootfile/exact calls
+    the methods on every rank, in the thread of the loop, as the class Processes says. members: the Members of
+    this process."""
 
     may_change = True
 
@@ -50,10 +48,8 @@ class Memory(Processes):
         return self._members.was_begun
 
     def restore(self, parts: Parts) -> int | None:
-        """Return the step of the members' state after restoring it; None: no member has one.
-
-        In a process that is alone main() ends here: it runs again when the process is a member.
-        """
+        """Return the step of the members' state after restoring it; None: no member has one. In a process
+        that is alone main() ends here: it runs again when the process is a member."""
         # the roll refuses a process with other values: its numbers would differ from those of the members
         versions = {"torch": torch.__version__, "numpy": np.__version__, "bootfile": __version__}
         machine = facts.describe()
@@ -114,8 +110,9 @@ class Memory(Processes):
         """Keep what a member that comes later needs in addition to the objects. Their values do not change
         until all members have sent their parts of the next step."""
         parts = self._parts
-        # a copy: the next step adds to the sums before it is known whether all members finish it
-        running = parts.position.running.clone() if parts.position.running is not None else None
+        running = parts.position.running
+        if running is not None:  # a copy: the next step adds to it before all members have finished
+            running = running.clone()
         receipt = parts.loader.receipt
         self._finished = _Finished(
             step,
@@ -149,9 +146,7 @@ class Memory(Processes):
 
     def _keep(self) -> dict[str, Any]:
         """Return the state after the last finished step. What the present one has changed is undone.
-
-        Members.leave_group() calls it when Changed has ended main().
-        """
+        Members.leave_group() calls it when Changed has ended main()."""
         parts = self._parts
         finished = self._finished
         now = time.monotonic()

@@ -65,11 +65,8 @@ class Roll:
         self._stops = False  # the job stops: no process joins any more
 
     def look(self, asked: bool) -> None:
-        """Read what is new, and publish another plan if the members change.
-
-        The agent of node 0 calls it in each of its rounds. asked: whether node 0 has to stop, which ends the
-        job.
-        """
+        """Read what is new, and publish another plan if the members change. The agent of node 0 calls it in
+        each of its rounds. asked: whether node 0 has to stop, which ends the job."""
         now = time.monotonic()
         if now - self._ticked_at > _TICK:
             self._ticked_at = now
@@ -89,10 +86,8 @@ class Roll:
             self._publish(now, asked)
 
     def wait_for_ends(self) -> None:
-        """Hold the store until the other agents have ended, for some seconds at most.
-
-        The agent of node 0 calls it last: the store ends with its process.
-        """
+        """Hold the store until the other agents have ended, for some seconds at most. The agent of node 0
+        calls it last: the store ends with its process."""
         # a node that is lost writes no end: the wait has a limit
         deadline = time.monotonic() + launcher.GRACE
         ends = [f"ended/{node}" for node in range(self._nodes)]
@@ -174,11 +169,9 @@ class Roll:
         self._said.append((self._count, reason))
 
     def _admit(self, name: str, facts: dict[str, Any]) -> bool:
-        """Return whether a process trains what the members train, and refuse it if not.
-
-        The first process of node 0 that is ready decides what that is: others wait for it. Called again at
-        each look until it returns True.
-        """
+        """Return whether a process trains what the members train, and refuse it if not. The first process of
+        node 0 that is ready decides what that is: others wait for it. Called again at each look until it
+        returns True."""
         if self._facts is None and node_of(name) == 0:
             self._facts = facts
         expected = self._facts
@@ -194,10 +187,8 @@ class Roll:
         return not different
 
     def _publish(self, now: float, asked: bool) -> None:
-        """Write another plan if the members change, or if a group of them is broken.
-
-        look() calls it when the news were read. asked: as for look().
-        """
+        """Write another plan if the members change, or if a group of them is broken. look() calls it when the
+        news were read. asked: as for look()."""
         leaves = self._read_signals(now, asked)
         of_nodes = self._choose(leaves)
         ids = []
@@ -222,20 +213,25 @@ class Roll:
         self._write_plan(ids, leaves)
 
     def _read_signals(self, now: float, asked: bool) -> set[str]:
-        """Return the members that leave after a signal of their own; announce it if the whole job stops.
-
-        The signals that stop a whole job reach the nodes one after the other. So a member leaves only if no
-        other signal makes it a stop of the job within _PATIENCE seconds. asked: as for look().
-        """
-        asks = [name for name in self._plan.ids if name in self._known and self._known[name].was_asked]
-        self._asked_at = min(self._asked_at, now) if asks else math.inf
-        # one is on node 0, or all have got one
-        is_stop = asked or any(node_of(name) == 0 for name in asks) or 0 < len(asks) == len(self._plan.ids)
-        if is_stop and not self._stops:
+        """Return the members that leave after a signal of their own. If the whole job stops, announce it, and
+        return none. The signals that stop a whole job reach the nodes one after the other. So a member leaves
+        only if no other signal makes it a stop of the job within _PATIENCE seconds. asked: as for look()."""
+        signalled = [name for name in self._plan.ids if name in self._known and self._known[name].was_asked]
+        if not signalled:
+            self._asked_at = math.inf
+        elif self._asked_at == math.inf:
+            self._asked_at = now
+        is_on_node_0 = any(node_of(name) == 0 for name in signalled)
+        have_all = bool(signalled) and len(signalled) == len(self._plan.ids)
+        if (asked or is_on_node_0 or have_all) and not self._stops:
             self._stops = True
-            number = read(self._store, f"asked/{asks[0]}") if asks else f"{signal.SIGTERM:d}"
+            number = f"{signal.SIGTERM:d}"
+            if signalled:
+                number = read(self._store, f"asked/{signalled[0]}")
             announce(self._store, "stop", number)
-        return {*asks} if not self._stops and now - self._asked_at > _PATIENCE else set()
+        if self._stops or now - self._asked_at <= _PATIENCE:
+            return set()
+        return set(signalled)
 
     def _write_plan(self, ids: list[str], leaves: set[str]) -> None:
         """Publish the next plan, with these members. leaves: members that leave, which the user is told."""
@@ -255,10 +251,8 @@ class Roll:
         announce(self._store, Plan.key(self._plan.generation), json.dumps(self._plan))
 
     def _choose(self, leaves: set[str]) -> dict[int, list[str]]:
-        """Return who may be a member now, by node: the members in their order, then the spares.
-
-        If the job stops, no spare joins. leaves: members that leave.
-        """
+        """Return who may be a member now, by node: the members in their order, then the spares. If the job
+        stops, no spare joins. leaves: members that leave."""
         ready = [name for name, process in self._known.items() if process.is_ready and name not in leaves]
         # members keep their order: rank 0 stays rank 0, and a spare comes last
         chosen = [name for name in self._plan.ids if name in ready]

@@ -24,11 +24,9 @@ def is_url(path: object) -> bool:
 @contextlib.contextmanager
 def make_folder_atomic(path: str) -> Iterator[str]:
     """Yield a new folder that is renamed to `path` when the block ends. It replaces a folder of that name.
-
     Two processes must not make the same folder at the same time: use locked(). If the block fails, the new
     folder is deleted. Folders that a killed process left are deleted first. A process that has opened files
-    of the replaced folder can still read them. Raises OSError.
-    """
+    of the replaced folder can still read them. Raises OSError."""
     new = os.path.join(os.path.dirname(path), f"{PARTIAL}{os.path.basename(path)}")
     old = f"{new}.old"
     for left in (new, old):

@@ -115,14 +115,16 @@ def _explain_answer(answer: dict, url: str) -> StoreError:
     # the code is text of the server: no more of it is shown than a word
     if not code.isalnum() or len(code) > 60:
         code = "unknown"
-    is_known = bool(cause)
-    if not is_known:
+    is_passing = code in _PASSING
+    is_forbidden = cause == "no permission"
+    if not cause:
         what = "failed" if status >= 500 else "refused"
         cause = f"the store {what} (status {status})"
+        is_forbidden = status in _FORBIDDEN and not is_passing
     is_later = cause in _LATER or (status >= 500 and status != 501)
-    is_refused = not is_known and status in _FORBIDDEN and code not in _PASSING
-    is_forbidden = cause == "no permission" or is_refused
-    return StoreError(f"{url}: {cause} ({code})", code, code in _PASSING, is_later, is_forbidden)
+    return StoreError(
+        f"{url}: {cause} ({code})", code, again=is_passing, later=is_later, forbidden=is_forbidden
+    )
 
 
 def of_the_disk(error: OSError, path: str) -> StoreError:

@@ -81,25 +81,24 @@ def find_endpoint(scheme: str, bucket: str = "") -> Endpoint:
     region = os.environ.get("AWS_DEFAULT_REGION") or os.environ.get("AWS_REGION")
     if scheme == "obs":
         region = os.environ.get("OBS_REGION") or region
-    for name in ("S3_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
-        if os.environ.get(name):
-            url = _check_endpoint(name, os.environ[name])
-            break
-    else:
-        if scheme != "obs":
-            return Endpoint(None, region, "virtual")
-        if not region:
-            raise BadInput(
-                "obs:// needs a region: set OBS_REGION (cn-north-4, ...), or the endpoint in "
-                "AWS_ENDPOINT_URL_S3"
-            )
+    names = ("S3_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+    variable = next(filter(os.environ.get, names), None)
+    if variable:
+        url = _check_endpoint(variable, os.environ[variable])
+    elif scheme != "obs":
+        return Endpoint(None, region, "virtual")
+    elif region:
         url = _check_endpoint("OBS_REGION", f"https://obs.{region}.myhuaweicloud.com")
+    else:
+        raise BadInput(
+            "obs:// needs a region: set OBS_REGION (cn-north-4, ...), or the endpoint in AWS_ENDPOINT_URL_S3"
+        )
     host = urlsplit(url).hostname or ""
     # the address of OBS names its region, which the signature of a request needs
     match = re.fullmatch(r"obs\.([a-z0-9-]+)\.myhuaweicloud\.\w+", host)
     if match:
         region = match[1]
-    # a server of one's own often has a name, and none for its buckets
+    # the name of a private server often resolves, and that of a bucket on it does not
     style = "virtual"
     if _address(host) or (bucket and _resolves(host) and not _resolves(f"{bucket}.{host}")):
         style = "path"

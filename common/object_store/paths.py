@@ -44,9 +44,7 @@ def check_keys(keys: Iterable[str], url: str) -> None:
 
 def make_path(folder: str, key: str) -> str:
     """Make the parent folders of a key's file below a folder, and return its path. Check the key before.
-
-    Raises BadInput if a file has the name of a parent folder, or if a link leads out of the folder.
-    """
+    Raises BadInput if a file has the name of a parent folder, or if a link leads out of the folder."""
     path = os.path.join(folder, key)
     inside = os.path.realpath(folder)
     parent = os.path.dirname(path)
@@ -63,12 +61,10 @@ def make_path(folder: str, key: str) -> str:
 
 
 def scratch_folder(kind: str, url: str) -> str:
-    """Make this user's private folder for a URL on the node's scratch disk, and return its absolute path.
-
-    A restart on the same node finds the same folder. It is below BOOTFILE_SCRATCH, else below /cache if that
-    is writable, else below the system's temporary folder. kind: "staged" or "outputs". Raises BadInput if the
-    URL is not valid or the folder is not writable.
-    """
+    """Make this user's private folder for a URL on the node's scratch disk, and return its absolute path. A
+    restart on the same node finds the same folder. It is below BOOTFILE_SCRATCH, else below /cache if that is
+    writable, else below the system's temporary folder. kind: "staged" or "outputs". Raises BadInput if the
+    URL is not valid or the folder is not writable."""
     location = parse(url)
     where = find_endpoint(location.scheme)
     # from the server and the URL: the same bucket name at two servers gives two folders

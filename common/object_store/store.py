@@ -57,11 +57,9 @@ def _ignore(_: int) -> None:
 
 
 class ObjectStore(contextlib.AbstractContextManager):
-    """The objects below one URL. The end of a `with` block closes the connections.
-
-    All methods may be called from several threads. threads: the number of threads that use it. `client`:
-    sends the requests. `location`: the parts of the URL. Raises BadInput; its methods raise StoreError.
-    """
+    """The objects below one URL. The end of a `with` block closes the connections. All methods may be called
+    from several threads. threads: the number of threads that use it. `client`: sends the requests.
+    `location`: the parts of the URL. Raises BadInput; its methods raise StoreError."""
 
     def __init__(self, url: str, threads: int = 16):
         self.threads = threads
@@ -100,12 +98,10 @@ class ObjectStore(contextlib.AbstractContextManager):
             yield entry["Key"][len(below) :], entry["UploadId"], begun
 
     def head(self, key: str) -> Object | None:
-        """Return an object, with the sha256 of its metadata; None if it does not exist. One HEAD request.
-
-        A listing has no sha256. So an upload and a download call it for each file, in the threads of the
-        store, to skip those that are equal on both sides. A start calls it on rank 0 for files that the list
-        of the run may lack: best.pth and the history. The bytes are not read.
-        """
+        """Return an object, with the sha256 of its metadata; None if it does not exist. One HEAD request. A
+        listing has no sha256. So an upload and a download call it for each file, in the threads of the store,
+        to skip those that are equal on both sides. A start calls it on rank 0 for files that the list of the
+        run may lack: best.pth and the history. The bytes are not read."""
         try:
             entry, _ = self._open("head_object", key)
         except StoreError as error:

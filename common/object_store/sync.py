@@ -54,10 +54,8 @@ class Progress:
 
 
 def list_files(folder: str) -> Iterator[os.DirEntry]:
-    """Yield all entries at any depth below a folder that are not folders. Raises OSError.
-
-    A link to a folder is such an entry: it is not followed.
-    """
+    """Yield all entries at any depth below a folder that are not folders. Raises OSError. A link to a folder
+    is such an entry: it is not followed."""
     for entry in os.scandir(folder):
         if entry.is_dir(follow_symlinks=False):
             yield from list_files(entry.path)
@@ -66,9 +64,7 @@ def list_files(folder: str) -> Iterator[os.DirEntry]:
 
 
 def compare(
-    store: ObjectStore,
-    wanted: Iterable[Object],
-    is_equal: Callable[[Object], bool],
+    store: ObjectStore, wanted: Iterable[Object], is_equal: Callable[[Object], bool]
 ) -> tuple[list[Object], list[Object]]:
     """Return (the wanted objects that must be transferred, those that are equal on both sides).
 
@@ -76,9 +72,14 @@ def compare(
     """
     wanted = _largest_first(wanted)
     answers = run(store, (partial(is_equal, entry) for entry in wanted))
-    judged = list(zip(wanted, answers, strict=True))
-    missing = [entry for entry, is_unchanged in judged if not is_unchanged]
-    return missing, [entry for entry, is_unchanged in judged if is_unchanged]
+    missing: list[Object] = []
+    unchanged: list[Object] = []
+    for entry, is_unchanged in zip(wanted, answers, strict=True):
+        if is_unchanged:
+            unchanged.append(entry)
+        else:
+            missing.append(entry)
+    return missing, unchanged
 
 
 def fetch(
@@ -120,9 +121,7 @@ def fetch(
 
 def send(store: ObjectStore, folder: str, objects: Iterable[Object], progress: Progress) -> None:
     """Upload the files below a folder that become these objects. A file with another sha256 is refused.
-
-    Raises StoreError and BadInput. The first failure ends the transfer.
-    """
+    Raises StoreError and BadInput. The first failure ends the transfer."""
 
     def send_one(entry: Object) -> None:
         store.send(os.path.join(folder, entry.key), entry.key, progress.add, entry.sha256)
@@ -131,9 +130,7 @@ def send(store: ObjectStore, folder: str, objects: Iterable[Object], progress: P
 
 
 def run(
-    store: ObjectStore,
-    tasks: Iterable[Callable[[], T]],
-    report: Callable[[], object] | None = None,
+    store: ObjectStore, tasks: Iterable[Callable[[], T]], report: Callable[[], object] | None = None
 ) -> list[T]:
     """Run the tasks in the threads of a store, and return [task() for task in tasks].
 

@@ -47,11 +47,9 @@ def convert_sync_batchnorm(model: nn.Module) -> nn.Module:
 
 
 class GlooSyncBatchNorm(_BatchNorm):
-    """torch.nn.SyncBatchNorm for gloo: inputs float [n, C, ...] of any dimension, on any device.
-
-    As torch's, it uses the statistics of its own batch if track_running_stats is False and it evaluates.
-    Raises ValueError if the global batch has one value per channel.
-    """
+    """torch.nn.SyncBatchNorm for gloo: inputs float [n, C, ...] of any dimension, on any device. As torch's,
+    it uses the statistics of its own batch if track_running_stats is False and it evaluates. Raises
+    ValueError if the global batch has one value per channel."""
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:

@@ -22,12 +22,10 @@ _PASSES = 3  # the second pass records CUDA graphs, the third replays them
 
 
 def is_chosen(args: argparse.Namespace, device: torch.device, log: Callable[[str], None]) -> bool:
-    """Return whether to compile the model of a job with --compile (None: on a GPU) and --exact_shards.
-
-    With exact shards the default is false before torch 2.10: its compiler chooses kernels by their time, so a
+    """Return whether to compile the model of a job with --compile (None: on a GPU) and --exact_shards. With
+    exact shards the default is false before torch 2.10: its compiler chooses kernels by their time, so a
     restart may compute other bits. log: called with one line then. On an H200 with torch 2.11 two runs with
-    empty caches of the compiler had the same bits (2026-11-28).
-    """
+    empty caches of the compiler had the same bits (2026-11-28)."""
     if args.compile is not None or device.type != "cuda":
         return bool(args.compile)
     if args.exact_shards and torch.__version__ < "2.10":
@@ -104,7 +102,9 @@ def _with_empty_cache_after_error(compile_once: Callable[[], torch.nn.Module]) -
     except Exception:
         utils: Any = importlib.import_module("torch._inductor.utils")
         empty = getattr(utils, "fresh_cache", None) or getattr(utils, "fresh_inductor_cache", None)
-        cache = _find_cache()
+        # as torch names it; its function has moved between versions
+        default = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+        cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default
         if empty is None or not os.path.isdir(cache) or not os.listdir(cache):
             raise
         torch._dynamo.reset()
@@ -112,13 +112,6 @@ def _with_empty_cache_after_error(compile_once: Callable[[], torch.nn.Module]) -
             compiled = compile_once()
         print_line(f"warning: torch's compile cache {cache} has a damaged file, and was not used: delete it")
         return compiled
-
-
-def _find_cache() -> str:
-    """Return the folder of torch's compile cache."""
-    # as torch names it; its function has moved between versions
-    default = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
-    return os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default
 
 
 def _configure(shapes: int) -> None:

@@ -125,9 +125,9 @@ class Shards:
         self._used: set[torch.Tensor] = set()  # parameters with a gradient of this shard
         self._hooked: dict[torch.Tensor, Any] = {}  # parameter -> handle of its hook
         self._losses: list[torch.Tensor] = []  # of the shards of this step that have ended
-        self._buffers: list[_Buffer] = []  # before the step
-        self._after: list[_Buffer] = []  # after the first shard
-        self._before: list[_Buffer] = []  # before the last step that was begun
+        self._buffers: list[_Buffer] = []  # at the begin of this step; [] before its first forward pass
+        self._after: list[_Buffer] = []  # after the shard that gives its buffers to this step
+        self._before: list[_Buffer] = []  # at the begin of the newest step, also when it has ended
         self._processes: Processes | None = None  # those of the run
         self._is_open = False  # from the forward pass of a shard until add()
         self._collectives = 0  # of torch.distributed, when the shard began
@@ -208,12 +208,14 @@ class Shards:
             raise BadInput("--exact_shards: the model or the criterion communicates with other processes")
         counts = self._count_rest()
         loss = accelerator.double(loss.detach()).squeeze()
-        if counts:  # the loss of a shard without a sample may be NaN
-            loss = loss * counts[self.index] if counts[self.index] else torch.zeros_like(loss)
+        if counts and not counts[self.index]:  # the loss of a shard without a sample may be NaN
+            loss = torch.zeros_like(loss)
+        elif counts:
+            loss = loss * counts[self.index]
         self._losses.append(loss)
         is_first = len(self._losses) == 1
         is_last = len(self._losses) == self.local
-        # one shard gives its buffers to the step; a rank without it gets them in _average()
+        # one shard gives its buffers to the step; ranks without this shard get them in _average()
         if is_first or self.index == _find_whole(counts):
             self._after = _read(self._buffers)
         self._check_loader(is_first)
@@ -246,7 +248,8 @@ class Shards:
         """Raise BadInput for a step with a closure, which sees one shard, or between two shards. torch calls
         it before each step of an optimizer, with the arguments of step(); the first one is the optimizer."""
         name = f"--exact_shards: {type(optimizer).__name__}.step()"
-        if any(closure is not None for closure in [*args[1:2], kwargs.get("closure")]):
+        closures = [*args[1:2], kwargs.get("closure")]
+        if any(closure is not None for closure in closures):
             raise BadInput(f"{name} got a closure, which sees one shard: expected an optimizer without one")
         if self._is_open or self._losses:
             raise BadInput(f"{name} between two shards: expected it after shards.add() has returned a loss")
@@ -267,7 +270,9 @@ class Shards:
         # elsewhere
         _write(self._after)
         self.index = self.first
-        total = max(1, sum(counts)) if counts else self.count
+        total = self.count
+        if counts:
+            total = max(1, sum(counts))
         self._average(total, _find_whole(counts))
         # each rank adds zeros to the rows of the others: nothing is rounded before sum_rows()
         rows = self.make_rows(self._losses)
@@ -356,9 +361,8 @@ class Shards:
                 self._hook_gradients()
                 self.guards.begin_step(self._list_sources())
         if self._recheck:
-            self._recheck.begin_forward(
-                self._loader.step, self.index, self._list_sources() if is_new else None
-            )
+            sources = self._list_sources() if is_new else None
+            self._recheck.begin_forward(self._loader.step, self.index, sources)
 
     def _hook_gradients(self) -> None:
         """Call _note_gradient() for each parameter that is trained. _begin_forward() calls it in each step:
@@ -423,7 +427,8 @@ class Shards:
             self._recheck.add(self._loader.step, self.index, sums.values(), factor)
         self._used.clear()
         # the tree says when two sums are added, so the order does not depend on the number of processes
-        for _ in range(_push_node(self._nodes, range(self.index, self.index + 1))):
+        joins = _push_node(self._nodes, range(self.index, self.index + 1))
+        for _ in range(joins):
             left = self._sums.pop()
             torch._foreach_add_(list(sums.values()), [left[parameter] for parameter in sums])
         self._sums.append(sums)
@@ -455,7 +460,9 @@ class Shards:
         for parameter in parts[0]:
             dimensions = range(parameter.dim())
             orders[parameter] = sorted(dimensions, key=parameter.stride, reverse=True)
-        ordered = [[sums[parameter].permute(order) for parameter, order in orders.items()] for sums in parts]
+        ordered = []
+        for sums in parts:
+            ordered.append([sums[parameter].permute(order) for parameter, order in orders.items()])
         places = {id(result): place for place, result in enumerate(ordered[0])}
         # a few large messages: one for each parameter would cost a round trip each
         for results in torch._utils._take_tensors(ordered[0], _FLAT):
@@ -469,37 +476,33 @@ class Shards:
                 result.copy_(piece.view_as(result))
 
     def _sum_over_ranks(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the sum [n] of the nodes of all ranks in the tree. rows: those of this rank, [nodes, n].
-
-        A process adds one slice, which it gets from all processes, and sends the sum to all: with one node
-        for each process the volume of all_reduce.
-        """
+        """Return the sum [n] of the nodes of all ranks in the tree. rows: those of this rank, [nodes, n]. A
+        process adds one slice, which it gets from all processes, and sends the sum to all: with one node for
+        each process the volume of all_reduce."""
         size = self.world_size
-        nodes = [list_nodes(part_of(self.count, rank, size)) for rank in range(size)]  # of each rank
-        slices = rows.tensor_split(size, dim=1)  # for each rank
+        nodes_of_ranks = [list_nodes(part_of(self.count, rank, size)) for rank in range(size)]
+        slices = rows.tensor_split(size, dim=1)  # the columns that each rank adds
         widths = [columns.shape[1] for columns in slices]
-        width = widths[ranks.rank()]  # of the slice that this rank adds
+        own_width = widths[ranks.rank()]
         sent = torch.cat([columns.reshape(-1) for columns in slices])
-        received = rows.new_empty(sum(map(len, nodes)), width)
+        sent_sizes = [len(rows) * width for width in widths]
+        received_sizes = [len(nodes) * own_width for nodes in nodes_of_ranks]
+        received = rows.new_empty(sum(map(len, nodes_of_ranks)), own_width)
         with ranks.waiting():
-            torch.distributed.all_to_all_single(
-                received.view(-1),
-                sent,
-                [len(nodes_of_rank) * width for nodes_of_rank in nodes],
-                [len(rows) * columns for columns in widths],
-            )
+            torch.distributed.all_to_all_single(received.view(-1), sent, received_sizes, sent_sizes)
         # the nodes of all ranks are in the order of the shards, and are added as within a process
         sums: list[torch.Tensor] = []
-        joined: list[range] = []
-        for node, row in zip(itertools.chain.from_iterable(nodes), received, strict=True):
+        tree: list[range] = []
+        for node, row in zip(itertools.chain.from_iterable(nodes_of_ranks), received, strict=True):
             sums.append(row)
-            for _ in range(_push_node(joined, node)):
+            joins = _push_node(tree, node)
+            for _ in range(joins):
                 right = sums.pop()
                 sums[-1].add_(right)
         # the sum of this slice goes to every rank
         total = rows.new_empty(sum(widths))
         with ranks.waiting():
-            torch.distributed.all_to_all_single(total, sums[0].repeat(size), widths, [width] * size)
+            torch.distributed.all_to_all_single(total, sums[0].repeat(size), widths, [own_width] * size)
         return total
 
 

@@ -34,11 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def layers(model: nn.Module, precision: str) -> Iterator[tuple[nn.Module, Any]]:
     """Yield the modules to give to fully_shard(), each with its MixedPrecisionPolicy; the model is the last.
-
     These are the elements of the outermost Sequential and ModuleList containers. In bfloat16 BatchNorm layers
     come first: their weights stay float32, because they are multiplied with statistics in float32. Gradients
-    are summed in float32.
-    """
+    are summed in float32."""
     from torch.distributed.fsdp import MixedPrecisionPolicy  # not in torch 2.5
 
     _check_group(model)

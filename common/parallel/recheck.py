@@ -167,18 +167,16 @@ class Recheck(Plugin):
         parameters = self._shards.list_trained()
 
         def find_sum(output: Any) -> float:
-            used = [
-                (tensor, slope.to(tensor.device))
-                for tensor, slope in zip(_list_outputs(output), slopes, strict=True)
-                if slope is not None
-            ]
+            used = []
+            for tensor, slope in zip(_list_outputs(output), slopes, strict=True):
+                if slope is not None:
+                    used.append((tensor, slope.to(tensor.device)))
             outputs, gradients_of_outputs = zip(*used, strict=True)
             gradients = torch.autograd.grad(outputs, parameters, gradients_of_outputs, allow_unused=True)
-            whole = [
-                torch.zeros_like(parameter) if gradient is None else gradient * factor
-                for parameter, gradient in zip(parameters, gradients, strict=True)
-            ]
-            return float(sum_bits(whole, self._shards.device))
+            scaled = []
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                scaled.append(torch.zeros_like(parameter) if gradient is None else gradient * factor)
+            return float(sum_bits(scaled, self._shards.device))
 
         restore_buffers()
         with self._shards.repeating():
@@ -251,7 +249,9 @@ def describe(step: int, shard: int, votes: list[tuple[int, int]]) -> str:
     head = f"step {step}: the gradients of shard {shard} were computed {len(votes)} times, and differ"
     common, most = counted[0]
     if len(counted) > 1 and counted[1][1] == most:
-        results = [f"rank {rank} has {'one' if value == common else 'another'}" for rank, value in votes]
+        results = []
+        for rank, value in votes:
+            results.append(f"rank {rank} has one" if value == common else f"rank {rank} has another")
         return (
             f"{head}; there is no majority, so it is not known which rank is wrong: {', '.join(results)}. "
             "Are the machines of one kind? The step was not used"

@@ -90,10 +90,9 @@ class Recorder:
         states_before = _get_states(self._sources)
         try:  # a module of the user may raise any error outside of its loop
             _set_states(self._sources, states)
-            moved = [
-                value if device is None else _copy(value, device)
-                for value, device in zip(inputs, devices, strict=True)
-            ]
+            moved = []
+            for value, device in zip(inputs, devices, strict=True):
+                moved.append(value if device is None else _copy(value, device))
             args, kwargs = tree_unflatten(moved, structure)
             with torch.enable_grad(), autocast:
                 return read(self._module(*args, **kwargs))

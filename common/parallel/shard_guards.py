@@ -9,6 +9,7 @@ such as a variable of a criterion that is a function, shows in `launch prove` wi
 """
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -78,15 +79,18 @@ class Guards:
             inputs, states = sent_by_first[name]
             repeated = recorder.repeat(inputs, states, functools.partial(digest_results, module))
             recorder.forget()
-            first = expected.get(name) or {}
-            pairs = (repeated or {}).items() if first else ()
-            differences += [f"{name}: {part}" for part, digest in pairs if digest != first.get(part)]
+            first = expected.get(name)
+            if not first or not repeated:
+                continue
+            for part, digest in repeated.items():
+                if digest != first.get(part):
+                    differences.append(f"{name}: {part}")
         self._results = {}
         # on all ranks: one that continued would wait for the others in the next collective
-        of_all = [difference for of_rank in ranks.gather_objects(differences) for difference in of_rank]
-        if of_all:
+        gathered = list(itertools.chain(*ranks.gather_objects(differences)))
+        if gathered:
             raise BadInput(
-                f"--exact_shards: {of_all[0]} changes if a shard is computed again after others or on "
+                f"--exact_shards: {gathered[0]} changes if a shard is computed again after others or on "
                 "another process: expected state between two calls only in buffers (register_buffer) of "
                 "the model, the criterion and other objects of the Checkpointer, with which each shard begins"
             )

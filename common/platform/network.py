@@ -10,10 +10,8 @@ OUTSIDE = "192.0.2.1"  # an address for documentation (RFC 5737): its route lead
 
 def interface_to(host: str, port: int) -> tuple[str | None, str]:
     """Return (interface name, own address) with which this node reaches the host; the name is None if it is
-    not known.
-
-    Nothing is sent: the kernel only chooses a route. Raises OSError if the host is unknown or has no route.
-    """
+    not known. Nothing is sent: the kernel only chooses a route. Raises OSError if the host is unknown or has
+    no route."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connect() of UDP sends nothing
         probe.connect(address)
@@ -26,26 +24,24 @@ def interface_to(host: str, port: int) -> tuple[str | None, str]:
     return None, local
 
 
-def missing_interface(variable: str, value: str) -> str:
-    """Return an error if no interface of this node fits GLOO_SOCKET_IFNAME (names, with commas between them)
-    or NCCL_SOCKET_IFNAME (beginnings of names; = before whole names, ^ before those to exclude); else ""."""
+def explain_interfaces(variable: str, value: str) -> str:
+    """Return the error of a variable that names no interface of this node; "" if it names one.
+    GLOO_SOCKET_IFNAME has whole names, and gloo needs all of them. NCCL_SOCKET_IFNAME has beginnings of
+    names, whole names after "=", or after "^" those that NCCL must not use; it needs one interface."""
     names = [name for _, name in socket.if_nameindex()]
-    given = [word.partition(":")[0] for word in value.lstrip("^=").split(",") if word]
+    words = {word.partition(":")[0] for word in value.lstrip("^=").split(",") if word}
     if variable.startswith("GLOO"):
-        is_missing = not {*given} <= {*names}
-    else:  # NCCL uses those that exist
+        is_valid = words <= {*names}
+    else:
         are_whole = value.lstrip("^").startswith("=")
-        named = [name for name in names if _is_named(name, given, are_whole)]
-        left = len(names) - len(named) if value.startswith("^") else len(named)
-        is_missing = bool(given) and not left
-    if not is_missing:
+        named = words & {*names}
+        if not are_whole:
+            named = {name for name in names if name.startswith(tuple(words))}
+        usable = {*names} - named if value.startswith("^") else named
+        is_valid = not words or bool(usable)
+    if is_valid:
         return ""
     return f"{variable}={value}: no such interface; this node has {', '.join(names)}"
-
-
-def _is_named(name: str, given: list[str], are_whole: bool) -> bool:
-    """Return whether an interface is one of those given: by whole names, or by their beginnings."""
-    return name in given if are_whole else name.startswith(tuple(given))
 
 
 def is_loopback(host: str) -> bool:

@@ -31,7 +31,7 @@ import torch
 
 from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput, print_line
-from bootfile.ground.numbers import count_in
+from bootfile.ground.numbers import count_in, counted
 from bootfile.machine import control_groups
 from common.platform import network
 from common.platform.topology import Topology, is_distributed, promised_gpus
@@ -106,10 +106,8 @@ def inspect(
 
 def print_findings(args: argparse.Namespace, topology: Topology, folder: str) -> None:
     """Print one line of facts about the node, then a line for every warning and error. folder: of the output.
-
     A job calls it at its start. It resolves no name and runs no program, so it takes milliseconds. An error
-    ends the job where it shows: devices.select() refuses missing GPUs.
-    """
+    ends the job where it shows: devices.select() refuses missing GPUs."""
     accelerators = _accelerators(args, os.environ, topology)
     versions = _versions()
     presets = _presets(os.environ)
@@ -189,7 +187,7 @@ def _free_memory_of_groups(root: str = "/") -> float:
     for folder in control_groups.find_folders("memory", root):
         # beyond memory.high the kernel slows a process down so much that it hardly continues
         limits = _read_numbers(folder, "memory.max", "memory.high", "memory.limit_in_bytes")
-        # those of this process if the group does not tell what it uses
+        # the memory of this process, if the group does not tell what it uses
         used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         for current in _read_numbers(folder, "memory.current", "memory.usage_in_bytes")[:1]:
             used = max(0, current - _reclaimable_memory(folder))
@@ -217,7 +215,10 @@ def _reclaimable_memory(folder: Path) -> int:
 def worst(findings: list[Finding]) -> str:
     """Return the worst verdict."""
     verdicts = {finding.verdict for finding in findings}
-    return next(verdict for verdict in (_ERROR, _WARNING, _OK) if verdict in {*verdicts, _OK})
+    for verdict in (_ERROR, _WARNING):
+        if verdict in verdicts:
+            return verdict
+    return _OK
 
 
 def exit_code(findings: list[Finding]) -> int:
@@ -229,7 +230,8 @@ def _accelerators(args: argparse.Namespace, env: Mapping[str, str], topology: To
     gpus = accelerator.count()
     promised = promised_gpus(env)
     processes = topology.processes_per_node
-    facts = f"{_count(gpus, 'GPU', 'GPUs')}, {_count(processes, 'process', 'processes')} per node"
+    noun = "process" if processes == 1 else "processes"
+    facts = f"{counted(gpus, 'GPU')}, {processes} {noun} per node"
     if "CUDA_VISIBLE_DEVICES" in env:
         facts += f", CUDA_VISIBLE_DEVICES={env['CUDA_VISIBLE_DEVICES']!r}"
     errors = []
@@ -259,8 +261,12 @@ def _shm() -> Finding:
         return Finding("shm", "", [f"{path} is not a writable folder"])
     size, _, free = shutil.disk_usage(path)
     errors = [f"{path} is full"] if free < 1e6 else []
-    few = f"below {_SHM / 1e9:.0f} GB, workers of --data_backend pytorch may not fit: docker run --shm-size"
-    warnings = [few] if free < _SHM else []
+    warnings = []
+    if free < _SHM:
+        size_text = f"{_SHM / 1e9:.0f} GB"
+        warnings.append(
+            f"below {size_text}, workers of --data_backend pytorch may not fit: docker run --shm-size"
+        )
     return Finding("shm", f"{_gb(free)} of {_gb(size)} free at {path}", errors, warnings)
 
 
@@ -297,8 +303,8 @@ def _limits() -> Finding:
         is_limited = most != resource.RLIM_INFINITY
         facts.append(f"{name}={most if is_limited else 'unlimited'}")
         if is_limited and most < _ENOUGH:
-            few = f"low limit of {name.replace('_', ' ')}: {advice} {_ENOUGH} or more"
-            (errors if most < _FEW else warnings).append(few)
+            findings = errors if most < _FEW else warnings
+            findings.append(f"low limit of {name.replace('_', ' ')}: {advice} {_ENOUGH} or more")
     return Finding("limits", " ".join(facts), errors, warnings)
 
 
@@ -321,17 +327,18 @@ def _network(topology: Topology) -> tuple[Finding, Finding]:
         name, local = network.interface_to(str(address[0]), port or 1)
     except OSError as error:
         return master, Finding("interface", "none", [f"no route to {address[0]}: {error.strerror}"])
-    # each node would meet only itself
-    alone = f"{topology.nodes} nodes, but {address[0]} is an address within one machine"
-    warnings = [alone] if topology.nodes > 1 and network.is_loopback(local) else []
+    warnings = []
+    if topology.nodes > 1 and network.is_loopback(local):  # each node would meet only itself
+        warnings = [f"{topology.nodes} nodes, but {address[0]} is an address within one machine"]
     return master, Finding("interface", f"{name} with {local}", warnings=warnings)
 
 
 def _versions() -> Finding:
     cuda = torch.version.cuda
     driver = find_driver()
-    has_nccl = cuda and torch.distributed.is_nccl_available()
-    nccl = ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None
+    nccl = None
+    if cuda and torch.distributed.is_nccl_available():
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))
     versions: dict[str, str | None] = {"python": platform.python_version(), "torch": torch.__version__}
     versions |= {"CUDA": cuda, "NCCL": nccl, "driver": driver, **_ascend()}
     facts = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
@@ -371,7 +378,7 @@ def _presets(env: Mapping[str, str]) -> Finding:
     named = sorted(name for name in env if name.startswith(("NCCL_", "GLOO_")))
     interfaces = [name for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if env.get(name)]
     # gloo and NCCL would fail at the first collective, without the name
-    missing = [network.missing_interface(name, env[name]) for name in interfaces]
+    missing = [network.explain_interfaces(name, env[name]) for name in interfaces]
     facts = " ".join(f"{name}={env[name]}" for name in named)
     return Finding("presets", facts or "none", warnings=[*filter(None, missing)])
 
@@ -396,10 +403,6 @@ def _ascend(root: str = "/usr/local/Ascend") -> dict[str, str]:
             match = re.search(r"(?im)^version=(\S+)", path.read_text(encoding="utf-8", errors="replace"))
             versions[name] = match[1] if match else ""
     return versions
-
-
-def _count(number: int, one: str, more: str) -> str:
-    return f"{number} {one if number == 1 else more}"
 
 
 def _gb(count: float) -> str:

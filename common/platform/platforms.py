@@ -61,10 +61,8 @@ class Claim:
 
 
 def detect(env: Mapping[str, str]) -> Claim | None:
-    """Return the claim of the first platform that is recognised, or None. LOCAL_RANK is not read.
-
-    Raises BadInput if values are missing, are not numbers, or contradict each other.
-    """
+    """Return the claim of the first platform that is recognised, or None. LOCAL_RANK is not read. Raises
+    BadInput if values are missing, are not numbers, or contradict each other."""
     for read in _READERS:
         claim = read(env)
         if claim:  # the first platform counts: the others only set some of the same names
@@ -136,10 +134,8 @@ def port(env: Mapping[str, str], name: str, default: int | None = None) -> int:
 
 
 def first_host(text: str) -> str:
-    """Return the first name in a Slurm host list: "node[001-002,7],gpu3" -> node001. Raises BadInput.
-
-    It does the same as `scontrol show hostnames`, which is missing in most containers.
-    """
+    """Return the first name in a Slurm host list: "node[001-002,7],gpu3" -> node001. Raises BadInput. It does
+    the same as `scontrol show hostnames`, which is missing in most containers."""
     # the commas inside of brackets belong to one name
     match = re.match(r"(?:[^,\[\]\s]|\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\])+(?=,|$)", text, re.ASCII)
     if not match:
@@ -160,7 +156,7 @@ def _read(platform: Platform, env: Mapping[str, str]) -> Claim | None:
         hosts = re.findall(r"[^\s,]+", env.get(name, ""))
         if hosts:
             sizes.append((f"{name}={','.join(hosts)} ({len(hosts)} hosts)", len(hosts)))
-    # of one node, some platforms give the index of another task
+    # if the job has one node, some platforms set the index of another task
     if sizes and sizes[0][1] < 2 and rank_names[0] != "RANK":
         ranks = [(f"{rank_names[0]} (one node)", 0)]
     for name, values in ((platform.names("{nodes}")[0], sizes), (rank_names[0], ranks)):
@@ -171,7 +167,7 @@ def _read(platform: Platform, env: Mapping[str, str]) -> Claim | None:
         for text, value in values:
             if value != first_value:
                 raise BadInput(f"{first_text} contradicts {text}")
-    # it names the first node, which may not be the first of the list
+    # a variable may name the first node, which need not be the first of the list of hosts
     masters = [env[name] for name in platform.names("{master}") if env.get(name)]
     port_name = [*platform.names("{port}"), "MASTER_PORT"][0]
     address = find_master(env, masters or hosts, _PORT, port_name)
@@ -194,11 +190,9 @@ def _sagemaker(env: Mapping[str, str]) -> Claim | None:
 
 
 def _mpi(env: Mapping[str, str]) -> Claim | None:
-    """Return the claim of a launcher of MPI. A single process counts as one that was started without it.
-
-    It may run inside a job of Slurm or of a platform, whose variables then describe the launcher. If a node
-    has one process, this process starts the others, as for Slurm.
-    """
+    """Return the claim of a launcher of MPI. A single process counts as one that was started without it. It
+    may run inside a job of Slurm or of a platform, whose variables then describe the launcher. If a node has
+    one process, this process starts the others, as for Slurm."""
     for source, row in MPI.items():
         names = row.split()
         # one process: the launcher's variables may be those of a job around this one
@@ -242,11 +236,9 @@ def _find_hosts_of_platform(env: Mapping[str, str]) -> list[str]:
 
 def _launcher_pid() -> int:
     """Return the process id of the launcher, which all processes of one mpirun on this node share. Each of
-    them chooses its port by it: with another number they would not meet.
-
-    The parent of this process may be a shell script that the launcher has started. A launcher gives each of
-    its children a process group, and the child leads it. So the launcher is the parent of the leader.
-    """
+    them chooses its port by it: with another number they would not meet. The parent of this process may be a
+    shell script that the launcher has started. A launcher gives each of its children a process group, and the
+    child leads it. So the launcher is the parent of the leader."""
     leader = os.getpgrp()
     # /proc/PID/stat: "PID (name) state parent ..."; the name may have spaces and brackets
     with contextlib.suppress(OSError, ValueError, IndexError):  # the leader has ended, or there is no /proc
@@ -293,11 +285,8 @@ def _rank_table(env: Mapping[str, str]) -> Claim | None:
 
 def _slurm(env: Mapping[str, str]) -> Claim | None:
     """Return the claim of Slurm. srun starts one process per task. A job step may have fewer nodes than the
-    job, so the STEP variables are preferred.
-
-    If a node with several GPUs has one task, this task starts the others; otherwise all GPUs but one would be
-    idle.
-    """
+    job, so the STEP variables are preferred. If a node with several GPUs has one task, this task starts the
+    others; otherwise all GPUs but one would be idle."""
     tasks_name = _first(env, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
     if "SLURM_PROCID" not in env or not tasks_name:  # salloc, or a batch script that starts no tasks
         return None
@@ -320,7 +309,9 @@ def _slurm(env: Mapping[str, str]) -> Claim | None:
             "srun --ntasks-per-node=N --distribution=block"
         )
     list_name = _first(env, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
-    hosts = [first_host(env[list_name])] if list_name and not env.get("MASTER_ADDR") else []
+    hosts = []
+    if list_name and not env.get("MASTER_ADDR"):
+        hosts = [first_host(env[list_name])]
     # jobs of several users may share the node, each with its own port
     address = find_master(env, hosts, _own_port(whole(env, "SLURM_JOB_ID", 0)))
     if count == 1 and (count_in(env, "SLURM_GPUS_ON_NODE") or 0) > 1:  # this task starts the others

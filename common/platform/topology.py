@@ -1,7 +1,5 @@
 """Find the rank of this process and the layout of the job from the launcher, the arguments or the platform.
-
-This module imports no torch.
-"""
+This module imports no torch."""
 
 import argparse
 import re
@@ -135,8 +133,8 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str], gpus: int = 0) -> 
     size = wish.world_size
     # mpirun ... --rank $OMPI_COMM_WORLD_RANK repeats the claim
     repeats = claim is not None and claim.place == (rank, size)
-    given = (rank is not None or size is not None) and not repeats
-    if not given:  # the user has not said how the processes belong together: the variables must
+    is_given_by_user = (rank is not None or size is not None) and not repeats
+    if not is_given_by_user:  # then the variables must say how the processes belong together
         platforms.refuse(env, claim)
         if claim is None:
             source = "modelarts-arguments" if address else "plain"
@@ -144,7 +142,7 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str], gpus: int = 0) -> 
     # --init_method comes first, then the platform, then MASTER_ADDR
     host, port = address or ((claim.host, claim.port) if claim else platforms.find_master(env, []))
     # the options name no rank, or repeat that of the platform
-    if claim and not given:
+    if claim and not is_given_by_user:
         rank = claim.node_rank
         size = claim.nodes
         said = claim.said
@@ -159,7 +157,7 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str], gpus: int = 0) -> 
             "(mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=PORT), or pass --init_method tcp://host:port"
         )
     if claim and claim.local_rank is not None:  # the platform has started every process itself
-        if given and claim.processes != 1:
+        if is_given_by_user and claim.processes != 1:
             raise BadInput(
                 f"{said} count nodes, but {claim.source} started {claim.processes} processes on each "
                 f"({claim.said}): leave these options out"
@@ -172,8 +170,12 @@ def promised_gpus(env: Mapping[str, str]) -> int | None:
     """Return the number of GPUs of this node in the platform's variables; None if it is not set or 0, which
     some platforms set on a node without GPUs. PET_NPROC_PER_NODE does not count: without GPUs, Kubeflow sets
     it to the number of CPUs."""
-    names = [name for profile in PROFILES.values() for name in profile.names("{gpus}", "{devices}")]
-    return next(filter(None, (count_in(env, name) for name in names)), None)
+    for profile in PROFILES.values():
+        for name in profile.names("{gpus}", "{devices}"):
+            count = count_in(env, name)
+            if count:
+                return count
+    return None
 
 
 def _from_launcher(args: argparse.Namespace, env: Mapping[str, str]) -> Topology:
@@ -267,8 +269,9 @@ def _complete(rank: int | None, size: int | None, claim: Claim | None) -> tuple[
     # one of the two alone says nothing if there is no platform that has the other one
     is_one_node = not rank and size in (None, 1)
     if not claim and not is_one_node and None in (rank, size):
-        given, missing = ("--world_size", "--rank") if rank is None else ("--rank", "--world_size")
-        raise BadInput(f"{given} without {missing}: expected both")
+        if rank is None:
+            raise BadInput("--world_size without --rank: expected both")
+        raise BadInput("--rank without --world_size: expected both")
     # what is not given is that of the platform, or of one node
     node_rank, nodes = (claim.node_rank, claim.nodes) if claim else (0, 1)
     rank = node_rank if rank is None else rank
@@ -288,8 +291,9 @@ def is_distributed(args: argparse.Namespace) -> bool:
 
 def _processes(args: argparse.Namespace, claim: Claim | None) -> int:
     """Return the number of processes that a node starts."""
-    given = args.processes_per_node or (claim and claim.processes) if is_distributed(args) else 1
-    return given or 1
+    if not is_distributed(args):
+        return 1
+    return args.processes_per_node or (claim and claim.processes) or 1
 
 
 def _address(wish: _Wish) -> tuple[str, int] | None:

@@ -50,13 +50,17 @@ def write(folder: str, step: int, code: int, reason: str, start: float | None = 
 def read(folder: str) -> dict[float, str]:
     """Return how the starts of a run ended, by the time of the start: DONE, KILLED, or "REASON at step N
     (exit code C)". Raises BadInput."""
-    words = {None: KILLED, 0: DONE}
-    return {
-        line["start"]: words.get(line.get("code"))
-        or f"{line.get('reason')} at step {line.get('step')} (exit code {line['code']})"
-        for line in read_lines(folder, FILE)
-        if type(line.get("start")) is float
-    }
+    texts: dict[float, str] = {}
+    for line in read_lines(folder, FILE):
+        code = line.get("code")
+        text = f"{line.get('reason')} at step {line.get('step')} (exit code {code})"
+        if code is None:
+            text = KILLED
+        elif code == 0:
+            text = DONE
+        if type(line.get("start")) is float:
+            texts[line["start"]] = text  # the last line of a start counts
+    return texts
 
 
 def describe_last(folder: str) -> str:
@@ -68,7 +72,9 @@ def describe_last(folder: str) -> str:
         return ""
     newest = [*ends][-1]  # not the greatest time: a clock may have been set back
     is_older = newest < known[-1].get("time", 0)  # version 0.47 has continued the run
-    return "" if is_older or ends[newest] == DONE else f"the end of the training before: {ends[newest]}"
+    if is_older or ends[newest] == DONE:
+        return ""
+    return f"the end of the training before: {ends[newest]}"
 
 
 def of_signal() -> tuple[int, str]:

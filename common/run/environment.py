@@ -69,13 +69,17 @@ def _describe_batch(batch: int, has_hint: bool, device: torch.device) -> str:
     option with which each process would have as large a batch."""
     world_size = ranks.world_size()
     processes = "1 process"
-    hint = ""
-    threads = f", {in_words(THREADS, torch.get_num_threads())}" if device.type == "cpu" else ""
     if world_size > 1:
-        processes = f"{world_size} {'processes' if ranks.uses_gloo() else 'GPUs'}"
-        hint = f" (--batch_size {batch}/gpu: {batch} each)" if has_hint else ""
-        threads += " each" if threads else ""
-    return f"global batch {batch} = {processes} x {batch // world_size}{hint}{threads}"
+        noun = "processes" if ranks.uses_gloo() else "GPUs"
+        processes = f"{world_size} {noun}"
+    text = f"global batch {batch} = {processes} x {batch // world_size}"
+    if has_hint and world_size > 1:
+        text += f" (--batch_size {batch}/gpu: {batch} each)"
+    if device.type == "cpu":
+        text += f", {in_words(THREADS, torch.get_num_threads())}"
+        if world_size > 1:
+            text += " each"
+    return text
 
 
 def job() -> str:
@@ -84,10 +88,8 @@ def job() -> str:
 
 
 def facts() -> dict[str, str | int]:
-    """Return versions, device and nodes of this process. CUDA is queried only if the job uses it.
-
-    Rank 0 calls it with the first report (starts.jsonl).
-    """
+    """Return versions, device and nodes of this process. CUDA is queried only if the job uses it. Rank 0
+    calls it with the first report (starts.jsonl)."""
     world_size = ranks.world_size()
     per_node = count_in(os.environ, "LOCAL_WORLD_SIZE") or 1  # set by a launcher of processes
     module = accelerator.in_use()

@@ -30,7 +30,7 @@ _OF_LABELS: dict[Any, inspect.Signature] = {
     for name in _NAMES
     if hasattr(functional, name)
 }
-_IS_MEAN = ["mean", None, None]  # the last two are the former names
+_IS_MEAN = ["mean", None, None]  # values of reduction and of its former names, reduce and size_average
 
 
 def zero_sums(device: torch.device, *shape: int) -> torch.Tensor:
@@ -161,15 +161,15 @@ class LabelMean(TorchFunctionMode):
             return result
         bound = _OF_LABELS[func].bind(*args, **(kwargs or {}))
         bound.apply_defaults()
-        given = bound.arguments
-        # a sum, or one loss for each sample, is divided by the criterion itself: nothing is known of it
-        if [given.get(name) for name in ("reduction", "reduce", "size_average")] == _IS_MEAN:
-            self.labels, self.divisor = _count_labels(**given)
+        arguments = bound.arguments
+        # with another reduction the criterion divides by itself, and the divisor is not known
+        if [arguments.get(name) for name in ("reduction", "reduce", "size_average")] == _IS_MEAN:
+            self.labels, self.divisor = _count_labels(**arguments)
             self.loss = result
-            if given["weight"] is None:
+            if arguments["weight"] is None:
                 self.total = torch.where(self.divisor > 0, accelerator.double(result) * self.divisor, 0.0)
             else:  # with label smoothing a total is not 0 if all weights are
-                self.total = accelerator.double(func(**given | {"reduction": "sum"}))
+                self.total = accelerator.double(func(**arguments | {"reduction": "sum"}))
         return result
 
 

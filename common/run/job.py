@@ -48,8 +48,10 @@ class JobParser(Parser):
         if platforms.is_first_on_node():
             if ignored:
                 print_line(f"ignored arguments: {' '.join(ignored)}")
-            given = settings(parsed).items()  # without credentials
-            shown = [f"{name}={value}" for name, value in given if str(value) != str(self.get_default(name))]
+            shown = []
+            for name, value in settings(parsed).items():  # without credentials
+                if str(value) != str(self.get_default(name)):
+                    shown.append(f"{name}={value}")
             print_line(f"settings {' '.join(shown) or '(all defaults)'}")
         # when all options are known; each process does it, before anything is opened
         for check in self.checks:
@@ -76,20 +78,17 @@ class JobParser(Parser):
         return words
 
     def _let_pass(self, unknown: list[str], everything: bool) -> list[str]:
-        """Return the unknown options if all of them may be ignored, otherwise raise BadInput.
-
-        Options that platforms inject are always ignored. On a platform an unknown option is also ignored if
-        it resembles no option of the parser and no former one. everything: ignore all.
-        """
-        given = {plain(word.partition("=")[0]) for word in sys.argv[1:] if word.startswith("-")}
-        on_platform = platforms.recognised(os.environ) or bool(given & INJECTED - {"local_rank"})
-        # a platform may add options of its own: only what looks like a mistake of the user is refused
-        refused = [
-            name
-            for name in unknown
-            if plain(name) not in INJECTED
-            and not (on_platform and not self.resembling(name) and plain(name) not in self.hints)
-        ]
+        """Return the unknown options if all of them may be ignored, otherwise raise BadInput. Options that
+        platforms inject are always ignored. On a platform an unknown option is also ignored if it resembles
+        no option of the parser and no former one. everything: ignore all."""
+        options = {plain(word.partition("=")[0]) for word in sys.argv[1:] if word.startswith("-")}
+        on_platform = platforms.recognised(os.environ) or bool(options & INJECTED - {"local_rank"})
+        refused = []
+        for name in unknown:
+            # a platform may add options of its own: only what looks like a mistake of the user is refused
+            is_mistake = not on_platform or self.resembling(name) or plain(name) in self.hints
+            if is_mistake and plain(name) not in INJECTED:
+                refused.append(name)
         if refused and not everything:
             self.error(f"{self.unknown(refused)}; --ignore_unknown true ignores them")
         return unknown

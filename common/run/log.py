@@ -126,8 +126,10 @@ class Log:
             "division": getattr(loader, "division", ""),
             "sampling": getattr(loader, "sampling", {}),
         }
-        of_some = {"best": self.metrics.best_of, "parent": self.parent}  # most runs have neither
-        facts |= {name: value for name, value in of_some.items() if value}
+        if self.metrics.best_of:
+            facts["best"] = self.metrics.best_of
+        if self.parent:
+            facts["parent"] = self.parent
         # nothing is written yet: a run that fails in its first step leaves the files of the last start
         self._files.begin(Beginning(step, run, repeats, continues, loader.receipt, facts))
         # also if the job forgets to close the log, or fails
@@ -206,7 +208,8 @@ class Log:
         self._waited = waited
         loss = loss_sum / (count or math.nan)  # count is 0 if all steps were skipped
         rate = self._rate() if self._rate is not None else None
-        pace = self.pace()  # {} of one rank
+        pace = self.pace()
+        of_ranks = {"ranks": pace} if pace else {}  # nothing with one rank
         unit, per_sample = self._unit
         if self._bar:
             self._bar.set_postfix(loss=_short("loss", loss), refresh=False)
@@ -222,7 +225,7 @@ class Log:
             memory_mb=peak_memory(),
             **self.members(),
             receipt=str(self._loader.receipt),
-            **({"ranks": pace} if pace else {}),
+            **of_ranks,
         )
 
     def validation(self, val_sums: torch.Tensor) -> None:
@@ -267,10 +270,8 @@ class Log:
 
     def show(self, step: int, **figures: float | str) -> None:
         """Print a line of figures of this step, on rank 0. A job that only loads data calls it in each step.
-
         In a file or a pipe, as on a platform, the line has the local time and the estimated time until the
-        end of the run. On a terminal, whose progress bar shows these, it has at most _WIDTH columns.
-        """
+        end of the run. On a terminal, whose progress bar shows these, it has at most _WIDTH columns."""
         if not ranks.is_first():
             return
         in_all = f"/{self._total_steps}" if self._total_steps else ""
@@ -419,8 +420,10 @@ class Log:
 
 
 def _accuracy(name: str, correct: float, count: float) -> dict[str, float]:
-    """Return the accuracy under this name; nothing if the job is not a classification."""
-    return {} if math.isnan(correct) else {name: correct / (count or math.nan)}
+    """Return the accuracy under this name; {} if the job is not a classification."""
+    if math.isnan(correct):
+        return {}
+    return {name: correct / (count or math.nan)}
 
 
 def _line(figures: Mapping[str, float | str]) -> str:

@@ -49,22 +49,24 @@ class Metrics:
     @property
     def best_of(self) -> str:
         """Return the metric that chooses best.pth, as a checkpoint stores it; "" for the default."""
-        return f"{'lowest' if self.lowest else 'highest'} {self.best}" if self.best else ""
+        if not self.best:
+            return ""
+        return f"lowest {self.best}" if self.lowest else f"highest {self.best}"
 
     def sums(self, outputs: Any, targets: Any) -> list[torch.Tensor]:
         """Return the sums of each metric for a batch, float64 [its size]. evaluate() calls it on each rank
         for each batch of the rank."""
         parts = []
         for (name, metric), size in zip(self.metrics.items(), self._sizes, strict=True):
-            has_sums = hasattr(metric, "sums")
-            result = metric.sums(outputs, targets) if has_sums else metric(outputs, targets)
-            expected = size if has_sums else count_samples(targets)
-            if not isinstance(result, torch.Tensor) or result.shape != (expected,):
-                kind = "its sums" if has_sums else "one number a sample"
-                shape = list(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
-                raise BadInput(f"metric {name}: expected a tensor [{expected}], {kind}, got {shape}")
             # float64: in a sum over many batches the last ones must not be lost
-            parts.append(result.double() if has_sums else result.double().sum()[None])
+            if hasattr(metric, "sums"):
+                sums = metric.sums(outputs, targets)
+                _check_shape(name, sums, size, "its sums")
+                parts.append(sums.double())
+            else:
+                values = metric(outputs, targets)
+                _check_shape(name, values, count_samples(targets), "one number a sample")
+                parts.append(values.double().sum()[None])
         return parts
 
     def loss(self, sums: torch.Tensor) -> float:
@@ -77,16 +79,17 @@ class Metrics:
         """Return the value of each metric. sums: from evaluate(), over all ranks. Raises BadInput."""
         # NaN without samples: a division by zero would end the evaluation
         count = sums[2].item() or math.nan
-        return {
-            name: _as_number(name, metric.value(part)) if hasattr(metric, "sums") else part.item() / count
-            for (name, metric), part in zip(self.metrics.items(), self._split(sums), strict=True)
-        }
+        values = {}
+        for (name, metric), part in zip(self.metrics.items(), self._split(sums), strict=True):
+            if hasattr(metric, "sums"):
+                values[name] = _as_number(name, metric.value(part))
+            else:
+                values[name] = part.item() / count
+        return values
 
     def score(self, sums: torch.Tensor) -> float:
-        """Return a score that is higher for a better model; NaN if it is unknown. sums: as for values().
-
-        The Checkpointer calls it on every rank after each evaluation, to choose best.pth.
-        """
+        """Return a score that is higher for a better model; NaN if it is unknown. sums: as for values(). The
+        Checkpointer calls it on every rank after each evaluation, to choose best.pth."""
         _, value, is_lowest_best = self._find_chosen(sums)
         return -value if is_lowest_best else value
 
@@ -130,12 +133,21 @@ class Metrics:
         return sums[3 : 2 + self.size].cpu().split(self._sizes)
 
 
+def _check_shape(name: str, result: Any, length: int, kind: str) -> None:
+    """Raise BadInput if a user's metric has not returned a tensor of this length. kind: its content."""
+    if not isinstance(result, torch.Tensor) or result.shape != (length,):
+        shape = list(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
+        raise BadInput(f"metric {name}: expected a tensor [{length}], {kind}, got {shape}")
+
+
 def _as_number(name: str, value: Any) -> float:
     """Return what a metric's value() has returned as a number of Python. Metrics.values() calls it with the
     results of users' metrics. Raises BadInput if it is not one real number."""
     number = value.item() if getattr(value, "ndim", None) == 0 else value
+    if isinstance(number, int | float):
+        return number
     if isinstance(number, numbers.Real):  # such as a fraction
-        return number if isinstance(number, int | float) else float(number)
+        return float(number)
     kind = type(value).__name__
     if isinstance(value, torch.Tensor | np.ndarray):
         kind = f"a {kind} {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
@@ -154,10 +166,8 @@ def of_classes(classes: int, has_sets: bool, best: str | None) -> Metrics:
 
 
 def top(k: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Return a metric: whether the label is among the k highest logits.
-
-    logits [n, classes, ...], labels int64 [n, ...]. For several labels per sample (masks) it is the share.
-    """
+    """Return a metric: whether the label is among the k highest logits. logits [n, classes, ...], labels
+    int64 [n, ...]. For several labels per sample (masks) it is the share."""
 
     def metric(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if k > outputs.shape[1]:
@@ -202,9 +212,7 @@ class R2:
 
 class Perplexity:
     """The perplexity of a language model: the exponential of the mean cross entropy of a token, at least 1.
-
-    logits [n, T, tokens], targets int64 [n, T]; -100 is ignored.
-    """
+    logits [n, T, tokens], targets int64 [n, T]; -100 is ignored."""
 
     size = 2
 
@@ -263,10 +271,8 @@ class ConfusionMatrix:
 
 
 class F1:
-    """The F1 score for images with several labels, as scikit-learn's f1_score(average="macro").
-
-    A class is predicted if its logit is above 0. logits [n, classes], targets as for multi_hot().
-    """
+    """The F1 score for images with several labels, as scikit-learn's f1_score(average="macro"). A class is
+    predicted if its logit is above 0. logits [n, classes], targets as for multi_hot()."""
 
     def __init__(self, classes: int):
         self.classes = classes
@@ -301,7 +307,6 @@ def count_samples(targets: Any) -> int:
     if isinstance(targets, dict) and targets:
         return count_samples(next(iter(targets.values())))
     # a list of texts or of dictionaries has one sample an element
-    is_nested = isinstance(targets, list | tuple) and isinstance(
-        next(iter(targets), None), torch.Tensor | list | tuple
-    )
-    return count_samples(targets[0]) if is_nested else len(targets)
+    if isinstance(targets, list | tuple) and targets and isinstance(targets[0], torch.Tensor | list | tuple):
+        return count_samples(targets[0])
+    return len(targets)

@@ -67,10 +67,7 @@ class Output:
     def hold(self) -> None:
         """Make this process the only one that writes to the folder until it ends. It makes the folder, and
         waits up to 10 s for a job that is just ending. Raises BadInput if another job holds the folder, or if
-        a folder in it is a link.
-
-        A job calls it on rank 0 before it looks for a checkpoint (resume.py).
-        """
+        a folder in it is a link. A job calls it on rank 0 before it looks for a checkpoint (resume.py)."""
         if HELD in os.environ:  # by the process that has started this one
             return
         refuse_links(self.folder, _FOLDERS)
@@ -80,12 +77,9 @@ class Output:
 
     def begin(self) -> None:
         """Make the link `latest` point to this folder if it is a default one; ignored if the file system has
-        no links.
-
-        Log.start() calls it on rank 0, when the checkpoint is loaded and before the first step. So `latest`
-        keeps its folder if a job fails before it trains, or if it only looks at the folder.
-        """
-        is_held = self._lock.is_held or HELD in os.environ
+        no links. Log.start() calls it on rank 0, when the checkpoint is loaded and before the first step. So
+        `latest` keeps its folder if a job fails before it trains, or if it only looks at the folder."""
+        is_held = self._lock.is_held or HELD in os.environ  # by this process, or by the one that started it
         if not is_held or not self.is_default:
             return
         link = os.path.join(os.path.dirname(self.folder), LATEST)
@@ -93,18 +87,16 @@ class Output:
             return  # a file or a folder of the user
         new = f"{self.folder}.{LATEST}"
         with contextlib.suppress(OSError):
-            # two steps: at each moment there is a link, to the old folder or to the new one
+            # a new link takes the place of the old one: at each moment there is a link
             os.symlink(os.path.basename(self.folder), new)
             os.replace(new, link)
-        with contextlib.suppress(OSError):  # it is there if it could not replace the link
+        with contextlib.suppress(OSError):  # only if it could not replace the old link
             os.unlink(new)
 
     def release(self) -> None:
-        """Release the folder for other jobs. A start that was refused leaves the folder as it was.
-
-        It is called on the process that holds the folder: at the end of main(), and before it exits after a
-        signal.
-        """
+        """Release the folder for other jobs. A start that was refused leaves the folder as it was. It is
+        called on the process that holds the folder: at the end of main(), and before it exits after a
+        signal."""
         self._lock.release()
 
 
@@ -115,13 +107,16 @@ def open_output(args: argparse.Namespace, topology: Topology) -> Output:
     the job has them, prof and evaluate. Raises BadInput; nothing is left on the disk then.
     """
     # the user names a folder, or each start makes a new one
-    given = args.output_dir
-    if not given:
+    if not args.output_dir:
         # one process of the job makes the folder, and its name has the time: the others must not
         writes = topology.rank == 0 and not writes_nothing(args)
-        folder = make_default() if writes or STARTED_BY in os.environ else local_output(PARENT)
+        if writes or STARTED_BY in os.environ:
+            folder = make_default()
+        else:
+            folder = local_output(PARENT)
         return Output(folder, is_default=os.environ.get(_OWN) == folder)
-    return Output(folder_of(given), given if is_url(given) else None)
+    url = args.output_dir if is_url(args.output_dir) else None
+    return Output(folder_of(args.output_dir), url)
 
 
 def writes_nothing(args: argparse.Namespace) -> bool:
@@ -174,10 +169,8 @@ def check_writable(option: str, path: str) -> None:
 def make_default() -> str:
     """Make the folder of a job without --output_dir and return its path; it is deleted at the end if it is
     empty. A process that another one started returns the folder that its parent has made. Raises BadInput.
-
     Rank 0 calls it when it opens the output, or the process that starts the ranks of a node: these find the
-    path in the environment.
-    """
+    path in the environment."""
     parent = local_output(PARENT)
     if STARTED_BY in os.environ:
         return os.environ.get(_OWN, parent)

@@ -1,7 +1,5 @@
 """The files of a run's reports: metrics.jsonl, confusion.json, TensorBoard events, and those of trackers.
-
-starts.jsonl is written by common/run/starts.py.
-"""
+starts.jsonl is written by common/run/starts.py."""
 
 import argparse
 import contextlib
@@ -59,11 +57,9 @@ class ReportFiles:
         self._beginning = beginning
 
     def open(self) -> None:
-        """Begin the files with the first report, and make the folder again if it was deleted.
-
-        The Log calls it before each report. With the first report, not in begin(): a run that fails before
-        its first report leaves no files, and does not shorten those of an earlier start.
-        """
+        """Begin the files with the first report, and make the folder again if it was deleted. The Log calls
+        it before each report. With the first report, not in begin(): a run that fails before its first report
+        leaves no files, and does not shorten those of an earlier start."""
         begun = self._beginning
         folder = self._output.folder
         with self._reported():
@@ -75,7 +71,9 @@ class ReportFiles:
             lost = cut_reports(folder, begun.step, begun.repeats)
             # a process that joins an elastic job does not start the run
             if not begun.continues or not read_starts(folder):
-                facts = begun.facts | ({"lost": lost} if lost else {})
+                facts = begun.facts
+                if lost:
+                    facts = facts | {"lost": lost}
                 starts.write(folder, self._args, environment.facts(), **facts)
                 with self._reported():  # without it, the other reports are whole
                     ends.begin(folder, begun.facts["time"])
@@ -84,7 +82,7 @@ class ReportFiles:
             begun.receipt.begins_at(min(steps, default=begun.step))
             if self.class_names:
                 write_atomic(os.path.join(folder, CLASSES), json.dumps(self.class_names) + "\n")
-            # before the trackers open: one that fails is not tried again with each report
+            # set before they open: a tracker that fails is not opened again with each report
             self._trackers = {}
             self._open_trackers(self._trackers)
 
@@ -149,13 +147,17 @@ class ReportFiles:
         return ""
 
     def write_end(self, step: int, code: int, reason: str) -> None:
-        """Record the end of this start. step: the last one that it began. A run that has never reported
-        leaves no files."""
+        """Record the end of this start. step: the last one that it began. A start that has reported nothing
+        is recorded only in the files of an earlier one."""
         folder = self._output.folder
-        start = self._beginning.facts["time"] if self._trackers is None else None
-        if start is None or os.path.exists(os.path.join(folder, ends.FILE)):
-            with self._reported():
-                ends.write(folder, step, code, reason, start)
+        start = None  # the newest one in starts.jsonl
+        has_reported = self._trackers is not None
+        if not has_reported:
+            start = self._beginning.facts["time"]
+            if not os.path.exists(os.path.join(folder, ends.FILE)):
+                return
+        with self._reported():
+            ends.write(folder, step, code, reason, start)
 
     def close(self) -> None:
         """Finish the trackers at the end of a run, or of the part of it that this process reports."""

@@ -54,10 +54,8 @@ class Run:
 
     def print_topology(self) -> Topology:
         """Return the topology, which was found from the launcher (torchrun, torch.distributed.launch, Slurm,
-        ...), the options of process_group.add_arguments(), or the variables of the platform.
-
-        The first process of each node prints it, and the preflight report of the node. Raises BadInput.
-        """
+        ...), the options of process_group.add_arguments(), or the variables of the platform. The first
+        process of each node prints it, and the preflight report of the node. Raises BadInput."""
         from common.platform import node  # a job of one process does not need it
 
         if platforms.is_first_on_node():

@@ -61,9 +61,7 @@ class SampleLosses(Plugin):
         self._path = path_of(folder, rank)
         self._log = log
         self._begun = 0  # the step of begin()
-        self._kept: list[
-            tuple[int, np.ndarray, torch.Tensor]
-        ] = []  # step, ids, losses since the last write()
+        self._kept: list[tuple[int, np.ndarray, Any]] = []  # step, ids, losses since the last write()
         self._batch: Any = None  # the last one with losses
         self._missing = 0  # samples of it that have none yet
         self._end: int | None = None  # bytes of the file; None before the first write
@@ -98,11 +96,12 @@ class SampleLosses(Plugin):
         """Compute the losses of a call. torch calls it after each call of the criterion, also in an
         evaluation. Raises BadInput at the first call that does not give one loss a sample."""
         batch = self._loader.batch
-        is_of_step = torch.is_grad_enabled() and batch is not None
-        is_removed = getattr(self._loader, "is_removed", False)  # --without has all its samples
-        is_repeated = self._shards is not None and self._shards.is_repeating  # it is counted already
-        if not is_of_step or is_removed or is_repeated:
-            return
+        if batch is None or not torch.is_grad_enabled():
+            return  # an evaluation
+        if getattr(self._loader, "is_removed", False):
+            return  # --without has removed all samples of the batch
+        if self._shards is not None and self._shards.is_repeating:
+            return  # the losses of this call are kept already
         # the second call of the criterion may draw random numbers too, on the CPU or on the device
         sources = [torch, accelerator.of(getattr(result, "device", "cpu"))]
         generators = [source for source in sources if hasattr(source, "get_rng_state")]

@@ -47,10 +47,10 @@ class Loader:
     `classes`: 0, or their number: labels are then float one-hot vectors [n, classes].
     """
 
-    def __init__(self, plan: Plan, build: Callable[[Plan], loaders.Loader], kept: bool):
+    def __init__(self, plan: Plan, build: Callable[[Plan], loaders.Loader], stays_open: bool):
         self.plan = plan
         self._build = build
-        self._kept = kept  # whether the loader stays open after an epoch
+        self._stays_open = stays_open  # whether the loader stays open after an epoch
         self._loader: loaders.Loader | None = None  # None until it is needed
         self.receipt = Receipt()
         self._next = (1, 0)  # epoch and step of the next iteration
@@ -85,15 +85,17 @@ class Loader:
         self.epoch, self.step = self._next
         self._next = (self.epoch + 1, 0)
         # the training loader is open for all epochs: its plan is moved; the other one begins again
-        if self._kept:
+        if self._stays_open:
             self.plan.seek((self.epoch - 1) * len(self) + self.step)
         try:
             for batch in loader:
                 self.step += 1
                 images, labels = batch
-                yield images, one_hot(labels, self.classes).float() if self.classes else labels
+                if self.classes:
+                    labels = one_hot(labels, self.classes).float()
+                yield images, labels
         finally:
-            if not self._kept:
+            if not self._stays_open:
                 self.close()
 
 
@@ -155,8 +157,10 @@ class Dataset:
             raise BadInput(f"val_size {val_size} is smaller than size {size}, which is cut out of it")
         has_gpu = cuda and torch.cuda.is_available()
         self.device = torch.device("cuda", torch.cuda.current_device()) if has_gpu else torch.device("cpu")
-        of_dali = "dali" if dali_cpu else "dali-gpu"
-        self.backend = backends.resolve(backend or (of_dali if use_dali else "pytorch"), self.device)
+        default = "pytorch"
+        if use_dali:
+            default = "dali" if dali_cpu else "dali-gpu"
+        self.backend = backends.resolve(backend or default, self.device)
         if rank is None and world_size > 1 and not ranks.is_initialized():
             raise BadInput(f"world_size {world_size} needs a rank: join the process group, or pass rank=")
         if rank is None:
@@ -171,8 +175,9 @@ class Dataset:
         self._train_index = load("train")
         self._val_index = load("val", classes=self._train_index.classes)
 
-        # they may be in units of pixels / 255 already
-        unit = 1 if all(deviation < 1 for deviation in std) else 255
+        unit = 255
+        if max(std) < 1:  # they are of pixels / 255 already
+            unit = 1
         delivery: dict[str, Any] = {
             "mean": tuple(value / unit for value in mean),
             "std": tuple(value / unit for value in std),
@@ -188,11 +193,11 @@ class Dataset:
 
             return build
 
-        self._train = Loader(self._train_plan(batch_size), make_build(self._train_index), kept=True)
+        self._train = Loader(self._train_plan(batch_size), make_build(self._train_index), stays_open=True)
         order = SequentialBatchSampler(len(self._val_index), val_batch_size, **self._place)
         crop = functools.partial(center_crop, share=size / val_size)
         val_plan = Plan(self._val_index, order, crop, size)
-        self._val = Loader(val_plan, make_build(self._val_index), kept=False)
+        self._val = Loader(val_plan, make_build(self._val_index), stays_open=False)
 
     def get_train_loader(self) -> Loader:
         return self._train

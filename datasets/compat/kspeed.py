@@ -64,13 +64,12 @@ class KSpeedFolder:
         log: Callable[[str], None] = print,
     ):
         self.root = os.path.abspath(root)
-        self._given = os.path.join(os.fspath(root), "")  # how the caller's paths may begin
+        self._root_of_caller = os.path.join(os.fspath(root), "")  # the caller's paths may begin with it
         if not os.path.isdir(self.root):
             raise BadInput(f"{self.root} does not exist or is not a folder")
-        # the classes would be `train` and `val`
-        inner = find_split(self.root, "train") or find_split(self.root, "val")
-        if inner:
-            raise BadInput(f"{self.root} has splits: expected one of them, such as {self.root}/{inner}")
+        inner_split = find_split(self.root, "train") or find_split(self.root, "val")
+        if inner_split:  # train and val would be taken for classes
+            raise BadInput(f"{self.root} has splits: expected one of them, such as {self.root}/{inner_split}")
         place = iplist if isinstance(iplist, str) else ",".join(map(str, iplist or ()))
         cache = cache_dir or os.path.expanduser(os.path.join("~", ".cache", "bootfile"))
         stores = _open_stores(place.strip(), user, password, mode, log)
@@ -98,19 +97,25 @@ class KSpeedFolder:
         """Return the bytes of several files, requested together. Raises OSError, and BadInput if a file has
         changed since the start."""
         names = [self._absolute(path) for path in paths]
-        found = {name: self.index.find(name) for name in names}
-        ids = {name: id for name, id in found.items() if id is not None}
-        # one request for all of them
+        ids: dict[str, int] = {}
+        for name in names:
+            id = self.index.find(name)
+            if id is not None:
+                ids[name] = id
         contents: dict[str, Any] = {}
-        if self._store and ids:
+        if self._store and ids:  # one request for all of them
             contents = dict(zip(ids, self._store.read(np.array([*ids.values()])), strict=True))
         # bad images, and other files than images, are not in the index
-        return [contents[name] if name in contents else Path(name).read_bytes() for name in names]
+        for name in names:
+            if name not in contents:
+                contents[name] = Path(name).read_bytes()
+        return [contents[name] for name in names]
 
     def size(self, path: str | None = None) -> int:
         """Return the size in bytes of a file, or of all good images. Raises OSError."""
-        whole = self.index.bytes
-        return int(whole.sum(dtype=np.int64)) if path is None else os.path.getsize(self._absolute(path))
+        if path is None:
+            return int(self.index.bytes.sum(dtype=np.int64))
+        return os.path.getsize(self._absolute(path))
 
     def __len__(self) -> int:
         """Return the number of good images."""
@@ -129,7 +134,7 @@ class KSpeedFolder:
         """Return the absolute path of a file that a caller names. Each method that takes paths calls it."""
         path = os.fspath(path)
         if not os.path.isabs(path):  # the working directory may have changed since the start
-            path = os.path.join(self.root, path.removeprefix(self._given))
+            path = os.path.join(self.root, path.removeprefix(self._root_of_caller))
         return os.path.normpath(path)
 
 
@@ -163,10 +168,11 @@ class KSpeedImageFolder(ImageFolder):
         """Return (sample, target) of each index."""
         paths, targets = zip(*(self.samples[index] for index in indices), strict=True)
         items = []
-        for content, target in zip(self.folder.getbatch(paths), targets, strict=True):
+        for content, label in zip(self.folder.getbatch(paths), targets, strict=True):
             sample = self.loader(io.BytesIO(content))
-            sample = self.transform(sample) if self.transform else sample
-            items.append((sample, self.target_transform(target) if self.target_transform else target))
+            if self.transform:
+                sample = self.transform(sample)
+            items.append((sample, self.target_transform(label) if self.target_transform else label))
         return items
 
 

@@ -92,11 +92,9 @@ def load(
 
 def load_on_nodes(root: str, function: Callable[[], list[ImageFolderIndex]]) -> list[ImageFolderIndex]:
     """Return function() on every rank. The first process of a node calls it, and the others open the indexes
-    that it has returned. Call it once in a job, for all data sets.
-
-    Nodes work at the same time, for up to six hours, and may share the folder of the indexes. root: of the
-    images; all ranks take part in the copy of a URL. Raises BadInput on every rank if one fails.
-    """
+    that it has returned. Call it once in a job, for all data sets. Nodes work at the same time, for up to six
+    hours, and may share the folder of the indexes. root: of the images; all ranks take part in the copy of a
+    URL. Raises BadInput on every rank if one fails."""
     # `launch cache` has no ranks: it would wait for the import of torch
     from bootfile.processes import ranks
     from common.distributed import barrier
@@ -197,8 +195,11 @@ def _is_current(index: ImageFolderIndex, listing: Listing) -> bool:
         return False
     count = len(listing.paths)
     bad = {path for path, _, _, _ in index.bad}
-    is_good = np.array([path not in bad for path in listing.paths]) if bad else np.ones(count, bool)
-    paths = [path for path in listing.paths if path not in bad] if bad else listing.paths
+    paths = listing.paths
+    is_good = np.ones(count, bool)
+    if bad:
+        is_good = np.array([path not in bad for path in listing.paths])
+        paths = [listing.paths[row] for row in np.flatnonzero(is_good).tolist()]
     facts = (index.base, index.classes, index.division, len(index), len(bad))
     if facts != (listing.base, listing.classes, listing.division, len(paths), count - len(paths)):
         return False
@@ -214,9 +215,9 @@ def _is_current(index: ImageFolderIndex, listing: Listing) -> bool:
         states[~is_good] = [(size, mtime) for _, size, mtime, _ in index.bad]
     ctimes = np.zeros(count, np.int64)
     ctimes[is_good] = index.ctimes
-    is_part = count > _COMPARED and listing.states is None
-    rows = np.linspace(0, count - 1, _COMPARED).astype(np.int64) if is_part else np.arange(count)
-    # the file system is asked for these rows only
+    rows = np.arange(count)  # those that are compared
+    if count > _COMPARED and listing.states is None:
+        rows = np.linspace(0, count - 1, _COMPARED).astype(np.int64)
     present = listing.get_states(rows)
     if not np.array_equal(present[:, :2], states[rows]):
         return False
@@ -232,7 +233,9 @@ def _find_replaced(present: np.ndarray, stored: np.ndarray) -> np.ndarray:
     present, stored: int64 [n], the ctimes of the files and those in an index. A start compares them, of some
     files and then perhaps of all."""
     is_other = present != stored
-    return np.zeros_like(is_other) if is_other.all() else is_other
+    if is_other.all():
+        return np.zeros_like(is_other)
+    return is_other
 
 
 def _judge(index: ImageFolderIndex, max_bad: float, log: Log) -> None:
@@ -268,7 +271,9 @@ def _inspect(path: str, member: Sequence[int] | None) -> tuple:
     member: bytes, mtime and ctime of a member. None: the open file has them, because a call of stat with its
     path would cost as much as reading it. Raises OSError or BadInput if the file cannot be read.
     """
-    file_path, offset = (tar_files.split_path(path) if member is not None else None) or (path, 0)
+    file_path, offset = path, 0
+    if member is not None:
+        file_path, offset = tar_files.split_path(path) or (path, 0)
     descriptor = os.open(file_path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
     try:
         status = os.fstat(descriptor)
@@ -277,10 +282,11 @@ def _inspect(path: str, member: Sequence[int] | None) -> tuple:
         size, mtime, ctime = member or (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         # before it is read: the whole file is taken into memory
         images.check_bytes(size)
-        # one byte more, to notice a file that grows while it is read; another member of a tar follows
-        content = tar_files.read_descriptor(descriptor, offset, size if member else size + 1)
+        # one byte more, to notice a file that grows while it is read; in a tar another member follows
+        most = size if member else size + 1
+        content = tar_files.read_descriptor(descriptor, offset, most)
         if len(content) != size:
-            now = str(len(content)) if len(content) < size else "more"
+            now = "more" if len(content) > size else str(len(content))
             raise BadInput(f"{size} bytes when it was listed, {now} when read")
         return size, mtime, ctime, zlib.crc32(content), *images.inspect(content)
     except images.BadImage as error:
@@ -296,7 +302,7 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
     scan_listing() calls it in the process that holds the lock. It may take hours."""
     count = len(listing.paths)
     paths = listing.paths
-    # as of _inspect()
+    # in the order of the values of _inspect()
     read_columns = ("bytes", "mtimes", "ctimes", "crc32", "widths", "heights", "plain", "traits")
     columns = {name: np.zeros(count, COLUMNS[name]) for name in read_columns}
     bad: dict[int, tuple] = {}  # row -> bytes, mtime, reason
@@ -304,8 +310,9 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
     failures: list[Exception] = []  # those of the unread files
     if old is not None or listing.is_list:  # a list may name files that do not exist
         columns["bytes"], columns["mtimes"], columns["ctimes"] = listing.get_states().T.copy()
-    # only the files that are new or have changed are read
-    rows = np.arange(count) if old is None else _reuse(listing, old, columns, bad, log)
+    rows = np.arange(count)  # of the files that are read
+    if old is not None:
+        rows = _reuse(listing, old, columns, bad, log)
     prefix = os.path.join(listing.base, "")
 
     def read(first: int) -> int:
@@ -322,15 +329,16 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
                 unread[row] = getattr(error, "strerror", None) or str(error)
                 failures.append(error)
                 continue
-            if len(result) == 3:  # bytes, mtime, reason
+            is_bad = len(result) == 3  # bytes, mtime, reason
+            if is_bad:
                 bad[row] = result
             else:
                 good_rows.append((row, *result))
         if good_rows:
-            places, *values_of_columns = zip(*good_rows, strict=True)
-            at = np.array(places)  # once: each column would make it again of a list
+            numbers, *values_of_columns = zip(*good_rows, strict=True)
+            places = np.array(numbers)  # once, and not in each column again
             for name, values in zip(read_columns, values_of_columns, strict=True):
-                columns[name][at] = values
+                columns[name][places] = values
         return len(part)
 
     with progress(len(rows), f"scanning {listing.base}") as bar:
@@ -346,19 +354,20 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
         "split": listing.split,
         "classes": listing.classes,
         "division": listing.division,
-        "stamp": "" if unread else "complete",  # version 0.25 has a digest here
+        "stamp": "" if unread else "complete",  # an index of version 0.25 has a digest here
         "bad": [(paths[row], *bad[row]) for row in sorted(bad)],
     }
     good_paths = [paths[row] for row in np.flatnonzero(good)]
     good_columns = {name: column[good] for name, column in columns.items()}
     index = write_index(folder, good_paths, good_columns, **meta)
     if unread:
-        names = [paths[row] for row in sorted(unread)]
-        reasons = shown([f"{paths[row]}: {unread[row]}" for row in sorted(unread)])
-        reasons += describe_dead_links(prefix + name for name in names[:SHOWN])
+        unread_rows = sorted(unread)
+        reasons = shown([f"{paths[row]}: {unread[row]}" for row in unread_rows])
+        reasons += describe_dead_links(prefix + paths[row] for row in unread_rows[:SHOWN])
         line = f"{len(unread)} of {count} files in {listing.base} cannot be read: {reasons}"
-        # a restart may succeed if all failures may pass by themselves
-        raise refusal(line, failures[0]) if all(map(is_temporary, failures)) else BadInput(line)
+        if all(map(is_temporary, failures)):  # a restart may succeed
+            raise refusal(line, failures[0])
+        raise BadInput(line)
     return index
 
 
@@ -376,12 +385,12 @@ def _reuse(listing: Listing, old: ImageFolderIndex, columns: dict, bad: dict, lo
     sources = []  # their rows in the old index
     changed = []
     files = zip(listing.paths, columns["bytes"].tolist(), columns["mtimes"].tolist(), strict=True)
-    for row, (path, size, mtime) in enumerate(files):
-        file = (path, size, mtime)
+    for row, file in enumerate(files):
         if file in old_rows:
             unchanged.append(row)
             sources.append(old_rows[file])
         elif file in old_reasons:
+            _, size, mtime = file
             bad[row] = size, mtime, old_reasons[file]
         else:
             changed.append(row)
@@ -391,7 +400,7 @@ def _reuse(listing: Listing, old: ImageFolderIndex, columns: dict, bad: dict, lo
         unchanged = np.array(unchanged, np.int64)[~is_replaced].tolist()
         sources = np.array(sources, np.int64)[~is_replaced].tolist()
     for name, column in columns.items():
-        if name != "ctimes":  # they are those of now
+        if name != "ctimes":  # the column has the present ones
             column[unchanged] = getattr(old, name)[sources]
     log(f"{listing.base}: {len(changed)} of {len(listing.paths)} files are new or changed")
     return np.array(sorted(changed), np.int64)

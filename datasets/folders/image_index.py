@@ -1,7 +1,5 @@
 """The stored index of a folder of images: memory-mapped arrays with one row per image, and their checksums.
-
-image_folder.py scans the files and writes it. A process that has its folder opens it without the images.
-"""
+image_folder.py scans the files and writes it. A process that has its folder opens it without the images."""
 
 import bisect
 import contextlib
@@ -119,15 +117,22 @@ class ImageFolderIndex:
         """Return the id of an image; None if the index does not have it. path: absolute, or below `base`."""
         path = os.path.normpath(os.path.join(self.base, path))
         id = bisect.bisect_left(range(len(self)), path, key=self.path)  # the paths ascend
-        return id if id < len(self) and self.path(id) == path else None
+        if id < len(self) and self.path(id) == path:
+            return id
+        return None
 
     def describe(self) -> str:
         """Return the counts of images, of all and of the first classes, and the place, for the log."""
-        members = [tar_files.split_path(self.path(id)) for id in (0, len(self) - 1)]
-        tars = dict.fromkeys(member[0] for member in members if member)  # the first and the last one
+        tars: dict[str, None] = {}  # the first and the last one
+        for id in (0, len(self) - 1):
+            member = tar_files.split_path(self.path(id))
+            if member:
+                tars[member[0]] = None
         place = " to ".join(tars) or self.base
-        has_sets = self.labels.ndim == 2
-        counts = self.labels.sum(0) if has_sets else np.bincount(self.labels, minlength=len(self.classes))
+        if self.labels.ndim == 2:  # an image has several labels
+            counts = self.labels.sum(0)
+        else:
+            counts = np.bincount(self.labels, minlength=len(self.classes))
         classes = shown(
             [f"{name} {count}" for name, count in zip(self.classes, counts.tolist(), strict=True)]
         )
@@ -144,11 +149,9 @@ class ImageFolderIndex:
 
 
 def open_index(folder: str, fingerprint: str | None = None) -> ImageFolderIndex:
-    """Return the index in a cache folder without comparing it with the images.
-
-    The other processes of a node call it when the first one has indexed the images, and each process that
-    gets an index in a pickle. Raises BadInput, also if it has another fingerprint than the given one.
-    """
+    """Return the index in a cache folder without comparing it with the images. The other processes of a node
+    call it when the first one has indexed the images, and each process that gets an index in a pickle. Raises
+    BadInput, also if it has another fingerprint than the given one."""
     failure = f"the index {folder} is damaged or of another version"
     with explained(failure, EOFError, ValueError, KeyError, TypeError, RecursionError):
         index = read_again(functools.partial(ImageFolderIndex, folder), folder)
@@ -165,8 +168,9 @@ def open_intact(folder: str, log: Log | None = None) -> ImageFolderIndex | None:
     try:
         index = open_index(folder)
         for name in COLUMNS:
-            is_there = name != "ctimes" or name in index.checksums
-            if is_there and zlib.crc32(getattr(index, name)) != index.checksums[name]:
+            if name == "ctimes" and name not in index.checksums:
+                continue  # an earlier version has written the index
+            if zlib.crc32(getattr(index, name)) != index.checksums[name]:
                 raise BadInput(f"the index {folder} is damaged: the CRC-32 of {name}.npy differs")
         if _fingerprint(index.classes, vars(index)) != index.fingerprint:
             raise BadInput(f"the index {folder} is damaged: its columns do not have its fingerprint")

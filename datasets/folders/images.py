@@ -96,13 +96,13 @@ class Header(NamedTuple):
 
 def inspect(content: bytes) -> Header:
     """Inspect a file. A JPEG or PNG takes microseconds. The scan calls it once for each file, in its threads.
-
     A JPEG that ends in the end marker counts as complete; others are decoded. Raises BadImage if the file is
-    empty, truncated, not an image, or larger than MAX_PIXELS.
-    """
+    empty, truncated, not an image, or larger than MAX_PIXELS."""
     kind = _kind(content)
-    if kind in ("JPEG", "PNG"):
-        return _inspect_jpeg(content) if kind == "JPEG" else _inspect_png(content)
+    if kind == "JPEG":
+        return _inspect_jpeg(content)
+    if kind == "PNG":
+        return _inspect_png(content)
     return _inspect_decoded(content, kind)
 
 
@@ -180,9 +180,9 @@ def _rgb(image: Image.Image) -> Image.Image:
             high = values.max()
             if not (low >= 0 and high <= most):  # also NaN
                 raise BadImage(f"has values {low:g}..{high:g}, expected 0..{most}")
-            image = Image.fromarray(
-                (values if most == 255 else values.astype(np.int32) >> 8).astype(np.uint8)
-            )
+            if most == 65535:
+                values = values.astype(np.int32) >> 8
+            image = Image.fromarray(values.astype(np.uint8))
         elif "transparency" in image.info:
             image = image.copy()
             del image.info["transparency"]  # drops a palette's alpha without a warning
@@ -194,47 +194,61 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def _traits(image: Image.Image, content: bytes, kind: str) -> int:
-    """Return the traits of a loaded image, but TURNED: what _rgb() changes in it. Raises BadImage.
-
-    They are found once for each image, in the scan, and judge() counts them over the data set. content, kind:
-    of the file: Pillow gives some images with more than 8 bits the mode of one with 8 bits.
-    """
+    """Return the traits of a loaded image, without TURNED: what _rgb() changes in it. Raises BadImage. They
+    are found once for each image, in the scan, and judge() counts them over the data set. content, kind: of
+    the file: Pillow gives some images with more than 8 bits the mode of one with 8 bits."""
     mode = image.mode
     has_alpha = mode[-1] in "Aa" or "transparency" in image.info
-    is_grey = mode in ("L", "LA") or mode[0] in "IF"
     is_float = mode == "F"
-    bits = content[24] if kind == "PNG" else 8  # of a value
-    maximum = _MAXIMUM.match(content) if kind == "PPM" else None
-    if kind == "TIFF":
-        bits = max(getattr(image, "tag_v2", {}).get(258, (8,)))  # BitsPerSample
-    elif maximum:
-        bits = int(maximum[1]).bit_length()
-    is_deep = not is_float and (mode[0] == "I" or bits > 8)
-    colours = OTHER if mode[:3] != "RGB" else 0
-    if is_grey:
-        colours = GREY
-    traits = colours | (ALPHA if has_alpha else 0)
+    is_deep = not is_float and (mode[0] == "I" or _count_bits(image, content, kind) > 8)
+    traits = 0
+    if mode in ("L", "LA") or mode[0] in "IF":
+        traits = GREY
+    elif mode[:3] != "RGB":
+        traits = OTHER
+    if has_alpha:
+        traits |= ALPHA
     # the pixels are looked at only if something in them may be lost
     if not has_alpha and not is_deep and not is_float:
         return traits
     values = np.asarray(image)
     rgb = np.asarray(_rgb(image)).reshape(-1, 3)
+    highest = 0
+    if is_float:
+        traits |= FLOAT
+        highest = int(values.max())
+    elif is_deep:
+        traits |= DEEP
+        highest = int(rgb.max())
+        if kind == "PPM" and mode == "RGB" and highest > 0:
+            highest -= 1  # Pillow rounds the values of such a PPM to 8 bits, and cuts those of others
     if is_float or is_deep:
-        top = int(values.max() if is_float else rgb.max())
-        if is_deep and kind == "PPM" and mode == "RGB" and top > 0:
-            top -= 1  # Pillow rounds the values of such a PPM to 8 bits, and cuts those of others
-        traits |= (FLOAT if is_float else DEEP) | top << _FLAG_BITS | (DARK if top <= _DARK else 0)
+        traits |= highest << _FLAG_BITS
+        if highest <= _DARK:
+            traits |= DARK
     # an image that was drawn in alpha or in the lower bits becomes one colour
     pixels = values.reshape(len(rgb), -1)
-    is_lost = (rgb == rgb[0]).all() and not (pixels == pixels[0]).all()
-    return traits | (LOST if is_lost else 0)
+    if (rgb == rgb[0]).all() and not (pixels == pixels[0]).all():
+        traits |= LOST
+    return traits
+
+
+def _count_bits(image: Image.Image, content: bytes, kind: str) -> int:
+    """Return the bits of a value in the file of an image, as far as its mode does not tell them; else 8."""
+    if kind == "PNG":
+        return content[24]
+    if kind == "TIFF":
+        return max(getattr(image, "tag_v2", {}).get(258, (8,)))  # BitsPerSample
+    if kind == "PPM":
+        maximum = _MAXIMUM.match(content)
+        if maximum:
+            return int(maximum[1]).bit_length()
+    return 8
 
 
 def normalised(content: bytes) -> bytes:
     """Return a plain PNG of the pixels of decode(), for engines whose own decoder returns other pixels.
-    Raises BadImage.
-
-    Store.portable() calls it for each sample that is not plain, in a thread or a worker."""
+    Raises BadImage. Store.portable() calls it for each sample that is not plain, in a thread or a worker."""
     buffer = io.BytesIO()
     Image.fromarray(decode(content, plain=False)).save(buffer, "PNG", compress_level=1)
     return buffer.getvalue()
@@ -286,15 +300,15 @@ def _header(width: int, height: int, orientation: int, plain: bool, traits: int)
     """Return the Header of an image of this size before it is turned. plain: whether it is if upright."""
     if orientation >= 5:  # a quarter turn: width and height change places
         width, height = height, width
-    return Header(width, height, plain and orientation == 1, traits | (TURNED if orientation > 1 else 0))
+    if orientation > 1:
+        return Header(width, height, False, traits | TURNED)
+    return Header(width, height, plain, traits)
 
 
 def _walk_jpeg(content: bytes) -> tuple[int, int, bool]:
-    """Return (start of frame marker, bits per sample, whether a segment may contain an orientation).
-
-    The marker is 0 if the segments before the pixels are not valid. Raises BadImage if there are too many:
-    Pillow copies all segments of Exif for each one. It is called before Pillow opens a JPEG.
-    """
+    """Return (start of frame marker, bits per sample, whether a segment may contain an orientation). The
+    marker is 0 if the segments before the pixels are not valid. Raises BadImage if there are too many: Pillow
+    copies all segments of Exif for each one. It is called before Pillow opens a JPEG."""
     position = 2  # after the start of the file
     frame = 0
     bits = 0
@@ -397,13 +411,16 @@ def _orientation(image: Image.Image) -> int:
         orientation = image.getexif().get(_ORIENTATION, 1)
     except Exception:  # the pixels are usable if only the Exif is damaged
         return 1
-    return 1 if orientation not in _TURNS else orientation
+    return orientation if orientation in _TURNS else 1
 
 
 def _tail(content: bytes) -> str:
     """Return the size of a file for a message, and whether it ends in zeros, as after a copy that was cut."""
     zeros = len(content) - len(content.rstrip(b"\0"))
-    return f"{len(content)} bytes" + (f", the last {zeros} of them zeros" if zeros > 8 else "")
+    text = f"{len(content)} bytes"
+    if zeros > 8:
+        text += f", the last {zeros} of them zeros"
+    return text
 
 
 def _text(error: Exception) -> str:

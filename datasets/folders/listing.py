@@ -71,8 +71,9 @@ class Listing(NamedTuple):
     @property
     def division(self) -> str:
         """Return how images were chosen for validation, BY_CLASS or BY_PATH; "" if the folder has splits."""
-        way = BY_CLASS if self.by_class else BY_PATH
-        return way if self.val_share else ""
+        if not self.val_share:
+            return ""
+        return BY_CLASS if self.by_class else BY_PATH
 
     def get_states(self, rows: np.ndarray | None = None) -> np.ndarray:
         """Return int64 [n, 3], the sizes, mtimes and ctimes (ns) of these rows, or of all rows. Raises
@@ -94,20 +95,21 @@ def look(
     labelled: bool = True,
     by_class: bool = True,
 ) -> Listing:
-    """Return the Listing of a split without reading an image. Arguments: those of image_folder.load().
-    Raises BadInput.
-
-    image_folder.look() calls it at each start, in the process of a node that indexes the images."""
+    """Return the Listing of a split without reading an image. Arguments: those of image_folder.load(). Raises
+    BadInput. image_folder.look() calls it at each start, in the process of a node that indexes the images."""
     root = os.path.abspath(files.local_folder(root))
     name = find_split(root, split, splits, log)
-    # a folder with one split only: if it were divided by hashes, images of that split would be in both
-    other = "" if name else find_split(root, "val" if split == "train" else "train", splits)
+    other = ""
+    if not name:  # a folder with the other split only cannot be divided: its images would be in both
+        other = find_split(root, "val" if split == "train" else "train", splits)
     if other:
         raise BadInput(
             f"{root} has {other}, but no {' or '.join(SPLITS[split])} (a folder, or a list .txt): "
             f"--splits TRAIN,VAL names the two folders; --splits {NO_SPLITS} takes all folders as classes"
         )
-    base = os.path.join(root, name) if name else root
+    base = root
+    if name:
+        base = os.path.join(root, name)
     source = f"{base}.txt"
     is_list = bool(name) and is_file(source)
     if is_list:
@@ -134,8 +136,9 @@ def look(
         rows = divide(root, split, paths, labels, ordered, val_share, log, by_class)
         paths = [paths[row] for row in rows.tolist()]
         labels = labels[rows]
-    found = Listing(root, split, base, ordered, paths, labels, val_share, splits)
-    return found._replace(is_list=is_list, by_class=by_class)
+    return Listing(
+        root, split, base, ordered, paths, labels, val_share, splits, is_list=is_list, by_class=by_class
+    )
 
 
 def _list_class_folders(base: str, classes: Sequence[str] | None, log: Log) -> tuple[list[str], list[str]]:
@@ -146,9 +149,11 @@ def _list_class_folders(base: str, classes: Sequence[str] | None, log: Log) -> t
         raise BadInput(f"{base} holds no image ({' '.join(images.EXTENSIONS)}): {others or 'no file'}{tars}")
     # images next to the class folders have no class: they are ignored, unless there is no class folder
     nested = [path for path in paths if "/" in path]
-    loose = f"{len(paths) - len(nested)} images outside class folders" if 0 < len(nested) < len(paths) else ""
-    if others or loose:
-        log(f"{base}: ignored {', '.join(filter(None, (others, loose)))}")
+    ignored = [others] if others else []
+    if 0 < len(nested) < len(paths):
+        ignored.append(f"{len(paths) - len(nested)} images outside class folders")
+    if ignored:
+        log(f"{base}: ignored {', '.join(ignored)}")
     if not nested:
         return sorted(paths), [""] * len(paths)
     paths = sorted(nested)
@@ -166,17 +171,16 @@ def check_classes(classes: Sequence[str], root: str, source: str, paths: list[st
 
     The look() of folders and of tar files calls it before an image is read: a wrong folder costs no scan.
     root: the folder, "" for tar files. paths: of the images, CLASS/... is_named: whether the user, or the
-    name of a split, says that these are class folders. Else nothing distinguishes them from splits, masks and
-    parts, which would be learned as classes: those that may be some are refused.
+    name of a split, says that these are class folders. Else they may be splits, masks or parts, which would
+    be learned as classes: names of such folders are refused.
     """
     forms = _FORMS.format(root or "DATA")
-    reason = f"one class, {classes[0]}" if classes[0] else "images without a class folder"
     if len(classes) < 2:
+        reason = f"one class, {classes[0]}" if classes[0] else "images without a class folder"
         raise BadInput(f"{source}: {reason}: {forms}")
     if is_named:
         return
-    words = {title: re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+", title) for title in classes}
-    others = [title for title in classes if any(_NO_CLASSES.fullmatch(word.lower()) for word in words[title])]
+    others = list(filter(_may_be_no_class, classes))
     deep = [path for path in paths if path.count("/") > 1]
     tables: list[str] = []
     if root:
@@ -194,6 +198,12 @@ def check_classes(classes: Sequence[str], root: str, source: str, paths: list[st
     raise BadInput(
         f"{source}: {reason}: if its {len(classes)} folders are classes, --splits {NO_SPLITS}; else {forms}"
     )
+
+
+def _may_be_no_class(title: str) -> bool:
+    """Return whether a word in the name of a folder is one of a split, of masks or of a part."""
+    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+", title)
+    return any(_NO_CLASSES.fullmatch(word.lower()) for word in words)
 
 
 def number_classes(
@@ -224,7 +234,8 @@ def number_classes(
             first = 1 if min(numbers.values()) == 1 else 0
             ordered = tuple(map(str, range(first, first + len(set(numbers.values())))))
         by_number = {int(title): place for place, title in enumerate(ordered) if title.isdecimal()}
-        by_number = by_number or dict(enumerate(range(len(ordered))))  # of names: labels count the folders
+        if not by_number:  # the classes have names: labels count the folders
+            by_number = {place: place for place in range(len(ordered))}
         outside = sorted(set(numbers.values()) - by_number.keys())
         if outside:
             raise BadInput(
@@ -251,12 +262,17 @@ def _number_sets(
 ) -> tuple[tuple[str, ...], np.ndarray]:
     """Return (classes, labels bool [n, classes]) for images with several labels, "a,b". Arguments: those of
     number_classes(). Raises BadInput."""
-    sets = [[label for label in name.split(",") if label] for name in names]
-    if not any(sets):
+    rows = []  # the number of an image for each of its labels
+    labels = []
+    for row, name in enumerate(names):
+        for label in filter(None, name.split(",")):
+            rows.append(row)
+            labels.append(label)
+    if not labels:
         raise BadInput(f"{source}: no image has a label")
-    ordered, numbers = number_classes([label for labels in sets for label in labels], classes, source, True)
-    matrix = np.zeros((len(sets), len(ordered)), bool)
-    matrix[np.repeat(np.arange(len(sets)), [len(labels) for labels in sets]), numbers] = True
+    ordered, numbers = number_classes(labels, classes, source, True)
+    matrix = np.zeros((len(names), len(ordered)), bool)
+    matrix[rows, numbers] = True
     return ordered, matrix
 
 
@@ -278,7 +294,10 @@ def read_table(source: str, log: Log) -> tuple[list[str], list[str]]:
     else:  # no header: the separator leaves the name of an image alone
         titles = ["path", "label"]
         row = first.removesuffix(" ,")  # a path without a label, before a space
-        separator = next((one for one in "\t;," if any(map(is_image, _split(row, one)[:1]))), " ")
+        for separator in "\t;, ":
+            values = _split(row, separator)
+            if values and is_image(values[0]):
+                break
     if len(titles) > 2:
         log(f"{source}: of the columns {', '.join(titles)}, path and label are read")
     expected = (
@@ -292,12 +311,14 @@ def read_table(source: str, log: Log) -> tuple[list[str], list[str]]:
     rows: dict[str, tuple[str, str]] = {}  # path without ./ -> path, label
     for number, line in lines:
         values = _split(line, separator)
-        is_row = len(values) == len(titles) and "\0" not in line and len(line) <= _LONGEST
-        path = values[titles.index("path")].removeprefix(folder) if is_row else ""
-        label = values[titles.index("label")] if is_row else ""
+        path = label = ""
+        if len(values) == len(titles) and "\0" not in line and len(line) <= _LONGEST:
+            path = values[titles.index("path")].removeprefix(folder)
+            label = values[titles.index("label")]
         # before a space a name without an ending is a path, too, unless spaces are in it
-        is_path = is_image(path) or (separator == " " and " " not in path)
-        if not path or not is_path or not label or is_image(label) or _UNCLEAR.fullmatch(label):
+        is_path = path and (is_image(path) or (separator == " " and " " not in path))
+        is_label = label and not is_image(label) and not _UNCLEAR.fullmatch(label)
+        if not is_path or not is_label:
             raise BadInput(f"{source}, line {number}: {expected}; found {line[:60]!r}")
         # an index has paths below its base only
         if os.path.isabs(path) or ".." in path.split("/"):
@@ -326,12 +347,15 @@ def _read_lines(source: str) -> list[tuple[int, str]]:
 
 
 def _split(line: str, separator: str) -> list[str]:
-    """Return the values of a line of a table; two, of which the path may have spaces, if the separator is a
-    space. [] if there is only one."""
+    """Return the values of a line of a table, two or more; [] if it has fewer, or if only the last has text.
+    A space separates only the last value from the path, which may have spaces."""
     values: list[str] = []
     with contextlib.suppress(csv.Error):
         row = next(csv.reader([line], delimiter=separator, skipinitialspace=True, strict=True))
         values = [value.strip() for value in row]
+    if len(values) < 2:
+        return []
+    *others, last = values
     if separator == " ":
-        values = [" ".join(values[:-1]), *values[-1:]]
-    return values if len(values) > 1 and any(values[:-1]) else []
+        others = [" ".join(others)]
+    return [*others, last] if any(others) else []

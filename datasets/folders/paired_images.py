@@ -39,7 +39,7 @@ class PairIndex:
     """
 
     def __init__(self, index: ImageFolderIndex, rows: int = 0):
-        self.rows = rows  # of a resized image, or 0
+        self.rows = rows  # height to which images are resized; 0: they keep their size
         self.stored = index
         # what stores need of an index
         self.labels = index.labels
@@ -61,10 +61,13 @@ class PairIndex:
     def __len__(self) -> int:
         return len(self.labels) // 2
 
-    def shape(self, id: int) -> str:
-        """Return the size of an image as text."""
-        stored = f"{self.stored.widths[id]}x{self.stored.heights[id]} pixels"
-        return f"{self.widths[id]}x{self.heights[id]} pixels, resized from {stored}" if self.rows else stored
+    def describe_size(self, id: int) -> str:
+        """Return the size of an image in words."""
+        size = f"{self.stored.widths[id]}x{self.stored.heights[id]} pixels"
+        is_resized = self.rows > 0
+        if is_resized:
+            size = f"{self.widths[id]}x{self.heights[id]} pixels, resized from {size}"
+        return size
 
 
 def load(root: str, split: str, cache: str, rows: int = 0, log: Log = print) -> PairIndex:
@@ -91,7 +94,7 @@ def load(root: str, split: str, cache: str, rows: int = 0, log: Log = print) -> 
     shapes = np.stack([stored.widths, stored.heights]).reshape(2, 2, -1)  # [width or height, side, pair]
 
     def describe(id: int) -> str:
-        return f"{listing.paths[id]} ({stored.shape(id)})"
+        return f"{listing.paths[id]} ({stored.describe_size(id)})"
 
     pairs = np.flatnonzero((shapes[:, 0] != shapes[:, 1]).any(axis=0)).tolist()
     different = [f"{describe(pair)} and {describe(pair + len(stored))}" for pair in pairs]
@@ -113,15 +116,17 @@ def _look(root: str, split: str, log: Log) -> Listing:
     base = os.path.join(root, split)
     refuse_dead_link(base)
     if not is_folder(base):  # the folder of the split may have another name
-        base = os.path.join(root, find_split(root, "train" if split == "train" else "val", log=log) or split)
+        kind = "train" if split == "train" else "val"
+        base = os.path.join(root, find_split(root, kind, log=log) or split)
         if not is_folder(base):
             raise BadInput(f"{root} has no folder {split}/")
-    here = _find_sides(base)
-    blurry = _by_name(base, here[0], log)
-    sharp = _by_name(base, here[1], log)
+    sides = _find_sides(base)
+    blurry_side, sharp_side = sides
+    blurry = _by_name(base, blurry_side, log)
+    sharp = _by_name(base, sharp_side, log)
     # all that have no partner at once: a list for the user
-    alone = [f"{blurry[name]} has no {here[1]}/{name}.*" for name in sorted(blurry.keys() - sharp.keys())]
-    alone.extend(f"{sharp[name]} has no {here[0]}/{name}.*" for name in sorted(sharp.keys() - blurry.keys()))
+    alone = [f"{blurry[name]} has no {sharp_side}/{name}.*" for name in sorted(blurry.keys() - sharp.keys())]
+    alone += [f"{sharp[name]} has no {blurry_side}/{name}.*" for name in sorted(sharp.keys() - blurry.keys())]
     if alone:
         count = f"{len(alone)} of {len(blurry) + len(sharp)}"
         raise BadInput(f"{count} images of {base} have no partner: {shown(alone)}")
@@ -130,19 +135,23 @@ def _look(root: str, split: str, log: Log) -> Listing:
     paths = [blurry[name] for name in names]
     paths += [sharp[name] for name in names]
     labels = np.arange(2).repeat(len(names))
-    return Listing(root, f"pairs-{split}", base, here, paths, labels)
+    return Listing(root, f"pairs-{split}", base, sides, paths, labels)
 
 
 def _find_sides(base: str) -> tuple[str, ...]:
-    """Return the names of the two folders of pairs below a folder. Raises BadInput if they are not there, or
-    if there are others, too."""
+    """Return the names of the two folders of pairs below a folder. Raises BadInput unless it has exactly one
+    of the SIDES."""
+    sides = []
     for side in itertools.chain.from_iterable(SIDES):
         refuse_dead_link(os.path.join(base, side))
-    here = tuple(side for sides in SIDES for side in sides if is_folder(os.path.join(base, side)))
-    if here not in SIDES:
-        names = "/ and ".join(here) + "/" if here else "none of these folders"
+        if is_folder(os.path.join(base, side)):
+            sides.append(side)
+    if tuple(sides) not in SIDES:
+        names = "none of these folders"
+        if sides:
+            names = "/ and ".join(sides) + "/"
         raise BadInput(f"{base} has {names}: expected blurry/ and sharp/ or img/ and gt/")
-    return here
+    return tuple(sides)
 
 
 def _by_name(base: str, side: str, log: Log) -> dict[str, str]:
@@ -174,7 +183,7 @@ def plan(index: PairIndex, sampler: Any, size: int, augment: bool = False) -> Pl
     """
     small = np.flatnonzero(np.minimum(index.widths, index.heights) < size).tolist()
     if small:
-        which = shown([f"{index.path(id)} has {index.shape(id)}" for id in small])
+        which = shown([f"{index.path(id)} has {index.describe_size(id)}" for id in small])
         raise BadInput(f"{len(small)} of {len(index.labels)} images are smaller than --crop {size}: {which}")
     crop = square_crop if augment else center_square
     window = functools.partial(crop, side=size)

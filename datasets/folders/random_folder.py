@@ -30,11 +30,12 @@ def make(folder: str, write: Callable[[str], object] | None = None) -> str:
     with locked(f"{folder}.lock"):
         if not os.path.isdir(folder):
             with make_folder_atomic(folder) as new:
-                for split, count in () if write else (("train", TRAIN), ("val", VAL)):
-                    for label in range(CLASSES):
-                        _write(os.path.join(new, split, f"class_{label}"), split, label, count)
                 if write:
                     write(new)
+                else:
+                    for split, count in (("train", TRAIN), ("val", VAL)):
+                        for label in range(CLASSES):
+                            _write(os.path.join(new, split, f"class_{label}"), split, label, count)
     return folder
 
 

@@ -1,7 +1,5 @@
 """Find samples in tar files without unpacking them, and list images in them as those in folders are listed.
-
-The path of an image in a tar file is <tar>/<its first byte, 12 digits>/<its name>.
-"""
+The path of an image in a tar file is <tar>/<its first byte, 12 digits>/<its name>."""
 
 import contextlib
 import functools
@@ -79,18 +77,19 @@ def is_folder(path: str) -> bool:
             return [(entry.is_dir(), entry.is_symlink(), entry.path) for entry in entries]
 
     with explained(f"cannot list {path}"):
-        found = read_again(list_entries, path)
-    is_tar = [os.path.splitext(name)[1] == ".tar" for *_, name in found]
-    if not any(is_tar) or any(is_dir for is_dir, *_ in found):
+        entries = read_again(list_entries, path)
+    has_tar = any(os.path.splitext(entry_path)[1] == ".tar" for _, _, entry_path in entries)
+    has_folder = any(is_dir for is_dir, _, _ in entries)
+    if not has_tar or has_folder:
         return False
-    for _, is_link, name in found:
-        if is_link and not is_hidden(os.path.basename(name)):
-            refuse_dead_link(name)
+    for _, is_link, entry_path in entries:
+        if is_link and not is_hidden(os.path.basename(entry_path)):
+            refuse_dead_link(entry_path)
     return True
 
 
 def split_pattern(pattern: str) -> tuple[str, str]:
-    """Return (folder, rest): the folder or URL before the first wildcard, and the pattern below it."""
+    """Return (folder, pattern below it): the folder or URL is all before the first wildcard."""
     fixed, wild = re.fullmatch(r"((?:[^*?\[{]*/)?)(.*)", pattern).groups()  # type: ignore[union-attr]
     return fixed or ".", wild
 
@@ -99,11 +98,9 @@ def load_index(
     paths: list[str], scan: Callable[[str], list[Row]], cache: str | None, log: Log = print
 ) -> np.memmap:
     """Return the index of the files: a memory-mapped array of the rows that scan(path) returns, with the
-    fields of Row and `file`, a place in `paths`.
-
-    It is made once, and again if the size or the time of a file changes, in the folder `cache` (None: that
-    of the first file). Of several processes one makes it, and the others wait. Raises BadInput.
-    """
+    fields of Row and `file`, a place in `paths`. It is made once, and again if the size or the time of a file
+    changes, in the folder `cache` (None: that of the first file). Of several processes one makes it, and the
+    others wait. Raises BadInput."""
     states = []
     for path in paths:
         try:
@@ -114,8 +111,9 @@ def load_index(
         states.append((path, status.st_size, status.st_mtime_ns))
     digest = hashlib.blake2b(repr((_FORMAT, states)).encode(), digest_size=8).hexdigest()
     folder = cache or os.path.dirname(paths[0])
-    # in the folder of the files their owner could change them, too
-    owners = [] if cache else [os.stat(paths[0]).st_uid]
+    owners = []
+    if not cache:  # in the folder of the files: their owner could change them anyway
+        owners = [os.stat(paths[0]).st_uid]
     place = own_place(os.path.join(folder, f".files-{digest}.npy"), log, *owners)
 
     def scan_again(path: str) -> list[Row]:
@@ -286,10 +284,10 @@ def look(
         labels = labels[kept]
     states = np.array([(member.size, member.mtime, 0) for member in members])  # without a ctime
     kept_paths = [member.path for member in members]
-    found = Listing(
-        os.path.abspath(pattern), split, base, ordered, kept_paths, labels, val_share, splits, states
+    root = os.path.abspath(pattern)
+    return Listing(
+        root, split, base, ordered, kept_paths, labels, val_share, splits, states, by_class=by_class
     )
-    return found._replace(by_class=by_class)
 
 
 def _select_tars(
@@ -339,9 +337,10 @@ def _list_members(paths: list[str], base: str, index: np.ndarray) -> tuple[list[
     times = [os.stat(path).st_mtime_ns for path in paths]
     for place, (file, offset, size, _, _, name) in enumerate(rows):
         number = numbers.get(place, "")
+        if name.lower().endswith(".cls"):
+            continue
         if not is_image(name) or (has_cls and not number):
-            if not name.lower().endswith(".cls"):
-                ignored[ending(name)] += 1
+            ignored[ending(name)] += 1
             continue
         if ".." in name.split("/") or not (number or "/" in name):
             raise BadInput(f"{paths[file]}: {name}: expected CLASS/NAME without .., or NAME with a NAME.cls")
@@ -368,19 +367,25 @@ def _select_members(
 
 def _split_folder(member: _Member) -> str:
     """Return the first folder of an image's name, which may be a split; "" if that folder is its class."""
-    needed = 1 if member.number else 2  # train/1.jpg, with the class in a .cls, or train/cat/1.jpg
-    return "" if member.name.count("/") < needed else member.name.partition("/")[0]
+    first, *others = member.name.split("/")
+    if member.number:  # the class is in a .cls: train/1.jpg
+        return first if others else ""
+    return first if len(others) > 1 else ""  # train/cat/1.jpg
 
 
 def _find_splits(source: str, texts: Iterable[str], splits: str | None, matches: Callable) -> dict[str, str]:
-    """Return text -> its split, or "". matches(text, name of a split): of the names of a split, the first
-    that is found counts. Raises BadInput if a text has both splits.
+    """Return text -> its split, or "". matches(text, name of a split): of the names of a split, the first one
+    that matches a text counts. Raises BadInput if a text has both splits.
 
     look() calls it with the names of the tar files, and again with the folders in them."""
     kinds = dict.fromkeys(sorted(texts), "")
     for split, names in split_names(splits).items():
-        with_names = ([text for text in kinds if matches(text, name)] for name in names)
-        for text in next(filter(None, with_names), []):
+        matching: list[str] = []
+        for name in names:
+            matching = [text for text in kinds if matches(text, name)]
+            if matching:
+                break
+        for text in matching:
             if kinds[text]:
                 raise BadInput(f"{source}: {text} has the names of both splits: --splits TRAIN,VAL")
             kinds[text] = split
@@ -406,10 +411,16 @@ def _read_labels(paths: list[str], rows: list[tuple]) -> dict[int, str]:
     firsts = [place for place, row in enumerate(rows) if row[4]]  # where samples begin
     # a sample is a row of files with one name: its image gets the number of its .cls
     for first, end in itertools.pairwise([*firsts, len(rows)]):
-        # the kinds of the files of a sample: "jpg", "cls", "seg.png"
-        fields = [split_name(rows[place][-1])[1].lower() for place in range(first, end)]
-        pictures = [first + at for at, field in enumerate(fields) if f".{field}" in images.EXTENSIONS]
-        labels = [rows[first + at][3] for at, field in enumerate(fields) if field == "cls"]
+        fields = []  # the kinds of the files of a sample: "jpg", "cls", "seg.png"
+        pictures = []  # places of its images
+        labels = []
+        for place in range(first, end):
+            field = split_name(rows[place][-1])[1].lower()
+            fields.append(field)
+            if f".{field}" in images.EXTENSIONS:
+                pictures.append(place)
+            elif field == "cls":
+                labels.append(rows[place][3])
         # samples of another kind, such as texts, may be in the same tar
         if not any(field.endswith("cls") or is_image(f".{field}") for field in fields):
             continue

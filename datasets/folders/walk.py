@@ -107,7 +107,9 @@ def is_image(name: str) -> bool:
 
 def ending(name: str) -> str:
     """Return the ending of a file that is left out, in small letters."""
-    return "hidden" if is_hidden(name) else os.path.splitext(name)[1].lower() or "without ending"
+    if is_hidden(name):
+        return "hidden"
+    return os.path.splitext(name)[1].lower() or "without ending"
 
 
 def count_endings(endings: Counter[str]) -> str:
@@ -180,14 +182,17 @@ def _state(path: str) -> tuple[int, int, int]:
         if is_temporary(error):
             raise refusal(f"cannot read {path}: {error.strerror}", error) from error
         return -1, -1, -1
-    is_file = stat.S_ISREG(status.st_mode)
-    return (status.st_size, status.st_mtime_ns, status.st_ctime_ns) if is_file else (-1, -1, -1)
+    if not stat.S_ISREG(status.st_mode):
+        return -1, -1, -1
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def shown(texts: Sequence[str]) -> str:
     """Return the first texts of a long list, and the number of the others."""
-    more = [f"and {len(texts) - SHOWN} more"] if len(texts) > SHOWN else []
-    return "; ".join([*texts[:SHOWN], *more])
+    parts = list(texts[:SHOWN])
+    if len(texts) > SHOWN:
+        parts.append(f"and {len(texts) - SHOWN} more")
+    return "; ".join(parts)
 
 
 def progress(total: int | None, text: str, done: int = 0, unit: str = "image") -> tqdm:

@@ -1,7 +1,5 @@
-"""Select a backend by name or by its speed here, and build a loader or an engine.
-
-Every backend except synthetic delivers the same samples, labels and boxes.
-"""
+"""Select a backend by name or by its speed here, and build a loader or an engine. Every backend except
+synthetic delivers the same samples, labels and boxes."""
 
 import argparse
 import importlib.util
@@ -50,7 +48,9 @@ _MUCH_MEMORY = 40e9
 def reasons(device: torch.device) -> dict[str, str | None]:
     """Return engine -> the reason why it is not available with this device; None if it is available."""
     dali = missing()
-    dali_gpu = "it needs a GPU" if not dali and device.type != "cuda" else dali
+    dali_gpu = dali
+    if not dali and device.type != "cuda":
+        dali_gpu = "it needs a GPU"
     return {"pytorch": None, "threads": None, "dali": dali, "dali-gpu": dali_gpu, "synthetic": None}
 
 
@@ -61,13 +61,14 @@ def resolve(backend: str, device: torch.device) -> str:
     backend = SPELLINGS.get(backend, backend)
     known = reasons(device)
     known |= {name: known[engine] for name, engine in CACHED.items()}
-    has_ray = importlib.util.find_spec("ray")
-    known["ray"] = None if has_ray else f"Ray is not installed: pip install {RAY}"
+    known["ray"] = None
+    if not importlib.util.find_spec("ray"):
+        known["ray"] = f"Ray is not installed: pip install {RAY}"
     reason = known.get(backend, "unknown backend")
     if reason is None:
         return backend
-    here = ", ".join(name for name, why in known.items() if why is None)
-    raise BadInput(f"data_backend {backend}: {reason}; available here: {here}")
+    available = ", ".join(name for name, why in known.items() if why is None)
+    raise BadInput(f"data_backend {backend}: {reason}; available here: {available}")
 
 
 def build(
@@ -152,10 +153,8 @@ class SyntheticIndex:
 
 
 class Synthetic(Engine):
-    """An engine for Loader: the plan's ids and labels, and always the same random images on the device.
-
-    Its batches have no boxes, so its receipt differs from that of real data.
-    """
+    """An engine for Loader: the plan's ids and labels, and always the same random images on the device. Its
+    batches have no boxes, so its receipt differs from that of real data."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -185,12 +184,10 @@ def rates(
     seconds: float = _SECONDS,
     interpolation: str = BILINEAR,
 ) -> dict[str, float]:
-    """Return backend -> images/s of this process, for every available backend that reads data.
-
-    The backends load the same batches one after the other, repeatedly for `seconds` each. The files are read
-    once before, so they are in the page cache if they fit: this compares engines, not disks. open_loaders()
-    calls it on rank 0 of a new run while the other ranks wait for the choice.
-    """
+    """Return backend -> images/s of this process, for every available backend that reads data. The backends
+    load the same batches one after the other, repeatedly for `seconds` each. The files are read once before,
+    so they are in the page cache if they fit: this compares engines, not disks. open_loaders() calls it on
+    rank 0 of a new run while the other ranks wait for the choice."""
     # the same few batches for each backend: what differs is the engine
     head = Head(plan)
     measured: dict[str, float] = {}

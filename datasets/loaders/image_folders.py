@@ -91,11 +91,9 @@ def complete(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def open_stores(args: argparse.Namespace, device: torch.device, log: Log) -> tiers.Stores:
-    """Return the stores of --pack and --cache. They are closed when the job ends.
-
-    Call it on every rank, before open_indexes(): it checks all options of add_arguments(), and the scan may
-    take hours. Raises BadInput.
-    """
+    """Return the stores of --pack and --cache. They are closed when the job ends. Call it on every rank,
+    before open_indexes(): it checks all options of add_arguments(), and the scan may take hours. Raises
+    BadInput."""
     backend = _backend(args, device)
     # all options are checked before the scan, which may take hours
     for name in ("pack", "cache_dir"):
@@ -115,7 +113,9 @@ def open_stores(args: argparse.Namespace, device: torch.device, log: Log) -> tie
     if backend == "ray":
         pool = ray_pool.connect(args.ray_address, args.workers or backends.cores())
         endings.at_success("loaders", pool.shutdown)
-    pack, cache = (None, None) if backend == "synthetic" else (args.pack, args.cache)  # it reads no images
+    pack, cache = args.pack, args.cache
+    if backend == "synthetic":  # it reads no images
+        pack = cache = None
     stores = tiers.Stores(pack, cache, args.cache_mode, log.info, args.pack_form)
     # not after an error: threads may still read then, and the process ends anyway
     endings.at_success("loaders", stores.close)
@@ -131,7 +131,9 @@ def open_indexes(args: argparse.Namespace, device: torch.device, log: Log) -> tu
     """
     cache = args.cache_dir or log.output.index_folder
     generated = os.path.join(cache, "generated")
-    folder = random_folder.make(generated) if args.custom_data else args.data_url
+    folder = args.data_url
+    if args.custom_data:
+        folder = random_folder.make(generated)
     if _backend(args, device) == "synthetic" and not folder:
         counts = dict(_SYNTHETIC)
         if args.max_steps:  # a trial: its evaluation takes no longer than its training
@@ -155,17 +157,24 @@ def _read_run(args: argparse.Namespace, output: Output) -> tuple[bool, bool]:
 
     def read_starts(path: str | None) -> list[dict]:
         """Return the starts of the run of a file of weights or a checkpoint; [] for published weights."""
-        return records.read_starts(weights.run_folder(path)) if path and os.path.exists(path) else []
+        if path and os.path.exists(path):
+            return records.read_starts(weights.run_folder(path))
+        return []
 
-    continued = starts.read_output(output) if args.resume == "auto" else []
-    if args.resume not in ("auto", "never"):
+    continued = []
+    if args.resume == "auto":
+        continued = starts.read_output(output)
+    elif args.resume != "never":
         continued = read_starts(args.resume)
-    # the run whose weights this start uses: those that it evaluates, continues from, or begins with
-    known = read_starts(args.weights) if args.evaluate else continued
-    # its classes are those of a run that has begun, also if this one begins at a step of it
-    old = known or (records.read_starts(args.from_run) if args.from_run else [])
-    known = known or continued or read_starts(args.weights)
-    return not known or splits.is_by_class(known[-1]), not (continued or old)
+    # `known`: the starts of the run whose weights this start continues from, evaluates or begins with
+    known = continued
+    if args.evaluate:
+        known = read_starts(args.weights) or continued
+    # a run at whose step this one begins has also chosen the classes
+    is_new = not known and not (args.from_run and records.read_starts(args.from_run))
+    known = known or read_starts(args.weights)
+    is_by_class = not known or splits.is_by_class(known[-1])
+    return is_by_class, is_new
 
 
 def _scan_splits(
@@ -272,13 +281,14 @@ def open_loaders(
 def _plan_training(args: argparse.Namespace, index: Any) -> Plan:
     """Return the plan of the training for this rank. Every rank calls it in open_loaders(); with
     --class_weights they wait for rank 0, which reads the file."""
-    # in an evaluation no training batch is made, but the sampler needs one sample for each rank
-    size = max(len(index), ranks.world_size()) if args.evaluate else len(index)
-    batch = ranks.world_size() if args.evaluate else args.batch_size
+    size = len(index)
+    batch = args.batch_size
+    if args.evaluate:  # no training batch is made, but the sampler needs one sample for each rank
+        size = max(size, ranks.world_size())
+        batch = ranks.world_size()
     drawn = None
     if args.class_weights and not args.evaluate:  # only rank 0 needs the file
-        weights_of = functools.partial(read_class_weights, args.class_weights, index)
-        drawn = ranks.call_on_first(lambda: torch.from_numpy(weights_of()))
+        drawn = ranks.call_on_first(lambda: torch.from_numpy(read_class_weights(args.class_weights, index)))
     steps = {"max_steps": args.max_steps, "epoch_steps": args.epoch_steps}
     # a function of (seed, epoch, step): every rank computes the ids of its part by itself
     sampler = BatchSampler(size, batch, args.seed, args.epochs, **steps, weights=drawn)
@@ -311,16 +321,20 @@ def _choose_backend(args: argparse.Namespace, device: torch.device, log: Log, st
 def _backend(args: argparse.Namespace, device: torch.device) -> str:
     """Return the name of --data_backend in BACKENDS, or "auto". Raises BadInput if it cannot run here. Each
     open_...() calls it on every rank."""
-    name = args.data_backend
-    return name if name == "auto" else backends.resolve(name, device)
+    if args.data_backend == "auto":
+        return "auto"
+    return backends.resolve(args.data_backend, device)
 
 
 def _last_backend(args: argparse.Namespace, device: torch.device, output: Output) -> str:
     """Return the backend of the run's last start, or "" without one: backends round pixels differently.
 
     open_loaders() calls it on rank 0 if the backend is "auto"."""
-    known = starts.read_output(output) if args.resume == "auto" and not args.evaluate else []
-    name = known[-1].get("data backend", "") if known else ""
+    if args.resume != "auto" or args.evaluate:
+        return ""
+    name = ""
+    for start in starts.read_output(output)[-1:]:
+        name = start.get("data backend", "")
     if not name:
         return ""
     with contextlib.suppress(BadInput):
@@ -330,13 +344,10 @@ def _last_backend(args: argparse.Namespace, device: torch.device, output: Output
 
 
 def progressive_size(epochs: int, first: int | None, last: int, epoch: int) -> int:
-    """Return the side of the training images in this epoch (from 1), pixels.
-
-    It is `first` in the first 70 % of the epochs, and `last` in the last 15 %. Between them it rises
-    linearly, in multiples of 32. None: always `last`. Source: G. Leclerc et al., "FFCV: Accelerating Training
-    by Removing Data Bottlenecks", CVPR 2023, whose ResNet-50 rises from 160 to 192 pixels. The plan
-    calls it with the number of the epoch.
-    """
+    """Return the side of the training images in this epoch (from 1), pixels. It is `first` in the first 70 %
+    of the epochs, and `last` in the last 15 %. Between them it rises linearly, in multiples of 32. None:
+    always `last`. Source: G. Leclerc et al., "FFCV: Accelerating Training by Removing Data Bottlenecks", CVPR
+    2023, whose ResNet-50 rises from 160 to 192 pixels. The plan calls it with the number of the epoch."""
     first = first or last
     share = min(max((epoch - 0.7 * epochs) / (0.15 * epochs), 0), 1)
     if share in (0, 1):
@@ -345,16 +356,16 @@ def progressive_size(epochs: int, first: int | None, last: int, epoch: int) -> i
 
 
 def _class_names(args: argparse.Namespace, folder: str, output: Output) -> tuple[str, ...] | None:
-    """Return the names of the classes to evaluate: those of the training set, or if there is none, those of
-    the run of the weights; None if they are not known. The process of a node that indexes the images calls
-    it, if the job only evaluates."""
+    """Return the names of the classes for a job that only evaluates: those of the training set in the folder,
+    or of the run of the weights; None if neither has them. One process of each node calls it."""
+    cache = args.cache_dir or output.index_folder
+    division = {"val_share": args.val_share, "splits": args.splits}
     with contextlib.suppress(BadInput):  # the folder may have no training set
-        cache = args.cache_dir or output.index_folder
-        how = {"val_share": args.val_share, "splits": args.splits}
-        return image_folder.look(folder, "train", cache, None, lambda line: None, **how).classes
+        return image_folder.look(folder, "train", cache, None, lambda line: None, **division).classes
     path = args.weights or args.resume
-    names = weights.read_class_names(path) if os.path.exists(path) else ()
-    return tuple(names) or None
+    if not os.path.exists(path):
+        return None
+    return tuple(weights.read_class_names(path)) or None
 
 
 def check_paths(**paths: str | None) -> None:
@@ -377,10 +388,14 @@ def read_class_weights(text: str, index: Any) -> np.ndarray:
     # one name of a class is enough: then all lines are classes, else all are images
     weights = _read_weights(text)
     is_of_classes = not weights.keys().isdisjoint(index.classes)
-    kind = "class" if is_of_classes else "image"
-    names = list(index.classes) if is_of_classes else [index.name(id) for id in range(len(index))]
-    # bad images are skipped, and may have a weight
-    known = {*names} if is_of_classes else {*names, *(path for path, *_ in index.bad)}
+    if is_of_classes:
+        kind = "class"
+        names = list(index.classes)
+        known = {*names}
+    else:
+        kind = "image"
+        names = [index.name(id) for id in range(len(index))]
+        known = {*names, *(path for path, *_ in index.bad)}  # bad images are skipped, and may have a weight
     missing = [name for name in names if name not in weights]
     unknown = [name for name in weights if name not in known]
     if missing or unknown:

@@ -163,11 +163,9 @@ class ToDevice(Stage):
 
     def _memory(self, shape: tuple[int, ...]) -> np.ndarray:
         """Return memory for a batch: that of an earlier batch if it is free. The page faults of new memory
-        would cost more than writing the batch. _on_host() calls it for each batch.
-
-        A tensor on the array and all its views hold a reference to the array. Torch's own memory is not used:
-        glibc before 2.38 cannot put an aligned block into the space of a freed one.
-        """
+        would cost more than writing the batch. _on_host() calls it for each batch. A tensor on the array and
+        all its views hold a reference to the array. Torch's own memory is not used: glibc before 2.38 cannot
+        put an aligned block into the space of a freed one."""
         for count, result in zip(_references(self._results), self._results, strict=True):
             if count == _OURS and result.shape == shape:
                 return result
@@ -177,26 +175,25 @@ class ToDevice(Stage):
 
 
 def start_pool(workers: int, name: str) -> ThreadPoolExecutor:
-    """Return a pool in whose threads torch starts none of its own: for few images they do not pay.
-
-    It returns when all threads have started. Otherwise begin() would change the number of torch's threads
-    in the midst of the training, when a task needs one more thread. Raises NotDelivered if a limit does not
-    allow that many threads."""
+    """Return a pool in whose threads torch starts none of its own: for few images they do not pay. All of
+    its threads have started: a later start would change the number of torch's threads during the training.
+    Raises NotDelivered if a limit does not allow that many threads."""
     from bootfile.machine import process_limits  # most jobs start no pool
 
     line = process_limits.shortage(workers, f"{workers} threads of the loader")
     if line:
         raise NotDelivered(f"{line}, or use fewer --workers")
     threads = torch.get_num_threads()
-    begun = threading.Barrier(workers)
+    all_begun = threading.Barrier(workers)
     refused = threading.Event()  # a thread cannot be started
 
     def begin() -> None:
-        # runs first in each thread of the pool
+        """Set the number of torch's threads. Each thread of the pool calls it first."""
         torch.set_num_threads(1)
         torch.get_num_threads()  # a thread takes torch's common number at its first look: now it is 1
         try:
-            begun.wait(60)  # so that no thread does the first task of another, which then would not start
+            # wait for the other threads: the pool starts a thread only if no earlier one is idle
+            all_begun.wait(60)
         except threading.BrokenBarrierError:
             if not refused.is_set():
                 raise
@@ -207,7 +204,7 @@ def start_pool(workers: int, name: str) -> ThreadPoolExecutor:
         wait([pool.submit(int) for _ in range(workers)])
     except RuntimeError as error:
         refused.set()
-        begun.abort()  # the threads that have started wait for the others
+        all_begun.abort()  # the threads that have started wait for the others
         pool.shutdown()
         line = process_limits.explain(error, f"{workers} threads of the loader need {workers}")
         if not line:

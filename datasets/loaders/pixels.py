@@ -1,7 +1,5 @@
-"""Change the pixels and labels of a batch by the parameters of datasets/sampling/effects.py.
-
-All arithmetic on pixels uses integers, so a sample gets the same pixels on every device and in every batch.
-"""
+"""Change the pixels and labels of a batch by the parameters of datasets/sampling/effects.py. All arithmetic
+on pixels uses integers, so a sample gets the same pixels on every device and in every batch."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -47,14 +45,14 @@ def plan_change(
     plan: Plan, batch: Batch, effects: Effects | None, transform: Change | None, mean: tuple[float, ...]
 ) -> tuple[Batch, Change]:
     """Return the batch, with the parameters of its effects in `crops`, and the function that changes its
-    images and labels: `transform`, then the effects.
-
-    ImageLoader.begin() calls it for each batch, on the host. ToDevice.move() calls the function right after
-    it has started the copy."""
+    images and labels: `transform`, then the effects. ImageLoader.begin() calls it for each batch, on the
+    host. ToDevice.move() calls the function right after it has started the copy."""
     seed = plan.sampler.seed
     epoch = batch.epoch
     ids = batch.ids
-    drawn = draw_effects(effects, ids, seed, epoch, plan.size) if effects else None
+    drawn = None
+    if effects:
+        drawn = draw_effects(effects, ids, seed, epoch, plan.size)
 
     def change(images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the changed images and labels of this batch, on their device."""
@@ -113,8 +111,9 @@ def apply(
 
 def _send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Copy a tensor from the host to the device. The host does not wait for a GPU."""
-    has_streams = accelerator.has_streams(device)
-    return tensor.pin_memory().to(device, non_blocking=True) if has_streams else tensor.to(device)
+    if accelerator.has_streams(device):
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def _mix(
@@ -282,7 +281,8 @@ def _matrix(name: str, share: np.ndarray, space: Space, height: int, width: int)
 
 
 def _move(images: torch.Tensor, *matrix: torch.Tensor) -> torch.Tensor:
-    """Return images of the nearest source pixels, black outside of the image."""
+    """Return images of the nearest source pixels, black outside of the image. matrix: six rows of _matrix(),
+    int64 [n] each."""
     height, width = images.shape[2:]
     a, b, c, d, e, f = (number.view(-1, 1, 1) for number in matrix)
     y = torch.arange(height, device=images.device).view(1, -1, 1)

@@ -34,8 +34,10 @@ _DEFAULT = Preprocessing(MEAN, STD, 224 / 256, BILINEAR)
 
 def _to_options(values: Preprocessing) -> dict[str, Any]:
     """Return the options of add_arguments() that have these values: 0.485,0.456,0.406."""
-    texts = {name: ",".join(f"{number:g}" for number in getattr(values, name)) for name in ("mean", "std")}
-    return values._asdict() | texts
+    options: dict[str, Any] = values._asdict()
+    for name in ("mean", "std"):
+        options[name] = ",".join(f"{number:g}" for number in options[name])
+    return options
 
 
 _DEFAULTS = _to_options(_DEFAULT)
@@ -78,9 +80,7 @@ def add_arguments(add: Callable[..., Any]) -> None:
 
 def complete(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options of add_arguments(), those of the model if they are not given. args: also arch,
-    weights, evaluate. Raises BadInput.
-
-    A job calls it on rank 0 before it indexes its images."""
+    weights, evaluate. Raises BadInput. A job calls it on rank 0 before it indexes its images."""
     # files of weights or a package are read here, on rank 0 only
     of_model = find(args.arch, args.weights)
     completed: dict[str, Any] = {}

@@ -56,10 +56,8 @@ _image_set = functools.partial(
 
 def load(data_url: str | None, custom_data: bool) -> _Sets:
     """Return (training set, test set), uint8 [N, 3, 32, 32]. custom_data: generated images of that form.
-
     Every rank calls it at the start of a job; of the processes of a node one downloads. Raises BadInput if
-    nothing usable is found and nothing can be downloaded.
-    """
+    nothing usable is found and nothing can be downloaded."""
     if custom_data:
         return generate_sets(_image_set, channels=3, side=32)
     folder = local_folder(data_url)
@@ -143,22 +141,20 @@ def _load_class_folders(folder: str) -> _Sets | None:
     missing. Raises BadInput."""
     from datasets.folders import listing, splits  # import Pillow, which the official files do not need
 
-    def ignore(line: str) -> None:
-        pass
+    # only folders with splits: other folders of images are not a copy of CIFAR-10
+    names = [splits.find_split(folder, split) for split in splits.SPLITS]
+    if not any(name and is_folder(os.path.join(folder, name)) for name in names):
+        return None
+    train = listing.look(folder, "train", None, lambda line: None)
+    if len(train.classes) != 10:
+        raise BadInput(f"{train.base} has {len(train.classes)} class folders, CIFAR-10 has 10")
+    test = listing.look(folder, "val", train.classes, lambda line: None)
+    source = f"class folders, a copy without published checksums: {train.base} and {test.base}"
 
     def make(part: listing.Listing) -> ImageSet:
         labels = torch.from_numpy(part.labels)
         return _image_set(_decode(part), labels, source=source, class_names=train.classes)
 
-    # only folders with splits: other folders of images are not a copy of CIFAR-10
-    names = [splits.find_split(folder, split) for split in splits.SPLITS]
-    if not any(name and is_folder(os.path.join(folder, name)) for name in names):
-        return None
-    train = listing.look(folder, "train", None, ignore)
-    if len(train.classes) != 10:
-        raise BadInput(f"{train.base} has {len(train.classes)} class folders, CIFAR-10 has 10")
-    test = listing.look(folder, "val", train.classes, ignore)
-    source = f"class folders, a copy without published checksums: {train.base} and {test.base}"
     return make(train), make(test)
 
 

@@ -28,11 +28,8 @@ _image_set = functools.partial(
 
 
 def load(data_url: str | None, custom_data: bool) -> tuple[ImageSet, ImageSet]:
-    """Return (training set [1438, 1, 8, 8], test set [359, 1, 8, 8]), uint8.
-
-    Every fifth image of each digit is in the test set. custom_data: generated images of that form. Raises
-    BadInput.
-    """
+    """Return (training set [1438, 1, 8, 8], test set [359, 1, 8, 8]), uint8. Every fifth image of each digit
+    is in the test set. custom_data: generated images of that form. Raises BadInput."""
     if custom_data:
         return generate_sets(_image_set, channels=1, side=8)
     local_folder(data_url)  # the folder is not used, but a wrong path is an error

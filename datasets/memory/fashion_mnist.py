@@ -38,9 +38,7 @@ _image_set = functools.partial(
 
 def load(data_url: str | None, custom_data: bool) -> tuple[ImageSet, ImageSet]:
     """Return (training set, test set), uint8 [N, 1, 28, 28]. custom_data: generated images of that form.
-
-    Raises BadInput if a file is missing or not the official one.
-    """
+    Raises BadInput if a file is missing or not the official one."""
     if custom_data:
         return generate_sets(_image_set, channels=1, side=28)
     folder = local_folder(data_url)

@@ -162,12 +162,9 @@ def _map(path: str) -> np.ndarray:
 
 
 def _find_type(sample: np.ndarray) -> str:
-    """Return the type of the tokens in a sample, uint16 [4n], as NumPy names it.
-
-    It is the first of _TYPES as which all numbers are whole and small, otherwise "<u2". Of tokens, the upper
-    bytes have fewer values: if the lower ones do, it is ">u2", and if both have the same, it is "u1" or
-    compressed.
-    """
+    """Return the type of the tokens in a sample, uint16 [4n], as NumPy names it. It is the first of _TYPES as
+    which all numbers are whole and small, otherwise "<u2". Of tokens, the upper bytes have fewer values: if
+    the lower ones do, it is ">u2", and if both have the same, it is "u1" or compressed."""
     if not sample.any():
         return "<u2"
     has_small_pairs = sample[1::2].any() and sample.max() < 16  # as "<i4" each number is two tokens below 16

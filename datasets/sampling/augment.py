@@ -39,10 +39,8 @@ def crop_flip(index: Any, ids: np.ndarray, seed: int, epoch: int) -> CropFlip:
 
 def alternating_flip(index: Any, ids: np.ndarray, seed: int, epoch: int) -> CropFlip:
     """Return the windows of crop_flip(), mirrored in every second epoch: at random in the odd or even ones.
-
     So two consecutive epochs show both mirror images of every sample. Source: K. Jordan, "94% on CIFAR-10 in
-    3.29 Seconds on a Single GPU", arXiv:2404.00498.
-    """
+    3.29 Seconds on a Single GPU", arXiv:2404.00498."""
     crops = crop_flip(index, ids, seed, epoch)
     if not index.flip:
         return crops
@@ -88,25 +86,26 @@ def random_resized_crop(
     first = draw(seed, epoch, ids, Operation.RESIZED_CROP)  # words of the place and the mirroring
     left = np.where(width < widths, (widths - width) // 2, 0)
     top = np.where(height < heights, (heights - height) // 2, 0)
-    open_ = np.arange(len(ids))  # rows without a box so far
+    without_box = np.arange(len(ids))  # rows without a box so far
     # all images at once: those that have a box leave, the others try again
     for attempt in range(_ATTEMPTS):
-        if not len(open_):
+        if not len(without_box):
             break
         # a block of random words is enough for two attempts
         if attempt % 2 == 0:
-            words = draw(seed, epoch[open_], ids[open_], Operation.RESIZED_CROP, block=1 + attempt // 2)
-        area = widths[open_] * heights[open_] * uniform(words[0], *scale)
+            rows = (epoch[without_box], ids[without_box])
+            words = draw(seed, *rows, Operation.RESIZED_CROP, block=1 + attempt // 2)
+        area = widths[without_box] * heights[without_box] * uniform(words[0], *scale)
         aspect = np.exp(uniform(words[1], math.log(_RATIO[0]), math.log(_RATIO[1])))
         wide = np.rint(np.sqrt(area * aspect)).astype(np.int64)
         high = np.rint(np.sqrt(area / aspect)).astype(np.int64)
-        fits = (wide > 0) & (high > 0) & (wide <= widths[open_]) & (high <= heights[open_])
-        done = open_[fits]
+        fits = (wide > 0) & (high > 0) & (wide <= widths[without_box]) & (high <= heights[without_box])
+        done = without_box[fits]
         width[done] = wide[fits]
         height[done] = high[fits]
         left[done] = below(first[0][done], widths[done] - wide[fits] + 1)
         top[done] = below(first[1][done], heights[done] - high[fits] + 1)
-        open_ = open_[~fits]
+        without_box = without_box[~fits]
         words = words[2:, ~fits]
     return Crop(top, left, height, width, first[2] >= 2**31)
 

@@ -35,10 +35,10 @@ def work_ahead(
             begun.popleft()
             yield item, results
     finally:  # the caller has left, or a task has failed: its memory and files are free only without tasks
-        tasks = [task for _, tasks in begun for task in tasks]
-        for task in tasks:
+        unfinished = list(itertools.chain(*(tasks for _, tasks in begun)))
+        for task in unfinished:
             task.cancel()
-        concurrent.futures.wait(tasks)
+        concurrent.futures.wait(unfinished)
 
 
 class Reader:
@@ -63,14 +63,15 @@ class Reader:
         with each task. An engine calls it in the thread of the training, some batches ahead; work() runs in
         the threads of the pool.
         """
-        # one request for the batch: a network has a price for each
-        fetched = self._fetchers.submit(self._store.read, ids) if self._fetchers else None
+        fetched = None
+        if self._fetchers:  # one request for the batch: each request over a network takes time
+            fetched = self._fetchers.submit(self._store.read, ids)
 
         def run(places: range) -> Any:
             """Do one task, in a thread of the pool. It waits for the samples if they are on their way."""
-            task = slice(places.start, places.stop)
-            samples = fetched.result()[task] if fetched else self._store.read(ids[task])
-            return work(places, samples)
+            if fetched:
+                return work(places, fetched.result()[places.start : places.stop])
+            return work(places, self._store.read(ids[places.start : places.stop]))
 
         places = range(len(ids))
         firsts = range(0, len(ids), self.per_task)

@@ -101,8 +101,12 @@ def parse(text: str) -> Address:
         raise BadInput(f"--cache: the file of certificates {ca} does not exist")
     # /database/prefix, both optional: a number is a database
     folders = [folder for folder in parts.path.split("/") if folder]
-    database = int(folders.pop(0)) if folders and re.fullmatch("[0-9]{1,9}", folders[0]) else 0
-    prefix = folders.pop(0) if folders else "bootfile"
+    database = 0
+    prefix = "bootfile"
+    if folders and re.fullmatch("[0-9]{1,9}", folders[0]):
+        database = int(folders.pop(0))
+    if folders:
+        prefix = folders.pop(0)
     if folders or not re.fullmatch(r"[\w.:-]+", prefix):
         raise BadInput(f"--cache {address}: only [/database][/prefix] is valid after the host")
     return address._replace(ca=ca, database=database, prefix=prefix, form=form)
@@ -233,10 +237,8 @@ class Server:
             self._log(text)
 
     def each_tick(self, function: Callable[[], None]) -> None:
-        """Call function() in the background twice a second, until close().
-
-        Call this first in a forked process: each process has its own background thread and connections.
-        """
+        """Call function() in the background twice a second, until close(). Call this first in a forked
+        process: each process has its own background thread and connections."""
         if os.getpid() != self._pid:
             self._renew()
         self._functions.append(function)
@@ -275,20 +277,17 @@ class Server:
 
     def _call(self, talk: Callable[[Any], Any], any_error: bool = False) -> Any:
         """Return talk(client). any_error: a refused command is also a failure of the server. Raises
-        Unavailable.
-
-        All commands go through it, from every thread. After a failure it refuses at once, so the job does not
-        wait for each of them."""
+        Unavailable. All commands go through it, from every thread. After a failure it refuses at once, so the
+        job does not wait for each of them."""
         if self.down is not None:
             raise Unavailable(self.down)
         try:
             return talk(self._connected())
         except Exception as error:  # an answer that is not in Redis' protocol may raise any exception
             errors = load_redis().exceptions
-            is_down = not isinstance(error, errors.ResponseError) or isinstance(
-                error, errors.ClusterDownError
-            )
-            if any_error or is_down:  # else it is about one command, and others may still work
+            # a server that refuses one command may still answer others
+            is_refusal = isinstance(error, errors.ResponseError)
+            if any_error or not is_refusal or isinstance(error, errors.ClusterDownError):
                 self._fail(error)
             raise Unavailable(_text(error)) from None
 
@@ -315,8 +314,8 @@ class Server:
             "protocol": 2,
             "retry": redis.retry.Retry(redis.backoff.NoBackoff(), 0),  # the background thread tries again
         }
-        tls = {"ssl": True, "ssl_check_hostname": True, "ssl_ca_certs": address.ca}
-        options |= tls if address.tls else {}
+        if address.tls:
+            options |= {"ssl": True, "ssl_check_hostname": True, "ssl_ca_certs": address.ca}
         client = redis.Redis(db=address.database, **options)
         # a node of a Cluster has only a part of the keys, and names the others
         with contextlib.suppress(redis.ResponseError):  # the user has no right to ask
@@ -380,11 +379,8 @@ def _get_values(client: Any, keys: list[bytes]) -> list[bytes | None]:
 
     The port of another program may answer anything, and a sample must not come from it."""
     values = getattr(client, "mget_nonatomic", client.mget)(keys)  # a Cluster has the keys in many slots
-    if (
-        not isinstance(values, list)
-        or len(values) != len(keys)
-        or not all(value is None or isinstance(value, bytes) for value in values)
-    ):
+    is_valid = isinstance(values, list) and len(values) == len(keys)
+    if not is_valid or not all(value is None or isinstance(value, bytes) for value in values):
         raise ConnectionError(f"this is not an answer of Redis: {len(keys)} values were requested")
     return values
 

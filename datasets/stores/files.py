@@ -28,10 +28,8 @@ class Store:
     is_remote = False
 
     def read(self, ids: np.ndarray) -> list[bytes | np.ndarray]:
-        """Return the samples: bytes of a file or a JPEG, or read-only pixels uint8 [height, width, 3].
-
-        Pixels may be fewer than in the index. ids: int64 [n]. Raises BadInput if a sample cannot be read.
-        """
+        """Return the samples: bytes of a file or a JPEG, or read-only pixels uint8 [height, width, 3]. Pixels
+        may be fewer than in the index. ids: int64 [n]. Raises BadInput if a sample cannot be read."""
         raise NotImplementedError
 
     def decode(self, id: int, content: bytes | np.ndarray, scratch: np.ndarray | None = None) -> np.ndarray:
@@ -90,7 +88,9 @@ class Store:
 def fitted(box: Box, planned: int, rows: int, columns: int) -> Box:
     """Return the box in an image of `rows` rows and `columns` columns: packs and caches keep smaller images.
     planned: rows of the image for which the box was planned. decode_box() calls it for each sample."""
-    return box if rows == planned else scaled(*box, rows / planned, rows, columns)
+    if rows == planned:
+        return box
+    return scaled(*box, rows / planned, rows, columns)
 
 
 def scaled(top: int, left: int, height: int, width: int, scale: float, rows: int, columns: int) -> Box:
@@ -122,17 +122,17 @@ class FileStore(Store):
         path = self.index.path(id)
         with reading(path), explained(f"cannot read {path}"):
             content, times = read_again(functools.partial(self._read, path, id), path)
-        # the times of a tar file are not those of its members: only the size is compared
-        is_same = True
+        has_other_time = False  # of a member of a tar file only the size is compared
         if times:
             mtime, ctime = times
-            has_ctimes = len(self.index.ctimes) > 0
-            is_same = mtime == self.index.mtimes[id] and (not has_ctimes or ctime == self.index.ctimes[id])
+            has_other_time = mtime != self.index.mtimes[id]
+            if len(self.index.ctimes) and ctime != self.index.ctimes[id]:
+                has_other_time = True
         reason = ""
         size = self.index.bytes[id]
         if len(content) != size:
             reason = f"has {len(content)} bytes, but had {size} when it was scanned"
-        elif (self.verified or not is_same) and not is_scanned(self.index, id, content):
+        elif (self.verified or has_other_time) and not is_scanned(self.index, id, content):
             reason = "was changed since it was scanned"
         if reason:  # the next start scans again
             self.index.report_change()

@@ -76,8 +76,10 @@ def convert(index: Any, id: int, content: bytes, form: str, scratch: np.ndarray 
         # other encoders give other pixels
         if form == "jpeg":
             return Sample(height, width, images.simplejpeg.encode_jpeg(image, QUALITY, "RGB", "420"))
-        kind = ("4:2:0", QUALITY) if form == "jpeg_crop" else ("4:4:4", QUALITY_FULL)
-        return Sample(height, width, restart.encode(Image.fromarray(image), kind[0], quality=kind[1]))
+        subsampling, quality = "4:4:4", QUALITY_FULL
+        if form == "jpeg_crop":
+            subsampling, quality = "4:2:0", QUALITY
+        return Sample(height, width, restart.encode(Image.fromarray(image), subsampling, quality=quality))
     except (ValueError, OSError) as error:  # a side is too long: 65,500 pixels
         raise BadInput(f"cannot make a JPEG of {index.path(id)}: {error}") from error
 

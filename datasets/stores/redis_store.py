@@ -66,10 +66,12 @@ class RedisStore:
         sizes = zip(*(column.tolist() for column in columns), strict=True)
         for key, value, (height, width, size) in zip(keys, values, sizes, strict=True):
             stored = value or b""
+            header = stored[: _HEADER.size]
             content = memoryview(stored)[_HEADER.size :]
-            # a value that is damaged is a miss, too
-            is_whole = len(content) == size and stored[: _HEADER.size] == _header(key, height, width, content)
-            samples.append(Sample(height, width, content).value(self.form) if is_whole else None)
+            if len(content) == size and header == _header(key, height, width, content):
+                samples.append(Sample(height, width, content).value(self.form))
+            else:  # a value that is damaged is a miss, too
+                samples.append(None)
         return samples
 
     def is_empty(self) -> bool:
@@ -95,9 +97,12 @@ class RedisStore:
                 key = self._key(id)
                 content = np.frombuffer(sample.content, np.uint8).data
                 value = _header(key, sample.height, sample.width, content) + content
-                # an active data set expires even if no job is left to delete it; samples at different times
-                seconds = references.SAMPLE_LIFETIME - id * 7919 % (references.SAMPLE_LIFETIME // 4)
-                commands.append(("SET", key, value, *(() if self.reference.is_offline else ("EX", seconds))))
+                command: tuple = ("SET", key, value)
+                if not self.reference.is_offline:
+                    # at different times, even if no job is left that deletes the data set
+                    seconds = references.SAMPLE_LIFETIME - id * 7919 % (references.SAMPLE_LIFETIME // 4)
+                    command += ("EX", seconds)
+                commands.append(command)
             try:
                 # in turns: a server that becomes full gets no further ones
                 if self.server.is_full():
@@ -185,10 +190,8 @@ class RedisStore:
         return references.sample_key(self.server, self.name, int(id))
 
     def _tick(self) -> None:
-        """Put the samples that wait, and send a heartbeat every _BEAT seconds.
-
-        The server's background thread calls it twice a second until close(). A later heartbeat would write to
-        a deleted data set."""
+        """Put the samples that wait, and send a heartbeat every _BEAT seconds. The server's background thread
+        calls it twice a second until close(). A later heartbeat would write to a deleted data set."""
         with self._ticks:
             if self._closed:
                 return
@@ -200,10 +203,15 @@ class RedisStore:
                     self._swept = True
 
     def _put_waiting(self) -> None:
-        """Put the samples of put_later(). _tick() calls it, and close() for the last ones."""
+        """Put the samples that put_later() has queued. _tick() calls it, and close() for the last ones."""
         while self._waiting:
-            part = [self._waiting.popleft() for _ in range(min(_PUT, len(self._waiting)))]
-            self.put(*zip(*part, strict=True))
+            ids = []
+            samples = []
+            while self._waiting and len(ids) < _PUT:
+                id, sample = self._waiting.popleft()
+                ids.append(id)
+                samples.append(sample)
+            self.put(ids, samples)
 
 
 def _header(key: bytes, height: int, width: int, content: memoryview) -> bytes:

@@ -69,11 +69,9 @@ class Reference:
 
     def beat(self) -> bool:
         """Send a heartbeat. Return False if the server cannot be asked now, or for a tool, which has no mode.
-
         Only the process that created this object is counted; its DataLoader's workers only ask whether the
         data set is an offline one. The store's background thread calls it every few seconds: a user without
-        heartbeats is taken for killed, and its data set may be deleted.
-        """
+        heartbeats is taken for killed, and its data set may be deleted."""
         if not self.mode:
             return False
         about = _key(self.server, self.name, _ABOUT)
@@ -178,12 +176,12 @@ def send_redis_command(
         answers += server.execute(*commands, errors=True)
         if log:
             log(len(part))
-    # WRONGTYPE: an error of Redis about this key only
-    numbers = [-1 if str(answer).startswith("WRONGTYPE") else answer for answer in answers]
-    for answer in numbers:
-        if not isinstance(answer, int):
+    for place, answer in enumerate(answers):
+        if str(answer).startswith("WRONGTYPE"):  # an error of Redis about this key only
+            answers[place] = -1
+        elif not isinstance(answer, int):
             raise Unavailable(str(answer))
-    return np.array(numbers, np.int64)
+    return np.array(answers, np.int64)
 
 
 def sweep(server: Server) -> None:

@@ -9,6 +9,7 @@ interpolates subsampled colours from one neighbour.
 
 import functools
 import io
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,7 +88,9 @@ def read_header(content: bytes) -> Header | None:
                 return None
             mcu = 8, 8  # one component alone has this, whatever its factors
             if components == 3:
-                mcu = 8 * max(factor & 15 for factor in factors), 8 * max(factor >> 4 for factor in factors)
+                high = max(factor & 15 for factor in factors)
+                wide = max(factor >> 4 for factor in factors)
+                mcu = 8 * high, 8 * wide
         elif marker == _LENGTHS and position == 2 and content.startswith(_NAME, body):
             lengths_end = end
         elif marker == _RESTART_INTERVAL:
@@ -124,7 +127,9 @@ def cut(content: bytes, header: Header, box: Box) -> Part | None:
     else:
         return None
     # the header of our own JPEGs has the lengths; in others the markers are searched for
-    ends = _read_ends(content, header, across * down) if header.lengths_end else None
+    ends = None
+    if header.lengths_end:
+        ends = _read_ends(content, header, across * down)
     if ends is None:
         ends = _find_ends(content, header.end, across * down)
     if ends is None:
@@ -276,10 +281,12 @@ def _cover(begin: int, length: int, step: int, count: int) -> tuple[int, int]:
 def _choose_interval(columns: int, mcu_width: int) -> int:
     """Return after how many MCUs a marker follows: the segments divide a row, and are about _SEGMENT pixels
     wide. If only narrower or wider ones divide it, a segment is a row. columns: MCUs of a row."""
-    widths = {interval: interval * mcu_width for interval in range(1, columns) if columns % interval == 0}
-    distances = {
-        interval: max(width / _SEGMENT, _SEGMENT / width)
-        for interval, width in widths.items()
-        if _NARROWEST <= width <= _WIDEST
-    }
-    return min(distances, key=distances.__getitem__, default=columns)
+    best = columns
+    smallest = math.inf  # how much wider or narrower than _SEGMENT the best one is
+    for interval in range(1, columns):
+        width = interval * mcu_width
+        ratio = max(width / _SEGMENT, _SEGMENT / width)
+        if columns % interval == 0 and _NARROWEST <= width <= _WIDEST and ratio < smallest:
+            best = interval
+            smallest = ratio
+    return best

@@ -37,11 +37,9 @@ class Tiers(Store):
         self._is_slow = False  # whether the last files took long
 
     def read(self, ids: np.ndarray) -> list[bytes | np.ndarray]:
-        """Return the samples of a batch. A fault of the cache is a miss.
-
-        For a miss it returns the bytes of the file, which decode() converts to the form of the cache. Two
-        threads of an engine's Reader, or worker processes, call it for whole batches.
-        """
+        """Return the samples of a batch. A fault of the cache is a miss. For a miss it returns the bytes of
+        the file, which decode() converts to the form of the cache. Two threads of an engine's Reader, or
+        worker processes, call it for whole batches."""
         ids = np.asarray(ids, dtype=np.int64)
         samples: list = self.cache.read(ids)
         missing = [place for place, content in enumerate(samples) if content is None]

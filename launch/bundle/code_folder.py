@@ -70,16 +70,17 @@ class Rules:
             self._names.append(f"{FILE}:{number}  {line}")
 
     def find(self, path: str, is_folder: bool) -> str | None:
-        """Return the rule that skips `path` (relative, with /); None if the path is kept.
-
-        Call it for a folder before its content: as in git, rules do not include files of a skipped folder
-        again. Lines such as `!*/` include paths that other lines of the user skip, but not .git.
-        """
+        """Return the rule that skips `path` (relative, with /); None if the path is kept. Call it for a
+        folder before its content: as in git, rules do not include files of a skipped folder again. Lines such
+        as `!*/` include paths that other lines of the user skip, but not .git."""
         place = f"{path}/" if is_folder else path
         match = self._all.check_file(place)
         if not match.include and match.index in self._unnamed:
             match = self._built_in.check_file(place)
-        if not match.include or (match.index < len(_DATA) and not self._is_data(path, is_folder)):
+        if not match.include:
+            return None
+        # the first rules name folders of data, which are kept if they hold modules
+        if match.index < len(_DATA) and not self._is_data(path, is_folder):
             return None
         return self._names[match.index]
 
@@ -182,11 +183,9 @@ class CodeFolder:
         self.skipped = dict(sorted(self.skipped.items()))
 
     def _follow_imports(self) -> None:
-        """Add the modules outside the job's folder that it imports, and those that these import.
-
-        A package at the top comes with all its files, because its modules may read them. Raises BadInput for
-        a module that a rule skips, unless the program continues without it.
-        """
+        """Add the modules outside the job's folder that it imports, and those that these import. A package at
+        the top comes with all its files, because its modules may read them. Raises BadInput for a module that
+        a rule skips, unless the program continues without it."""
         # Where Python looks first: a job of Bootfile puts the root before its own folder.
         folders = ("", os.path.dirname(self.job_path))
         todo = [self.job_path]
@@ -212,7 +211,7 @@ class CodeFolder:
             source = os.path.join(self.root, path)
             for imported in imports.find(f"{script_folder}/{path}", source, folders, _in(above)):
                 name = imported.name.partition(".")[0]
-                outside = [each for each in imported.modules if not each.startswith(f"{script_folder}/")]
+                outside = [path for path in imported.modules if not path.startswith(f"{script_folder}/")]
                 if outside and not imported.is_optional and not _is_installed(name):
                     raise BadInput(
                         f"{path}:{imported.line} imports {imported.name}, and {outside[-1]} is above the "
@@ -232,8 +231,8 @@ class CodeFolder:
         if module in self.files:
             return True
         rule = self._find_rule_above(module)
-        is_wanted = imported.is_later and rule.startswith(FILE)  # the user has left it out
-        if imported.is_optional or is_wanted:
+        is_left_out_by_user = imported.is_later and rule.startswith(FILE)
+        if imported.is_optional or is_left_out_by_user:
             return False
         raise BadInput(
             f"{path}:{imported.line} imports {imported.name}, and {module} is not uploaded (rule: {rule}): "
@@ -274,7 +273,9 @@ class CodeFolder:
             if rule:
                 self.skipped[f"{path}/" if is_folder else path] = rule
                 continue
-            source = self._resolve(path, entry, real) if entry.is_symlink() else entry.path
+            source = entry.path
+            if entry.is_symlink():
+                source = self._resolve(path, entry, real)
             if is_folder:
                 self._visit(f"{path}/", (*real, os.path.realpath(source)))
             elif entry.is_file():
@@ -297,10 +298,12 @@ class CodeFolder:
     def _resolve(self, path: str, entry: os.DirEntry, real: tuple[str, ...]) -> str:
         """Return the target of a link. Raises BadInput if it is outside the code folder."""
         target = os.path.realpath(entry.path)
+        # a project that `launch new` wrote has links to the rooms of a Bootfile repository
         if path in _LINKED and os.path.basename(target) == path and _is_repository(os.path.dirname(target)):
-            return target  # a project that `launch new` wrote
-        is_inside = os.path.commonpath([real[0], target]) == real[0]
-        if not (is_inside and os.path.exists(target)) or target in real:
+            return target
+        is_outside = os.path.commonpath([real[0], target]) != real[0]
+        is_circle = target in real
+        if is_outside or is_circle or not os.path.exists(target):
             expected = f"expected another file or folder in {self.root}; skip it with a line in {FILE}"
             raise BadInput(f"{path} is a symbolic link to {os.readlink(entry.path)}: {expected}")
         return target
@@ -325,8 +328,10 @@ def _folders_above(folder: str) -> list[str]:
 
 def _is_installed(name: str) -> bool:
     """Return whether a module comes with Python or with a package that is installed."""
-    if not name or name in sys.stdlib_module_names:
-        return bool(name)
+    if not name:
+        return False
+    if name in sys.stdlib_module_names:
+        return True
     installed = [folder for folder in sys.path if folder.endswith(("site-packages", "dist-packages"))]
     return PathFinder.find_spec(name, installed) is not None
 

@@ -37,11 +37,12 @@ def find(path: str, source: str, folders: tuple[str, ...], exists: Callable[[str
             tree = ast.parse(file.read())
     except (OSError, SyntaxError, ValueError):
         return []
-    return [
-        Import(getattr(node, "lineno", 0), name, _resolve(path, name, folders, exists), is_optional, is_later)
-        for node, is_optional, is_later in _walk(tree, is_optional=False, is_later=False)
-        for name in _list_names(node)
-    ]
+    imports = []
+    for node, is_optional, is_later in _walk(tree, is_optional=False, is_later=False):
+        for name in _list_names(node):
+            modules = _resolve(path, name, folders, exists)
+            imports.append(Import(getattr(node, "lineno", 0), name, modules, is_optional, is_later))
+    return imports
 
 
 def find_packages(files: dict[str, str], job: str) -> set[str]:
@@ -59,9 +60,11 @@ def find_packages(files: dict[str, str], job: str) -> set[str]:
             continue
         seen.add(path)
         for imported in find(path, files[path], ("", os.path.dirname(job)), files.__contains__):
-            if not imported.is_later:
-                todo += imported.modules
-                packages |= set() if imported.modules else {imported.name.partition(".")[0]}
+            if imported.is_later:
+                continue
+            todo += imported.modules
+            if not imported.modules:
+                packages.add(imported.name.partition(".")[0])
     return packages
 
 
@@ -89,8 +92,10 @@ def _list_names(node: ast.AST) -> list[str]:
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom):
-        # a name is a module, or what the module before it holds
-        module = "." * node.level + (f"{node.module}." if node.module else "")
+        # each name may be a module, or something in the module before it
+        module = "." * node.level
+        if node.module:
+            module += f"{node.module}."
         return [module + alias.name for alias in node.names]
     if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
         # also importlib.import_module
@@ -114,10 +119,12 @@ def _resolve(path: str, name: str, folders: tuple[str, ...], exists: Callable[[s
         return []
     # as Python does: the first folder that has the name
     for folder in folders:
-        starts = [os.path.join(folder, *parts[:end]) for end in range(0 if level else 1, len(parts) + 1)]
         candidates = []
-        for start in starts:  # `from . import x` reads only the folder
-            candidates += [f"{start}.py"] if start != folder else []
+        first = 0 if level else 1  # a relative import also reads the __init__.py of its own folder
+        for end in range(first, len(parts) + 1):
+            start = os.path.join(folder, *parts[:end])
+            if start != folder:
+                candidates.append(f"{start}.py")
             candidates.append(os.path.join(start, "__init__.py"))
         modules = [candidate for candidate in candidates if exists(candidate)]
         if modules:

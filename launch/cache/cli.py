@@ -136,8 +136,10 @@ def _parse_args(verb: str, argv: list[str]) -> argparse.Namespace:
 def _open(to: str, verb: str) -> Any:
     """Return the place for a verb. Text that may be a URL is never treated as a folder: errors show the name
     of a folder, but no password."""
-    meant = "@" in to and not to.startswith(("/", ".", "~")) and not os.path.exists(to)
-    if meant or "://" in to or re.match(r"rediss?:", to):
+    is_url = "://" in to or re.match(r"rediss?:", to)
+    # a user without the scheme: user:password@host
+    may_have_password = "@" in to and not to.startswith(("/", ".", "~")) and not os.path.exists(to)
+    if is_url or may_have_password:
         return Shared(to, _log)
     if verb in ("ls", "rm"):
         raise BadInput(f"{verb}: --to {to} is a folder: list and delete its packs with ls and rm -r")

@@ -34,12 +34,9 @@ _COMPARED = 256  # samples that a thread compares at a time
 
 
 def check(read: Read, index: image_index.ImageFolderIndex, form: str, workers: int) -> int:
-    """Compare the samples of a split, print the result, and return the number of wrong ones.
-
-    `launch cache check` calls it for each split. read: called in `workers` threads.
-
-    Raises BadInput if a file cannot be read or was changed since the scan.
-    """
+    """Compare the samples of a split, print the result, and return the number of wrong ones. `launch cache
+    check` calls it for each split. read: called in `workers` threads. Raises BadInput if a file cannot be
+    read or was changed since the scan."""
     files = FileStore(index, verified=True)
     paths_of: dict[str, list[str]] = {kind: [] for kind in KINDS}
     parts = np.split(np.arange(len(index)), range(_COMPARED, len(index), _COMPARED))
@@ -135,8 +132,8 @@ def choose(sets: list[StoredSet], text: str) -> StoredSet:
     """Return the data set whose name begins with `text`. Raises BadInput if none or several do."""
     matching = [stored for stored in sets if text and stored.name.startswith(text)]
     if len(matching) != 1:
-        shown = ", ".join(stored.name for stored in matching or sets) or "nothing"
-        raise BadInput(f"{text!r} matches {len(matching)} data sets; stored: {shown}")
+        names = ", ".join(stored.name for stored in matching or sets) or "nothing"
+        raise BadInput(f"{text!r} matches {len(matching)} data sets; stored: {names}")
     return matching[0]
 
 
@@ -173,15 +170,15 @@ class Shared:
         """Store the missing samples permanently. Return the number of stored samples: fewer than all if the
         server is full or was lost. Raises Unavailable, or BadInput if a file was changed since the scan."""
         with contextlib.closing(RedisStore(self.server, index, "", form)) as store:
-            missing = self._missing(store)
-            there = len(index) - len(missing)
-            self._log(f"{index.split}: {there} of {len(index)} samples are stored already")
+            missing = self._find_missing(store)
+            count = len(index) - len(missing)
+            self._log(f"{index.split}: {count} of {len(index)} samples are stored already")
             if not len(missing):
-                return there
+                return count
             with progress(len(index), f"preloading {index.split}") as bar:
-                bar.update(there)
+                bar.update(count)
                 self._send(store, missing, workers, bar)
-            return len(index) - len(self._missing(store))
+            return len(index) - len(self._find_missing(store))
 
     @contextlib.contextmanager
     def reader(self, index: ImageFolderIndex, form: str) -> Iterator[Read]:
@@ -218,11 +215,11 @@ class Shared:
 
     def _describe_room(self) -> str:
         """Return a line about the memory of the server (of a Cluster: one node); "" if it is unknown."""
-        known = self.server.memory()
-        if not known:
+        memory = self.server.memory()
+        if not memory:
             return ""
-        limit = known.get("maxmemory")
-        policy = known.get("maxmemory_policy", "")
+        limit = memory.get("maxmemory")
+        policy = memory.get("maxmemory_policy", "")
         most = "no limit"
         note = policy
         if limit:
@@ -230,7 +227,7 @@ class Shared:
             # with another policy the server deletes samples to make room: jobs would read their files
             if policy != "noeviction":
                 note = f"{policy}: set it to noeviction"
-        line = f"{self.server.address}: {known.get('used_memory', 0) / 1e9:.3f} GB used of {most}"
+        line = f"{self.server.address}: {memory.get('used_memory', 0) / 1e9:.3f} GB used of {most}"
         if note:
             line += f", {note}"
         return line
@@ -240,7 +237,7 @@ class Shared:
         if self._opened:  # failures at the start are reported as errors
             self._log(text)
 
-    def _missing(self, store: RedisStore) -> np.ndarray:
+    def _find_missing(self, store: RedisStore) -> np.ndarray:
         """Return the ids of samples that are missing or have the wrong length. Make the other samples
         permanent. Raises Unavailable."""
         ids = np.arange(len(store.index))
@@ -257,7 +254,7 @@ class Shared:
 
         def send(part: np.ndarray) -> int:
             """Make and store samples in a thread of the pool. Return how many were stored."""
-            # the parts that are left end at once: the next preload stores them
+            # a full server takes no more, and a lost one neither: the next preload stores the rest
             if self.server.full_until or self.server.down:
                 return 0
             return store.put(part, [forms.make(files, id, store.form) for id in part.tolist()])

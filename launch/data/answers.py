@@ -1,7 +1,5 @@
-"""Answer the questions of `launch data` from the records of a run and its data.
-
-All of it runs in the one process of the command, after the run: a sample is read again, on the CPU.
-"""
+"""Answer the questions of `launch data` from the records of a run and its data. All of it runs in the one
+process of the command, after the run: a sample is read again, on the CPU."""
 
 import argparse
 import contextlib
@@ -14,6 +12,7 @@ import numpy as np
 
 from bootfile.console import outputs
 from bootfile.ground.errors import BadInput
+from bootfile.ground.numbers import counted
 from bootfile.receipt.recorded_run import Run
 from common.run import sample_losses
 from launch.data import samples, sheet
@@ -35,18 +34,18 @@ def find(args: argparse.Namespace) -> list[str]:
     # --ids reads no data
     opened = contextlib.nullcontext() if args.ids else samples.open_data(run, args.data_url)
     with opened as data:
-        return _list_steps(run, args, data) if args.step else _list_losses(run, args.around, data)
+        if args.step:
+            return _list_steps(run, args, data)
+        return _list_losses(run, args.around, data)
 
 
 def _list_steps(run: Run, args: argparse.Namespace, data: Any) -> list[str]:
     """Return a table of the samples of each of --count steps up to --step; with --to, also draw them."""
-    # earlier steps that the run has left out have no samples; the last one is asked for, and may fail
-    numbers = [
-        number
-        for number in range(max(1, args.step - args.count + 1), args.step + 1)
-        if number == args.step or not run.is_left_out(number)
-    ]
-    steps = [samples.read_step(run, number, data, bool(args.to)) for number in numbers]
+    steps = []
+    for number in range(max(1, args.step - args.count + 1), args.step + 1):
+        # earlier steps that the run has left out are skipped; the last one was asked for, and then fails
+        if number == args.step or not run.is_left_out(number):
+            steps.append(samples.read_step(run, number, data, bool(args.to)))
     lines = []
     for step in steps:
         columns = [[name, *map(str, values)] for name, values in step.columns.items()]
@@ -58,10 +57,8 @@ def _list_steps(run: Run, args: argparse.Namespace, data: Any) -> list[str]:
 
 def _list_losses(run: Run, around: int, data: Any) -> list[str]:
     """Return a line about the loss of each step up to --around, and the samples with the largest losses.
-
     Losses that are not a number are the largest. Raises BadInput if the losses of the last step were not
-    kept, or are those of other samples than the receipt's.
-    """
+    kept, or are those of other samples than the receipt's."""
     steps = range(max(run.first, around - STEPS + 1), around + 1)
 
     @functools.cache  # the file of a rank is read once
@@ -95,14 +92,15 @@ def _list_losses(run: Run, around: int, data: Any) -> list[str]:
         raise BadInput(f"{run.folder}: {lines[-1]}")
     table.sort(key=lambda row: np.inf if np.isnan(row[0]) else row[0], reverse=True)
     rows = [["step", "loss", *names], *(cells for _, cells in table[:SHOWN])]
-    return [*lines, "", *align(rows), "", _skip(run, around)]
+    return [*lines, "", *align(rows), "", _suggest_skip(run, around)]
 
 
-def _skip(run: Run, step: int) -> str:
+def _suggest_skip(run: Run, step: int) -> str:
     """Return a line with the command that begins a run before a step and leaves it out."""
-    script = str(run.starts[-1].get("script", "JOB"))
-    words = ["python", script, "--from", run.folder, "--at_step", str(step - 1), "--skip_steps", str(step)]
-    return f"to leave it out in a new run: {shlex.join([*words, '--output_dir', 'NEW'])}"
+    words = ["python", str(run.starts[-1].get("script", "JOB"))]
+    words += ["--from", run.folder, "--at_step", str(step - 1), "--skip_steps", str(step)]
+    words += ["--output_dir", "NEW"]
+    return f"to leave it out in a new run: {shlex.join(words)}"
 
 
 def _find_sample(run: Run, args: argparse.Namespace) -> list[str]:
@@ -111,9 +109,11 @@ def _find_sample(run: Run, args: argparse.Namespace) -> list[str]:
     shown = args.sample
     if not shown.isdecimal():
         with samples.open_data(run, args.data_url) as data:
-            find_path = getattr(data, "find", lambda path: None)  # only a folder of images has paths
-            images = [find_path(path) for path in (args.sample, os.path.abspath(args.sample))]
-            image = next((image for image in images if image is not None), None)
+            image = None
+            if hasattr(data, "find"):  # a folder of images
+                image = data.find(args.sample)
+                if image is None:
+                    image = data.find(os.path.abspath(args.sample))
             if image is None:
                 raise BadInput(
                     f"--sample {args.sample} is neither an id in 0..{sampler.size - 1} nor an image"
@@ -141,6 +141,5 @@ def _find_sample(run: Run, args: argparse.Namespace) -> list[str]:
         last -= 1
     # the ids were computed and not read: a step that the receipt has proves that they are those of the run
     run.ids(sampler, last)  # also if no step had the sample
-    times = "time" if count == 1 else "times"
-    title = f"sample {shown}: {count} {times} in the steps 1-{run.last}, equal to the receipt"
+    title = f"sample {shown}: {counted(count, 'time')} in the steps 1-{run.last}, equal to the receipt"
     return [title, *align(rows)]

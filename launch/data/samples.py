@@ -1,7 +1,5 @@
-"""Read the samples of a step of a run again: ids, files, labels, crops and pixels.
-
-`launch data` calls it in one process. The ranks of the run are computed, and nothing of the run is changed.
-"""
+"""Read the samples of a step of a run again: ids, files, labels, crops and pixels. `launch data` calls it in
+one process. The ranks of the run are computed, and nothing of the run is changed."""
 
 import contextlib
 import dataclasses
@@ -70,7 +68,7 @@ def open_data(run: Run, data_url: str | None) -> Iterator[Any]:
                     splits=settings["splits"],
                     labelled=False,
                     max_bad=settings["max_bad_images"],
-                    log=_ignore,
+                    log=lambda line: None,  # the job has told what the scan finds
                 )
         except (KeyError, TypeError) as error:
             raise BadInput(f"{run.path} does not describe the data of the run: {error!r}") from error
@@ -83,10 +81,8 @@ def open_data(run: Run, data_url: str | None) -> Iterator[Any]:
 
 
 def _copy_indexes(run: Run, cache_dir: str | None, cache: str, fingerprint: str) -> None:
-    """Copy the indexes of the run's data to the folder `cache`, so that the folder is not scanned again.
-
-    They are copied because load() may write to its cache, and the run is only read.
-    """
+    """Copy the indexes of the run's data to the folder `cache`, so that the folder is not scanned again. They
+    are copied because load() may write to its cache, and the run is only read."""
     for folder in (cache_dir or cache, f"{run.folder}/index", f"{output.PARENT}/index"):
         for path in glob.glob(f"{glob.escape(folder)}/train-*"):
             with contextlib.suppress(BadInput):  # it is the index of other data
@@ -94,16 +90,13 @@ def _copy_indexes(run: Run, cache_dir: str | None, cache: str, fingerprint: str)
                 shutil.copytree(index, f"{cache}/{os.path.basename(path)}", dirs_exist_ok=True)
 
 
-def _ignore(line: str) -> None:
-    """Print nothing: the job has told what the scan finds."""
-
-
 def read_step(run: Run, step: int, data: Any, draws: bool) -> Step:
     """Return a step, after its sums were compared with the receipt. data: that of open_data(). draws: whether
     the pixels are needed. Raises BadInput."""
     settings = run.start_of(step)["settings"]
-    is_weighted = data is not None and settings.get("class_weights")
-    class_weights = image_folders.read_class_weights(settings["class_weights"], data) if is_weighted else None
+    class_weights = None
+    if data is not None and settings.get("class_weights"):
+        class_weights = image_folders.read_class_weights(settings["class_weights"], data)
     sampler = run.sampler(step, class_weights)
     ids = run.ids(sampler, step)
     columns = {"rank": run.ranks(sampler, step).tolist(), "id": ids.tolist()}
@@ -142,8 +135,9 @@ def read_step(run: Run, step: int, data: Any, draws: bool) -> Step:
     with contextlib.closing(engine), contextlib.closing(engine.run(plan)) as batches:
         # an engine as in the job, on the CPU: the pixels before normalisation
         if draws:
-            read = next(batches)[1].permute(0, 3, 1, 2)
-            images = change(read, torch.from_numpy(batch.labels))[0].permute(0, 2, 3, 1).numpy().copy()
+            _, read = next(batches)
+            changed, _ = change(read.permute(0, 3, 1, 2), torch.from_numpy(batch.labels))
+            images = changed.permute(0, 2, 3, 1).numpy().copy()
     return Step(step, f"{title}equal to the receipt", columns, images)
 
 

@@ -18,10 +18,8 @@ _MOST = 10**8  # pixels of a sheet
 
 
 def save(steps: list[Step], path: str) -> str:
-    """Write a sheet as PNG, atomically, and return a line about it. Raises BadInput.
-
-    `launch data --to` calls it once, after the steps were compared with the receipt.
-    """
+    """Write a sheet as PNG, atomically, and return a line about it. Raises BadInput. `launch data --to` calls
+    it once, after the steps were compared with the receipt."""
     height = 0
     width = 0
     cells = []  # (step, place of an image in it)

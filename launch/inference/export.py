@@ -83,10 +83,10 @@ def compare(network: "Trained", run: "Callable[[torch.Tensor], torch.Tensor]") -
     for count in (BATCH, *OTHERS):
         batch = torch.randn(count, network.channels, network.size, network.size, generator=generator)
         expected = network.model(batch)
-        given = run(batch)
-        if given.shape != expected.shape:
+        logits = run(batch)
+        if logits.shape != expected.shape:
             return float("inf")
-        shares.append((given - expected).abs().max() / expected.abs().max().clamp(min=1))
+        shares.append((logits - expected).abs().max() / expected.abs().max().clamp(min=1))
     return float(torch.stack(shares).max())  # NaN if one of them is
 
 

@@ -135,7 +135,7 @@ def predict(
     # trained with bce each class is a question of its own; else the classes exclude each other
     is_binary = network.settings.get("loss") == "bce"
     autocast, _ = precision.choose(places[0], network.settings.get("amp"))
-    begun: collections.deque = collections.deque()  # batches that the devices may still compute
+    in_progress: collections.deque = collections.deque()  # batches that the devices may still compute
     traits: list[int] = []  # of the images that were read; the threads of the pool append to it
     turns = itertools.cycle(copies)
     with ThreadPoolExecutor(cores()) as pool:
@@ -158,12 +158,12 @@ def predict(
                 logits = model(batch)
             logits = logits.float()
             probabilities = logits.sigmoid() if is_binary else logits.softmax(1)
-            begun.append((part, reasons, probabilities))
-            # one batch for each device is under way; the oldest is waited for when a further one has begun
-            if len(begun) > len(places):
-                yield from _wait_for(*begun.popleft())
-        for batch_begun in begun:
-            yield from _wait_for(*batch_begun)
+            in_progress.append((part, reasons, probabilities))
+            # each device has one batch to compute: wait for the oldest when a further one has begun
+            if len(in_progress) > len(places):
+                yield from _wait_for(*in_progress.popleft())
+        for last_batch in in_progress:
+            yield from _wait_for(*last_batch)
     try:  # as the training data were judged
         images.judge(np.array(traits, np.int64))
     except images.BadImage as error:
@@ -182,7 +182,7 @@ def _fill(path: str, out: np.ndarray, share: float, interpolation: str, traits: 
         with open(path, "rb", opener=opener) as file:
             images.check_bytes(os.fstat(file.fileno()).st_size)
             content = file.read()
-        # as the scan of a training inspects them: also what would be dark, or of one colour
+        # as the scan of a training inspects an image: its traits tell if it is dark, or of one colour
         header = images.inspect(content)
         pixels = images.decode(content, header.plain)
         traits.append(header.traits)

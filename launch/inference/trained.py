@@ -5,7 +5,7 @@ import importlib
 import os
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -71,7 +71,8 @@ def load(
     dataset = settings.get("dataset")
     make: Callable[[int], nn.Module]  # builds the network for a number of classes
     if model or arch:
-        settings |= preprocessing.find(arch, path) if arch else {}
+        if arch:
+            settings |= preprocessing.find(arch, path)
         mean, std, share, settings["interpolation"] = preprocessing.values(settings)
         name = model or str(arch)
         channels = 3
@@ -101,11 +102,13 @@ def load(
 
 def _count_classes(path: str, name: str, make: Callable[[int], nn.Module], tensors: Any) -> int:
     """Return the number of classes of a file of weights. Raises BadInput if they are of another network."""
-    # that of the head in the file: the network is built once without memory, to find its name
-    first, dim = next(iter(classifiers.head(make).items()), ("", 0))
+    # the tensor of the head, whose shape has the number: networks without memory tell its name
+    name_of_head, dim = next(iter(classifiers.head(make).items()), ("", 0))
     skeleton = classifiers.on_meta(functools.partial(make, 2))
     matching, *_ = weights.match(path, skeleton.state_dict(), tensors)
-    shape = matching[first].shape if first in matching else ()
+    shape: Sequence[int] = ()
+    if name_of_head in matching:
+        shape = matching[name_of_head].shape
     if dim >= len(shape) or 0 in shape:
         raise BadInput(f"{path}: no classifier weights of {name}: the file is of another network")
     count: int = shape[dim]

@@ -51,9 +51,7 @@ _RATES = {"train_own.py": {"epochs": "100", "lr": "0.01"}, "train_text.py": {"ep
 
 def main(arguments: list[str]) -> int:
     """Write the project, print the next steps, and return the exit code: `python -m launch new` calls it.
-
-    Raises BadInput.
-    """
+    Raises BadInput."""
     parser = Parser(__doc__, "python -m launch new")
     add = parser.add_argument
     add("folder", metavar="FOLDER", help="a new or an empty folder")
@@ -113,8 +111,9 @@ def make_job(ddp: bool, amp: bool, exact: bool = False, fsdp: bool = False, text
         code = [line for line in step.replace("logits", "outputs").split("\n") if line and "###" not in line]
         combined = combined.replace(step, "\n".join([mark, *code, mark, ""]), 1)
     lines = blocks.without_docstring(blocks.renumber(combined)).split("\n")
-    for start in _UNUSED:
-        lines.remove(next(line for line in lines if line.startswith(start)))
+    for beginning in _UNUSED:
+        [unused_line] = [line for line in lines if line.startswith(beginning)]
+        lines.remove(unused_line)
     job = "\n".join(lines).replace(" boolean,", "", 1)  # only --custom_data needs this import
     example = "\n    python jobs/train.py --processes_per_node 2    two processes on the CPU" if ddp else ""
     return _DOCSTRING.format(example=example, others=" and ".join(names), **_RATES[job_of_user]) + job
@@ -125,14 +124,18 @@ def _write_project(folder: Path, args: argparse.Namespace, ddp: bool) -> None:
     # first: it is what may fail, and the folder is still empty
     job = make_job(ddp, args.amp, args.exact, args.fsdp, args.text)
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.resolve().name)[:64]
-    given = ["ddp"] * ddp + ["text"] * args.text  # the words of _ONLY
+    options = []  # for which lines of the template are kept: see _ONLY
+    if ddp:
+        options.append("ddp")
+    if args.text:
+        options.append("text")
     values = {"name": name, **_RATES["train_text.py" if args.text else "train_own.py"]}
     for part in ("jobs", "tests"):
         (folder / part).mkdir()
     (folder / "jobs/train.py").write_text(job, encoding="utf-8")
     shutil.copyfile(_HOME / "requirements.txt", folder / "requirements.txt")
     for source, target in _FILES.items():
-        text = _fill_template(_read(f"launch/new/template/{source}"), values, given)
+        text = _fill_template(_read(f"launch/new/template/{source}"), values, options)
         (folder / target).write_text(text, encoding="utf-8")
     for room in ("bootfile", "common", "datasets", "launch"):
         if args.copy:
@@ -143,18 +146,18 @@ def _write_project(folder: Path, args: argparse.Namespace, ddp: bool) -> None:
     print(f"next: cd {shlex.quote(str(folder))}; python -m pytest tests; then change the blocks of the job")
 
 
-def _fill_template(template: str, values: dict[str, str], given: list[str]) -> str:
+def _fill_template(template: str, values: dict[str, str], options: list[str]) -> str:
     """Return the text of a file of the project.
 
-    values: name, epochs and lr, which replace @name@ and so on. given: the options of the lines that are only
-    for some projects.
+    values: name, epochs and lr, which replace @name@ and so on. options: those of the project. Lines for
+    other options are left out.
     """
     for name in ("name", "epochs", "lr"):
         template = template.replace(f"@{name}@", values[name])
     kept = []
     for line in template.split("\n"):
         only = _ONLY.search(line)
-        if not only or only[1] in given:
+        if not only or only[1] in options:
             kept.append(_ONLY.sub("", line))
     return "\n".join(kept)
 

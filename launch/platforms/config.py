@@ -32,7 +32,9 @@ _SNAPSHOT = re.compile(r"[A-Za-z0-9_.-]+-[0-9a-f]{12}")
 
 def _to_text(value: Any) -> str:
     """Return a value of one line as text for arguments and variables: true and false in lower case."""
-    text = str(value).lower() if isinstance(value, bool) else str(value)  # as command lines have it
+    text = str(value)
+    if isinstance(value, bool):  # as command lines have it
+        text = text.lower()
     if not isinstance(value, str | bool | int | float) or set(text) & set("\0\n\r"):
         raise ValueError("expected a text of one line, a number, true or false")
     return text
@@ -47,7 +49,9 @@ def _check_url(url: str) -> str:
 
 
 def _check_place(place: str) -> str:
-    return place.rstrip("/") if place.startswith("/") else _check_url(place)  # a folder of a volume
+    if place.startswith("/"):  # a folder of a volume
+        return place.rstrip("/")
+    return _check_url(place)
 
 
 def _check_storage(storage: str) -> str:
@@ -292,8 +296,11 @@ def _explain(error: Any) -> str:
     """Return one line for the first mistake of a ValidationError: table, key, reason."""
     first = error.errors(include_url=False)[0]  # the user mends one after the other
     parts = [str(part) for part in first["loc"] if part != "[key]"]
-    *tables, key = parts[: 3 if parts[0] == "platform" else 2]  # [platform.NAME] key
-    place = f"[{'.'.join(tables)}] {key}" if tables else key
+    depth = 3 if parts[0] == "platform" else 2  # [platform.NAME] key, or [table] key
+    *tables, key = parts[:depth]
+    place = key
+    if tables:
+        place = f"[{'.'.join(tables)}] {key}"
     if first["type"] == "missing":
         return f"{place} is missing (launch/job.example.toml shows it)"
     if first["type"] == "extra_forbidden":

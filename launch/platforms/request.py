@@ -66,10 +66,13 @@ def make_body(config: JobConfig, outputs: dict[str, str]) -> dict[str, Any]:
         "description": config.description,
         "annotations": {name: str(value).lower() for name, value in retries.items()},
     }
+    # an image of the user has a command, and no boot file
+    program = {"boot_file": code + config.job}
+    if image.image_url:
+        program = {"command": _command(config)}
     algorithm: dict[str, Any] = {
         "code_dir": code,
-        # an image of the user has a command, and no boot file
-        **({"command": _command(config)} if image.image_url else {"boot_file": code + config.job}),
+        **program,
         "engine": image.model_dump(exclude_none=True, exclude={"command"}),
         "parameters": [{"name": name, "value": value} for name, value in parameters.items()],
         "inputs": _channels("inputs", config.inputs),
@@ -107,16 +110,13 @@ def _volume(folder: str, storage: str) -> dict[str, dict[str, Any]]:
 
 def _channels(kind: str, places: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the entries of the inputs or outputs that the service copies. kind: see _folders()."""
-    return [
-        {
-            "name": name,
-            "local_dir": local,
-            "access_method": "parameter",
-            "remote": {"obs": {"obs_url": _path(places[name])}},
-        }
-        for name, local in _folders(kind, places).items()
-        if local != places[name]  # a folder of a volume: nothing is copied
-    ]
+    channels = []
+    for name, local in _folders(kind, places).items():
+        if local == places[name]:  # a folder of a volume: nothing is copied
+            continue
+        remote = {"obs": {"obs_url": _path(places[name])}}
+        channels.append({"name": name, "local_dir": local, "access_method": "parameter", "remote": remote})
+    return channels
 
 
 def _path(url: str) -> str:
@@ -127,10 +127,10 @@ def _path(url: str) -> str:
 
 def _folders(kind: str, places: Mapping[str, str]) -> dict[str, str]:
     """Return names and folders on a node: those of volumes, or of copies. kind: inputs or outputs."""
-    return {  # the service numbers its copies in this order
-        name: place if place.startswith("/") else f"{_MOUNT}/{kind}/{name}_{index}"
-        for index, (name, place) in enumerate(places.items())
-    }
+    folders = {}
+    for index, (name, place) in enumerate(places.items()):  # the service numbers its copies in this order
+        folders[name] = place if place.startswith("/") else f"{_MOUNT}/{kind}/{name}_{index}"
+    return folders
 
 
 def _command(config: JobConfig) -> str:

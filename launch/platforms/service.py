@@ -35,11 +35,6 @@ class ServiceError(BadInput):
         self.status = status
 
 
-def _is_temporary(status: int | None) -> bool:
-    """Return whether a request may succeed later that failed with this HTTP status (None: without one)."""
-    return status is None or status == 429 or status >= 500
-
-
 def has_ended(phase: str) -> bool:
     """Return whether a job in this phase writes no more. One that is Abnormal may still run and write."""
     return phase in _ENDED
@@ -128,9 +123,13 @@ class ModelArts:
         from huaweicloudsdkcore.utils.http_utils import sanitize_for_serialization
 
         def is_repeatable(answer: object, error: Exception | None) -> bool:
-            # the SDK asks after each attempt; without a status there was no answer at all
+            """Return whether to send the request again. The SDK asks after each attempt."""
             status = getattr(error, "status_code", None)
-            return error is not None and _is_temporary(status) and (repeat or status == 429)
+            if error is None:
+                return False
+            if not repeat:
+                return status == 429
+            return status is None or status == 429 or status >= 500  # None: there was no answer at all
 
         invoker = getattr(self._client, f"{call}_invoker")(request)
         invoker.with_retry(is_repeatable, _RETRIES, BackoffStrategies.EQUAL_JITTER)

@@ -1,7 +1,5 @@
-"""Draw the charts of a report with matplotlib, as SVG without script inside the page.
-
-The drawings contain CSS variables of the page instead of colours. One drawing serves a light and a dark page.
-"""
+"""Draw the charts of a report with matplotlib, as SVG without script inside the page. The drawings contain
+CSS variables of the page instead of colours. One drawing serves a light and a dark page."""
 
 import html
 import io
@@ -27,6 +25,7 @@ _LOG_FROM = 300  # an axis of losses is logarithmic from this ratio of greatest 
 _MOST_POINTS = 400  # points of a curve; more become intervals
 _INTERVALS = 120
 _MOST_DOTS = 60
+_STRONG = 2.4  # width of a strong line
 _MOST_MARKS = 60
 _OF_RANKS = (
     "Without waiting for the other ranks. Line: the median rank. Area: from the fastest rank to the slowest, "
@@ -44,9 +43,11 @@ _RATES = (
 
 
 def _colour(name: str | int) -> str:
-    """Return the colour that stands for a CSS variable in a drawing; for that of a run by its place."""
-    variable = f"c{name % len(DASHES)}" if isinstance(name, int) else name
-    return f"#0000{_COLOURS.index(variable):02x}"
+    """Return the colour that stands in a drawing for a CSS variable of the page. name: the variable, or the
+    place of a run among the runs."""
+    if isinstance(name, int):
+        name = f"c{name % len(DASHES)}"
+    return f"#0000{_COLOURS.index(name):02x}"
 
 
 _STYLE = {
@@ -74,13 +75,12 @@ _STYLE = {
 
 
 def draw(runs: list[Run]) -> list[dict]:
-    """Return the charts that have a value: heading, svg, note, and whether it shows training and validation.
-
-    cli.render_page() calls it once, in the process of `launch report`.
-    """
+    """Return the charts that have a value: heading, svg, note, and "both", which is true if a chart shows
+    training and validation. cli.render_page() calls it once, in the process of `launch report`."""
     with matplotlib.rc_context(_STYLE):
         charts = [_draw_chart(runs, heading, names) for heading, *names in _list_charts(runs)]
-        charts += [_draw_ranks(runs)] if any(run.ranks.size for run in runs) else []
+        if any(run.ranks.size for run in runs):
+            charts.append(_draw_ranks(runs))
     return [chart for chart in charts if chart]
 
 
@@ -106,8 +106,9 @@ def _draw_chart(runs: list[Run], heading: str, names: list[str]) -> dict | None:
         axes.set_ylim(bottom=0)  # a change of 1 % must look like one
     svg = _render(axes, heading, f"{heading} by step", runs)
     # The page explains the dots of validation only if a curve of training is next to them.
-    both = len(names) > 1 and all(any(name in run.figures for run in runs) for name in names)
-    return {"heading": title, "svg": svg, "both": both, "note": _describe_equal(runs, names)}
+    known = set().union(*(run.figures for run in runs))
+    has_both = len(names) > 1 and known.issuperset(names)
+    return {"heading": title, "svg": svg, "both": has_both, "note": _describe_equal(runs, names)}
 
 
 def _draw_ranks(runs: list[Run]) -> dict:
@@ -119,7 +120,7 @@ def _draw_ranks(runs: list[Run]) -> dict:
             continue
         steps, lowest, median, highest, slowest = run.ranks
         axes.fill_between(steps, lowest, highest, color=_colour(place), alpha=0.25, linewidth=0)
-        _draw_curve(axes, steps, median, place, False)
+        _draw_curve(axes, steps, median, place, strong=False)
         for index in _find_changes(slowest):
             rank = f"{slowest[index]:.0f}"
             axes.annotate(rank, (steps[index], highest[index]), color=_colour("text"), ha="center")
@@ -140,11 +141,18 @@ def _list_charts(runs: list[Run]) -> list[tuple[str, ...]]:
     """Return (heading, figures) of each chart: _RESULTS, other figures of evaluations, _RATES, others."""
     # the charts that every run may have come first, and those of the job's own figures after them
     known = {name for _, *names in (*_RESULTS, *_RATES) for name in names}
-    own = dict.fromkeys(name for run in runs for name in run.figures if name not in known)
-    words = {name: in_words(name) for name in own}
-    charts = [(words[name][:1].upper() + words[name][1:], name) for name in own]
-    of_evaluations = [chart for chart in charts if chart[1].startswith("val_")]
-    others = [chart for chart in charts if not chart[1].startswith("val_")]
+    figures_of_job: dict[str, None] = {}  # each once, in order
+    for run in runs:
+        figures_of_job |= dict.fromkeys(name for name in run.figures if name not in known)
+    of_evaluations = []
+    others = []
+    for name in figures_of_job:
+        words = in_words(name)
+        chart = (words[:1].upper() + words[1:], name)
+        if name.startswith("val_"):
+            of_evaluations.append(chart)
+        else:
+            others.append(chart)
     return [*_RESULTS, *of_evaluations, *_RATES, *others]
 
 
@@ -153,25 +161,22 @@ def _describe_equal(runs: list[Run], names: list[str]) -> str:
     sentences = []
     for place, run in enumerate(runs):
         earlier = next((other for other in runs[:place] if _has_equal_curves(other, run, names)), None)
-        sentences += [f"{run.name} has the values of {earlier.name}."] if earlier else []
+        if earlier:
+            sentences.append(f"{run.name} has the values of {earlier.name}.")
     return " ".join(sentences)
 
 
 def _has_equal_curves(first: Run, second: Run, names: list[str]) -> bool:
     """Return whether two runs have the same values of these figures, and have any."""
-    own = [name for name in names if name in first.figures]
-    return bool(own) and all(
-        (name in second.figures) == (name in own)
-        and (name not in own or np.array_equal(first.figures[name], second.figures[name], equal_nan=True))
-        for name in names
-    )
+    known = first.figures.keys() & names
+    if not known or known != second.figures.keys() & names:
+        return False
+    return all(np.array_equal(first.figures[name], second.figures[name], equal_nan=True) for name in known)
 
 
 def width_of(place: int, count: int) -> float:
-    """Return the width of the lines of a run, in units.
-
-    The first of several is a broad line below the others, so that a reader sees both of two equal curves.
-    """
+    """Return the width of the lines of a run, in units. The first of several is a broad line below the
+    others, so that a reader sees both of two equal curves."""
     return 5.0 if place == 0 and count > 1 else 1.5
 
 
@@ -207,8 +212,8 @@ def _draw_curve(
 ) -> None:
     """Draw a curve; many points as the means and the ranges of intervals. NaN is a gap.
 
-    x, y: float64 [n]. style: index of colour and dash. strong: a thicker line, and dots. width: of a
-        line that is not strong; a broad one is pale
+    x, y: float64 [n]. style: index of colour and dash. strong: a thicker line, and dots.
+    width: of the line, in units; a broad line is pale, so that one above it is seen.
     """
     colour = _colour(style)
     points = np.count_nonzero(~np.isnan(y))
@@ -216,14 +221,14 @@ def _draw_curve(
     if len(x) > _MOST_POINTS:
         x, y, low, high = _summarize(x, y)
         axes.fill_between(x, low, high, color=colour, alpha=0.25, linewidth=0)
-    most_dots = _MOST_DOTS if strong else 1  # a single point has no line
-    line = {
-        "linewidth": max(width, 2.4) if strong else width,
-        "linestyle": (0, DASHES[style % len(DASHES)]),
-        "marker": "o" if points <= most_dots else "",
-        "alpha": 0.5 if width > 2.4 else 1.0,
-    }
-    axes.plot(x, y, color=colour, gid="curve", **line)
+    alpha = 0.5 if width > _STRONG else 1.0
+    most_dots = 1  # a single point has no line
+    if strong:
+        width = max(width, _STRONG)
+        most_dots = _MOST_DOTS
+    marker = "o" if points <= most_dots else ""
+    dashes = (0, DASHES[style % len(DASHES)])
+    axes.plot(x, y, color=colour, gid="curve", linewidth=width, linestyle=dashes, marker=marker, alpha=alpha)
 
 
 def _summarize(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -234,7 +239,8 @@ def _summarize(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     rows = []
     for part in np.array_split(np.arange(len(x)), _INTERVALS):
         known = part[~np.isnan(y[part])]  # an interval with any value has no gap
-        known = known if len(known) else part[:1]
+        if not len(known):
+            known = part[:1]
         rows.append((x[known].mean(), y[known].mean(), y[known].min(), y[known].max()))
     return np.array(rows).T
 

@@ -16,6 +16,7 @@ import time
 
 from bootfile.console import outputs
 from bootfile.ground.errors import BadInput
+from bootfile.ground.numbers import counted
 from common.console.arguments import Parser
 from launch.explain import format_time
 from launch.report import runs as report_runs
@@ -49,8 +50,7 @@ def main(arguments: list[str]) -> int:
     for run in runs:
         for note in run.notes:
             print(f"{run.path}: {note}")
-    noun = "run" if len(runs) == 1 else "runs"
-    print(f"{args.to}: {len(runs)} {noun}, {len(content) / 1e3:.0f} kB")
+    print(f"{args.to}: {counted(len(runs), 'run')}, {len(content) / 1e3:.0f} kB")
     return 0
 
 
@@ -63,7 +63,7 @@ def _names(paths: list[str]) -> list[str]:
 
 def render_page(runs: list[Run], title: str | None = None) -> str:
     """Return the HTML of runs, whose names must differ: main() calls it, and the tests."""
-    # all objects that matplotlib makes when it is imported stay: a search for garbage among them takes longer
+    # matplotlib makes many objects when it is imported, and all of them stay: do not search them for garbage
     gc.disable()
     from bootfile.console import page
     from launch.report import charts  # imports matplotlib, which --help does not need
@@ -71,10 +71,12 @@ def render_page(runs: list[Run], title: str | None = None) -> str:
     gc.freeze()
     gc.enable()
 
-    # the settings and the environment of the last start: those with which the run has ended
-    # if their file was lost, the column is empty
-    settings = [run.starts[-1].settings if run.starts else {} for run in runs]
-    environments = [run.starts[-1].environment if run.starts else {} for run in runs]
+    # of the last start, with which the run has ended; the column is empty if starts.jsonl was lost
+    settings: list[dict] = []
+    environments: list[dict] = []
+    for run in runs:
+        settings.append(run.starts[-1].settings if run.starts else {})
+        environments.append(run.starts[-1].environment if run.starts else {})
     return page.render(
         os.path.join(os.path.dirname(os.path.abspath(__file__)), "page.html"),
         title=title or tables.make_title(runs),

@@ -1,7 +1,5 @@
 """Read a run from its output folder: metrics.jsonl and starts.jsonl. A job may still write to it meanwhile.
-
-Unreadable lines are skipped and noted. A folder with neither metrics.jsonl nor starts.jsonl is an error.
-"""
+Unreadable lines are skipped and noted. A folder with neither metrics.jsonl nor starts.jsonl is an error."""
 
 import math
 import operator
@@ -38,8 +36,11 @@ _WORDS = {
 
 def in_words(figure: str) -> str:
     """Return the name of a figure of metrics.jsonl as the page shows it."""
-    shown = f"validation {figure.removeprefix('val_')}" if figure.startswith("val_") else figure
-    return _WORDS.get(figure, shown)
+    if figure in _WORDS:
+        return _WORDS[figure]
+    if figure.startswith("val_"):
+        return f"validation {figure.removeprefix('val_')}"
+    return figure
 
 
 @dataclass
@@ -95,7 +96,10 @@ class Run:
 
     def last(self, name: str) -> float:
         """Return the last value of a figure; NaN if there is none."""
-        return math.nan if name not in self.figures else float(self.figures[name][1][-1])
+        if name not in self.figures:
+            return math.nan
+        _, values = self.figures[name]
+        return float(values[-1])
 
     @property
     def step(self) -> float:
@@ -128,20 +132,20 @@ def read(path: str, name: str) -> Run:
 
 def _numbers(value: object) -> dict[str, float]:
     """Return the numbers in an object of JSON; NaN for those that are too large for a chart."""
-    items = value.items() if isinstance(value, dict) else ()
-    # JSON has integers that are too large for a float
-    return {
-        name: float(number) if abs(number) <= _GREATEST else math.nan
-        for name, number in items
-        if isinstance(number, int | float) and not isinstance(number, bool)
-    }
+    numbers: dict[str, float] = {}
+    if not isinstance(value, dict):
+        return numbers
+    for name, number in value.items():
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            continue
+        # JSON has integers that are too large for a float
+        numbers[name] = float(number) if abs(number) <= _GREATEST else math.nan
+    return numbers
 
 
 def _read_starts(run: Run) -> list[Start]:
-    """Return the starts in order, each once, beginning with the last one that did not resume.
-
-    read() calls it first: the evaluation after a start is measured from that start.
-    """
+    """Return the starts in order, each once, beginning with the last one that did not resume. read() calls it
+    first: the evaluation after a start is measured from that start."""
     history: list[Start] = []
     recorded = ends.read(run.path)
     for line in read_starts(run.path):
@@ -158,14 +162,16 @@ def _read_starts(run: Run) -> list[Start]:
             lost = {}
         # the process began earlier, by the seconds of the laps before its training
         set_up = sum(seconds for seconds in _numbers(line.get("laps")).values() if seconds >= 0)
-        code = {"code": str(line["code"])} if line.get("code") else {}
+        environment = line["environment"]
+        if line.get("code"):
+            environment = environment | {"code": str(line["code"])}
         start = Start(
             time=time,
             step=step,
             steps=numbers.get("steps", math.nan),
             begun=time - set_up,
             settings=settings,
-            environment=line["environment"] | code,
+            environment=environment,
             lost_step=lost.get("step", math.nan),
             lost_time=lost.get("time", math.nan),
             parent=parent_of([line]),
@@ -183,7 +189,7 @@ def _read_starts(run: Run) -> list[Start]:
 
 def _read_lines(run: Run) -> list[dict[str, float]]:
     """Return the numbers of each line of metrics.jsonl that has a step, and set what other lines tell of the
-    run: its receipt and its ranks. Note how many lines are left out. Raises BadInput."""
+    run: its receipt and its ranks. Note how many lines could not be read. Raises BadInput."""
     # a job that has not reported yet has no file: the page shows its settings
     objects, damaged = read_counted(run.path, METRICS)
     lines = [numbers for numbers in map(_numbers, objects) if numbers.get("step", math.nan) >= 0]
@@ -201,12 +207,13 @@ def _read_lines(run: Run) -> list[dict[str, float]]:
 
 
 def _read_ranks(run: Run, objects: list[dict[str, Any]]) -> None:
-    """Fill what the lines of metrics.jsonl tell of the ranks, if there were several."""
+    """Fill `ranks` and `lost` of the run from the lines of metrics.jsonl about several ranks."""
     rows = []
     for line in objects:
         of_ranks = line.get("ranks")
-        busy = _numbers(of_ranks.get("busy")) if isinstance(of_ranks, dict) else {}
-        figures = _numbers(line) | busy
+        if not isinstance(of_ranks, dict):
+            continue
+        figures = _numbers(line) | _numbers(of_ranks.get("busy"))
         row = [figures.get(name, math.nan) for name in ("step", "min", "median", "max", "rank")]
         # a line of another version may not have all five numbers
         if np.isfinite(row).all():
@@ -218,10 +225,10 @@ def _read_ranks(run: Run, objects: list[dict[str, Any]]) -> None:
 def _read_metrics(run: Run) -> None:
     """Fill the run from the lines of metrics.jsonl, whose starts it has already."""
     lines = _read_lines(run)
-    # in the order in which the job has reported them first
-    names = [
-        name for name in dict.fromkeys(name for line in lines for name in line) if name not in _NO_FIGURES
-    ]
+    names: list[str] = []  # in the order in which the job has reported them first
+    for line in lines:
+        names.extend(name for name in line if name not in _NO_FIGURES)
+    names = list(dict.fromkeys(names))
     if len(names) > _MOST_FIGURES:
         run.notes.append(f"only the first {_MOST_FIGURES} figures are shown")
     # a loop may report a name for each layer: the page would have hundreds of charts
@@ -242,9 +249,10 @@ def _read_times(run: Run, lines: list[dict[str, float]]) -> None:
         epoch = line.get("epoch", math.nan)
         seconds = [line.get("data_time", math.nan), line.get("compute_time", math.nan), 0.0]  # as in SPLIT
         if "val_loss" in line:  # the evaluation began at the previous line, or at a start after it
-            began = [start.time for start in run.starts if start.time <= time]
-            began += [before for _, before in times[-1:]]
-            seconds = [0.0, 0.0, time - max(began, default=math.nan)]
+            begins = [start.time for start in run.starts if start.time <= time]
+            if times:
+                begins.append(times[-1][1])
+            seconds = [0.0, 0.0, time - max(begins, default=math.nan)]
         if math.isfinite(epoch):
             known = run.ends.setdefault(int(epoch), {})
             known |= {name: value for name, value in line.items() if name in run.figures}

@@ -1,7 +1,5 @@
-"""Make the tables of a report: final figures, starts, epochs, differences, receipts.
-
-cli.render_page() calls these functions, and the templates of the page show their rows.
-"""
+"""Make the tables of a report: final figures, starts, epochs, differences, receipts. cli.render_page() calls
+these functions, and the templates of the page show their rows."""
 
 import contextlib
 import datetime
@@ -49,34 +47,44 @@ def make_final_rows(runs: list[Run]) -> list[Row]:
 
 def _final(run: Run) -> dict[str, str]:
     """Return the column of a run in the table of final figures: name -> cell, in the order of the rows."""
-    parent = run.starts[0].parent if run.starts else {}
-    own: dict[str, str] = {}  # rows of the job's own metrics
+    begins = restarts = repeated = NONE  # without starts.jsonl they are not known
+    if run.starts:
+        restarts = str(len(run.starts) - 1)
+        parent = run.starts[0].parent
+        if parent:
+            begins = describe_parent(parent, run.step).removeprefix("begins ")
+    if len(run.starts) > 1:
+        repeated = _count_repeated(run.starts[1:])
+    metrics_of_job: dict[str, str] = {}
     for name in run.figures:
         if name.startswith("val_") and name not in _USUAL:
-            own |= _describe_metric(run, name)
-    rates = {unit: run.figures[f"{unit}_per_s"][1] for unit in UNITS if f"{unit}_per_s" in run.figures}
+            metrics_of_job |= _describe_metric(run, name)
+    rates = {}
+    for unit in UNITS:
+        if f"{unit}_per_s" in run.figures:
+            _, values = run.figures[f"{unit}_per_s"]
+            rates[f"{unit} per second, median"] = format_number(np.nanmedian(values))
     # a run that was killed has no end: its last report, or the begin of a start without one
     reports = [*run.times[1]]
     first = min([*reports[:1], *(start.begun for start in run.starts[:1])], default=math.nan)
     last = max([*reports[-1:], *(start.time for start in run.starts)], default=math.nan)
     return {
         "done": _describe_state(run),
-        "begins": describe_parent(parent, run.step).removeprefix("begins ") if parent else NONE,
-        "epochs": str(max(run.ends)) if run.ends else NONE,
+        "begins": begins,
+        "epochs": str(max(run.ends, default=NONE)),
         "validation accuracy": format_number(run.last("val_acc"), PERCENT),
         "best validation accuracy": find_best(run, "val_acc", False),
         "validation loss": format_number(run.last("val_loss")),
         "lowest validation loss": find_best(run, "val_loss", True),
-        **own,
+        **metrics_of_job,
         "training accuracy": format_number(run.last("acc"), PERCENT),
         "training loss": format_number(run.last("loss")),
-        **{f"{unit} per second, median": format_number(np.nanmedian(rate)) for unit, rate in rates.items()},
+        **rates,
         **_split_time(run),
         "lost to the slowest rank": format_number(run.lost, PERCENT),
         "set-up, all starts": format_duration(sum(start.time - start.begun for start in run.starts) or -1),
-        # Without starts.jsonl a run has no known start: it may have had restarts.
-        "restarts": str(len(run.starts) - 1) if run.starts else NONE,
-        "repeated steps": _repeated(run.starts[1:]) if len(run.starts) > 1 else NONE,
+        "restarts": restarts,
+        "repeated steps": repeated,
         "generations": format_number(run.last("generations")),
         "lost processes": format_number(run.last("lost_processes")),
         "seconds without a step": format_number(run.last("lost_seconds")),
@@ -90,8 +98,10 @@ def _final(run: Run) -> dict[str, str]:
 def _describe_state(run: Run) -> str:
     """Return "40 of 100 steps", with "(finished)" if all are done."""
     steps = run.starts[-1].steps if run.starts else math.nan
-    of_all = f" of {steps:,.0f}" if math.isfinite(steps) else ""
-    return f"{run.step:,.0f}{of_all} steps{' (finished)' if run.step == steps else ''}"
+    if not math.isfinite(steps):
+        return f"{run.step:,.0f} steps"
+    text = f"{run.step:,.0f} of {steps:,.0f} steps"
+    return f"{text} (finished)" if run.step == steps else text
 
 
 def choice_of(run: Run) -> tuple[str, bool]:
@@ -113,15 +123,14 @@ def find_best(run: Run, name: str, is_lowest: bool) -> str:
     if not values:
         return NONE
     # The first of several: a later evaluation with the same value did not replace best.pth.
-    best = min(values, key=values.__getitem__) if is_lowest else max(values, key=values.__getitem__)
+    choose: Any = min if is_lowest else max
+    best = choose(values, key=values.__getitem__)
     return f"{format_number(values[best], _form_of(name))} at step {best:,.0f}"
 
 
 def _describe_metric(run: Run, name: str) -> dict[str, str]:
-    """Return the rows of a metric of the job's own: its last value, and its best one.
-
-    Only the job knows whether a low value is good: a metric that does not choose best.pth has both ends.
-    """
+    """Return the rows of a metric of the job's own: its last value, and its best one. Only the job knows
+    whether a low value is good: a metric that does not choose best.pth has both ends."""
     words = in_words(name)
     rows = {words: format_number(run.last(name), _form_of(name))}
     chosen, is_lowest = choice_of(run)
@@ -165,11 +174,8 @@ def make_title(runs: list[Run]) -> str:
 
 
 def make_class_table(run: Run) -> list[list[str]]:
-    """Return rows of class, images, right, share, and the class it was taken for most often.
-
-    They are from confusion.json of the last evaluation, the worst classes first; a job that counts no classes
-    has none.
-    """
+    """Return rows of class, images, right, share, and the class it was taken for most often. They are from
+    confusion.json of the last evaluation, the worst classes first; a job that counts no classes has none."""
     content: Any = None
     with contextlib.suppress(OSError, ValueError, RecursionError):  # a damaged file is one without classes
         content = json.loads(read_file(os.path.join(run.path, CONFUSION), _MOST_BYTES))
@@ -205,9 +211,10 @@ def make_class_table(run: Run) -> list[list[str]]:
 
 def _whole_numbers(value: object, length: int | None) -> list[int]:
     """Return a list of whole numbers of JSON; an empty list if it is none, or has another length."""
-    is_list = isinstance(value, list) and length in (None, len(value))
-    if is_list and all(type(number) is int and 0 <= number < 2**53 for number in value):  # type: ignore[attr-defined]
-        return list(value)  # type: ignore[call-overload]
+    if not isinstance(value, list) or length not in (None, len(value)):
+        return []
+    if all(type(number) is int and 0 <= number < 2**53 for number in value):
+        return list(value)
     return []
 
 
@@ -223,12 +230,16 @@ def _split_time(run: Run) -> dict[str, str]:
     }
 
 
-def _repeated(starts: list[Start]) -> str:
+def _count_repeated(starts: list[Start]) -> str:
     """Return how many steps these starts did again that were reported before. At a URL the reports after the
     last upload may be lost."""
-    lost = [start.lost_step - start.step for start in starts if math.isfinite(start.lost_step)]
-    is_at_url = any("://" in str(start.settings.get("output_dir")) for start in starts)
-    return f"{'at least ' if is_at_url else ''}{sum(max(0.0, steps) for steps in lost):,.0f}"
+    repeated = 0.0
+    is_at_url = False
+    for start in starts:
+        if math.isfinite(start.lost_step):
+            repeated += max(0.0, start.lost_step - start.step)
+        is_at_url = is_at_url or "://" in str(start.settings.get("output_dir"))
+    return f"at least {repeated:,.0f}" if is_at_url else f"{repeated:,.0f}"
 
 
 def make_start_rows(runs: list[Run]) -> list[list[str]]:
@@ -247,7 +258,11 @@ def make_start_rows(runs: list[Run]) -> list[list[str]]:
                     [before.settings | before.environment, start.settings | start.environment]
                 )
                 changes = "; ".join(f"{change.name}: {' → '.join(change.cells)}" for change in changed)
-                row += [format_duration(start.begun - stopped), _repeated([start]), changes or "nothing"]
+                row += [
+                    format_duration(start.begun - stopped),
+                    _count_repeated([start]),
+                    changes or "nothing",
+                ]
             row += [NONE] * (8 - len(row))
             rows.append([*row, start.end or NONE])
     return rows
@@ -258,7 +273,9 @@ def make_epoch_table(run: Run) -> tuple[list[str], list[list[str]]]:
     numbers = sorted(run.ends.keys() | run.split.keys())
     numbers = numbers[:: max(1, math.ceil(len(numbers) / _MOST_ROWS))]
     # in the order in which epochs have them first
-    names = dict.fromkeys(name for number in numbers for name in run.ends.get(number, {}))
+    names: dict[str, None] = {}
+    for number in numbers:
+        names |= dict.fromkeys(run.ends.get(number, {}))
     rows = []
     for number in numbers:
         ends = run.ends.get(number, {})
@@ -273,9 +290,12 @@ def make_rows(columns: list[dict]) -> list[Row]:
     """Return a row for every key of these dictionaries. Empty dictionaries do not count as different."""
     rows = []
     for name in dict.fromkeys(name for column in columns for name in column):
-        cells = [_cell(column[name]) if name in column else NONE for column in columns]
-        # an empty column is a run whose settings were lost
-        known = {cell for cell, column in zip(cells, columns, strict=True) if column}
+        cells = []
+        known = set()
+        for column in columns:
+            cells.append(_cell(column[name]) if name in column else NONE)
+            if column:  # an empty column is a run whose settings were lost
+                known.add(cells[-1])
         rows.append(Row(str(name), cells, len(known) > 1))
     return rows
 
@@ -286,10 +306,9 @@ def find_differences(columns: list[dict]) -> list[Row]:
 
 
 def compare_receipts(runs: list[Run]) -> list[list[str]]:
-    """Return rows of two runs, a line about their data, and one about their states, as `receipt` prints them.
-
-    Each run is compared with the first. A run whose receipt cannot be read has a row with the reason.
-    """
+    """Return rows of two runs, a line about their data, and a line about their states: the lines that `launch
+    receipt` prints. Each run is compared with the first. A run whose receipt cannot be read has a row with
+    the reason."""
     # a run without a receipt must not hide the comparison of the others
     receipts = {}  # place of a run -> its receipt
     rows = []

@@ -72,10 +72,8 @@ class _Parser(Parser):
 
 
 def main(argv: list[str]) -> int:
-    """Run the simulation and return its exit code: `python -m launch simulate` calls it.
-
-    Raises BadInput before it starts anything.
-    """
+    """Run the simulation and return its exit code: `python -m launch simulate` calls it. Raises BadInput
+    before it starts anything."""
     args = _parse_args(argv)
     simulation = Simulation(args.processes, args.faults, args.limit)
     with contextlib.ExitStack() as stack:
@@ -120,7 +118,7 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     add("--keep", metavar="FOLDER", help="keep the nodes' folders in this new folder (default: temporary)")
     add("--limit", type=positive_float, help="end the simulation after this many seconds (default: never)")
     args = parser.parse_args(argv[:split])
-    given = [expand_home(word) for word in argv[split + 1 :]]
+    job_words = [expand_home(word) for word in argv[split + 1 :]]
     if not os.path.isfile(args.job):
         raise BadInput(f"{args.job}: no such file")
     # the same files as in an upload: a module that would be missing there is missing here
@@ -132,23 +130,22 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     addresses = ["127.0.0.1"] * args.nodes
     make_starts(args.platform, 0, args.nodes, args.processes, addresses, 1, somewhere)  # checks
     parsed = [faults.parse(spec, args.nodes, args.processes) for spec in args.fault]
-    data, below = _find_input(given)
-    keep = args.keep and os.path.abspath(args.keep)
-    if keep:
-        outputs.make_empty(keep)
-    args.job_arguments = given
+    data, below = _find_input(job_words)
+    if args.keep:
+        args.keep = os.path.abspath(args.keep)
+        outputs.make_empty(args.keep)
+    args.job_arguments = job_words
     args.code = code
     args.faults = parsed
-    args.keep = keep
     args.data = data and os.path.abspath(data)
     args.below = below
     return args
 
 
-def _find_input(given: list[str]) -> tuple[str | None, list[str]]:
+def _find_input(job_words: list[str]) -> tuple[str | None, list[str]]:
     """Return the folder of --data_url, which becomes the input of each node, and what follows it, such as a
-    pattern. None if the job fetches the data itself, or has none. Raises BadInput. given: the job's words."""
-    data = get_option(given, "--data_url")
+    pattern. None if the job fetches the data itself, or has none. Raises BadInput."""
+    data = get_option(job_words, "--data_url")
     if data and "://" in data:  # the job itself fetches it
         return None, []
     if data is None or os.path.isdir(data):

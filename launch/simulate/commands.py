@@ -30,31 +30,28 @@ class Commands:
     def __init__(self, args: argparse.Namespace):
         self._args = args
         self.code = args.code
-        uses_gpus = get_option(args.job_arguments, "--enable_gpu") != "false"
-        gpus = _visible_gpus() if uses_gpus else []
-        # ids, at least one for every process of all nodes; else empty
-        self._gpus = gpus if len(gpus) >= args.nodes * args.processes else []
+        self._gpus: list[str] = []  # ids, at least one for every process of all nodes; else empty
+        if get_option(args.job_arguments, "--enable_gpu") != "false":
+            gpus = _visible_gpus()
+            if len(gpus) >= args.nodes * args.processes:
+                self._gpus = gpus
         self.device = "cuda" if self._gpus else "cpu"
         # Linux has all addresses of 127.0.0.0/8
         self._hosts = [f"127.0.{node // 254}.{node % 254 + 1}" for node in range(args.nodes)]
         self._port = _free_port()
         # that of this process, without what a platform or Bootfile has set in it
-        self._environment = {
-            name: value
-            for name, value in os.environ.items()
-            if not VARIABLES.fullmatch(name) and not name.startswith("BOOTFILE_")
-        }
-        self._environment["PYTHONUNBUFFERED"] = "1"
+        self._environment = {"PYTHONUNBUFFERED": "1"}
+        for name, value in os.environ.items():
+            if not VARIABLES.fullmatch(name) and not name.startswith("BOOTFILE_"):
+                self._environment.setdefault(name, value)
         if not self._gpus:  # all nodes share the cores of this machine
             threads = max(1, available_cores() // (args.nodes * args.processes))
             self._environment.setdefault("OMP_NUM_THREADS", str(threads))
 
     def build(self, node: Node) -> list[tuple[list[str], dict[str, str], dict[str, str]]]:
         """Return (command, environment, the platform's part of it) of every process that the platform starts
-        on a node, in the order of local ranks.
-
-        The simulation calls it before each start of a node: the counts of starts and the folders change.
-        """
+        on a node, in the order of local ranks. The simulation calls it before each start of a node: the
+        counts of starts and the folders change."""
         args = self._args
         processes = args.processes
         # the nodes share this machine: each sees its own GPUs only
@@ -62,13 +59,15 @@ class Commands:
         starts = make_starts(
             args.platform, node.index, args.nodes, processes, self._hosts, self._port, node.folders, len(gpus)
         )
-        tell_processes = len(starts) == 1 and not starts[0].prefix and not gpus  # the job starts the others
+        # without a launcher the job starts the other processes itself, and without GPUs it cannot count them
+        is_own_launcher = len(starts) == 1 and not starts[0].prefix
+        needs_count = is_own_launcher and not gpus
         job = os.path.join(node.folders.code, args.code.job_path)
         commands = []
         for start in starts:
             added_words = [word for word in start.arguments if not self._is_mounted(word.partition("=")[0])]
-            given = self._given(node, added_words, tell_processes)
-            command = [sys.executable, *start.prefix, job, *given, *added_words]
+            job_words = self._complete_arguments(node, added_words, needs_count)
+            command = [sys.executable, *start.prefix, job, *job_words, *added_words]
             added = dict(start.environment)
             # the platform writes this file before it starts the processes
             table = added.get("RANK_TABLE_FILE")
@@ -90,35 +89,33 @@ class Commands:
         return commands
 
     def _is_mounted(self, name: str) -> bool:
-        """Return whether the user passes a URL for this option, or an own folder for results, as if it was
-        mounted on every node. A platform then passes no folder."""
+        """Return whether the user passes a URL for this option, or a folder for results, which stands for one
+        that is mounted on every node. A platform then passes no folder."""
         given = get_option(self._args.job_arguments, name) or ""
         return "://" in given or (name == "--train_url" and bool(given))
 
-    def _given(self, node: Node, platforms: list[str], tell_processes: bool) -> list[str]:
+    def _complete_arguments(self, node: Node, added_words: list[str], needs_count: bool) -> list[str]:
         """Return the user's arguments on a node. A job of Bootfile gets missing ones: folder for results,
         number of processes, report interval.
 
-        platforms: the arguments that the platform adds. tell_processes: whether the job has to start its
-        processes, and cannot count GPUs.
+        added_words: the arguments that the platform adds. needs_count: whether the job has to be told the
+        number of its processes.
         """
         args = self._args
-        given = list(args.job_arguments)
+        words = list(args.job_arguments)
         if args.data is not None:
-            given = [
-                *split_option(given, "--data_url")[1],
-                f"--data_url={os.path.join(node.folders.inputs, INPUT, *args.below)}",
-            ]
-        if not args.code.is_repository:  # it may not accept them
-            return given
-        options = [*args.job_arguments, *platforms]
+            _, words = split_option(words, "--data_url")
+            words.append(f"--data_url={os.path.join(node.folders.inputs, INPUT, *args.below)}")
+        if not args.code.is_repository:  # another script may not accept these options
+            return words
+        options = [*args.job_arguments, *added_words]
         if get_option(options, "--train_url", "--output_dir") is None:
-            given.append(f"--train_url={node.output}")
-        if tell_processes and args.processes > 1 and get_option(options, "--processes_per_node") is None:
-            given.append(f"--processes_per_node={args.processes}")  # no GPUs that the job could count
+            words.append(f"--train_url={node.output}")
+        if needs_count and args.processes > 1 and get_option(options, "--processes_per_node") is None:
+            words.append(f"--processes_per_node={args.processes}")
         if args.faults and get_option(options, "--report_every") is None:
-            given.append("--report_every=1")
-        return given
+            words.append("--report_every=1")
+        return words
 
 
 def _free_port() -> int:
@@ -138,4 +135,6 @@ def _visible_gpus() -> list[str]:
         return []
     query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
     result = subprocess.run(query, capture_output=True, text=True)
-    return result.stdout.split() if result.returncode == 0 else []  # else a tool without a driver
+    if result.returncode:  # the tool is there without a driver
+        return []
+    return result.stdout.split()

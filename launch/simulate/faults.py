@@ -51,22 +51,19 @@ class Fault:
 
 
 def parse(spec: str, nodes: int, processes: int) -> Fault:
-    """Return the fault that `spec` names, for nodes x processes ranks.
-
-    `launch simulate` calls it for each --fault before it starts a node. Raises BadInput with the spec and its
-    keys.
-    """
+    """Return the fault that `spec` names, for nodes x processes ranks. `launch simulate` calls it for each
+    --fault before it starts a node. Raises BadInput with the spec and its keys."""
     kind, _, rest = spec.partition(":")
     if kind not in KINDS:
         raise BadInput(f"--fault {spec}: unknown fault {kind!r}: expected one of {', '.join(KINDS)}")
     choices = [keys.split() for keys in KINDS[kind].split(" or ")]
     pairs = [pair.partition("=")[::2] for pair in rest.split(",")]
-    given = [key for key, _ in pairs]
-    are_keys = any(_are_keys(given, keys) for keys in choices)
-    if not are_keys or len({*given}) < len(given):
+    given_keys = [key for key, _ in pairs]
+    is_known_form = any(_are_keys(given_keys, keys) for keys in choices)
+    if not is_known_form or len({*given_keys}) < len(given_keys):
         # the error names the forms that the user may have meant: those that have all given keys
-        near = [keys for keys in choices if {*given} <= _names(keys)]
-        names = " or ".join(", ".join(keys) for keys in near or choices)
+        similar = [keys for keys in choices if {*given_keys} <= _names(keys)]
+        names = " or ".join(map(", ".join, similar or choices))
         raise BadInput(f"--fault {spec}: expected {kind} with the keys {names}, each once")
     # keys that are whole numbers, with the least and the greatest
     limits = {"step": (1, _MOST), "rank": (0, nodes * processes - 1), "node": (0, nodes - 1)}
@@ -78,8 +75,12 @@ def parse(spec: str, nodes: int, processes: int) -> Fault:
             fields["share"] = _share(spec, value)
         else:
             time = _interval(spec, kind, key, value)
-            name = "delay" if key == "by" else "seconds"
-            fields |= {"steps": int(time.number)} if time.unit == "step" else {name: time.number}
+            if time.unit == "step":
+                fields["steps"] = int(time.number)
+            elif key == "by":
+                fields["delay"] = time.number
+            else:
+                fields["seconds"] = time.number
     return Fault(spec, kind, **fields)
 
 

@@ -22,9 +22,9 @@ _RELEASE = _LAST - 8
 _RESTART = 10.0  # seconds at most from the end of a node to its next start
 _LOOK = 20.0  # seconds until its processes are looked for again
 _PERIOD = 0.1  # seconds in which a throttled process runs and stops once: that of a quota of cgroups
-_FINE = 0.05  # of a period: how often a throttled process is looked at
 _STANDSTILL = 10.0  # seconds that the parent of a stopped process has to end it
-_POLL = 0.02  # seconds
+_ROUND = 0.02  # seconds between two rounds of the simulation
+_ROUND_OF_THROTTLE = 0.005  # the same while a process is throttled: 20 rounds in a period
 
 
 def _describe_target(fault: Fault) -> str:
@@ -60,7 +60,8 @@ class Injector:
         self._job = job
         self._faults = faults
         self._random = random.Random(0)  # chooses the ranks of kill:every=...
-        self._due: dict[Fault, float] = {}  # time.monotonic() or step of the next kill or pause
+        self._reached: dict[Fault, float] = {}  # time.monotonic() when the job reached the fault's step
+        self._due: dict[Fault, float] = {}  # time.monotonic() or step at which a fault fires again
         self._ends: dict[Fault, float] = {}  # time.monotonic() of the end of a fault that lasts
         self._targets: dict[Fault, tuple[float, set[int]]] = {}  # when they were looked for, process ids
         self._paused: dict[Fault, set[int]] = {}  # process ids that a pause or a throttle has stopped
@@ -69,17 +70,15 @@ class Injector:
 
     @property
     def round_seconds(self) -> float:
-        """Return the seconds that a round of the simulation waits: a throttle needs short ones."""
-        return _PERIOD * _FINE if any(fault.kind == "throttle" for fault in self._ends) else _POLL
+        """Return the seconds that a round of the simulation waits: fewer while a process is throttled."""
+        is_throttled = any(fault.kind == "throttle" for fault in self._ends)
+        return _ROUND_OF_THROTTLE if is_throttled else _ROUND
 
     def fire(self) -> None:
         """Fire the faults whose step the job has reached. The simulation calls it in each round, after it has
-        read the job's lines.
-
-        A fault of a node waits for the step of any node, not of that node: only rank 0 prints steps, and the
-        ranks of a job do each step together. In a script whose nodes do not wait for each other, a node may
-        be hit before its own first step.
-        """
+        read the job's lines. A fault of a node waits for the step of any node, not of that node: only rank 0
+        prints steps, and the ranks of a job do each step together. In a script whose nodes do not wait for
+        each other, a node may be hit before its own first step."""
         for fault in self._faults:
             now = time.monotonic()
             if now > self._ends.get(fault, math.inf):
@@ -87,31 +86,33 @@ class Injector:
             elif fault in self._ends:
                 if fault.kind == "throttle":
                     self._throttle(fault, now)
-            elif self._job.step >= fault.step and self._is_due(fault, now):
-                _ACTIONS[fault.kind](self, fault)
+            elif self._job.step >= fault.step:
+                self._reached.setdefault(fault, now)
+                if self._is_due(fault, now):
+                    _ACTIONS[fault.kind](self, fault)
 
     def _is_due(self, fault: Fault, now: float) -> bool:
-        """Return whether a fault fires now: once, or every N steps, counted from 0, or every N seconds,
-        counted from the first step on."""
+        """Return whether a fault whose step the job has reached fires now: every N steps, counted from 0,
+        every N seconds, counted from the first step on, or once."""
         if fault.steps:
-            return self._job.step >= self._due.setdefault(fault, fault.steps)
+            return self._job.step >= self._due.get(fault, fault.steps)
         if fault.kind == "kill" and fault.seconds:
-            return now >= self._due.setdefault(fault, now + fault.seconds)
+            return now >= self._due.get(fault, self._reached[fault] + fault.seconds)
         return fault in self.pending
 
     def kill_if_all_stopped(self) -> None:
-        """Kill stopped processes if nothing else runs: they never end by themselves.
-
-        The simulation calls it in each round: with the fault `stop` it would wait forever without it.
-        """
-        ranks = [{*node.ranks(self._job.processes).values()} for node in self._job.running if self._stopped]
-        if not ranks or not all(pids and pids <= self._stopped for pids in ranks):
+        """Kill stopped processes if nothing else runs: they never end by themselves. The simulation calls it
+        in each round: with the fault `stop` it would wait forever without it."""
+        if not self._stopped:
+            return
+        pids_of_nodes = [{*node.ranks(self._job.processes).values()} for node in self._job.running]
+        if not pids_of_nodes or not all(pids and pids <= self._stopped for pids in pids_of_nodes):
             self._stopped_since = None
             return
         now = time.monotonic()
         self._stopped_since = self._stopped_since or now
         for node in self._job.running:
-            # at once if the platform itself has started them; a launcher ends its stopped ranks after a while
+            # a launcher ends its stopped ranks after a while; ranks that the platform has started have none
             if self._stopped.issuperset(node.pids) or now - self._stopped_since > _STANDSTILL:
                 node.runs[-1].note = "stopped by a fault, and killed after all others had ended"
                 node.kill()
@@ -126,7 +127,9 @@ class Injector:
         round does it."""
         # looked for at each kill: an elastic job has replaced some of them
         ranks = self._job.find_ranks()
-        rank = self._random.choice(sorted(ranks)) if fault.rank is None and ranks else fault.rank
+        rank = fault.rank
+        if rank is None and ranks:
+            rank = self._random.choice(sorted(ranks))
         if rank not in ranks:
             return
         node, pid = ranks[rank]
@@ -148,7 +151,7 @@ class Injector:
             self._targets[fault] = (0.0, {pid})
             if not fault.seconds:
                 self._stopped.add(pid)  # it never ends by itself
-            self._last(fault)
+            self._set_end(fault)
             self._note(fault, f"rank {fault.rank} on node {node.index} hangs", pid)
 
     def _slow_down(self, fault: Fault) -> None:
@@ -165,10 +168,11 @@ class Injector:
             for node in self._find_nodes(fault):
                 # the processes read this file before they open the next one
                 slow_data.begin(node.folders, fault.rank, fault.delay)
-        self._last(fault)
+        self._set_end(fault)
         self._note(fault, f"{what} {_describe_target(fault)}", pid)
 
-    def _last(self, fault: Fault) -> None:
+    def _set_end(self, fault: Fault) -> None:
+        """Let a fault that begins now last for its seconds, or without an end."""
         self._ends[fault] = time.monotonic() + (fault.seconds or math.inf)
 
     def _end(self, fault: Fault) -> None:
@@ -192,10 +196,10 @@ class Injector:
         if now % _PERIOD < _PERIOD * fault.share:
             self._continue(fault)
         elif fault not in self._paused:
-            # the same processes for a while: to find them takes longer than a period
-            looked, pids = self._targets.get(fault, (-math.inf, set()))
-            if now > looked + _LOOK or not all(map(_is_alive, pids)):
-                pids = self._find_pids(fault)  # takes longer than a period
+            # to find the processes takes longer than a period: the same ones are used for a while
+            found_at, pids = self._targets.get(fault, (-math.inf, set()))
+            if now > found_at + _LOOK or not all(map(_is_alive, pids)):
+                pids = self._find_pids(fault)
                 self._targets[fault] = (time.monotonic(), pids)
             self._stop(fault, pids)
 
@@ -228,10 +232,8 @@ class Injector:
         _send(self._paused.pop(fault, set()), signal.SIGCONT)
 
     def _start_again(self, fault: Fault) -> None:
-        """Restart nodes in place, or in new containers with a copy of the outputs of all nodes.
-
-        The other nodes may fail because of it: each of them is restarted once more when it has failed.
-        """
+        """Restart nodes in place, or in new containers with a copy of the outputs of all nodes. The other
+        nodes may fail because of it: each of them is restarted once more when it has failed."""
         # a node that has ended is not restarted: without another one the fault has not fired
         targets = [node for node in self._job.running if fault.node in (None, node.index)]
         if not targets:
@@ -265,8 +267,11 @@ class Injector:
         """Print what a fault has done, and note that it has fired. what: "SIGKILL to rank 1 on node 0"."""
         if fault in self.pending:
             self.pending.remove(fault)
-        # counted from now: the job makes no step while it is paused
-        self._due[fault] = self._job.step + fault.steps if fault.steps else time.monotonic() + fault.seconds
+        # when it fires again is counted from now: the job makes no step while it is paused
+        if fault.steps:
+            self._due[fault] = self._job.step + fault.steps
+        else:
+            self._due[fault] = time.monotonic() + fault.seconds
         log(f"fault {fault.text}: {what} time={self._job.seconds:.1f} step={self._job.step} pid={pid}")
 
 

@@ -67,10 +67,8 @@ class Job:
             self._show(node, node.read())
 
     def _show(self, node: Node, lines: list[str]) -> None:
-        """Print lines of a node, and note what they tell: the step, the processes by rank, an error.
-
-        A line may be read long after it was printed: the job may be further than the step here.
-        """
+        """Print lines of a node, and note what they tell: the step, the processes by rank, an error. A line
+        may be read long after it was printed: the job may be further than the step here."""
         for line in lines:
             print(f"[node {node.index}] {line}")
             step = _STEP.match(line)

@@ -61,10 +61,8 @@ class Node:
         self._tasks: list[subprocess.Popen] = []  # what start() started, until close()
 
     def make_folders(self, outputs: str | None = None) -> None:
-        """Make a new container: the code, and an output folder with a copy of `outputs`.
-
-        The simulation calls it before the first start(), and again for the fault `reschedule`.
-        """
+        """Make a new container: the code, and an output folder with a copy of `outputs`. The simulation calls
+        it before the first start(), and again for the fault `reschedule`."""
         self.scheduled += 1
         self.started = 0
         place = f"{self._folder}.{self.scheduled}" if self.scheduled > 1 else self._folder
@@ -103,10 +101,8 @@ class Node:
         return bool(self._tasks)
 
     def start(self, commands: list[tuple[list[str], dict[str, str]]]) -> None:
-        """Begin a run: start every (command, environment) as a process in the code folder.
-
-        The log is opened for reading before the first process starts, so that no line is missed.
-        """
+        """Begin a run: start every (command, environment) as a process in the code folder. The log is opened
+        for reading before the first process starts, so that no line is missed."""
         self.started += 1
         self.runs.append(Run(time.monotonic()))
         self._unfinished = b""  # the last line
@@ -123,20 +119,15 @@ class Node:
         return [task.pid for task in self._tasks if task.returncode is None]
 
     def read(self, most: int = _MOST) -> list[str]:
-        """Return the lines that were printed since the last call. Does not wait.
-
-        The simulation calls it for each running node in each round.
-        """
+        """Return the lines that were printed since the last call. Does not wait. The simulation calls it for
+        each running node in each round."""
         *lines, self._unfinished = (self._unfinished + self._printed.read(most)).split(b"\n")
         return [line.decode(errors="replace").rstrip("\r") for line in lines]
 
     def poll(self) -> int | None:
-        """Return the exit code of a run whose last process has ended, else None.
-
-        It is that of the first process that failed, 128 + n for signal n. When the last process that the
-        platform started has ended, those that these have left behind are killed. The simulation calls it in
-        each round, after read().
-        """
+        """Return the exit code of a run whose last process has ended, else None. It is that of the first
+        process that failed, 128 + n for signal n. When the last process that the platform started has ended,
+        those that these have left behind are killed. The simulation calls it in each round, after read()."""
         if not self._tasks:
             return None
         run = self.runs[-1]
@@ -153,11 +144,8 @@ class Node:
         return run.code
 
     def close(self) -> list[str]:
-        """Close the run and return its last lines.
-
-        The simulation calls it after kill(), or when poll() has returned an exit code. The node is then ready
-        for another run.
-        """
+        """Close the run and return its last lines. The simulation calls it after kill(), or when poll() has
+        returned an exit code. The node is then ready for another run."""
         self.poll()
         lines = self.read(-1)
         self._printed.close()
@@ -179,12 +167,10 @@ class Node:
         return sessions.find(self._mark)
 
     def ranks(self, count: int) -> dict[int, int]:
-        """Return global rank -> process id. count: processes per node.
-
-        A rank's process has RANK and LOCAL_RANK in its environment. Its children have them too, and are not
-        counted. Without these variables, a rank is a process that the platform started. The simulation calls
-        it when a fault of a rank is due: a job may have replaced its processes since.
-        """
+        """Return global rank -> process id. count: processes per node. A rank's process has RANK and
+        LOCAL_RANK in its environment. Its children have them too, and are not counted. Without these
+        variables, a rank is a process that the platform started. The simulation calls it when a fault of a
+        rank is due: a job may have replaced its processes since."""
         rank_of = {}  # process id -> the rank in its environment
         parents = {}  # process id -> that of its parent
         for pid, facts in self.find().items():

@@ -32,17 +32,13 @@ class Simulation:
         self._interrupts: list[int] = []  # numbers of the signals that the simulation got
 
     def interrupt(self, number: int, frame: object) -> None:
-        """Note a signal, on which run() ends all nodes: the handler of SIGINT, SIGTERM and SIGHUP.
-
-        It only notes it, because it runs between any two statements of run().
-        """
+        """Note a signal, on which run() ends all nodes: the handler of SIGINT, SIGTERM and SIGHUP. It only
+        notes it, because it runs between any two statements of run()."""
         self._interrupts.append(number)
 
     def run(self, nodes: list[Node], commands: Commands) -> int:
         """Make the folders, start the nodes, wait until they end, print a table, and return the exit code.
-
-        `launch simulate` calls it once. On any error all nodes are killed.
-        """
+        `launch simulate` calls it once. On any error all nodes are killed."""
         for node in nodes:
             node.make_folders()
         job = Job(nodes, commands, self._processes)
@@ -65,10 +61,8 @@ class Simulation:
                 node.kill()
 
     def _end_from_outside(self, job: Job, injector: Injector) -> int | None:
-        """End the nodes after a signal or at the limit, and return the exit code; else return None.
-
-        run() calls it at the end of each round, and leaves its loop if there is a code.
-        """
+        """End the nodes after a signal or at the limit, and return the exit code; else return None. run()
+        calls it at the end of each round, and leaves its loop if there is a code."""
         seconds = job.seconds
         if self._interrupts:
             number = self._interrupts[0]

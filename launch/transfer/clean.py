@@ -46,11 +46,9 @@ class _Upload(NamedTuple):
 
 
 def clean(url: str, keep: int, yes: bool) -> int:
-    """Show old snapshots and unfinished uploads, ask, remove them, and return the exit code.
-
-    `python -m launch upload --clean` calls it. keep: newest snapshots of each name that stay. yes: remove
-    without asking. Raises BadInput.
-    """
+    """Show old snapshots and unfinished uploads, ask, remove them, and return the exit code. `python -m
+    launch upload --clean` calls it. keep: newest snapshots of each name that stay. yes: remove without
+    asking. Raises BadInput."""
     with ObjectStore(url) as store:
         return _clean(store, keep, yes)
 
@@ -58,34 +56,35 @@ def clean(url: str, keep: int, yes: bool) -> int:
 def _clean(store: ObjectStore, keep: int, yes: bool) -> int:
     """Do what clean() says with an open store."""
     # by name, the newest first
-    snapshots = sorted(_find_snapshots(store), key=lambda each: (each.name, -each.modified))
+    snapshots = sorted(_find_snapshots(store), key=lambda snapshot: (snapshot.name, -snapshot.modified))
     uploads = list(itertools.starmap(_Upload, store.uploads()))
     old: list[_Snapshot] = []
-    for _, snapshots_of_a_name in itertools.groupby(snapshots, key=lambda each: each.name):
+    for _, snapshots_of_a_name in itertools.groupby(snapshots, key=lambda snapshot: snapshot.name):
         old += [*snapshots_of_a_name][keep:]
     rows = []
     for snapshot in snapshots:
         action = "remove" if snapshot in old else "keep"
         size = human_size(snapshot.size)
         rows.append((action, "snapshot", snapshot.folder, size, format_time(snapshot.modified)))
-    left: list[_Upload] = []  # uploads to remove
+    unfinished: list[_Upload] = []  # uploads to remove
     for upload in uploads:
-        is_old = upload.began <= time.time() - _DAY  # another process may still send a younger one
-        left += [upload] * is_old
-        action = "remove" if is_old else "keep"
+        action = "keep"  # another process may still send it
+        if upload.began <= time.time() - _DAY:
+            action = "remove"
+            unfinished.append(upload)
         rows.append((action, "unfinished", printable(upload.key), "", format_time(upload.began)))
     # The user sees all of them before the question, also what stays.
     for line in align(rows):
         print(line)
-    if not old and not left:
+    if not old and not unfinished:
         print("nothing to remove")
         return 0
     total = human_size(sum(snapshot.size for snapshot in old))
-    what = f"{len(old)} snapshots ({total}) and {len(left)} unfinished uploads"
+    what = f"{len(old)} snapshots ({total}) and {len(unfinished)} unfinished uploads"
     if not ask(f"remove {what}", yes):
         print("nothing was removed")
         return 1
-    for upload in left:
+    for upload in unfinished:
         store.abort(upload.key, upload.id)
     # A job that starts meanwhile finds either a whole snapshot or none: its files go before its manifest.
     for snapshot in old:

@@ -37,10 +37,8 @@ from launch.transfer import progress
 
 
 def main(arguments: list[str]) -> int:
-    """Fetch a folder, print a summary, and return the exit code: `python -m launch fetch` calls it.
-
-    Raises BadInput.
-    """
+    """Fetch a folder, print a summary, and return the exit code: `python -m launch fetch` calls it. Raises
+    BadInput."""
     parser = Parser(__doc__, "python -m launch fetch")
     parser.add_argument("url", metavar="URL", help="s3://bucket/prefix, obs://bucket/prefix, or RECORD")
     parser.add_argument("--to", metavar="FOLDER", required=True, help="folder for the files")
@@ -89,10 +87,8 @@ def _fetch(url: str, to: str, yes: bool) -> int:
         unverified: list[str] = []
 
         def verify(entry: Object, has_digest_of_store: bool) -> None:
-            """Compare a file of a store that keeps no digest with the lists of its writers.
-
-            sync.fetch() calls it in one of its threads, after each file was written.
-            """
+            """Compare a file of a store that keeps no digest with the lists of its writers. sync.fetch()
+            calls it in one of its threads, after each file was written."""
             if has_digest_of_store:
                 return
             if entry.key not in listed:

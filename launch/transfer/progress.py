@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from tqdm import tqdm
 
+from bootfile.ground.numbers import counted
 from bootfile.processes import signals
 from common.object_store import sync
 from common.object_store.store import Object
@@ -28,10 +29,8 @@ class _Bar(sync.Progress):
 
 @contextlib.contextmanager
 def show(text: str, objects: Sequence[Object]) -> Iterator[sync.Progress]:
-    """Show a bar on standard error during the block, which transfers these objects. text: its title.
-
-    `upload` and `fetch` use it in the main thread. After Ctrl-C they have _ABORTING seconds to clean up.
-    """
+    """Show a bar on standard error during the block, which transfers these objects. text: its title. `upload`
+    and `fetch` use it in the main thread. After Ctrl-C they have _ABORTING seconds to clean up."""
     signals.unwind_within(_ABORTING)
     size = _add_sizes(objects)
     interval = 10.0  # seconds: each step of the bar is a line of a log file
@@ -43,8 +42,7 @@ def show(text: str, objects: Sequence[Object]) -> Iterator[sync.Progress]:
 
 def describe(objects: Sequence[Object]) -> str:
     """Return "3 files, 1.23MB"."""
-    noun = "file" if len(objects) == 1 else "files"
-    return f"{len(objects)} {noun}, {human_size(_add_sizes(objects))}"
+    return f"{counted(len(objects), 'file')}, {human_size(_add_sizes(objects))}"
 
 
 def _add_sizes(objects: Sequence[Object]) -> int:

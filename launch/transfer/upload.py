@@ -84,10 +84,10 @@ def _upload(folder: str, url: str) -> int:
             # The listing has sizes: a request for each file is only needed where they agree.
             if stored_sizes.get(entry.key) != entry.size:
                 return False
-            there = store.head(entry.key)
-            if there and not there.sha256:
+            stored_object = store.head(entry.key)
+            if stored_object and not stored_object.sha256:
                 without_digest.append(entry.key)
-            return there is not None and there.sha256 == entry.sha256
+            return stored_object is not None and stored_object.sha256 == entry.sha256
 
         missing, unchanged = sync.compare(store, wanted, is_stored)
         if missing or stored != manifest:

@@ -89,6 +89,7 @@ class DaliIteratorGPU(Loader):
         pipe = pipelines  # there is one
         if pipe.normalisation:
             mean, std = pipe.normalisation
+        dtype = torch.float16 if fp16 else None
         build: Any = functools.partial(
             backends.build,
             pipe.backend,
@@ -97,9 +98,9 @@ class DaliIteratorGPU(Loader):
             workers=pipe.threads,
             mean=[value / 255 for value in mean],
             std=[value / 255 for value in std],
-            dtype=torch.float16 if fp16 else None,
+            dtype=dtype,
         )
-        super().__init__(pipe.plan, build, kept=True)
+        super().__init__(pipe.plan, build, stays_open=True)
 
     def reset(self) -> None:
         """Do nothing: each iteration is the next epoch."""

@@ -46,10 +46,8 @@ class Crops:
         self.interpolation = interpolation
 
     def batch_bytes(self, plan: Plan) -> int:
-        """Return the bytes of the largest batch of a plan, at the image size of this epoch.
-
-        Workers calls it in the training process before it starts its workers, to check the room in /dev/shm.
-        """
+        """Return the bytes of the largest batch of a plan, at the image size of this epoch. Workers calls it
+        in the training process before it starts its workers, to check the room in /dev/shm."""
         return plan.largest * plan.size**2 * 3
 
     def __call__(self, batch: Batch) -> torch.Tensor:

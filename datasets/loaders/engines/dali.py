@@ -8,6 +8,7 @@ import collections
 import concurrent.futures
 import importlib
 import importlib.util
+import itertools
 from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any
@@ -92,7 +93,7 @@ class Dali(Engine):
                     ended = True
                     return
                 except RuntimeError as error:
-                    raise self._culprit(error) from error
+                    raise self._name_bad_file(error) from error
                 batch, _ = self._in_flight.popleft()
                 ids = np.array(ids.as_array()).reshape(-1)
                 # the receipt was told these ids: a pipeline that lost one would deliver others from then on
@@ -139,7 +140,7 @@ class Dali(Engine):
         DALI calls it in run(), up to _AHEAD batches before their output. Raises StopIteration at the end of
         the epoch."""
         batch, parts = next(self._inputs)
-        contents = [content for part in parts for content in part]
+        contents = list(itertools.chain(*parts))
         crops = batch.crops
         anchors = np.stack([crops.top, crops.left], axis=1)
         shapes = np.stack([crops.height, crops.width], axis=1)
@@ -161,7 +162,7 @@ class Dali(Engine):
         sizes[crops.flip, 1] *= -1  # a negative width mirrors
         return (sizes,)
 
-    def _culprit(self, error: RuntimeError) -> Exception:
+    def _name_bad_file(self, error: RuntimeError) -> Exception:
         """Return the error with the name of the bad file, which DALI does not know.
 
         run() calls it when DALI fails, and decodes the batches in flight again to find the file."""
@@ -229,10 +230,11 @@ class PairedDali(Dali):
         if where == "gpu" and not has_gpu:
             raise BadInput("--dali_device gpu: it needs a GPU")
         super().__init__(store, workers, device if has_gpu and where != "cpu" else None)
-        self._empty: list[Batch] = []  # the batches of the epoch without a sample of this rank
+        self._empty: list[Batch] = []  # batches of the epoch without a sample of this rank, by _read_ahead()
 
     def run(self, plan: Plan) -> Data:
-        """Yield the batches of an epoch, as Dali does, and last those without a sample of this rank."""
+        """Yield the batches of an epoch, as Dali does, and at the end those without a sample of this rank,
+        which _read_ahead() has kept from DALI."""
         self._empty = []
         yield from super().run(plan)
         for batch in self._empty:
@@ -267,7 +269,9 @@ class PairedDali(Dali):
         contents, anchors, shapes, horizontal, vertical, *sizes, ids = fn.external_source(
             self._source, num_outputs=6 + resizes, no_copy=True
         )
-        decoder = {"device": "cpu", "output_type": types.RGB} | (NVJPEG if self.device else {})
+        decoder = {"device": "cpu", "output_type": types.RGB}
+        if self.device:
+            decoder |= NVJPEG
         box = {"axes": (0, 1), "normalized_anchor": False, "normalized_shape": False}
         if resizes:
             images = fn.decoders.image(contents, **decoder)

@@ -136,10 +136,8 @@ class Windows:
 
 
 def resident_loader(data: ImageSet, sampler: Any, device: torch.device, augment: bool = False) -> Loader:
-    """Return a loader whose images stay on the device: the same batches as make_loader(), bit for bit.
-
-    It needs memory for the padded uint8 images: 240 MB for CIFAR-10. On the CPU it returns make_loader().
-    """
+    """Return a loader whose images stay on the device: the same batches as make_loader(), bit for bit. It
+    needs memory for the padded uint8 images: 240 MB for CIFAR-10. On the CPU it returns make_loader()."""
     if device.type == "cpu":
         return make_loader(data, sampler, device, augment)
     plan = plan_of(data, sampler, augment)

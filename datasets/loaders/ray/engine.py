@@ -125,8 +125,7 @@ class _Batches:
         return len(self._keys)  # type: ignore[arg-type]
 
     def __next__(self) -> Any:
-        # the actors keep as many tasks as before: one for that which is taken now
-        self._submit(1)
+        self._submit(1)  # in place of the task whose batch is taken now
         if not self._waiting:
             raise StopIteration
         batch = self._pool.take(self._waiting.popleft(), self._loader.timeout)
@@ -151,7 +150,7 @@ class _Fetcher:
         An actor calls it, on any node. If the actor is lost, another one calls it again, so the
         random numbers follow from the number of the batch."""
         number, key = task
-        # as torch's DataLoader deals them out: get_worker_info() shows the same, whichever actor runs it
+        # torch's DataLoader gives batch n to this worker: get_worker_info() shows it, whichever actor runs it
         worker = number % self.workers
         info = {"num_workers": self.workers, "seed": self.seed + worker, "dataset": self.dataset}
         torch_worker._worker_info = torch_worker.WorkerInfo(id=worker, **info)

@@ -63,8 +63,10 @@ def connect(address: str, workers: int) -> Any:
         return imported
     if address == "auto":
         path = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), "ray", "ray_current_cluster")
-        started = path.read_text().strip() if path.exists() else ""  # the last `ray start` has left it
-        address = os.environ.get("RAY_ADDRESS") or (started if _is_reached(started) else "")
+        address = os.environ.get("RAY_ADDRESS", "")
+        if not address and path.exists():  # the last `ray start` has left it
+            started = path.read_text().strip()
+            address = started if _is_reached(started) else ""
     if address and not _is_reached(address):
         raise _no_cluster(address, "it accepts no connection")
     if "ray" not in sys.modules:  # Ray reads its settings when it is imported
@@ -128,9 +130,9 @@ class Pool:
     def __init__(self, workers: int, address: str = "auto", cpus: float = 1.0):
         ray = self._ray = connect(address, workers)
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Worker sets the path first
-        self._cpus = 0.0 if _local else cpus  # that each actor reserves
+        self._cpus = 0.0 if _local else cpus  # CPUs that each actor reserves
         self._head = ray.get_runtime_context().gcs_address  # HOST:PORT
-        self.workers = self._room(workers)
+        self.workers = self._count_possible(workers)
         if not self.workers:
             raise BadInput(f"the Ray cluster has no {cpus:g} CPUs for a worker")
         if self.workers < workers:
@@ -148,21 +150,21 @@ class Pool:
         self._checked = time.monotonic()  # when the head last accepted a connection
 
     def _wait_for_actors(self) -> None:
-        """Wait until all actors have started. If others hold the CPUs of the cluster, they would wait for
-        them without an end. Raises BadInput."""
+        """Wait until all actors have started. Raises BadInput after _STARTED seconds, because other jobs may
+        hold the CPUs of the cluster for ever."""
         calls = [actor.__ray_ready__.remote() for actor in self._actors]
         heartbeat = Heartbeat()
         while True:
             ready, missing = self._ray.wait(calls, num_returns=len(calls), timeout=_LOOK)
             if not missing:
                 return
-            room = f"{len(ready)} of {self.workers} workers of {self._cpus:g} CPU have started"
+            state = f"{len(ready)} of {self.workers} workers of {self._cpus:g} CPU have started"
             if heartbeat.seconds > _STARTED:
                 self.close()
                 raise BadInput(
-                    f"the Ray cluster is full, or busy: after {_STARTED:g} s {room}; ask for fewer workers"
+                    f"the Ray cluster is full, or busy: after {_STARTED:g} s {state}; ask for fewer workers"
                 )
-            heartbeat.beat(f"ray: {room}")
+            heartbeat.beat(f"ray: {state}")
 
     def put(self, function: Callable[[tuple[int, Any]], Any]) -> list:
         """Store a function for the actors. Return what submit() needs. The loader calls it at the start of an
@@ -175,11 +177,8 @@ class Pool:
         return self._actors[task[0] % self.workers].run.remote(function, task)
 
     def take(self, reference: Any, timeout: float = 0.0) -> Any:
-        """Wait for a result and return it.
-
-        Raises the function's exception, ClusterLost, and RuntimeError after `timeout` seconds (0: never), or
-        if the task has ended an actor too often.
-        """
+        """Wait for a result and return it. Raises the function's exception, ClusterLost, and RuntimeError
+        after `timeout` seconds (0: never), or if the task has ended an actor too often."""
         # the arrays of a result are in Ray's object store and read-only; the caller may write to copies
         return tree_map_only(np.ndarray, np.copy, self._take(reference, timeout))
 
@@ -197,7 +196,7 @@ class Pool:
                     raise RuntimeError(
                         f"DataLoader timed out after {timeout:g} seconds: no batch from the Ray workers"
                     )
-                if waited > _REPLACED and self._room(self.workers) < self.workers:
+                if waited > _REPLACED and self._count_possible(self.workers) < self.workers:
                     raise ClusterLost(f"the Ray cluster has lost nodes: no CPUs for {self.workers} workers")
             if time.monotonic() - self._checked > _CHECKED:
                 self._check()
@@ -220,11 +219,13 @@ class Pool:
         """End the actors."""
         self._finalizer()
 
-    def _room(self, workers: int) -> int:
+    def _count_possible(self, workers: int) -> int:
         """Return how many of these actors the CPUs of the cluster allow. It is asked before they start, and
         when a result takes long, because their node may be lost."""
-        cpus = self._ray.cluster_resources().get("CPU", 0.0) if self._cpus else 0.0
-        return min(workers, int(cpus / self._cpus)) if self._cpus else workers
+        if not self._cpus:
+            return workers
+        cpus = self._ray.cluster_resources().get("CPU", 0.0)
+        return min(workers, int(cpus / self._cpus))
 
     def _check(self) -> None:
         """Raise ClusterLost unless the head accepts connections. _take() calls it every _CHECKED seconds."""

@@ -285,7 +285,9 @@ def test_the_last_checkpoints_of_the_node_are_at_the_url_at_the_end(server, tmp_
     """The thread takes the newest checkpoint of each turn, so it leaves some out meanwhile."""
     job = Job(tmp_path / "one", "s3://runs/last", keep=3)
     job.upload(server, 2)
-    monkeypatch.setattr(job.mirror, "saved", lambda step: setattr(job.mirror, "_step", step))  # no turn
+    monkeypatch.setattr(
+        job.mirror, "saved", lambda step: setattr(job.mirror, "_newest_step", step)
+    )  # no turn
     for step in (4, 6, 8, 10):
         job.save(step)
     assert job.mirror.finish() == "" and steps(server, job.url) == [6, 8, 10]
@@ -300,7 +302,9 @@ def test_a_row_of_old_checkpoints_stays_at_the_url(server, tmp_path, monkeypatch
     for step in (8, 10, 12):
         job.upload(server, step)
     saved = job.mirror.saved
-    monkeypatch.setattr(job.mirror, "saved", lambda step: setattr(job.mirror, "_step", step))  # no turn
+    monkeypatch.setattr(
+        job.mirror, "saved", lambda step: setattr(job.mirror, "_newest_step", step)
+    )  # no turn
     job.save(20)
     monkeypatch.setattr(job.mirror, "saved", saved)
     assert job.end(24) == "" and steps(server, url) == [10, 20, 24]

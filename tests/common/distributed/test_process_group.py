@@ -197,7 +197,7 @@ def test_the_interface_to_the_master_is_used(nodes, backend, preset, chosen, mon
 )
 def test_a_chosen_interface_must_exist(variable, given, is_missing, monkeypatch):
     monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0"), (3, "docker0")])
-    error = process_group.network.missing_interface(f"{variable}_SOCKET_IFNAME", given)
+    error = process_group.network.explain_interfaces(f"{variable}_SOCKET_IFNAME", given)
     assert bool(error) == is_missing and (not error or error.endswith("this node has lo, eth0, docker0"))
 
 

@@ -244,7 +244,7 @@ def test_a_crop_that_does_not_fit_is_named(pairs, folder, tmp_path):
     with pytest.raises(BadInput, match=r"\b8 of 38 images .*--crop 33: \S+ .*\b32x32 pixels; "):
         plan_of(pairs, crop=33)
     resized = paired_images.load(str(folder), "train", str(tmp_path), rows=24)
-    assert resized.shape(int(resized.widths.argmin())) == "4x24 pixels, resized from 33x200 pixels"
+    assert resized.describe_size(int(resized.widths.argmin())) == "4x24 pixels, resized from 33x200 pixels"
     expected = "38 of 38 .* 30x24 pixels, .* 60x48 pixels; .*; and 28 more"
     with pytest.raises(BadInput, match=expected):
         plan_of(resized, crop=25)
