@@ -469,16 +469,17 @@ class Shards:
                 result.copy_(piece.view_as(result))
 
     def _sum_over_ranks(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the sum [n] of the nodes of all ranks in the tree. rows: those of this rank, [nodes, n].
+        """Return the sum [n] of the nodes of all ranks in the tree. rows: the sums of the nodes of this rank,
+        [nodes, n].
 
-        A process adds one slice, which it gets from all processes, and sends the sum to all: with one node
-        for each process the volume of all_reduce.
+        The columns are divided among the ranks. Each rank gets its columns from all ranks, adds them, and
+        sends the sum to all: with one node for each rank the volume of all_reduce.
         """
         size = self.world_size
         nodes = [list_nodes(part_of(self.count, rank, size)) for rank in range(size)]  # of each rank
-        slices = rows.tensor_split(size, dim=1)  # for each rank
+        slices = rows.tensor_split(size, dim=1)  # the columns for each rank
         widths = [columns.shape[1] for columns in slices]
-        width = widths[ranks.rank()]  # of the slice that this rank adds
+        width = widths[ranks.rank()]  # number of columns that this rank adds
         sent = torch.cat([columns.reshape(-1) for columns in slices])
         received = rows.new_empty(sum(map(len, nodes)), width)
         with ranks.waiting():
@@ -488,7 +489,7 @@ class Shards:
                 [len(nodes_of_rank) * width for nodes_of_rank in nodes],
                 [len(rows) * columns for columns in widths],
             )
-        # the nodes of all ranks are in the order of the shards, and are added as within a process
+        # the rows are in the order of the shards: two are added when their nodes are joined in the tree
         sums: list[torch.Tensor] = []
         joined: list[range] = []
         for node, row in zip(itertools.chain.from_iterable(nodes), received, strict=True):

@@ -202,8 +202,13 @@ class RedisStore:
     def _put_waiting(self) -> None:
         """Put the samples of put_later(). _tick() calls it, and close() for the last ones."""
         while self._waiting:
-            part = [self._waiting.popleft() for _ in range(min(_PUT, len(self._waiting)))]
-            self.put(*zip(*part, strict=True))
+            ids = []
+            samples = []
+            while self._waiting and len(ids) < _PUT:
+                id, sample = self._waiting.popleft()
+                ids.append(id)
+                samples.append(sample)
+            self.put(ids, samples)
 
 
 def _header(key: bytes, height: int, width: int, content: memoryview) -> bytes:
