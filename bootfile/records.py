@@ -75,13 +75,18 @@ def read_starts(folder: str, whole: bool = False) -> list[dict[str, Any]]:
 
 def keep_starts(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the lines that are starts."""
+    return [line for line in lines if _is_start(line)]
+
+
+def _is_start(line: dict[str, Any]) -> bool:
     kinds = {"step": int, "settings": dict, "environment": dict}
-    return [line for line in lines if all(isinstance(line.get(key), kind) for key, kind in kinds.items())]
+    return all(isinstance(line.get(key), kind) for key, kind in kinds.items())
 
 
 def start_of(starts: list[dict[str, Any]], step: int) -> dict[str, Any]:
     """Return the start that made a step: the last one before it, which made later steps again."""
-    return [starts[0], *(start for start in starts[1:] if start["step"] < step)][-1]
+    earlier = [start for start in starts[1:] if start["step"] < step]
+    return earlier[-1] if earlier else starts[0]
 
 
 def world_size_of(start: Mapping[str, Any]) -> int:
@@ -122,8 +127,10 @@ def write_state(folder: str, line: dict[str, Any]) -> None:
 
 def read_states(folder: str, whole: bool = False) -> dict[int, dict[str, Any]]:
     """Return the recorded states by step, the last one of each step. Raises BadInput."""
-    lines = filter(_is_state, read_lines(folder, STATES, whole))
-    return dict(sorted({line["step"]: line | {"digest": str(line["digest"])} for line in lines}.items()))
+    by_step = {}
+    for line in filter(_is_state, read_lines(folder, STATES, whole)):
+        by_step[line["step"]] = line | {"digest": str(line["digest"])}
+    return dict(sorted(by_step.items()))
 
 
 def read_weights(folder: str) -> dict[str, list[tuple[int, str]]]:
@@ -179,9 +186,8 @@ def cut_reports(folder: str, step: int, repeats: bool) -> dict[str, float] | Non
 
 def write_shards(folder: str, sums: Mapping[int, Sequence[int]]) -> None:
     """Append the sums of the shards of some steps to shards.jsonl. Raises OSError."""
-    append_lines(
-        os.path.join(folder, SHARDS), "".join(json.dumps(line) + "\n" for line in _format_shards(sums))
-    )
+    text = "".join(json.dumps(line) + "\n" for line in _format_shards(sums))
+    append_lines(os.path.join(folder, SHARDS), text)
 
 
 def read_shards(folder: str) -> dict[int, list[int]]:

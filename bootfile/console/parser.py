@@ -38,22 +38,10 @@ def _number(expected: str, fits: Callable[[Any], bool], kind: Callable[[str], An
     raise argparse.ArgumentTypeError(f"{text!r} is not {expected} and at most {LARGEST:g}")
 
 
-def _is_at_least_1(value: float) -> bool:
-    return value >= 1
-
-
-def _is_at_least_0(value: float) -> bool:
-    return value >= 0
-
-
-def _is_above_0(value: float) -> bool:
-    return value > 0
-
-
-positive_int = functools.partial(_number, "a whole number of at least 1", _is_at_least_1, int)
-non_negative_int = functools.partial(_number, "a whole number of at least 0", _is_at_least_0, int)
-positive_float = functools.partial(_number, "a number above 0", _is_above_0, float)
-non_negative_float = functools.partial(_number, "a number of at least 0", _is_at_least_0, float)
+positive_int = functools.partial(_number, "a whole number of at least 1", lambda value: value >= 1, int)
+non_negative_int = functools.partial(_number, "a whole number of at least 0", lambda value: value >= 0, int)
+positive_float = functools.partial(_number, "a number above 0", lambda value: value > 0, float)
+non_negative_float = functools.partial(_number, "a number of at least 0", lambda value: value >= 0, float)
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -105,15 +93,14 @@ class Parser(argparse.ArgumentParser):
             self.register("type", kind, functools.partial(parse_number, kind=kind))
 
     def set_defaults(self, **defaults: Any) -> None:
-        """Set the defaults of options by their names, as argparse does, but not of other spellings of an
-        option: argparse would parse a default of text with the type of the other spelling."""
-        first = {action.dest for action in self._actions if action.default != argparse.SUPPRESS}
-        others = [
-            action for action in self._actions if action.default == argparse.SUPPRESS and action.dest in first
-        ]
+        """Set the defaults of options by their names, as argparse does. Other spellings of an option get
+        none: argparse would parse a default of text with the type of the other spelling."""
+        has_default = {action.dest for action in self._actions if action.default != argparse.SUPPRESS}
+        without = [action for action in self._actions if action.default == argparse.SUPPRESS]
         super().set_defaults(**defaults)
-        for action in others:
-            action.default = argparse.SUPPRESS
+        for action in without:
+            if action.dest in has_default:
+                action.default = argparse.SUPPRESS
 
     def error(self, message: str) -> NoReturn:
         raise BadInput(message)
@@ -210,8 +197,10 @@ class Parser(argparse.ArgumentParser):
         if given in self._option_string_actions:
             return given
         if not given.startswith("--"):
-            return given[:2] if given[:2] in self._option_string_actions else None
-        return self.by_name().get(self.other_names.get(plain(given), plain(given)))
+            short = given[:2]  # of -j5
+            return short if short in self._option_string_actions else None
+        name = plain(given)
+        return self.by_name().get(self.other_names.get(name, name))
 
     def by_name(self) -> dict[str, str]:
         """Return the options by their name without hyphens, with _ for -."""

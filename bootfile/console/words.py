@@ -28,7 +28,7 @@ def mask_words(words: Iterable[str], ignored: Collection[str] = ()) -> tuple[lis
     shown = []
     masked = []
     option = ""  # the last option before the word, or in it
-    count = 1  # of the values that the option has so far, with that of the word
+    count = 1  # how many values the option has so far, the one of the word included
     for word in words:
         if is_option(word):
             option, _, value = word.partition("=")

@@ -8,7 +8,7 @@ from bootfile.processes import ranks, waits
 
 
 class AfterSave(Plugin):
-    """Compares the state after a save with that when the loop asks for the next batch, on rank 0."""
+    """Compares the state after a save with the state when the loop asks for the next batch, on rank 0."""
 
     def begin(self, parts: Parts, step: int) -> None:
         self._parts = parts
@@ -39,7 +39,9 @@ class AfterSave(Plugin):
             return
         self._compares = False  # to compute a digest of the state after each save would take long
         names = {name for name, _ in set(after) - set(before)}
-        changed = "the scheduler" if "the scheduler" in names else self._find_changed(step, names)
+        changed = "the scheduler"
+        if changed not in names:
+            changed = self._find_changed(step, names)
         if changed:
             self._parts.say(
                 f"warning: the loop has changed {changed} after run.save() of step {step}: the checkpoint "

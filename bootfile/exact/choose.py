@@ -69,7 +69,8 @@ def choose(
 
 def newest(path: str) -> str:
     """Return the path of the newest checkpoint in a folder; another path is returned as it is."""
-    return next(iter(_list(path)), path)
+    paths = _list(path)
+    return paths[0] if paths else path
 
 
 def _list(path: str) -> list[str]:

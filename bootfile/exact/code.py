@@ -12,8 +12,8 @@ _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 
 
 def digest_modules() -> dict[str, str]:
-    """Return a digest of the file of each module that is imported now, 16 hexadecimal digits, by its name; of
-    the script by its file name. Those of Python and of installed packages are left out."""
+    """Return name -> digest (16 hexadecimal digits) of the file of each module that is imported now. The name
+    of the script is that of its file. Modules of Python and of installed packages are left out."""
     python = sysconfig.get_path("stdlib") + os.sep
     digests = {}
     for name, module in list(sys.modules.items()):
@@ -23,7 +23,7 @@ def digest_modules() -> dict[str, str]:
         path = os.path.abspath(path)
         if not path.startswith(python) and not any(part in path for part in _INSTALLED):
             shown = os.path.basename(path) if name == "__main__" else name
-            # not in an archive, nor typed into a shell
+            # there is no file for a module in an archive, or for code that was typed into a shell
             with contextlib.suppress(OSError), open(path, "rb") as file:
                 digests[shown] = hashlib.blake2b(file.read(), digest_size=8).hexdigest()
     return digests
@@ -33,6 +33,10 @@ def describe_changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
     """Return in words which modules have another digest than before; "" if none has. A module that only one
     of the starts has imported is not compared."""
     changed = [name for name, digest in now.items() if before.get(name, digest) != digest]
+    if not changed:
+        return ""
+    if len(changed) == 1:
+        return f"{changed[0]} has changed"
     if len(changed) > 3:
         return f"{', '.join(changed[:2])} and {len(changed) - 2} more modules have changed"
-    return f"{', '.join(changed)} {'has' if len(changed) == 1 else 'have'} changed" if changed else ""
+    return f"{', '.join(changed)} have changed"

@@ -38,12 +38,8 @@ def leaves(objects: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     parts: Iterable[tuple[Any, Any]]
     if isinstance(value, dict):
-        # an optimizer: which kernel computes its step is not a part of the state
-        if value.keys() >= {"state", "param_groups"}:
-            groups = [
-                {key: option for key, option in group.items() if key not in KERNELS}
-                for group in value["param_groups"]
-            ]
+        if value.keys() >= {"state", "param_groups"}:  # of an optimizer
+            groups = [without_kernels(group) for group in value["param_groups"]]
             value = {"state": value["state"], "param_groups": groups}
         parts = value.items()
     elif isinstance(value, list | tuple):
@@ -55,10 +51,19 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from _leaves(f"{name}.{key}", part)
 
 
+def without_kernels(group: dict[str, Any]) -> dict[str, Any]:
+    """Return a parameter group without its parameters, and without the choice of the kernel that computes a
+    step: it is not a part of the state."""
+    return {name: value for name, value in group.items() if name not in KERNELS}
+
+
 def summarize(step: int, objects: dict[str, Any], is_alone: bool = False) -> dict[str, Any]:
-    """Return a line of state.jsonl. objects: those of a checkpoint. If they are sharded, call it on every
-    rank: each rank reads its own part, and one all_reduce adds the sums of all tensors. Otherwise the answer
-    of rank 0 counts, or with is_alone that of the only rank that calls it."""
+    """Return a line of state.jsonl with the digests of the objects of a checkpoint.
+
+    If the objects are sharded, call it on every rank: each rank reads its own part, and one all_reduce adds
+    the sums of all tensors. Otherwise the line of rank 0 is right. is_alone: only this rank calls it, and its
+    line is right.
+    """
     parts = {}
     whole = hashlib.blake2b(digest_size=8)
     named = sorted(leaves(objects), key=operator.itemgetter(0))
@@ -80,18 +85,20 @@ def summarize(step: int, objects: dict[str, Any], is_alone: bool = False) -> dic
 
 
 def _add_tensors(tensors: list[torch.Tensor], is_alone: bool = False) -> list[int]:
-    """Return add_bytes() of the elements of each tensor, in the order of their indices."""
+    """Return the sum of the bytes of each tensor (add_bytes), of all ranks together. is_alone: see
+    summarize()."""
     if not tensors:
         return []
-    # one collective for all: the sums are gathered on the device that the ranks communicate with
+    # one collective for all tensors, on the device with which the ranks communicate
     sharded: Any = next(filter(dtensors.is_dtensor, tensors), None)
     device = tensors[0].device
     if sharded is not None:
         device = torch.device(sharded.device_mesh.device_type)
     sums = []
     for tensor in tensors:
-        # each element is counted on one rank only: the sums of all ranks are then those of the whole
-        part, start = (tensor, 0) if is_alone else dtensors.own_part(tensor)
+        part, start = tensor, 0
+        if not is_alone:  # each element is counted on one rank
+            part, start = dtensors.own_part(tensor)
         part = part.detach()
         if part.layout != torch.strided:  # sparse
             part = part.to_dense()

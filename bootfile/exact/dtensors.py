@@ -90,6 +90,7 @@ def distribute(state: Any, like: Any) -> Any:
 
 
 def _map(change: Callable[[torch.Tensor, Any], Any], state: Any, like: Any) -> Any:
+    """Return the state with change(tensor, sharded tensor) for each tensor that is sharded in `like`."""
     if isinstance(state, dict):
         changed = {}
         for name, part in state.items():

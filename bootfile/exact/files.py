@@ -16,6 +16,7 @@ import io
 import json
 import os
 import pickle
+import re
 import shutil
 import sys
 import warnings
@@ -82,13 +83,13 @@ def write_facts(path: str, facts: dict[str, Any]) -> None:
 
 
 def write_weights(path: str, weights: dict[str, Any]) -> None:
-    """Write a plain state_dict atomically, and before it a line with its size and checksum to state.jsonl in
-    the same folder. Raises OSError."""
+    """Write a plain state_dict atomically, and a line with its size and checksum to state.jsonl in the same
+    folder. Raises OSError."""
     folder, name = os.path.split(path)
     with open_atomic(path) as file:
         target = _Target(file)
         _save(weights, target)
-        # first: a process that is killed in between leaves the old file, which has an older line
+        # before the file is renamed: if the process is killed in between, the old file has an older line
         write_state(folder, {"file": name, **target.facts()})
     sync_folder(folder)
 
@@ -105,7 +106,7 @@ def verify(path: str) -> dict[str, Any]:
     facts = facts_of(path)
     shards = facts.get("shards", {})
     folder = dtensor_folder(path)
-    # what it points to belongs to another run, which may change it at any time
+    # a link points to the folder of another run, which may change it at any time
     if shards and os.path.islink(folder):
         raise Refused(f"its folder {os.path.basename(folder)} is a link")
     for name, (size, sha256) in shards.items():
@@ -114,16 +115,19 @@ def verify(path: str) -> dict[str, Any]:
     return facts
 
 
-def _verify_file(path: str, size: int, it: str, expected: str) -> None:
-    with explained(f"{it} cannot be read", kind=Refused), open(path, "rb", opener=opener) as file:
+def _verify_file(path: str, size: int, words: str, expected: str) -> None:
+    """Raise Refused if a file has another size or checksum. words: the file, in the message."""
+    with explained(f"{words} cannot be read", kind=Refused), open(path, "rb", opener=opener) as file:
         # a file that was cut off is refused without reading it
         present = os.fstat(file.fileno()).st_size
         if present != size:
-            raise Refused(f"{it} has {present} bytes, expected {size}")
-        is_sha256 = len(expected) == _OF_SHA256
-        actual = sha256_file(file) if is_sha256 else _sum_bytes(file, not expected.startswith(_CRC))
+            raise Refused(f"{words} has {present} bytes, expected {size}")
+        if len(expected) == _OF_SHA256:
+            actual = sha256_file(file)
+        else:
+            actual = _sum_bytes(file, is_former=not expected.startswith(_CRC))
         if actual != expected:
-            raise Refused(f"{it} changed after it was written: the checksum differs")
+            raise Refused(f"{words} changed after it was written: the checksum differs")
 
 
 def facts_of(path: str) -> dict[str, Any]:
@@ -137,10 +141,10 @@ def facts_of(path: str) -> dict[str, Any]:
     except OSError as error:
         raise Refused(f"its checksum {name} cannot be read: {error.strerror}") from error
     facts = parse_facts(content, name)
-    before, _, named = name.removesuffix(".pt.json").partition("step_")
-    # a copy under another name, which would be chosen as the newest one
-    if not before and named.isdecimal() and facts.get("step", int(named)) != int(named):
-        raise Refused(f"it is the checkpoint of step {facts['step']}, not of step {named}")
+    match = re.fullmatch(r"step_(\d+)\.pt\.json", name)
+    # a copy under the name of another step, which would be chosen as the newest one
+    if match and facts.get("step", int(match[1])) != int(match[1]):
+        raise Refused(f"it is the checkpoint of step {facts['step']}, not of step {match[1]}")
     return facts
 
 
@@ -166,18 +170,18 @@ def check_readable(objects: dict[str, Any]) -> None:
 
     objects: nested dictionaries, lists and tuples. Tensors are not read. Numbers of NumPy become plain ones.
     """
-    # one try for all; only after a failure a try for each part, to name it
-    if not _is_readable(objects):
-        part = "one of its parts"
-        for name, leaf in leaves(objects):
-            if not _is_readable(leaf):
-                part = f"{name}, a {type(leaf).__name__}"
-                break
-        raise ValueError(f"it cannot hold {part}: use tensors, numbers, text, lists and dictionaries")
+    if _is_readable(objects):
+        return
+    part = "one of its parts"
+    for name, leaf in leaves(objects):
+        if not _is_readable(leaf):
+            part = f"{name}, a {type(leaf).__name__}"
+            break
+    raise ValueError(f"it cannot hold {part}: use tensors, numbers, text, lists and dictionaries")
 
 
 def _is_readable(value: Any) -> bool:
-    # written and read back in memory: this is what torch's reader of this version accepts
+    """Return whether torch.load(weights_only=True) of this version reads a value, by writing it to memory."""
     file = io.BytesIO()
     with contextlib.suppress(Exception):  # pickle raises many types
         torch.save(_outline(value), file)
@@ -273,7 +277,7 @@ def list_newest_first(folder: str) -> list[str]:
 
 
 def keep(newest: str, count: int, whole: dict[str, tuple[Any, ...]], every: int = 0) -> None:
-    """Delete the checkpoints in a folder except the last `count` whole ones, and those of the row.
+    """Delete the checkpoints in a folder except the last `count` whole ones, and the old ones of ladder.py.
 
     A damaged checkpoint is not counted, and is deleted only if there are `count` whole ones.
 
@@ -298,24 +302,24 @@ def keep(newest: str, count: int, whole: dict[str, tuple[Any, ...]], every: int 
             def is_whole(step: int) -> bool:
                 return _is_whole(os.path.join(folder, name_of(step)), whole)
 
-            row = ladder.find_kept(map(step_of, paths), every, is_whole)
-            stays |= {os.path.join(folder, name_of(step)) for step in row}
+            old_steps = ladder.find_kept(map(step_of, paths), every, is_whole)
+            stays |= {os.path.join(folder, name_of(step)) for step in old_steps}
         for path in paths:
             if path not in stays:
                 discard(path)
     # the parts are written before the .pt: a job that was killed in between has left parts alone
     for shards in glob.glob(os.path.join(glob.escape(folder), "*.shards")):
         path = f"{shards.removesuffix('.shards')}.pt"
-        if not os.path.exists(path):  # a job that was killed has left them
+        if not os.path.exists(path):
             discard(path)
 
 
 def _is_whole(path: str, known: dict[str, tuple[Any, ...]]) -> bool:
-    # a verification reads the whole file: again only if its size, time or inode is another one
+    """Return whether a checkpoint is not damaged. It is read only if it has changed since it was added to
+    `known`: path -> identity."""
     if known.get(path) != state_of(path):
         try:
             verify(path)
-        # the handlers below would take it for a failure of torch
         except Refused:
             return False
         known[path] = state_of(path)
@@ -326,10 +330,9 @@ def discard(path: str) -> None:
     """Delete a checkpoint, or what a killed job has left of it."""
     folder = dtensor_folder(path)
     # the data first: if the job is killed in between, a .json alone is left, which is not a checkpoint
-    # a link in place of the folder points to another run: only the link is deleted
     for file in (path, f"{path}.json", folder):
         with contextlib.suppress(OSError):
-            os.unlink(file)  # fails for a folder, which is deleted below
+            os.unlink(file)  # of the folder only a link to another run; a folder itself is deleted below
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -1,5 +1,5 @@
-"""Run a loop that begins at a step of another run: compare the steps on the way, and leave out steps; also
-one from whose batches samples are removed, and then a step may have none.
+"""Run a loop that begins at a step of another run: compare the steps on the way, and leave out steps. A step
+is also left out if all its samples are removed from the run.
 
 A step that is left out gets its batch, and the loop computes its loss and gradients. Nothing of it is kept:
 accepts() is False, the buffers of all modules and waiting gradients are restored, and the receipt has the
@@ -23,7 +23,7 @@ from bootfile.ground import exit_codes
 from bootfile.ground.errors import BadInput
 from bootfile.processes import ranks
 
-_GO_ON = ("scheduler", "receipt")  # objects of a checkpoint that change in a step that is left out
+_MAY_CHANGE = ("scheduler", "receipt")  # objects of a checkpoint that change in a step that is left out
 
 
 class Differs(BadInput):
@@ -34,20 +34,15 @@ class Differs(BadInput):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a run does that begins at a step of another one; the same on all ranks.
+    """What a run does that begins at a step of another one; the same on all ranks."""
 
-    step: at which it begins to be a run of its own: the steps before it are those of the other run.
-    points: the steps up to `step` after which the receipt and the state are compared with the other run's.
-    skipped: the steps that are left out.
-    removes: returns whether all samples of a step are removed (--without): then it is left out, too.
-    stops: end the run after `step`, when its state is saved.
-    """
-
-    step: int
+    step: int  # the last step that it has in common with the other run
+    # the steps up to `step` after which the receipt and the state are compared with the other run's
     points: Collection[int] = ()
-    skipped: Collection[int] = ()
+    skipped: Collection[int] = ()  # the steps that are left out
+    # returns whether all samples of a step are removed (--without): then it is left out, too
     removes: Callable[[int], bool] | None = None
-    stops: bool = False
+    stops: bool = False  # end the run after `step`, when its state is saved
 
 
 class Forked(Plugin):
@@ -100,18 +95,19 @@ class Forked(Plugin):
         is_left_out = is_empty or step in self._plan.skipped
         # the batch of this step is not handed out yet: the receipt counts it as one without samples
         self._parts.loader.receipt.leaves_out = is_left_out
-        if is_left_out:
-            if is_empty:
-                self._parts.say(f"step {step} is left out: all its samples are removed")
-            # one line for a row of steps, at its first one
-            elif step - 1 not in self._plan.skipped:
-                last = step
-                while last + 1 in self._plan.skipped:
-                    last += 1
-                name = f"steps {step}-{last} are" if last > step else f"step {step} is"
-                self._parts.say(f"{name} left out: the batches are passed over, and nothing is updated")
-            self._parts.position.leaves_out = True
-            self._before = _Before(self._parts.state.objects, self._parts.position.waits)
+        if not is_left_out:
+            return
+        if is_empty:
+            self._parts.say(f"step {step} is left out: all its samples are removed")
+        # one line for several steps in a row, at the first one
+        elif step - 1 not in self._plan.skipped:
+            last = step
+            while last + 1 in self._plan.skipped:
+                last += 1
+            name = f"steps {step}-{last} are" if last > step else f"step {step} is"
+            self._parts.say(f"{name} left out: the batches are passed over, and nothing is updated")
+        self._parts.position.leaves_out = True
+        self._before = _Before(self._parts.state.objects, self._parts.position.waits)
 
     def _refuse_change(self, step: int, before: "_Before") -> None:
         """Raise BadInput, on every rank, if the step that was left out has changed a part of the state."""
@@ -164,7 +160,7 @@ class _Before:
             self._gradients.append((parameter, kept))
         self._others: list[tuple[Any, Any]] = []  # (an object such as a gradient scaler, a copy of its state)
         for name, value in objects.items():
-            if name not in _GO_ON and not isinstance(value, torch.nn.Module | torch.optim.Optimizer):
+            if name not in _MAY_CHANGE and not isinstance(value, torch.nn.Module | torch.optim.Optimizer):
                 self._others.append((value, copy.deepcopy(value.state_dict())))
         self._parts = self._summarize()
 
@@ -184,8 +180,7 @@ class _Before:
             parameter.grad = gradient
 
     def find_change(self) -> str:
-        """Return the name of a part of the state that is another one now; "" if none is. The schedule goes
-        on: what it sets may change."""
+        """Return the name of a part of the state that has changed; "" if none has."""
         for name, value in self._summarize().items():
             if self._parts.get(name, value) != value:
                 return name
@@ -203,7 +198,7 @@ class _Before:
     def _summarize(self) -> dict[str, str]:
         states = {}
         for name, value in self._objects.items():
-            if name not in _GO_ON:
+            if name not in _MAY_CHANGE:
                 states[name] = value.state_dict()
         # the schedule continues, and sets the values of parameter groups: they may change
         parts = digest.summarize(0, states)["parts"]

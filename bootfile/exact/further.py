@@ -8,36 +8,34 @@ from typing import Any
 from bootfile.exact.schedules import NAMES, may_be_scheduled, same
 
 
-def compare_groups(name: str, saved: list[dict[str, Any]], here: list[dict[str, Any]]) -> list[str]:
-    """Return a line for each hyperparameter of an optimizer that is not that of this run. saved, here: its
-    groups."""
+def compare_groups(name: str, saved: list[dict[str, Any]], present: list[dict[str, Any]]) -> list[str]:
+    """Return a line for each hyperparameter of an optimizer that differs from the checkpoint. saved, present:
+    the parameter groups of the checkpoint and of this program."""
     if name.startswith("optimizer."):  # one inside the optimizer, whose groups it shares
         return []
     lines = []
-    for number, (group_there, group_here) in enumerate(zip(saved, here, strict=True)):
-        rate = "initial_lr" if "initial_lr" in group_there else "lr"
-        for key in sorted(group_there.keys() & group_here.keys() - {"params", NAMES}):
-            there = group_there[key]
-            value = group_here[key]
-            # a schedule has changed the rate of the checkpoint, but not that at the beginning
+    for number, (saved_group, group) in enumerate(zip(saved, present, strict=True)):
+        rate = "initial_lr" if "initial_lr" in saved_group else "lr"
+        for key in sorted(saved_group.keys() & group.keys() - {"params", NAMES}):
+            # a schedule has changed the rate of the checkpoint, but not its initial rate
             is_setting = key == rate or not may_be_scheduled(key)
-            if is_setting and not same(there, value):
+            if is_setting and not same(saved_group[key], group[key]):
                 lines.append(
-                    f"{key} of {name}, group {number}, is {there} in the checkpoint, which is used; this "
-                    f"program has {value}"
+                    f"{key} of {name}, group {number}, is {saved_group[key]} in the checkpoint, which is "
+                    f"used; this program has {group[key]}"
                 )
     return lines
 
 
-def compare_schedules(began: dict[str, dict[str, Any]], here: dict[str, dict[str, Any]]) -> list[str]:
-    """Return a line for each setting of a schedule that is not that of this run. began, here: name -> its
-    state before the first step."""
+def compare_schedules(saved: dict[str, dict[str, Any]], present: dict[str, dict[str, Any]]) -> list[str]:
+    """Return a line for each setting of a schedule that differs from the checkpoint. saved, present: name ->
+    state of the schedule before its first step."""
     lines = []
-    for name, there in began.items():
-        values = here.get(name, {})
-        for key in sorted(there.keys() & values.keys()):
-            if not same(there[key], values[key]):
+    for name, began in saved.items():
+        begins = present.get(name, {})
+        for key in sorted(began.keys() & begins.keys()):
+            if not same(began[key], begins[key]):
                 lines.append(
-                    f"{key} of {name} began as {there[key]}, which is used; this program has {values[key]}"
+                    f"{key} of {name} began as {began[key]}, which is used; this program has {begins[key]}"
                 )
     return lines

@@ -18,17 +18,15 @@ _NUMBERS = {"Adam": 2, "AdamW": 2, "Adamax": 2, "NAdam": 2, "RAdam": 2, "RMSprop
 
 
 def find_kept(steps: Iterable[int], every: int, is_whole: Callable[[int], bool]) -> set[int]:
-    """Return the steps whose states stay in the row. every: the distance in steps.
-
-    is_whole: says whether a state can be read. It is asked only where another state could take the place.
-    """
-    by_place: dict[int, list[int]] = {}
+    """Return the steps whose states stay: the first whole one of each interval. every: the steps of an
+    interval. is_whole: returns whether the state of a step can be read."""
+    intervals: dict[int, list[int]] = {}
     for step in sorted(steps):
         if step >= every:
-            by_place.setdefault(step // every, []).append(step)
+            intervals.setdefault(step // every, []).append(step)
     kept = set()
-    # the first whole one of each interval; the last is not read, because nothing could take its place
-    for candidates in by_place.values():
+    # the last state of an interval is not read, because no other one could take its place
+    for candidates in intervals.values():
         for step in candidates:
             kept.add(step)
             if step == candidates[-1] or is_whole(step):
@@ -76,34 +74,33 @@ def describe(saver: Any, total_steps: int | None, size: int, objects: Iterable[A
 
 def _size_of_newest(folder: str) -> int:
     """Return the bytes of the newest checkpoint in a folder, 0 without one."""
-    for name in checkpoint_names(folder)[-1:]:
-        path = os.path.join(folder, name)
-        size = os.path.getsize(path)
-        parts = dtensor_folder(path)
-        if os.path.isdir(parts):
-            size += sum(entry.stat().st_size for entry in os.scandir(parts))
-        return size
-    return 0
+    names = checkpoint_names(folder)
+    if not names:
+        return 0
+    path = os.path.join(folder, names[-1])
+    size = os.path.getsize(path)
+    parts = dtensor_folder(path)
+    if os.path.isdir(parts):
+        size += sum(entry.stat().st_size for entry in os.scandir(parts))
+    return size
 
 
 def _size_of_later(optimizer: torch.optim.Optimizer) -> int | None:
-    """Return the bytes that the state of an optimizer will have after its first step, 0 if it has them now;
-    None if they are not known."""
+    """Return how many bytes the first step will add to the state of an optimizer; 0 if it has its state
+    already; None if they are not known."""
     if optimizer.state:
         return 0
-    numbers = _NUMBERS.get(type(optimizer).__name__)
     size = 0
     for group in optimizer.param_groups:
-        of_group = numbers
-        # it keeps a momentum only if it has one
+        numbers = _NUMBERS.get(type(optimizer).__name__)  # that it keeps for each number of a parameter
         if type(optimizer).__name__ == "SGD":
-            of_group = 1 if group["momentum"] else 0
-        if of_group is None:
+            numbers = 1 if group["momentum"] else 0
+        if numbers is None:
             return None
         if group.get("amsgrad"):
-            of_group += 1
+            numbers += 1
         for parameter in group["params"]:
-            size += of_group * parameter.numel() * parameter.element_size()
+            size += numbers * parameter.numel() * parameter.element_size()
     return size
 
 

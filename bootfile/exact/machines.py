@@ -63,15 +63,11 @@ class Machines:
                 f"your own). {_REMEDY}"
             )
         # other facts only bring a warning: whether they change the bits of this run is not known
-        every = differences.find_differences(before, now)
-        others = []
-        for name, there, here in every:
-            if name not in _MAY_DIFFER:
-                others.append((name, there, here))
-        if not others:
+        changes = [row for row in differences.find_differences(before, now) if row[0] not in _MAY_DIFFER]
+        if not changes:
             return False
-        name, there, here = others[0]
-        more = f" ({len(others) - 1} more facts differ)" if len(others) > 1 else ""
+        name, there, here = changes[0]
+        more = f" ({len(changes) - 1} more facts differ)" if len(changes) > 1 else ""
         self._say(
             f"warning: this run computed with {in_words(name, there)} until step {step}, and this machine "
             f"computes with {in_words(name, here)}{more}: its bits may differ from here on"
@@ -93,38 +89,37 @@ class Machines:
         if self._is_on_cpu and not is_fixed:
             self._set_threads(before.get(THREADS))
         now = facts.describe()
-        # every rank calls it, whatever rank 0 has found in a checkpoint
-        self._compare_ranks(now)
+        self._compare_ranks(now)  # a collective, also without a checkpoint
         # the history of a run has one machine for each start: that of rank 0
         now = ranks.broadcast_object(now)
         known = [differences.without_step(machine) for machine in self.history]
         if now not in known:
             self.history.append({"step": step + 1, **now})
-        elif known[-1] != now:  # it has computed before: the next start compares with it
+        elif known[-1] != now:  # an earlier machine of the run: it becomes the last one
             self.history.append(self.history.pop(known.index(now)))
 
     def _set_threads(self, saved: int | None) -> None:
         """Set the threads of this process: those that the user names, those of the run, or a first number."""
         # all ranks gather: the cores of a node are divided by the processes that it has
         place = threads.find_place()
-        of_this_node = threads.choose(ranks.gather_objects(list(place)))
+        usual = threads.choose(ranks.gather_objects(list(place)))  # of a new run on this node
         # the user first, then the run: a restart on more cores keeps the bits
-        number = self._wanted_threads or saved or of_this_node
-        if saved and not self._wanted_threads and of_this_node != saved:
-            asks = place.source or "the cores of this node"
+        number = self._wanted_threads or saved or usual
+        if saved and not self._wanted_threads and usual != saved:
+            source = place.source or "the cores of this node"
             self._say(
-                f"{in_words(THREADS, saved)} in each process, as this run began: {asks} would give "
-                f"{of_this_node}, and other bits (--threads {of_this_node} changes it)"
+                f"{in_words(THREADS, saved)} in each process, as this run began: {source} would give "
+                f"{usual}, and other bits (--threads {usual} changes it)"
             )
         threads.check_room(number)
         torch.set_num_threads(number)
 
     def _compare_ranks(self, now: facts.Facts) -> None:
         """Compare the machines of all ranks. Raises BadInput on every rank, or prints a warning."""
-        everyone = ranks.gather_objects(now)
+        machines = ranks.gather_objects(now)
         # each rank finds the same difference, so all of them raise or only warn
-        for rank, other in enumerate(everyone):
-            difference = differences.other_instructions(everyone[0], other)
+        for rank, other in enumerate(machines):
+            difference = differences.other_instructions(machines[0], other)
             if difference is None:
                 continue
             name, first, there = difference
@@ -136,7 +131,8 @@ class Machines:
 
 
 def _is_new_level(before: dict[str, Any]) -> bool:
-    """Return whether the user has named a level that the machine before did not have: it counts now."""
+    """Return whether the user has chosen a level of instructions (instructions.py) that the machine before
+    did not use."""
     level = level_in_use()
     if level is None:
         return False

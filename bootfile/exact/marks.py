@@ -12,14 +12,14 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # b
 
 
 class Marks:
-    """The marks of some tensors: of one on a GPU only its version and its place. A change is missed if it
-    changes none of the elements, and moves no version counter. read() takes about 1 microsecond a tensor."""
+    """The marks of some tensors. A change is missed if it changes neither the elements that are read nor the
+    version counter; of a tensor on a GPU no elements are read. read() takes about 1 microsecond a tensor."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]):
         self._tensors = tensors
         self._pointers: list[int] = []
         self._views: list[list[torch.Tensor]] = []  # elements in the memory of the tensors, by their type
-        self._others: list[torch.Tensor] = []  # those without such a view
+        self._others: list[torch.Tensor] = []  # tensors whose elements have to be copied first
 
     def read(self) -> tuple[Any, ...]:
         """Return the present mark: two are equal if no change was noticed between them."""
@@ -57,16 +57,15 @@ def read_mark(tensor: torch.Tensor) -> str:
 
 
 def _view(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a few elements of a tensor as integers of the same bits, in its memory if it is dense."""
+    """Return a few elements of a tensor, as integers of the same bits. They are a view of its memory if the
+    tensor is dense, and otherwise a copy."""
     plain = tensor.detach()
     if plain.is_complex():
         plain = torch.view_as_real(plain.resolve_conj())
     plain = plain.view(_INTEGERS[plain.element_size()])
-    count = plain.numel()
-    step = max(1, count // _ELEMENTS)
-    order = sorted(range(plain.dim()), key=plain.stride, reverse=True)
-    # the dimensions in the order of their strides, as in channels_last
-    ordered = plain.permute(order)
+    step = max(1, plain.numel() // _ELEMENTS)
+    # with its dimensions in the order of their strides, a dense tensor is contiguous, also in channels_last
+    ordered = plain.permute(sorted(range(plain.dim()), key=plain.stride, reverse=True))
     if not ordered.is_contiguous():
         return plain.reshape(-1)[::step]
     return ordered.view(-1)[::step]

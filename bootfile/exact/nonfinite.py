@@ -25,35 +25,27 @@ class Diverged(BadInput):
 
 
 class Verdict(NamedTuple):
-    """The result of one step.
+    """The result of one step."""
 
-    bad: an optimizer step was skipped, or must be skipped; the same on every rank.
-    loss, norm (of the gradients): floats of this process, for a loss that was not finite; else NaN.
-    """
-
-    bad: bool
-    loss: float
-    norm: float
+    bad: bool  # an optimizer step was skipped, or must be skipped; the same on every rank
+    loss: float  # of this rank, if the loss or a gradient was not finite; else NaN
+    norm: float  # the same of the gradients
 
 
 class _Check(NamedTuple):
-    """One loss of a step.
+    """One loss of a step."""
 
-    signs: float32 [1 + n], over all ranks: 1 if the loss or a gradient is not finite, then the numbers of the
-    watchers. loss, norm: [] of this process.
-    """
-
+    # float32 [1 + n], over all ranks: 1 if the loss or a gradient is not finite, the numbers of the watchers
     signs: torch.Tensor
-    loss: torch.Tensor
-    norm: torch.Tensor
+    loss: torch.Tensor  # [] of this process
+    norm: torch.Tensor  # [] of this process
 
 
 class _Outstanding(NamedTuple):
-    """A step whose verdict the host has not read. arrived: an event of the device after which `signs` are on
-    the host; None if they need no wait."""
+    """A step whose verdict the host has not read."""
 
-    signs: torch.Tensor
-    arrived: Any
+    signs: torch.Tensor  # as in _Check, over all losses of the step
+    arrived: Any  # an event of the device after which they are on the host; None if they are there
     checks: list[_Check]
 
 
@@ -93,8 +85,8 @@ class Guard:
         self._outstanding: _Outstanding | None = None
         self.has_more = False
         self._most = 0  # parameters that had a gradient in a step so far
-        # stands for a loss that the loop does not give
-        self._nothing = torch.zeros((), device=accelerator.device_of(model))
+        # stands for the loss, the norm and the sign if the loop gives no loss
+        self._zero = torch.zeros((), device=accelerator.device_of(model))
 
     @property
     def has_voted(self) -> bool:
@@ -111,10 +103,10 @@ class Guard:
         if len(parameters) > self._most:  # also in the first step
             self.has_more = True
             self._most = len(parameters)
-        norm = sign = self._nothing
-        # the loop gives no loss: the watchers' questions travel with the sign of a step that is finite
+        norm = self._zero
+        sign = self._zero  # 1 if the loss or a gradient is not finite
         if loss is None:
-            loss = self._nothing
+            loss = self._zero
         else:
             loss = loss.detach().squeeze()  # a loss [1] is a scalar, too
             # one sum shows whether any gradient is infinite or NaN, in one pass on the device
@@ -174,19 +166,21 @@ class Guard:
             optimizer.found_inf = torch.maximum(of_scaler, self.found_inf)
 
     def end_step(self) -> Verdict | None:
-        """End a step, after all its backward() calls, on every rank. Return the verdict on it; if `ahead`,
-        that on the previous step. None before the first, and if no loss was checked since the last call."""
+        """End a step, after all its backward() calls, on every rank. Return the verdict on this step or, if
+        `ahead`, on the step before; None if there is none, or if vote() was not called in this step."""
         if not self._checks:
             return None
         ended = self._gather()
-        # one step at most is outstanding. If `ahead`, the copy of its signs was started a step ago, so this
-        # rarely waits for the device; if not, there is none.
-        before = self.settle()
+        if not self.ahead:
+            self._outstanding = ended
+            return self.settle()
+        # the signs of the step before were sent to the host a step ago, so this rarely waits for the device
+        verdict = self.settle()
         self._outstanding = ended
-        return before if self.ahead else self.settle()
+        return verdict
 
     def _gather(self) -> _Outstanding:
-        """Return the step that ends, of all its losses. Its signs are on their way to the host."""
+        """Return the step that ends, with the signs of all its losses, which are sent to the host."""
         checks = self._checks
         self._checks = []
         signs = checks[0].signs

@@ -8,28 +8,28 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 # torch before 2.3 calls no hooks of optimizers once a function was compiled; then a step shows in the weights
 _MAY_SKIP_HOOKS = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 3)
-_LONGEST = 100  # batches without an optimizer step for which a save waits
+_MOST_BATCHES = 100  # batches without an optimizer step for which a save waits
 
 
 class _Steps:
-    """The steps of one optimizer. inner: the optimizers that it holds; their steps count as its own."""
+    """The steps of one optimizer. `inner`: the optimizers that it holds; their steps count as its own."""
 
     def __init__(self, optimizer: torch.optim.Optimizer):
         self.optimizer = optimizer
         self.inner = list(find_optimizers(vars(optimizer)))
         self.has_stepped = False  # since the last batch
-        self._version = self._versions()  # after the last step
+        self._at_last_step = self._versions()
 
     def note(self) -> None:
         """Note a step. Called after each step of the optimizer, by a hook of torch."""
         self.has_stepped = True
-        self._version = self._versions()
+        self._at_last_step = self._versions()
 
     def end_batch(self) -> bool:
-        """Return whether a gradient has changed since the last step. Called after each batch."""
+        """End a batch, and return whether a gradient has changed since the last step."""
         # a gradient that no step has seen is another tensor, or was written again in place
         gradient, changes, weights = self._versions()
-        gradient_before, changes_before, weights_before = self._version
+        gradient_before, changes_before, weights_before = self._at_last_step
         if weights != weights_before:  # a step that called no hook
             self.note()
         has_stepped = self.has_stepped
@@ -39,11 +39,11 @@ class _Steps:
         return gradient is not gradient_before or changes != changes_before
 
     def _versions(self) -> tuple[torch.Tensor | None, int, int]:
-        """Return a gradient, how often it was changed and, where hooks may be skipped, the same of all
-        parameters; otherwise 0."""
+        """Return (a gradient, how often it was changed in place, how often the parameters were; 0 if torch
+        always calls the hooks of steps)."""
         gradient = None
         changes = 0
-        # the first gradient stands for all of this optimizer
+        # the first gradient stands for all gradients of this optimizer
         for parameter in _parameters(self.optimizer):
             if parameter.grad is not None:
                 gradient = parameter.grad
@@ -70,15 +70,15 @@ class OptimizerSteps:
     ):
         self.warn = warn
         self._before_step = before_step
-        # an optimizer inside another one, as in Lookahead, steps with it
-        every = [_Steps(optimizer) for optimizer in find_optimizers(objects)]
-        inner = {id(optimizer) for steps in every for optimizer in steps.inner}
-        self._saved = [steps for steps in every if id(steps.optimizer) not in inner]
-        # ids of the parameters of the model, and of those that a saved optimizer trains
+        # the optimizers that a checkpoint holds; one inside another, as in Lookahead, steps with that
+        all_steps = [_Steps(optimizer) for optimizer in find_optimizers(objects)]
+        inner = {id(optimizer) for steps in all_steps for optimizer in steps.inner}
+        self._steps = [steps for steps in all_steps if id(steps.optimizer) not in inner]
+        # ids of the parameters of the model, and of those that these optimizers train
         self._trained = {id(parameter) for parameter in objects["model"].parameters()}
-        for steps in self._saved:
+        for steps in self._steps:
             self._trained.update(map(id, _parameters(steps.optimizer)))
-        self._batches = 0  # without a step
+        self._batches = 0  # batches in a row after which gradients waited for a step
         for hook in OptimizerSteps._hooks:  # left by an earlier run in this process, as in a notebook
             hook.remove()
         OptimizerSteps._hooks = (
@@ -89,24 +89,23 @@ class OptimizerSteps:
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Return the optimizers that a checkpoint holds, without those that another one holds."""
-        return [steps.optimizer for steps in self._saved]
+        return [steps.optimizer for steps in self._steps]
 
     def end_batch(self) -> bool:
-        """Return whether gradients wait for an optimizer step, as in an accumulation over several batches. A
-        checkpoint would lose them. Call it after each batch; the answer is the same on every rank."""
-        answers = [steps.end_batch() for steps in self._saved]  # each has to end its batch
-        is_open = any(answers)
-        if is_open:
-            self._batches += 1
-        else:
+        """End a batch, and return whether gradients wait for an optimizer step, as in an accumulation over
+        several batches. A checkpoint would lose them. The answer is the same on every rank."""
+        gradients_wait = [steps.end_batch() for steps in self._steps]
+        if not any(gradients_wait):
             self._batches = 0
-        # a loop that never takes a step of this optimizer would otherwise never save
-        if self._batches == _LONGEST:
+            return False
+        self._batches += 1
+        # a loop that never takes a step of an optimizer would otherwise never save
+        if self._batches == _MOST_BATCHES:
             self.warn(
-                f"warning: no optimizer step for {_LONGEST} batches: checkpoints do not wait for it, and do "
-                "not hold the gradients"
+                f"warning: no optimizer step for {_MOST_BATCHES} batches: checkpoints do not wait for it, "
+                "and do not hold the gradients"
             )
-        return is_open and self._batches < _LONGEST
+        return self._batches < _MOST_BATCHES
 
     def _before(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Called by torch before a step of any optimizer of the process."""
@@ -115,13 +114,13 @@ class OptimizerSteps:
     def _after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Note a step, and warn of one that no checkpoint would hold. Called by torch after a step of any
         optimizer of the process."""
-        for steps in self._saved:
+        for steps in self._steps:
             if any(optimizer is known for known in (steps.optimizer, *steps.inner)):
                 steps.note()
                 return
         if self._trained.isdisjoint(map(id, _parameters(optimizer))):  # it trains the input, for example
             return
-        for steps in self._saved:  # it may have trained their parameters
+        for steps in self._steps:  # it may have trained their parameters
             steps.note()
         self.warn(
             f"warning: {type(optimizer).__name__} takes steps, and no checkpoint holds it: a restart will "

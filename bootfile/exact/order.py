@@ -16,18 +16,13 @@ from bootfile.exact.optimizer_steps import find_optimizers
 
 
 class Order(TypedDict):
-    """Names in the order of their places.
+    """Names in the order of their places."""
 
-    parameters: of the modules, those of the model first.
-    groups: optimizer -> group -> names of its parameters; "" for a tensor that no module has.
-    held: the same of optimizers that another object holds, as "object.0". The one of a scheduler counts, too.
-    generators: that were given to add().
-    """
-
-    parameters: list[str]
+    parameters: list[str]  # of the modules, those of the model first
+    # optimizer -> group -> names of its parameters; "" for a tensor that no module has
     groups: dict[str, list[list[str]]]
-    held: dict[str, list[list[str]]]
-    generators: list[str]
+    held: dict[str, list[list[str]]]  # the same of optimizers that another object holds, as "scheduler.0"
+    generators: list[str]  # that were given to add()
 
 
 def order_of(objects: dict[str, Any], generators: list[str]) -> Order:
@@ -49,28 +44,32 @@ def order_of(objects: dict[str, Any], generators: list[str]) -> Order:
     return Order(parameters=parameters, groups=groups, held=held, generators=list(generators))
 
 
-def check_order(there: Order, here: Order) -> None:
-    """Raise Refused, with the first names that differ, if a checkpoint has another order than this run. The
-    loop may still add groups of parameters and generators: only what is here is compared."""
-    for was, now in zip(there["generators"], here["generators"], strict=False):
-        if was != now:
+def check_order(saved: Order, present: Order) -> None:
+    """Raise Refused, with the first names that differ, if a checkpoint has another order than this run.
+    Groups and generators that only one of them has are not compared: the loop may add them later."""
+    # zip() ends with the shorter list
+    for old_name, name in zip(saved["generators"], present["generators"], strict=False):
+        if old_name != name:
             raise Refused(
-                f"its generators were added in the order {', '.join(there['generators'])}, this run's in the "
-                f"order {', '.join(here['generators'])}: each gets a seed by its place"
+                f"its generators were added in the order {', '.join(saved['generators'])}, this run's in the "
+                f"order {', '.join(present['generators'])}: each gets a seed by its place"
             )
-    for name, groups in (here["groups"] | here["held"]).items():
-        _compare(name, (there["groups"] | there["held"]).get(name, groups), groups)
-    _compare("model", [there["parameters"]], [here["parameters"]])
+    saved_groups = saved["groups"] | saved["held"]
+    for owner, groups in (present["groups"] | present["held"]).items():
+        if owner in saved_groups:
+            _compare(owner, saved_groups[owner], groups)
+    _compare("model", [saved["parameters"]], [present["parameters"]])
 
 
-def _compare(owner: str, there: list[list[str]], here: list[list[str]]) -> None:
-    for group, (names_there, names_here) in enumerate(zip(there, here, strict=False)):
-        for was, now in itertools.zip_longest(names_there, names_here, fillvalue="nothing"):
-            if was != now:
+def _compare(owner: str, saved: list[list[str]], present: list[list[str]]) -> None:
+    """Raise Refused if a group that both lists have has other names."""
+    for number, (old_names, names) in enumerate(zip(saved, present, strict=False)):
+        for old_name, name in itertools.zip_longest(old_names, names, fillvalue="nothing"):
+            if old_name != name:
                 raise Refused(
-                    f"its {owner} has {was or 'a tensor'} where this run has {now or 'a tensor'} (group "
-                    f"{group}), and keeps tensors by position: restore the order of that run, or start a new "
-                    "run from its weights"
+                    f"its {owner} has {old_name or 'a tensor'} where this run has {name or 'a tensor'} "
+                    f"(group {number}), and keeps tensors by position: restore the order of that run, or "
+                    "start a new run from its weights"
                 )
 
 
@@ -81,7 +80,7 @@ def keeps_own_state(optimizer: torch.optim.Optimizer) -> bool:
 
 def find_held(value: Any) -> list[torch.optim.Optimizer]:
     """Return the optimizers that an object holds and may save, also those of the schedulers in it."""
-    # the others inside an optimizer are objects of the checkpoint
+    # those inside an optimizer are objects of the checkpoint (state.py), unless it saves them itself
     if isinstance(value, torch.optim.Optimizer) and not keeps_own_state(value):
         return []
     return list(find_optimizers(getattr(value, "__dict__", {}), through="optimizer"))

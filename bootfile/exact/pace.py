@@ -39,13 +39,12 @@ _HALF = 0.5
 
 
 class _Facts(NamedTuple):
-    """What the host knows of a step. counts: it is measured. data: seconds of waiting for the loader. pause:
-    seconds before it that do not count: a report, a save, an evaluation. is_after: there was one."""
+    """What the host knows of a step."""
 
-    counts: bool
-    data: float
-    pause: float
-    is_after: bool
+    counts: bool  # the step is measured
+    data: float  # seconds in which it waited for the loader
+    pause: float  # seconds before it that do not count: of a report, a save or an evaluation
+    had_pause: bool
 
 
 class _Moment:
@@ -101,15 +100,13 @@ class _Clock:
 
 
 class Times(NamedTuple):
-    """The mean seconds of a step of one rank, over the last `steps` of them. busy: data + compute. data:
-    waiting for the loader. waiting: for other ranks. usual: as `busy`, without the longest step: one pause of
-    a program is not a slow rank."""
+    """The mean seconds of a step of one rank, over some steps."""
 
-    steps: float
-    busy: float
-    data: float
-    waiting: float
-    usual: float
+    steps: float  # how many
+    busy: float  # data + compute
+    data: float  # waiting for the loader
+    waiting: float  # waiting for other ranks
+    usual: float  # as `busy`, without the longest step: a single pause of a program makes no rank slow
 
     @property
     def compute(self) -> float:
@@ -117,16 +114,14 @@ class Times(NamedTuple):
 
 
 class Slow(NamedTuple):
-    """What costs the job time. ranks: one rank, or all of a node. phase: that in which they differ most from
-    the others. seconds: in this phase, in each step; others: the median of those of the others. cost: seconds
-    of each step that the others wait for them, of `duration` seconds."""
+    """What slow ranks cost the job."""
 
-    ranks: tuple[int, ...]
-    phase: str
-    seconds: float
-    others: float
-    cost: float
-    duration: float
+    ranks: tuple[int, ...]  # one rank, or all of a node
+    phase: str  # in which they differ most from the other ranks
+    seconds: float  # of a step in this phase
+    others: float  # the median of the other ranks
+    cost: float  # seconds of each step in which the other ranks wait for them
+    duration: float  # seconds of a step
 
     @property
     def share(self) -> float:
@@ -151,8 +146,8 @@ class Pace(Plugin):
         self._says_lost = says_lost
         self._nodes: list[Node] = []
         self._hooks: list[Any] = []  # one for each optimizer, on one of its parameters
-        self._tries = _TRIES
-        self._is_queued = False  # whether the end of the present backward pass is awaited
+        self._tries = _TRIES  # steps in which a parameter for a hook is still searched
+        self._is_queued = False  # whether torch will call end_backward() at the end of this backward pass
         self._had_backward = False  # in this step
         self._had_forward = False
         self._ended = 0  # steps of this process
@@ -212,9 +207,13 @@ class Pace(Plugin):
             self._clock.cut(_BEFORE)
 
     def _note_gradient(self, _: torch.Tensor) -> None:
-        """Ask to be called at the end of this backward pass: autograd calls this for one parameter of each
-        optimizer. DistributedDataParallel asks for the same later, when its last gradient is there, and waits
-        for the other ranks in its turn. So the first call is before its wait, and the second after it."""
+        """Measure when this backward pass ends, and how long it waits for other ranks then. autograd calls
+        this for one parameter of each optimizer.
+
+        The engine of autograd calls functions of a queue at the end of a pass. DistributedDataParallel adds
+        its wait for the other ranks to the queue when its last gradient is there. So end_backward() is
+        called before that wait, and end_wait(), which end_backward() adds, after it.
+        """
         if self._is_queued or ranks.clock is not self:
             return
         # once for each backward pass, though several optimizers have a hook
@@ -235,7 +234,7 @@ class Pace(Plugin):
     # Called by the loop.
 
     def numbers(self) -> list[float]:
-        """Find out when gradients are complete, before the vote, which sends nothing for this class."""
+        """Choose the parameters with hooks anew if no backward pass was noticed. Nothing is sent."""
         self._is_queued = False  # also after a backward pass that has failed
         if self._had_backward:
             self._tries = _TRIES
@@ -245,8 +244,8 @@ class Pace(Plugin):
         return []
 
     def _hook(self) -> None:
-        """Watch one parameter of each optimizer that has a gradient now, because none was seen in this step:
-        it is the first one, or layers were frozen or replaced."""
+        """Put a hook on one parameter of each optimizer that has a gradient now: it is the first step, or
+        layers with hooks were frozen or replaced."""
         self._remove_hooks()
         # one parameter is enough: its gradient says that a backward pass runs, not when it ends
         for optimizer in self._optimizers:
@@ -293,7 +292,7 @@ class Pace(Plugin):
             most = seconds[_BEFORE] if self._is_device and seconds[_BEFORE] else busy
             self._busy.append(busy)
             self._data.append(min(facts.data, most, busy))
-            if not facts.is_after:  # else the others may have waited for a save of rank 0
+            if not facts.had_pause:  # else the others may have waited for a save of rank 0
                 self._waiting.append(seconds[_WAITING])
 
     def _report(self, step: int) -> None:
@@ -327,8 +326,10 @@ class Pace(Plugin):
         """Return the seconds of a step over all ranks at the last report, phase -> min, median, max and the
         rank of the max, and the share of the time that was lost to the slowest ones so far; {} before the
         first. The same on every rank."""
+        if not self._times:
+            return {}
         table: dict[str, Any] = {}
-        for name in ("busy", *PHASES, "waiting") if self._times else ():
+        for name in ("busy", *PHASES, "waiting"):
             values: list[float] = [getattr(times, name) for times in self._times]
             table[name] = {
                 "min": round(min(values), 6),
@@ -336,7 +337,7 @@ class Pace(Plugin):
                 "max": round(max(values), 6),
                 "rank": values.index(max(values)),
             }
-        return table | {"lost": round(self.lost, 4)} if table else {}
+        return table | {"lost": round(self.lost, 4)}
 
     @property
     def lost(self) -> float:
@@ -357,24 +358,24 @@ def summarize(busy: list[float], data: list[float], waiting: list[float]) -> Tim
 def measure(
     times: Sequence[Times], chosen: tuple[int, ...], waits_inside: bool = False, phase: str = ""
 ) -> Slow:
-    """Return what these ranks cost, in this phase or in that in which they differ most. waits_inside: see
-    find_slowest()."""
-    mine = [times[rank] for rank in chosen]
-    # the median: one of the others may be slow, too
-    others = [other for rank, other in enumerate(times) if rank not in chosen]
-
-    def compare(name: str) -> tuple[float, float]:
-        of_others = statistics.median([getattr(other, name) for other in others])
-        return statistics.fmean([getattr(one, name) for one in mine]), of_others
-
-    seconds = {name: compare(name) for name in (*PHASES, "usual")}
-    more = {name: own - other for name, (own, other) in seconds.items()}
+    """Return what the chosen ranks cost, in this phase (default: in which they differ most from the others).
+    waits_inside: see find_slowest()."""
+    chosen_times = [times[rank] for rank in chosen]
+    other_times = [other for rank, other in enumerate(times) if rank not in chosen]
+    means = {}
+    medians = {}
+    more = {}  # how many seconds more the chosen ranks need than the others
+    for name in (*PHASES, "usual"):
+        means[name] = statistics.fmean([getattr(one, name) for one in chosen_times])
+        # the median: one of the others may be slow, too
+        medians[name] = statistics.median([getattr(other, name) for other in other_times])
+        more[name] = means[name] - medians[name]
     cost = more["usual"]
     if waits_inside and more["compute"] < -more["data"] * _HALF:
         cost = more["data"]  # the others wait for these data while they compute
     phase = phase or max(PHASES, key=more.__getitem__)
-    duration = statistics.fmean([one.busy + one.waiting for one in mine])
-    return Slow(chosen, phase, *seconds[phase], max(0.0, cost), duration)
+    duration = statistics.fmean([one.busy + one.waiting for one in chosen_times])
+    return Slow(chosen, phase, means[phase], medians[phase], max(0.0, cost), duration)
 
 
 def find_slowest(times: Sequence[Times], nodes: Sequence[Node], waits_inside: bool = False) -> Slow:
@@ -383,7 +384,8 @@ def find_slowest(times: Sequence[Times], nodes: Sequence[Node], waits_inside: bo
     times: of each rank, at least two. waits_inside: whether ranks also wait for each other unseen while they
     compute (FSDP, torch.nn.SyncBatchNorm): then a slow rank shows only in its data.
     """
-    slowest = max((measure(times, (rank,), waits_inside) for rank in range(len(times))), key=lambda s: s.cost)
+    costs = [measure(times, (rank,), waits_inside) for rank in range(len(times))]
+    slowest = max(costs, key=lambda slow: slow.cost)
     for node in nodes:
         outside = [other for rank, other in enumerate(times) if rank not in node.ranks]
         if len(node.ranks) == 1 or not outside:
@@ -415,7 +417,8 @@ class Announcer:
         nodes: Sequence[Node],
         waits_inside: bool = False,
     ) -> None:
-        """Say what has changed. first, step: of the steps of these times. Others: as in find_slowest()."""
+        """Print which rank is slow, if it is another one than before, or that none is any more. first, step:
+        the first and the last step of these times. The others: as in find_slowest()."""
         slowest = find_slowest(times, nodes, waits_inside)
         if named := self._named:
             # the rank that was named stays it until it is not slow, or another one clearly costs more

@@ -28,27 +28,16 @@ import torch
 
 @dataclasses.dataclass
 class Position:
-    """The counters of a run, and what its next end_step() has to do.
+    """The counters of a run, and what its next end_step() has to do."""
 
-    first: the first step of this start. ended: steps that end_step() has counted. asked: the step after which
-    a save is due that the loop has not done; 0: none. saved: the step of the last save, and at first that
-    before the first step.
-    is_stopping: any rank was asked to stop. stops_planned: the run ends after its next save as planned, not
-    because a signal asks for it. waits: gradients wait for an optimizer step. leaves_out: the present step is
-    left out: accepts() returns False.
-    save_is_late: a save by time is due, or a save waits for an optimizer step.
-    rate: the learning rate of the last step: that of the first parameter group.
-    running: sums since the last report, the same on all ranks: a process that joins gets them.
-    """
-
-    first: int = 0
-    ended: int = 0
-    asked: int = 0
-    saved: int = 0
-    is_stopping: bool = False
-    stops_planned: bool = False
-    waits: bool = False
-    leaves_out: bool = False
-    save_is_late: bool = False
-    rate: Any = None
-    running: torch.Tensor | None = None
+    first: int = 0  # the first step of this start
+    ended: int = 0  # steps that end_step() has counted
+    asked: int = 0  # the step after which a save is due that the loop has not done; 0: none
+    saved: int = 0  # the step of the last save; at first that before the first step
+    is_stopping: bool = False  # any rank was asked to stop
+    stops_planned: bool = False  # the run ends after its next save as planned, not because of a signal
+    waits: bool = False  # gradients wait for an optimizer step
+    leaves_out: bool = False  # the present step is left out: accepts() returns False
+    save_is_late: bool = False  # a save by time is due, or a save waits for an optimizer step
+    rate: Any = None  # the learning rate of the first parameter group in the last step
+    running: torch.Tensor | None = None  # sums since the last report, the same on all ranks

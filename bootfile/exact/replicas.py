@@ -51,9 +51,11 @@ class Replicas(Plugin):
         parts.after_evaluation.append(self._compare_now)
 
     def numbers(self) -> torch.Tensor:
-        """Return the digest of the last step for each vote, or numbers that compare nothing. Raises BadInput
-        if DistributedDataParallel still waits for gradients: torch says it in the next step, and a save of
-        this one would hold weights whose gradients were never averaged."""
+        """Return the digest that was computed after the last step, or numbers that compare nothing.
+
+        Raises BadInput if DistributedDataParallel still waits for gradients. torch itself raises only in the
+        next step: a save of this step would hold weights whose gradients were never averaged.
+        """
         self._check_backward()
         if self._unsent is not None:
             return self._unsent
@@ -141,11 +143,11 @@ class Replicas(Plugin):
         the digests of their tensors. Raises BadInput for a parameter, and warns of a buffer."""
         assert self._noted is not None
         step, names, digests = self._noted
-        of_ranks = ranks.gather_objects([digest.tolist() for digest in digests])
-        for part, of_part in enumerate(names):
-            for place, name in enumerate(of_part):
+        digests_of_ranks = ranks.gather_objects([digest.tolist() for digest in digests])
+        for part, names_of_part in enumerate(names):
+            for place, name in enumerate(names_of_part):
                 # compared with rank 0, whose tensors a checkpoint holds; [] if a rank has fewer tensors
-                values = [digests[part][place : place + 1] for digests in of_ranks]
+                values = [digests_of_rank[part][place : place + 1] for digests_of_rank in digests_of_ranks]
                 rank = next((rank for rank, value in enumerate(values) if value != values[0]), None)
                 if rank is None:
                     continue

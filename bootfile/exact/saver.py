@@ -22,17 +22,13 @@ _MOST_FAILURES = 3  # such failures in a row, before the first checkpoint, end t
 
 
 class _Task(NamedTuple):
-    """What is written in the background.
-
-    name: of the file. capture: returns the state, in the thread of the loop. write: writes a copy of it, in
-    the thread of the writer. undo: called if one of the two fails. step: of a whole state; 0: only weights.
-    """
+    """A file that is written in the background."""
 
     name: str
-    capture: Callable[[], Mapping[str, Any]]
-    write: Callable[[dict[str, Any]], object]
-    undo: Callable[[], object]
-    step: int = 0
+    capture: Callable[[], Mapping[str, Any]]  # returns the state; called in the thread of the loop
+    write: Callable[[dict[str, Any]], object]  # writes a copy of it, on rank 0, in the thread of the writer
+    undo: Callable[[], object]  # called if one of the two fails
+    step: int = 0  # of a whole state; 0: only weights
 
 
 class Saver:
@@ -109,22 +105,25 @@ class Saver:
         if not self._agree(self.submitted != step):
             return
         self.submitted = step
-        line: dict[str, Any] = {}  # of state.jsonl, once it is there
+        line: dict[str, Any] = {}  # the line in state.jsonl; {} before it is written
 
         def write_parts() -> Mapping[str, Any]:
-            """Write the parts of all ranks now, and return the rest of the state for rank 0."""
+            """Write the parts of all ranks now, and return the rest of the state, which rank 0 writes."""
             state = capture()
             line.update(self._record(state, run, is_planned))
             return self._write_parts(state)
 
         def write(state: dict[str, Any]) -> None:
-            """Write the copy of the state, in the thread of the writer on rank 0."""
-            if not self.by_rank:
+            """Write the copy of the state."""
+            if not self.by_rank:  # else write_parts() has recorded it
                 line.update(self._record(state, run, is_planned))
             self._write_checkpoint(state, run, line)
 
-        take = write_parts if self.by_rank else capture
-        self._submit(_Task(files.name_of(step), take, write, lambda: self._take_back(line), step))
+        def undo() -> None:
+            self._take_back(line)
+
+        first_part = write_parts if self.by_rank else capture
+        self._submit(_Task(files.name_of(step), first_part, write, undo, step))
 
     def write_alone(self, state: dict[str, Any], run: str) -> None:
         """Write a checkpoint at once, in place of rank 0, which is lost. Called on one other rank, whose
@@ -142,7 +141,7 @@ class Saver:
     ) -> None:
         """Write weights in the background, and the digest of the state if this step has none.
 
-        They are copied also after save_checkpoint() of the same step: a job may have changed them since.
+        The weights are copied again after save_checkpoint() of this step: a job may have changed them since.
 
         name: of the file, for reports; "" writes the digest only.
         step: the optimizer steps so far.
@@ -152,33 +151,29 @@ class Saver:
         write_files: called with the weights, in the background; writes them.
         """
 
-        def take_objects() -> dict[str, Any]:
-            return {"objects": objects()}
-
-        def take_weights() -> dict[str, Any]:
-            weights = model.state_dict() if model is not None else objects()["model"]
-            return {"objects": {"model": weights}}
-
-        # These two run in the thread of the writer, with a copy of what the two above return.
-
         def write_digest(state: dict[str, Any]) -> None:
             self._check_finite(state["objects"]["model"])
             self._digest(step, run, state["objects"])
-
-        def write(state: dict[str, Any]) -> None:
-            tensors = state["objects"]["model"]
-            self._check_finite(tensors)
-            self._prepare(self.folder, tensors)
-            write_files(tensors)
 
         if self._agree(self._digested != step):
             if self.by_rank:
                 self._digest(step, run, objects())
                 self._digested = step
             else:
-                self._submit(_Task(STATES, take_objects, write_digest, _nothing, step))
+                self._submit(_Task(STATES, lambda: {"objects": objects()}, write_digest, _nothing, step))
+
+        def capture_weights() -> dict[str, Any]:
+            weights = model.state_dict() if model is not None else objects()["model"]
+            return {"objects": {"model": weights}}  # their place in a state, for the memory of the copy
+
+        def write_weights(state: dict[str, Any]) -> None:
+            weights = state["objects"]["model"]
+            self._check_finite(weights)
+            self._prepare(self.folder, weights)
+            write_files(weights)
+
         if name:
-            self._submit(_Task(name, take_weights, write, _nothing))
+            self._submit(_Task(name, capture_weights, write_weights, _nothing))
 
     def resume_at(self, step: int, from_memory: bool = False) -> None:
         """Begin after a step: record which checkpoint is on the disk, and delete the digests of later steps.
@@ -226,8 +221,11 @@ class Saver:
         return list(self._writer.failures.values())
 
     def _submit(self, task: _Task) -> None:
-        """Copy a state, and write the copy in the background. The copy waits for writes that use its memory.
-        That of a whole state waits for all writes: they may change values that are part of it."""
+        """Copy a state, and write the copy in the background.
+
+        The copy waits for writes that use its memory. A copy of a whole state waits for all writes: they may
+        change values that are part of it.
+        """
         copies = self._states if task.step else self._weights
         try:
             # the loop waits here for the disk, if the copy of the last save is still being written
@@ -254,8 +252,8 @@ class Saver:
     def _record(
         self, state: Mapping[str, Any], run: str, is_planned: bool, is_alone: bool = False
     ) -> dict[str, Any]:
-        """Write the digest of a state whose checkpoint follows: then a run that is resumed from the
-        checkpoint has it. Return its line; {} if it could not be written. is_alone: see write_alone()."""
+        """Write the digest of a state whose checkpoint is written next. Return its line; {} if it could not
+        be written. is_alone: see write_alone()."""
         self._check_finite(state["objects"]["model"])
         return self._digest(state["step"], run, state["objects"], is_planned, True, is_alone)
 
@@ -313,7 +311,7 @@ class Saver:
         files.write(path, state, step=state["step"], run=run, **facts)
         self.durable = state["step"]
         self.newest = dict(line) or None
-        line.clear()  # it stays true from here on
+        line.clear()  # the checkpoint is written: _take_back() has nothing to do any more
         self._refusals = 0
         # only now: the checkpoints before are needed until the new one is known to be whole
         files.keep(path, self.keep, self._whole, every)
@@ -338,21 +336,24 @@ class Saver:
             raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, {size / 1e6:.1f} MB are needed")
 
     def _check_finite(self, tensors: dict[str, Any]) -> None:
+        """Raise ValueError if weights are infinite or NaN that were not so before the training."""
         if find_infinite(tensors) - self.infinite:
             raise ValueError("the weights are not finite")
 
     def _report(self, name: str, error: BaseException) -> None:
+        """Print that a write has failed. A later save of the same step tries it again."""
         reason = f"{name} was not saved: {describe(error, self.folder)}"
-        if ranks.is_first():  # only it learns later whether a write succeeds
+        if ranks.is_first():  # on other ranks no later write would remove it
             self._writer.failures[os.path.splitext(name)[1]] = reason
-        # a later save of the same step, as the last one before a signal, tries the write again
         self.submitted = self.durable
         if isinstance(error, OSError) and error.errno in _FINAL:
             self._refusals += 1
-        others = "older checkpoints are unchanged" if self.durable else "there is no checkpoint yet"
-        if not self.durable and self._refusals == _MOST_FAILURES:
-            self.hopeless = f"{reason}, {_MOST_FAILURES} times, and no checkpoint was saved before"
-        self.log(f"warning: {reason}; the training continues, {others}")
+        consequence = "older checkpoints are unchanged"
+        if not self.durable:
+            consequence = "there is no checkpoint yet"
+            if self._refusals == _MOST_FAILURES:
+                self.hopeless = f"{reason}, {_MOST_FAILURES} times, and no checkpoint was saved before"
+        self.log(f"warning: {reason}; the training continues, {consequence}")
 
 
 def _nothing() -> None:

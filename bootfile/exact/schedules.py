@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from bootfile.exact.digest import KERNELS
+from bootfile.exact.digest import without_kernels
 from bootfile.ground.errors import BadInput
 
 _TORCH = "torch.optim.lr_scheduler"
@@ -63,22 +63,25 @@ class ScheduleState:
     def load(self, saved: dict[str, Any]) -> None:
         """Load a result of state(). Raises BadInput, with both values, if the schedule cannot continue
         exactly."""
-        self.change = self._change(saved)
-        if self.scheduler is None:
-            pass
+        self.change = self._describe_change(saved)
+        if self.scheduler is not None:
+            self._load_scheduler(saved)
+        # after the schedule, whose steps have changed the groups
+        self._load_groups(saved)
+
+    def _load_scheduler(self, saved: dict[str, Any]) -> None:
         # a number of calls is all of their state: so they may continue with another --lr or --epochs
-        elif _of_the_step(self.scheduler) and saved["calls"] is not None:
+        if _of_the_step(self.scheduler) and saved["calls"] is not None:
             self._replay(saved)
+            return
         # the state of any other holds what followed from the old settings: new ones are refused
-        elif change := self.change or self._changed_argument(saved["began"]["settings"]):
+        change = self.change or self._changed_argument(saved["began"]["settings"])
+        if change:
             raise BadInput(
                 f"its schedule {self.name} depends on more than the step, so its settings must be the same: "
                 f"{change}"
             )
-        else:
-            self.scheduler.load_state_dict(saved["state"])
-        # after the schedule, whose steps have changed the groups
-        self._load_groups(saved)
+        self.scheduler.load_state_dict(saved["state"])
 
     def _check(self) -> None:
         """Raise BadInput if a checkpoint cannot hold the state of the scheduler."""
@@ -98,7 +101,7 @@ class ScheduleState:
             if name not in state and value is not self.optimizer and not callable(value):
                 raise BadInput(f"{refusal}its state_dict() leaves out {name!r}")
 
-    def _change(self, saved: dict[str, Any]) -> str:
+    def _describe_change(self, saved: dict[str, Any]) -> str:
         """Return how the schedule's beginning differs from the saved one; "" if it does not."""
         if saved["class"] != self.name:
             return f"it was {saved['class']}"
@@ -147,38 +150,37 @@ class ScheduleState:
             )
 
     def _load_groups(self, saved: dict[str, Any]) -> None:
-        """Load the saved hyperparameters, except those that began with another value in this run and, if the
-        schedule is another one, those that it has set."""
+        """Load the saved hyperparameters, except those that have another initial value in this program and,
+        if the schedule is another one, those that it has set."""
         groups = self.optimizer.param_groups
         count = len(self._groups)
         # groups added by the loop have no beginning in this program: they take all saved values
         for group, values in zip(groups[count:], saved["groups"][count:], strict=True):
-            _set(group, values)  # the loop has added it
+            _set(group, values)
         self.edited = self._find_edited(saved)
-        began = zip(saved["began"]["groups"], self._groups, strict=False)
-        for group, values, (began_there, began_here) in zip(groups, saved["groups"], began, strict=False):
+        rows = zip(groups, saved["groups"], saved["began"]["groups"], self._groups, strict=False)
+        for group, values, saved_initial_values, initial_values in rows:
             taken = {}  # set together: lr and initial_lr may be the same tensor
             for name, value in values.items():
-                first = began_here.get(name)
-                # after a replay of another schedule: its values stay, not those that the old schedule had set
-                is_set = self.change and (may_be_scheduled(name) or not same(group.get(name), first))
-                if same(began_there.get(name), first) and not is_set:
+                initial = initial_values.get(name)
+                is_edited = not same(saved_initial_values.get(name), initial)
+                # the new schedule has set it in the replay: the value of the old schedule is not taken
+                is_set = may_be_scheduled(name) or not same(group.get(name), initial)
+                if not is_edited and not (self.change and is_set):
                     taken[name] = value
             _set(group, taken)
 
     def _find_edited(self, saved: dict[str, Any]) -> list[str]:
-        """Return a line for each hyperparameter whose value at the start of the run is another one in this
-        program, and which no schedule sets."""
+        """Return a line for each hyperparameter that no schedule sets, and that has another initial value in
+        this program."""
         lines = []
         for number, (there, here) in enumerate(zip(saved["began"]["groups"], self._groups, strict=False)):
             for name in sorted(there.keys() | here.keys()):
                 is_setting = not may_be_scheduled(name) and name != NAMES
                 if is_setting and not same(there.get(name), here.get(name)):
-                    was = there.get(name)
-                    now = here.get(name)
                     lines.append(
-                        f"{name} of the optimizer, group {number}, was {was} before this start and is {now} "
-                        "from here on"
+                        f"{name} of the optimizer, group {number}, was {there.get(name)} before this start "
+                        f"and is {here.get(name)} from here on"
                     )
         return lines
 
@@ -237,6 +239,7 @@ def _is_torchs(scheduler: Any, names: set[str]) -> bool:
 
 
 def _of_the_step(scheduler: Any) -> bool:
+    """Return whether the rates depend only on how often step() was called."""
     return all(_is_torchs(part, _OF_THE_STEP) for part in _parts(scheduler))
 
 
@@ -260,7 +263,7 @@ def _calls(scheduler: Any) -> int | None:
 
 
 def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
-    values: dict[str, Any] = plain({name: value for name, value in group.items() if name not in KERNELS})
+    values: dict[str, Any] = plain(without_kernels(group))
     return values
 
 

@@ -20,7 +20,7 @@ _OF_ITEMS = ("digest", "batch of collate_fn")  # parts of Loader.compared_data
 def restore(parts: Parts) -> int:
     """Restore the state to continue from, on every rank, and return its step; 0 for a new run.
 
-    Rank 0 reads the checkpoint; the others wait for it. Raises BadInput on every rank.
+    Rank 0 chooses and reads the checkpoint; the others wait for it. Raises BadInput on every rank.
     """
     state = None
     error = None
@@ -28,33 +28,33 @@ def restore(parts: Parts) -> int:
         try:
             state = _choose(parts)
         except BadInput as refused:
-            error = refused  # the other ranks wait below: each has to learn of it
+            error = refused  # raised below, on every rank
     # the other ranks wait here until rank 0 has read and checked a checkpoint
     parts.events.wait_for_first(error)
     state = parts.state.broadcast(state)
-    if state and "shards" in state:
-        # each rank has read its parts: their digest needs all ranks
-        reason = recorded.check_sharded(state["shards"], state, ranks.is_first())
-        reason = ranks.broadcast_object(reason)
-        if reason:
-            raise BadInput(f"{state['shards']}: {reason}")
-    # rank 0 has loaded a state that is not sharded while it chose the checkpoint
-    if state and (parts.state.is_sharded or not ranks.is_first()):
-        parts.state.restore(state)
     step = 0
-    history: list[dict[str, Any]] = []
+    machines: list[dict[str, Any]] = []
     if state:
+        if "shards" in state:
+            # each rank has read its parts: their digest needs all ranks
+            reason = recorded.check_sharded(state["shards"], state, ranks.is_first())
+            reason = ranks.broadcast_object(reason)
+            if reason:
+                raise BadInput(f"{state['shards']}: {reason}")
+        # _choose() has restored a state that is not sharded on rank 0
+        if parts.state.is_sharded or not ranks.is_first():
+            parts.state.restore(state)
         step = state["step"]
+        machines = state["machines"]
         if state["epoch_ended"]:
             parts.loader.leaves_out_ended = True  # type: ignore[attr-defined]  # our Loader has it
-        history = state["machines"]
         _restore_attributes(parts, state["attributes"])
-    parts.machines.settle(step, history, parts.shards is not None)
+    parts.machines.settle(step, machines, parts.shards is not None)
     return step
 
 
 def _restore_attributes(parts: Parts, values: dict[str, Any]) -> None:
-    """Set the attributes of the data set that the loop had changed, and say it."""
+    """Set the attributes of the data set that the loop had changed, and print them."""
     if not values or parts.state.attributes is None:
         return
     parts.state.attributes.restore(values)
@@ -67,20 +67,19 @@ def compare_data(parts: Parts) -> None:
     Call it on every rank before the first step."""
     if ranks.world_size() == 1:
         return
-    mine: dict[str, Any] = getattr(parts.loader, "compared_data", {})
-    level = facts.aten_instructions()
-    every = ranks.gather_objects((mine, level))
-    first, level_of_first = every[0]
-    for rank, (other, level_of_rank) in enumerate(every):
-        if not first or not other:
+    data: dict[str, Any] = getattr(parts.loader, "compared_data", {})
+    all_ranks = ranks.gather_objects((data, facts.aten_instructions()))
+    data_of_first, instructions_of_first = all_ranks[0]
+    for rank, (data_of_rank, instructions_of_rank) in enumerate(all_ranks):
+        if not data_of_first or not data_of_rank:
             continue
-        for name, here in first.items():
-            there = other.get(name, "missing")
+        for name, expected in data_of_first.items():
+            value = data_of_rank.get(name, "missing")
             # a rank that has noticed items which are not stable does not have them in its digest
-            if here == there or (name in _OF_ITEMS and there == "missing"):
+            if value == expected or (name in _OF_ITEMS and value == "missing"):
                 continue
-            text = f"rank {rank} has other training data than rank 0: its {name} is {there}, not {here}"
-            if name == "digest" and level_of_rank != level_of_first:
+            text = f"rank {rank} has other training data than rank 0: its {name} is {value}, not {expected}"
+            if name == "digest" and instructions_of_rank != instructions_of_first:
                 parts.say_once(
                     f"warning: {text}. Their CPUs have other instructions, and items that a program computes "
                     "may have other bits. If the data are others, stop it now"
@@ -178,8 +177,8 @@ def _choose(parts: Parts) -> SavedState | None:
 
 
 def _say_what_was_lost(parts: Parts) -> None:
-    """Say that the start before this one was killed before its first save, if it was. Called on rank 0
-    before the first step: the receipt has the steps of that start still."""
+    """Print a warning if the start before this one has ended without a save. Called on rank 0 before the
+    first step, while the receipt still has the steps of that start."""
     step = parts.loader.receipt.find_last_step(parts.saver.folder) if parts.writes else 0
     was_killed = parts.lock is not None and parts.lock.was_left
     if step or was_killed:

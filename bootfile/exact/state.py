@@ -189,18 +189,21 @@ class RunState:
     def check_saveable(self) -> None:
         """Raise BadInput if a checkpoint cannot hold the present state. Tensors are not copied.
 
-        Called before the first step: the further schedules are those of this program still.
+        Called before a checkpoint is read, so it also records how this program begins its further schedules.
         """
         try:
             for name, value in self.objects.items():
-                if name != "scheduler":  # ScheduleState knows how it began
+                if name != "scheduler":  # ScheduleState records how that begins
                     self._began[name] = beginning(value)
-            # rank 0 asks before the first step; the tensors are those that a save would copy
             objects = self.capture(0)["objects"]
             files.check_readable(objects)
         except Exception as error:  # the objects may be the user's own
             raise BadInput(f"a checkpoint cannot be saved: {error}") from error
-        # the state of an optimizer alone does not bring a tensor back: it has to be in a module
+        self._check_parameters(objects)
+
+    def _check_parameters(self, objects: dict[str, Any]) -> None:
+        """Raise BadInput if an optimizer trains a tensor that is in no module: a checkpoint does not hold it.
+        objects: those of a checkpoint."""
         optimizers = self._optimizers()
         modules = {name: saved for name, saved in objects.items() if name not in optimizers}
         held = set()  # the addresses of the tensors that a checkpoint holds
@@ -212,7 +215,6 @@ class RunState:
                     refuse_tensor(name, leaf)
                 held.add(dtensors.local(leaf).data_ptr())
         lost = 0
-        # compared by address: a tensor in a list of the user trains well, and is not restored after a restart
         for optimizer in optimizers.values():
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
@@ -290,8 +292,8 @@ class RunState:
                 refuse_sampling(name, there, self.sampling.get(name))
 
     def _may_change(self, name: str) -> bool:
-        """Return whether a value of the checkpoint's identity is none of this run's, but an option that may
-        change at a restart: the user has changed the role of the option, or a new version has."""
+        """Return whether an option, which counts as identity in the checkpoint, may change at a restart in
+        this program: the user, or a new version, has changed its role."""
         option = name.removeprefix("--")
         is_operation = option in self.settings and option not in self.schedule.settings
         return is_operation and name not in self.identity
@@ -303,6 +305,7 @@ class RunState:
 
     def broadcast(self, state: SavedState | None) -> SavedState | None:
         """Return rank 0's state on every rank, with the tensors of a sharded model as this rank's parts."""
+        # objects of this rank: they tell how each tensor of the state is sharded
         objects: dict[str, Any] = {}
         for name, value in self.objects.items():
             if isinstance(value, torch.nn.Module):
@@ -311,11 +314,11 @@ class RunState:
             parameters = []
             for group in optimizer.param_groups:
                 parameters += group["params"]
-            # the state of an optimizer is sharded as its parameters: each tensor stands for all of its shape
+            # the state of an optimizer is sharded like its parameters
             objects[name] = {"state": dict(enumerate(parameters))}
         # whole tensors stay on rank 0: each rank gets only its part of a sharded one
         state = dtensors.broadcast(state, {"objects": objects})
-        # rank 0 has read no sharded tensor so far: every rank reads its parts here, together
+        # the sharded tensors may be in files of their own: all ranks read their parts together
         if state and "shards" in state:
             from bootfile.exact import dtensor_files
 

@@ -10,40 +10,37 @@ class Statistics:
     """
 
     def __init__(self, model: torch.nn.Module):
-        # `.data`: between two backward() calls of a step, autograd must not see that a buffer is written; in
-        # training BatchNorm's backward() does not read it
         self._buffers: dict[torch.dtype, list[torch.Tensor]] = {}
         for buffer in model.buffers():
+            # `.data`: autograd must not see that a buffer is written between two backward() calls of a step.
+            # In training BatchNorm's backward() does not read it
             self._buffers.setdefault(buffer.dtype, []).append(buffer.data)
-        self._after_step = {dtype: _flat(buffers) for dtype, buffers in self._buffers.items()}
-        self._after_loss = self._after_step
+        # dtype -> the values of all buffers in one tensor
+        self._values_of_step = {dtype: _flat(buffers) for dtype, buffers in self._buffers.items()}
+        self._values_of_loss = self._values_of_step
 
     @torch.no_grad()
     def judge_loss(self, is_bad: torch.Tensor | bool) -> None:
-        """Keep the values after a good loss; after a bad one, restore those of the last good step.
+        """Keep the values of the buffers after a good loss; after a bad one, restore those of the last step.
 
-        Called after each backward(). is_bad: a tensor [] if the device decides; then all buffers of a dtype
-        take a few operations, and the host does not wait.
+        Called after each backward(). is_bad: a bool, or a tensor [] of the device; then the host does not
+        wait for the device.
         """
-        self._after_loss = {}
+        self._values_of_loss = {}
         for dtype, buffers in self._buffers.items():
-            good = self._after_step[dtype]
+            last = self._values_of_step[dtype]
             if is_bad is False:
-                self._after_loss[dtype] = _flat(buffers)
+                self._values_of_loss[dtype] = _flat(buffers)
                 continue
-            if is_bad is True:
-                values = good
-            else:
-                # the host does not learn the answer here: the device selects without a wait
-                values = torch.where(is_bad, good, _flat(buffers))
-            self._after_loss[dtype] = values
+            values = last if is_bad is True else torch.where(is_bad, last, _flat(buffers))
+            self._values_of_loss[dtype] = values
             parts = values.split([buffer.numel() for buffer in buffers])
             shaped = [part.view_as(buffer) for buffer, part in zip(buffers, parts, strict=True)]
             copy_all(buffers, shaped)
 
     def end_step(self) -> None:
-        """Keep the values after the last loss as those of a good step: a bad loss has restored them."""
-        self._after_step = self._after_loss
+        """End a step: a later bad loss restores the values that the buffers have now."""
+        self._values_of_step = self._values_of_loss
 
 
 def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:

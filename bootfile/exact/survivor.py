@@ -41,17 +41,13 @@ _KEPT = ("receipt", "scaler", "scheduler")
 
 
 class _Finished(NamedTuple):
-    """What the state after a step has, and a later step may change before its optimizer step.
-
-    marks: of all tensors that must not change. schedule, counts: of RunState. groups: the hyperparameters of
-    each optimizer, by its name.
-    """
+    """What the state after a step has, and a later step may change before its optimizer step."""
 
     step: int
-    marks: tuple[Any, ...]
-    schedule: dict[str, Any]
-    counts: dict[str, Any]
-    groups: dict[str, list[dict[str, Any]]]
+    marks: tuple[Any, ...]  # of all tensors that must not change
+    schedule: dict[str, Any]  # of RunState
+    counts: dict[str, Any]  # of RunState
+    groups: dict[str, list[dict[str, Any]]]  # optimizer -> its hyperparameters
 
 
 def can_survive(parts: Parts) -> bool:
@@ -76,14 +72,14 @@ class Survivor(Plugin):
         self._which = which
         self.can_save = False
         self._shares = which == ANY  # rank 0 sends its buffers at the end of each step
-        self._claim = -1  # the descriptor of the file that gives this rank, not the first, the save
+        self._claimed_file = -1  # the descriptor of the file that a rank locks to save in place of rank 0
         self._buffers: list[torch.Tensor] = []  # buffers of the model
-        self._copies: list[torch.Tensor] = []  # their values after the last finished step
-        self._tensors: list[torch.Tensor] = []
+        self._copies: list[torch.Tensor] = []  # values of the buffers after the last finished step
+        self._tensors: list[torch.Tensor] = []  # the other tensors of modules that a checkpoint holds
         self._marks = Marks([])  # marks of self._tensors
         self._has_marks = True  # changes of all tensors can be noticed
         self._finished: _Finished | None = None
-        self._lacks = _NOT_WHOLE  # why there is none after a step
+        self._lacks = _NOT_WHOLE  # why self._finished is None
         self._ended = 0  # the last step of which end_step() was called
 
     def begin(self, parts: Parts, step: int) -> None:
@@ -125,8 +121,8 @@ class Survivor(Plugin):
             )
 
     def ended(self, step: int, due: Due) -> None:
-        """Keep what the next step may change, if a checkpoint can hold this one. Called on every rank, which
-        waits for rank 0 if that shares its buffers."""
+        """Keep what the next step may change, if a checkpoint can hold this step. Called on every rank; if
+        rank 0 shares its buffers, all ranks wait for them."""
         if not self.can_save:
             return
         self._finished = None
@@ -174,7 +170,7 @@ class Survivor(Plugin):
         lost = "another rank"
         say = parts.say
         if not ranks.is_first():
-            if not stuck.has_lost_first() or not self._is_claimed():
+            if not stuck.has_lost_first() or not self._claim_save():
                 return
             lost = "rank 0"
             say = print_line
@@ -188,15 +184,15 @@ class Survivor(Plugin):
         elif step > parts.saver.durable:
             say(f"warning: step {step} was not saved after {lost} was lost: {reason}")
 
-    def _is_claimed(self) -> bool:
-        """Return whether this rank is the one that saves in place of rank 0: the first of those that are left
-        which locks a file, until its process ends. Without locks each of them writes the same bytes."""
+    def _claim_save(self) -> bool:
+        """Lock a file until this process ends. Return whether this rank is the first that did: it saves in
+        place of rank 0. If the mount has no locks, each rank saves, and writes the same bytes."""
         folder = self._parts.saver.checkpoints
         with contextlib.suppress(OSError):  # another rank has the lock, or the mount is lost
             os.makedirs(folder, exist_ok=True)
             path = os.path.join(folder, f"{PARTIAL}survivor")  # the next start deletes it
-            self._claim = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
-            lock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._claimed_file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
+            lock(self._claimed_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         return False
 
@@ -204,8 +200,9 @@ class Survivor(Plugin):
         """Write the checkpoint and wait for it. Return (step, why it was not written or "")."""
         parts = self._parts
         step = parts.loader.step
+        # end_step() has counted the step, and then its vote has failed, in a loop that never calls accepts()
         has_ended = parts.position.ended == step and not parts.guard.has_voted
-        if step != self._ended and has_ended:  # only its vote has failed: the loop has not called accepts()
+        if step != self._ended and has_ended:
             self._finished = None
             self._lacks = _NOT_WHOLE
             self._ended = step
@@ -243,7 +240,7 @@ class Survivor(Plugin):
         return step, "" if parts.saver.durable == step else "the write has failed"
 
     def _capture(self, finished: _Finished) -> dict[str, Any]:
-        """Return the state after a finished step, when the tensors have their values of it."""
+        """Return the state after a finished step; its tensors have the values of that step again."""
         state = self._parts.state.capture(finished.step)
         for name, groups in finished.groups.items():
             for group, kept in zip(state["objects"][name]["param_groups"], groups, strict=True):

@@ -105,12 +105,11 @@ def mode_of(path: str) -> int | None:
     """Return the st_mode of a file or folder; None if it is missing or may not be looked at. Raises
     Unavailable if a mount does not answer: os.path.isdir() returns False then, as for a missing folder."""
     look = functools.partial(os.stat, path)
-    # the inner one repeats an error that may pass; the outer one looks whether the mount is gone
     try:
         try:
             return look().st_mode
         except OSError as error:
-            return repeat(look, path, error).st_mode
+            return repeat(look, path, error).st_mode  # it raises an error that does not pass
     except (OSError, ValueError) as error:
         if is_temporary(error):
             raise refusal(f"cannot read {path}: {in_one_line(error)}", error) from error

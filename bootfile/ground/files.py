@@ -165,11 +165,11 @@ def explain_write(error: Exception, path: str) -> str:
 
 @contextlib.contextmanager
 def explained(failure: str, *others: type[Exception], kind: type[Exception] = BadInput) -> Iterator[None]:
-    """Raise `kind` for an OSError of the block, or one of the others: "cannot read FILE: Permission denied".
-    In place of BadInput it is Unavailable if the file system may answer later.
+    """Raise an error with a text for users in place of an OSError of the block, or of one of `others`.
 
-    failure: the text before the reason. A BadInput of the block, which has a text for users, stays as it is,
-    and so does an error of this kind.
+    failure: the text before the reason, as in "cannot read FILE: Permission denied".
+    kind: of the new error; Unavailable in place of BadInput if the file system may answer later.
+    A BadInput of the block, which has a text for users, stays as it is, and so does an error of this kind.
     """
     explainable: tuple[type[Exception], ...] = (OSError, *others)
     try:

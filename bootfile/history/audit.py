@@ -27,24 +27,17 @@ from bootfile.records import parent_of, read_states, read_weights
 
 @dataclasses.dataclass
 class Interval:
-    """Steps that can be computed from a state. before: the step of the state. last: the last step.
+    """Steps that can be computed from a state."""
 
-    From audit() on:
-    samples, states: the steps in it whose samples the run has recorded, and its digests, that of `last` too.
-    unknown: the steps whose samples the run has not recorded, such as "11-20", or "".
-    difference: the first one, in words; "" without one. again: the difference when it was computed a second
-    time, after a first one.
-    changes: what was not as in the run when it was computed (Parent.find_changes()), or "".
-    """
-
-    before: int
-    last: int
-    states: int = 0
-    samples: int = 0
-    unknown: str = ""
-    difference: str | None = None
-    again: str | None = None
-    changes: str = ""
+    before: int  # the step of the state
+    last: int  # the last step
+    # audit() sets the others:
+    states: int = 0  # the number of states that the run has recorded, that of `last` included
+    samples: int = 0  # the number of steps whose samples the run has recorded
+    unknown: str = ""  # the steps whose samples the run has not recorded, such as "11-20"
+    difference: str | None = None  # the first difference in words; "" without one
+    again: str | None = None  # the difference when it was computed a second time, after a first difference
+    changes: str = ""  # what was not as in the run when it was computed (Parent.find_changes())
 
     @property
     def cause(self) -> str:
@@ -95,8 +88,9 @@ def read_records(folder: str) -> Records:
 
     paths = reversed(files.list_newest_first(os.path.join(folder, CHECKPOINTS)))
     begins = [files.step_of(path) for path in paths if is_recorded(recorded.verify, path)]
+    # a run that begins with the state of another run has no steps from 1 on
     if not parent_of(known) and not min(start["step"] for start in known):
-        begins.insert(0, 0)  # else its first state is that of another run
+        begins.insert(0, 0)
     for path in [os.path.join(folder, name) for name in sorted(read_weights(folder))]:
         if os.path.exists(path):
             is_recorded(recorded.check_weights, path)
@@ -104,10 +98,10 @@ def read_records(folder: str) -> Records:
     ends = [*begins[1:], max([0, *read_states(folder, whole=True), *begins])]
     intervals = [Interval(*pair) for pair in zip(begins, ends, strict=False) if pair[0] < pair[1]]
     if not intervals:
-        raise BadInput(
-            f"{folder} has no state from which steps can be computed, and a later record of a state"
-            + (f": {'; '.join(altered)}" if altered else "")
-        )
+        refusal = f"{folder} has no state from which steps can be computed, and a later record of a state"
+        if altered:
+            refusal += f": {'; '.join(altered)}"
+        raise BadInput(refusal)
     return Records(intervals, altered)
 
 
@@ -213,18 +207,22 @@ def conclude(chosen: Sequence[Interval], records: Records) -> tuple[str, int]:
 
 
 def find_share(chosen: Sequence[Interval], every: Sequence[Interval]) -> float:
-    """Return the share of the steps that can be computed again and were."""
+    """Return the share of the steps of all intervals that the chosen ones have."""
     total = sum(interval.last - interval.before for interval in every)
     return sum(interval.last - interval.before for interval in chosen) / total
 
 
 def _describe(samples: int, states: int, unknown: str) -> tuple[str, str]:
-    """Return what is equal in words, or that it is not known of some steps; and what was compared. samples,
-    states, unknown: as in an Interval."""
-    of_samples = f"the samples of {counted(samples, 'step')}" if samples else ""
-    of_states = counted(states, "state") if states else ""
-    compared = " and ".join(filter(None, [of_samples, of_states]))
-    equal = f"equal: {compared}"
+    """Return (the result of an interval without a difference, what was compared), in words. samples, states,
+    unknown: as in an Interval."""
+    parts = []
+    if samples:
+        parts.append(f"the samples of {counted(samples, 'step')}")
+    if states:
+        parts.append(counted(states, "state"))
+    compared = " and ".join(parts)
+    result = f"equal: {compared}"
     if unknown:
-        equal = f"not known: steps {unknown} have no record" + (f"; {equal}" if compared else "")
-    return equal, compared
+        unrecorded = f"not known: steps {unknown} have no record"
+        result = f"{unrecorded}; {result}" if compared else unrecorded
+    return result, compared

@@ -67,7 +67,7 @@ def compute(
                 heartbeat.beat(f"computing the steps {parent.state + 1}-{parent.step} again ({log})")
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     code = task.wait(1)
-        finally:  # also those that the job has left behind
+        finally:  # also processes that the job has left behind
             sessions.end([task], signal.SIGTERM)
             sessions.kill([task], log)
     if code == DIFFERS:

@@ -54,12 +54,11 @@ class Parent:
             records = read_records(self.folder)
             self._records = dict(zip(records["step"].tolist(), records["sums"], strict=True))
         self._digests = read_states(self.folder)
-        # sums of the steps whose start has recorded them: one without --recheck may have computed steps again
-        self._shards = {
-            step: sums
-            for step, sums in read_shards(self.folder).items()
-            if start_of(self._known, step)["settings"].get("recheck")
-        }
+        self._shards = {}
+        for step, sums in read_shards(self.folder).items():
+            # a start without --recheck may have computed the step again, and then its sums are old
+            if start_of(self._known, step)["settings"].get("recheck"):
+                self._shards[step] = sums
         paths = files.list_newest_first(os.path.join(self.folder, CHECKPOINTS))
         last = max([0, *self._records, *self._digests, *map(files.step_of, paths)])
         if step is not None and not 0 <= step <= last:
@@ -108,8 +107,7 @@ class Parent:
 
     @property
     def points(self) -> list[int]:
-        """Return the steps after which the state can be compared, from the one after `state` on, and `step`,
-        for the receipt."""
+        """Return the steps after `state` whose state can be compared, and `step`, for the receipt."""
         return [number for number in sorted({*self._digests, self.step}) if self.state < number <= self.step]
 
     @property
@@ -135,7 +133,8 @@ class Parent:
         if no checkpoint has them."""
         # a checkpoint after these steps is of the start that made them; that of `state` may be of another one
         paths = reversed(files.list_newest_first(os.path.join(self.folder, CHECKPOINTS)))
-        for path in filter(None, [*(path for path in paths if files.step_of(path) > self.state), self.path]):
+        later = [path for path in paths if files.step_of(path) > self.state]
+        for path in filter(None, [*later, self.path]):
             with contextlib.suppress(files.Refused):
                 modules = files.read(path, whole=False).get("code")
                 if modules:
@@ -143,29 +142,28 @@ class Parent:
         return {}
 
     def find_changes(self, now: Mapping[str, Any]) -> list[str]:
-        """Return what differs between the start of the old run that made the steps and this start, in words,
-        the first cause first: those that come before an error of hardware. [] if all that is recorded is the
-        same.
+        """Return in words what differs between the start of the old run that made the steps and this start,
+        the most likely cause first; [] if all that is recorded is the same.
 
         now: "modules", as code.digest_modules(), and as in starts.jsonl: "code" (the commit), "training
         data", "data backend", "settings" (those that may change the training) and "environment".
         """
-        before = self.start
+        changes = []
         modules = self.read_code()
-        described = code.describe_changes(modules, now["modules"])
-        found = [described] if described else []
-        pairs = []
-        if not modules:  # then the commits tell
-            pairs.append(("commit", before.get("code"), now["code"]))
+        if changed_code := code.describe_changes(modules, now["modules"]):
+            changes.append(changed_code)
+        facts = []  # (name, value in the run, value here)
+        if not modules:  # the commits are compared in place of the modules
+            facts.append(("commit", self.start.get("code"), now["code"]))
         for name in ("training data", "data backend"):
-            pairs.append((name, before.get(name) or now[name], now[name]))
+            facts.append((name, self.start.get(name) or now[name], now[name]))
         for name, value in now["settings"].items():
-            pairs.append((f"--{name}", self.settings.get(name, value), value))
-        found += [f"{name} {there} in the run, {here} here" for name, there, here in pairs if there != here]
-        for name, there, here in find_differences(before["environment"], now["environment"]):
+            facts.append((f"--{name}", self.settings.get(name, value), value))
+        changes += [f"{name} {old} in the run, {new} here" for name, old, new in facts if old != new]
+        for name, old, new in find_differences(self.start["environment"], now["environment"]):
             if name not in _WITHOUT_EFFECT:
-                found.append(f"{in_words(name, there)} in the run, {in_words(name, here)} here")
-        return found
+                changes.append(f"{in_words(name, old)} in the run, {in_words(name, new)} here")
+        return changes
 
     def check(self, folder: str, step: int, line: dict[str, Any]) -> str:
         """Return the first difference of the steps that were computed again up to a step, in words, or "".
@@ -193,19 +191,21 @@ class Parent:
         return f"{title} {', and '.join(facts)}. Without the steps between: --at_step {self.state}"
 
     def _compare_shards(self, folder: str, step: int) -> tuple[str, bool]:
-        """Return the first step up to `step` in which shards had other gradients, and the shards, in words;
-        "" without a comparison. And whether there is such a step. folder: of the steps that were computed
-        again."""
+        """Return (the result in words; "" if the shards cannot be compared, whether shards of a step up to
+        `step` had other gradients). folder: of the steps that were computed again."""
         steps = range(self.state + 1, step + 1)
         now = read_shards(folder)
-        compared = [n for n in steps if n in now and len(self._shards.get(n, ())) == len(now[n])]
-        for number in compared:
-            is_other = [a != b for a, b in zip(self._shards[number], now[number], strict=True)]
-            if any(is_other):
-                shards = list(itertools.compress(itertools.count(), is_other))
-                return f"{self._name_shards(number, shards, len(is_other))} had other gradients", True
-        # a step without a record may be the one
-        if compared == [*steps]:
+        compared = 0
+        for number in steps:
+            if number not in now or len(now[number]) != len(self._shards.get(number, ())):
+                continue
+            compared += 1
+            old_sums, sums = self._shards.get(number, ()), now[number]
+            shards = [shard for shard, old in enumerate(old_sums) if old != sums[shard]]
+            if shards:
+                return f"{self._name_shards(number, shards, len(sums))} had other gradients", True
+        # a step that could not be compared may have differed
+        if compared == len(steps):
             return f"all shards of the steps {self.state + 1}-{step} had the same gradients", False
         return "", False
 

@@ -51,9 +51,7 @@ def _plan(folder: str, path: str, output: str, job: str | None, processes: int |
 
     wanted = parse_ids("--without", path)
     run = Run(folder)
-    ids = np.union1d(
-        run.removed, wanted
-    )  # the run may lack samples already: the new run lacks these and those
+    ids = np.union1d(run.removed, wanted)  # the run may lack samples already: the new run lacks them, too
     uses = run.find_uses(ids, run.last)
     never = f"the steps 1-{run.last} of {folder} never had"
     if not uses:

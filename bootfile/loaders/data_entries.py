@@ -4,6 +4,7 @@ A fingerprint reads 64 items and all numbers (data_fingerprint.py). A label that
 million rows is seen here only.
 """
 
+import contextlib
 import hashlib
 import json
 import math
@@ -41,10 +42,9 @@ def _add_entries(digest: Any, dataset: Any, seen: set[int]) -> None:
     seen.add(id(dataset))
     if isinstance(dataset, list | tuple):  # a DataLoader takes it as a data set
         _add_list(digest, "", dataset)
-    try:
-        least = min(_MANY, len(dataset))
-    except (TypeError, NotImplementedError):
-        least = _MANY
+    shortest = _MANY  # entries of a list that is data
+    with contextlib.suppress(TypeError, NotImplementedError):  # a dataset without a length
+        shortest = max(1, min(_MANY, len(dataset)))
     for name, value in sorted(getattr(dataset, "__dict__", {}).items()):
         if hasattr(value, "columns") and hasattr(value, "to_dict"):  # a table of pandas
             _add_list(digest, name, value.to_dict("list"))
@@ -57,8 +57,8 @@ def _add_entries(digest: Any, dataset: Any, seen: set[int]) -> None:
         if parts and all(isinstance(part, Dataset) for part in parts):
             for part in parts:
                 _add_entries(digest, part, seen)
-        # `imgs` of torchvision's folders is `samples`
-        elif isinstance(value, list | tuple | dict) and len(value) >= max(1, least) and id(value) not in seen:
+        # a list that has two names is added once: `imgs` of torchvision's folders is `samples`
+        elif isinstance(value, list | tuple | dict) and len(value) >= shortest and id(value) not in seen:
             seen.add(id(value))
             _add_list(digest, name, value)
 

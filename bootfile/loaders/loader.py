@@ -278,7 +278,8 @@ class Loader:
         parts: name -> model, criterion or the like. saved: name -> object in a checkpoint.
         """
         # the state of a part does not have the generators inside it: only other saved objects count
-        saved_alone = [value for value in saved.values() if not any(value is part for part in parts.values())]
+        ids_of_parts = set(map(id, parts.values()))
+        saved_alone = [value for value in saved.values() if id(value) not in ids_of_parts]
         known = [generator.value for generator in self.generators]
         known += [generator.value for generator in generators.find_generators(saved_alone)]
         paths = []
@@ -381,7 +382,7 @@ class Loader:
                 if following is None:
                     break
                 batch, copy = following
-                # when the batch is handed out, not when it was read: batches ahead are none of a step yet
+                # the receipt gets a batch when it is handed out: one that was read ahead belongs to no step
                 if self.removal:
                     self.is_removed = self.removal.takes_all(batch.ids % sampler.size)
                 self.receipt.add(batch.ids, batch.labels, batch.crops, self.is_removed)
@@ -425,8 +426,8 @@ class Loader:
             waits.call_before_next()
 
     def _take_lacking(self, step: int, most: int) -> int:
-        """Return how many steps from `step` on, `most` at most, are only added to the receipt, and note that
-        they are. __iter__() calls it once in each epoch."""
+        """Return how many of the next `most` steps are only added to the receipt because it lacks them, and
+        count these as added. __iter__() calls it once in each epoch."""
         if self._lacking is None or self._lacking != step:
             return 0
         count = min(most, self.step - step)

@@ -51,8 +51,8 @@ class LoopAttributes:
         self._at_entry = None
 
     def state(self) -> Values:
-        """Return the values with which a restart begins, of the attributes that the loop has changed: those
-        before the body of the present epoch, or the present ones between two epochs."""
+        """Return the values that a restart sets, of the attributes that the loop has changed: those before
+        the body of the present epoch or, between two epochs, the present ones."""
         self._look()
         if not self.names:
             return {}
@@ -60,6 +60,8 @@ class LoopAttributes:
         return {name: values[name] for name in sorted(self.names) if name in values}
 
     def _look(self) -> None:
+        """Add the attributes that have changed since the last end_epoch() to `names`, unless an epoch is
+        being read: then reading an item may have changed them."""
         if self._is_reading or self._before is None:
             return
         for name, value in _read(self._owner).items():

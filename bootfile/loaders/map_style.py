@@ -306,8 +306,8 @@ class Fetcher:
         return f"{text}: torch cannot make a batch of them: {hint}, or give map_style_loader a collate_fn"
 
     def _describe_items(self, items: list[Any], ids: np.ndarray) -> str:
-        """Return what the first sample is that differs from most others, and what these are. If all are of
-        one kind, return what the first sample is."""
+        """Return the types of the first sample that differs from most others, and of those; if all samples
+        are of one kind, those of the first."""
         kinds = [_describe(item) for item in items]
         usual = max(kinds, key=kinds.count)
         for id, kind in zip(ids, kinds, strict=True):
@@ -382,7 +382,7 @@ def _table_of(dataset: Any) -> tuple[TensorDataset | None, np.ndarray | None]:
             indices = indices[rows]
         rows = indices
         dataset = dataset.dataset
-    return (None, None) if type(dataset) is not TensorDataset else (dataset, rows)
+    return (dataset, rows) if type(dataset) is TensorDataset else (None, None)
 
 
 def _take_no_rows(tensor: torch.Tensor) -> torch.Tensor:

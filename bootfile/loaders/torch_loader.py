@@ -208,23 +208,23 @@ class LoaderSteps(Positions):
 
 
 class TorchBatches(Engine):
-    """An engine for Loader.
+    """An engine for Loader, which reads the batches of a DataLoader.
 
-    loader: a DataLoader, which ends its workers. is_stable: whether an item is the same when it is
-    read again. `repeated`: the ids of the samples of each step that was read again after a restart, from the
-    step `first_repeated` on. Loader.commit() compares them with the receipt.
+    is_stable: whether an item is the same when it is read again. `repeated`: the ids of the samples of each
+    step that was read again after a restart, from the step `first_repeated` on. Loader.commit() compares them
+    with the receipt.
     """
 
     def __init__(self, loader: DataLoader[Any], is_stable: bool = True):
-        self._compares = is_stable  # until the first epoch, or part of one, has been read
+        self._compares = is_stable  # whether run() fills `repeated`: only its first call does
         self.repeated: list[np.ndarray] = []
         self.first_repeated = 0
         self._loader = loader
         self.data_set = loader.dataset
         self.collate_fn = loader.collate_fn
-        self._held: list[generators.Generator] = []
+        self._held: list[generators.Generator] = []  # generators that the DataLoader holds
         self._order = _find_order(loader)
-        self._has_looked = False  # whether there are more batches than the length says
+        self._has_looked = False  # whether _look_for_more() was called
 
     def run(self, plan: Plan) -> Data:
         """Yield the rest of an epoch. Ids are hashes of the samples."""
@@ -253,7 +253,7 @@ class TorchBatches(Engine):
             if not self._loader.num_workers:  # the steps of the training draw in this process, too
                 self._seed(sampler, step, _READ)
             batch = next(batches, None)
-            if batch is None:
+            if batch is None:  # the epoch is too short
                 raise BadInput(
                     f"{type(self._order).__name__} ended after {step - begin} batches, and its len() is "
                     f"{len(sampler)}: let len() return the number of batches of each epoch"

@@ -100,7 +100,7 @@ class Workers:
                 persistent_workers=self.count > 0,
                 generator=torch.Generator(),  # otherwise a seed is drawn from the job's generator
             )
-        # with persistent workers the second epoch finds them running
+        # the workers are kept: in the second epoch they run already
         batches = self._start(self._loader, self.count)
         if self.pinned and not self.count:  # pin_memory=True of torch 2.1 would make lists of nested tuples
             batches = map(_pin, batches)
@@ -110,9 +110,9 @@ class Workers:
             yield batch, result
 
     def call(self, function: Callable[..., Any], count: int = 1) -> list[Any]:
-        """Return function(None) of each of `count` workers of their own. What the function opens and keeps
-        open is not open in this process, so the workers of load() will not share it. Without forked workers
-        this process calls it once."""
+        """Call function(None) in each of `count` new workers, and return the results. What the function opens
+        and keeps open is not open in this process, so the workers of load() will not share it. Without forked
+        workers this process calls it once."""
         if not self.forks:
             return [function(None)]
         # they end when this iterator does; the workers of load() are forked later, from this process
@@ -160,11 +160,8 @@ class Workers:
         try:
             return iter(loader)
         except (RuntimeError, OSError) as error:
-            line = self.explain(error, count)
-            if not line:
-                raise
-            self.close()  # the workers that have started end at a SIGTERM
-            raise NotDelivered(line) from error
+            self._raise_refusal(error, count)
+            raise
         finally:
             if collects:
                 gc.enable()
@@ -174,9 +171,13 @@ class Workers:
         try:
             yield from batches
         except RuntimeError as error:
-            line = self.explain(error, count)
-            if not line:
-                raise
+            self._raise_refusal(error, count)
+            raise
+
+    def _raise_refusal(self, error: Exception, count: int) -> None:
+        """Raise NotDelivered if a limit of processes and threads has caused an error."""
+        line = self.explain(error, count)
+        if line:
             self.close()  # the workers that have started end at a SIGTERM
             raise NotDelivered(line) from error
 
@@ -357,8 +358,7 @@ def _check_room(workers: int, batch_bytes: int) -> None:
         return
     # a worker that finds the memory full dies of a bus error without a word: so it is computed before
     needed = (2 * workers + 1) * batch_bytes * (count_in(os.environ, "LOCAL_WORLD_SIZE") or 1)
-    free = shutil.disk_usage("/dev/shm").free if batch_bytes else needed
-    if free < needed:
+    if needed and (free := shutil.disk_usage("/dev/shm").free) < needed:
         raise NotDelivered(
             f"{workers} workers need {needed / 1e6:.0f} MB of /dev/shm for their batches, and "
             f"{free / 1e6:.0f} MB are free: {_MORE_SHM}"

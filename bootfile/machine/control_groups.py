@@ -53,7 +53,8 @@ def find_folders(controller: str, root: str = "/") -> list[Path]:
         inside: list[Path] = []
         for mount in mounts:
             inside += _list_folders(mount, groups.get(version))
-        # A container may see its group by the name on the host. Then its own group is what is mounted.
+        # A container may see the name that its group has on the host: no mount has it, and what is mounted is
+        # the group itself.
         folders += inside or [mount.folder for mount in mounts]
     return folders
 
@@ -137,11 +138,8 @@ def allowed_cpus(root: str = "/") -> set[int] | None:
         # the names of version 2, of version 1 with the groups above, and of the group alone
         for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
             cpus = _parse_cpus(read_text(folder / name))
-            if cpus and allowed is None:
-                allowed = cpus
-            # a group obeys those above it: only the CPUs that all of them allow
-            elif cpus and allowed is not None:
-                allowed &= cpus
+            if cpus:  # a group obeys those above it: only the CPUs that all of them allow
+                allowed = cpus if allowed is None else allowed & cpus
     return allowed
 
 

@@ -44,15 +44,15 @@ def find_place(env: Mapping[str, str] = os.environ) -> Place:
 
 
 def choose(places: Sequence[Any]) -> int:
-    """Return the threads of each process in a first start, the same for all: the least of what their nodes
-    allow and users ask for. places: those of all processes, in the order of the ranks."""
+    """Return the number of threads of each process in a first start, the same for all: the least of what
+    their nodes allow or the user asks for. places: the Place of each rank, as a list."""
     numbers = []
-    for given in places:
-        place = Place(*given)
+    of_ranks = [Place(*values) for values in places]
+    for place in of_ranks:
         if place.wish:
             numbers.append(place.wish)
             continue
-        neighbours = [Place(*other) for other in places if other[0] == place.host]
+        neighbours = [other for other in of_ranks if other.host == place.host]
         # A launcher may have bound each process to its own cores: together they are those of the node.
         cores = {core for neighbour in neighbours for core in neighbour.cores}
         quotas = sum(neighbour.quota for neighbour in neighbours)

@@ -57,7 +57,7 @@ class Board:
                 return None
 
     def read(self, *keys: str) -> list[str] | None:
-        """Return texts; "" for a key without one."""
+        """Return the text of each key; "" for a key that has none."""
         return self.call(lambda store: [texts.read(store, key) for key in keys])
 
     def write(self, key: str, text: str) -> None:
@@ -65,15 +65,15 @@ class Board:
         self.call(lambda store: texts.write(store, key, text))
 
     def write_first(self, key: str, text: str) -> str | None:
-        """Write a text unless there is one. Return that which is there afterwards."""
+        """Write a text if the key has none. Return the text that the key has then."""
         return self.call(lambda store: texts.write_first(store, key, text))
 
     def count(self, key: str, amount: int = 0) -> int | None:
-        """Add to a number, and return it."""
+        """Add an amount to the number of a key, and return the sum."""
         return self.call(lambda store: int(store.add(key, amount)))
 
     def close(self) -> None:
-        """End the thread: a process that ends in a call of the store is aborted."""
+        """End the thread. Without this, a process that ends while the thread calls the store is aborted."""
         self._tasks.put(None)
         self._thread.join(_FAREWELL)
 

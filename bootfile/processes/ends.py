@@ -17,7 +17,7 @@ _OOM = "the kernel's OOM killer ended a process of this"
 class Process:
     """A process of this node whose end is watched; usually not a child of this one.
 
-    pid: its id. It is that of the process that has the id now.
+    pid: the id of a process that runs now.
     """
 
     def __init__(self, pid: int):
@@ -38,16 +38,16 @@ class Process:
         return is_stopped(self.pid)
 
     def read_status(self) -> int | None:
-        """Return how an ended process has ended, as os.waitpid() does; None if it is not known: its parent
-        was faster, on Linux before 6.15."""
+        """Return the status of an ended process, as os.waitpid() does. Return None if it is not known: on
+        Linux before 6.15, nobody can read it after the parent."""
         if self.descriptor is not None:
-            # the kernel first: it also knows it when the parent has read the status, and the process is gone
+            # Linux 6.15 gives the status also after the parent has read it
             buffer = bytearray(struct.pack("Q", _HAS_EXIT).ljust(64, b"\0"))
             with contextlib.suppress(OSError):
                 fcntl.ioctl(self.descriptor, _GET_INFO, buffer)
                 if struct.unpack_from("Q", buffer)[0] & _HAS_EXIT:
                     return int(struct.unpack_from("i", buffer, 60)[0])
-        # a zombie, whose parent has not read it: the status is the 52nd field of its stat
+        # the parent has not read the status of a zombie: it is the 52nd field of /proc/PID/stat
         state, started = _read_stat(self.pid)
         if state in _ENDED and started == self._started:
             with contextlib.suppress(OSError, IndexError), open(f"/proc/{self.pid}/stat") as file:
@@ -117,19 +117,19 @@ class MemoryKills:
         with contextlib.suppress(OSError), open(os.path.join(proc, "self", "cgroup")) as file:
             lines = [line.rstrip("\n").split(":", 2) for line in file]
         for _, controllers, path in lines:
-            if controllers == "":
-                names = ("", "memory.events", "memory.max")
+            if controllers == "":  # version 2
+                controller, counter, limit = "", "memory.events", "memory.max"
             elif "memory" in controllers.split(","):
-                names = ("memory", "memory.oom_control", "memory.limit_in_bytes")
+                controller, counter, limit = "memory", "memory.oom_control", "memory.limit_in_bytes"
             else:
                 continue
-            top = os.path.join(groups, names[0])
-            folder = os.path.join(top, path.strip("/"))
+            top = os.path.join(groups, controller)
             # in a container the mount begins at the group, and the path may be that of the host
-            for place in (folder, top):
-                if not self._file and os.path.exists(os.path.join(place, names[1])):
-                    self._file = os.path.join(place, names[1])
-                    self._limit = _read_limit(place, top, names[2])
+            for folder in (os.path.join(top, path.strip("/")), top):
+                file_of_counter = os.path.join(folder, counter)
+                if not self._file and os.path.exists(file_of_counter):
+                    self._file = file_of_counter
+                    self._limit = _read_limit(folder, top, limit)
 
 
 def _read_limit(folder: str, top: str, name: str) -> int:

@@ -18,8 +18,8 @@ from types import FrameType
 from typing import Any
 
 # the byte that a training shares with the processes that are forked from it
-ASKED = 1  # it has got a signal to stop
-ENDS = 2
+ASKED = 1  # the training has got a signal to stop
+ENDS = 2  # the training ends, and ends its children
 _PARENT_IS_SLOW = 2.0  # seconds to write ASKED: its main thread may hold the lock of Python
 _POLL = 0.02  # seconds
 _masks = threading.local()  # `before`: the signals that this thread had blocked before a fork
@@ -33,11 +33,15 @@ def prepare(
     ignore: Callable[[], object],
     forget: Callable[[], object],
 ) -> None:
-    """Prepare this process for a fork. It calls this before each one. shared: the byte above. watching: set
-    when the training begins. ignore: makes the child ignore its signals but SIGTERM. forget: ends
-    that it writes their numbers to the pipe of this process."""
+    """Prepare this process for a fork. Call it before each fork.
+
+    shared: the byte that the children read: 0, ASKED or ENDS.
+    watching: set when the training begins.
+    ignore: called in a child; makes it ignore all signals of a job except SIGTERM.
+    forget: called in a child; it then writes no numbers of signals to the pipe of this process.
+    """
     global _is_prepared, _shared
-    # until the child has a handler: it would lose a SIGTERM of its parent, which then waits for ever
+    # until the child has a handler: a SIGTERM in between would be lost, and the parent would wait for ever
     _block()
     if _is_prepared:
         return
@@ -87,7 +91,7 @@ def _obey_parent(shared: mmap.mmap) -> None:
 
     def end_worker(number: int, frame: FrameType | None) -> None:
         if not _is_for_all(shared):
-            os._exit(0)  # after another code torch raises in the parent
+            os._exit(0)  # torch raises an error in the parent after any other exit code
 
     signal.signal(signal.SIGTERM, end_by_signal)
     handling: Any = sys.modules.get("torch.utils.data._utils.signal_handling")
@@ -104,7 +108,7 @@ def _obey_parent(shared: mmap.mmap) -> None:
 
 
 def _is_for_all(shared: mmap.mmap) -> bool:
-    """Return whether the parent has got the signal, too. This waits for it if the parent does not end."""
+    """Wait until the parent has got a signal or ends, but not for long. Return whether it has got one."""
     deadline = time.monotonic() + _PARENT_IS_SLOW
     while shared[0] not in (ASKED, ENDS) and time.monotonic() < deadline:
         time.sleep(_POLL)

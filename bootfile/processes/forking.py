@@ -10,9 +10,10 @@ _OLDEST = (2, 6)  # release of torch: a fork aborts at its end in 2.1
 
 
 def why_not() -> str:
-    """Return why a fork may not do what a new process does, or "". On GPUs, a parent may have opened them.
+    """Return why this process cannot fork others in place of starting them; "" if it can.
 
-    An elastic job and `bootfile prove` ask before they fork anything.
+    An elastic job and `bootfile prove` ask before they fork anything. A child of a process that has opened
+    the GPUs cannot use them.
     """
     release = tuple(map(int, torch.__version__.split(".")[:2]))
     if release < _OLDEST or sys.platform != "linux":

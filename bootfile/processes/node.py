@@ -20,11 +20,14 @@ from bootfile.processes.stacks import ENDED, HELD, IN, STOPPED, Place
 
 PAUSED = Place(IN, "a debugger")
 _POLL = 0.5  # seconds
-_AGAIN = 4  # looks in which all must still be blocked: a long call of C ends, as does a pause of the node
+_BLOCKED_LOOKS = 4  # looks in a row in which all ranks are blocked: a long call of C, or a pause, has ended
 
 
 class Seen:
-    """A process of this node. files: of its Pulse. `dump`: the stacks that it has written last."""
+    """A process of this node, as other processes see it.
+
+    files: of its Pulse. `dump`: the stacks that it has written last.
+    """
 
     def __init__(self, files: dict[str, int]):
         self.process = Process(files["pid"])
@@ -32,23 +35,26 @@ class Seen:
         self.files = files
 
     def read_beat(self) -> tuple[float, float, float, int]:
-        """Return the last beat: its time, the seconds to the next one, when the run had moved, its step."""
+        """Return the last beat: (its time, the seconds to the next beat, when the run had moved last, the
+        step of the run)."""
         path = f"/proc/{self.files['pid']}/fd/{self.files['beats']}"
         # ValueError: it is being written, or the process has left the training
         with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
             at, limit, moved, step = json.loads(file.read())
             return at, limit, moved, step
-        return time.monotonic(), 1.0, time.monotonic(), 0
+        return time.monotonic(), 1.0, time.monotonic(), 0  # as if it had just written one
 
     def runs(self, silence: float = 0.0) -> bool:
-        """Return whether its Python runs. silence: seconds without a beat; 0: as many as it has set."""
+        """Return whether its Python runs. silence: seconds without a beat after which it does not; 0: the
+        seconds that the beat names."""
         if self.process.has_ended() or self.process.is_stopped():
             return False
         at, limit, _, _ = self.read_beat()
         return time.monotonic() - at < (silence or limit)
 
     def look(self, silence: float = 0.0) -> Place | None:
-        """Return what keeps the process from being asked; None if it can be."""
+        """Return why the process cannot write its own place, as a Place; None if it can. silence: as for
+        runs()."""
         if self.process.has_ended():
             return Place(ENDED, "")
         if self.process.is_stopped():
@@ -65,20 +71,29 @@ class Seen:
 def main() -> None:
     """Look at the ranks of the node until their first process ends.
 
-    The settings are the argument of the process: parent, its process id; ranks, [rank, its words, its files]
-    of each; folder; exits.
+    The settings are the argument of the process: parent, its process id; ranks, [rank, name, files of its
+    Pulse] of each rank; folder and exits, as for a Report.
     """
     settings = json.loads(sys.argv[2])
-    names = {rank: name for rank, name, _ in settings["ranks"]}
-    seen = {rank: Seen(files) for rank, _, files in settings["ranks"]}
-    blocked = 0  # looks
+    names = {}
+    seen = {}
+    for rank, name, files in settings["ranks"]:
+        names[rank] = name
+        seen[rank] = Seen(files)
+    blocked_looks = 0
     while os.getppid() == settings["parent"]:
         time.sleep(_POLL)
-        # a rank that runs Python prints the line itself; this one is for the case that none can
-        blocked = 0 if any(each.runs() for each in seen.values()) else blocked + 1
-        if blocked == _AGAIN:  # one line for each time that the run is stuck
-            places = {rank: each.look() for rank, each in seen.items()}
-            _say(settings, names, seen, {rank: place for rank, place in places.items() if place})
+        # a rank that runs Python prints the line itself; this process does it if none can
+        if any(process.runs() for process in seen.values()):
+            blocked_looks = 0
+            continue
+        blocked_looks += 1
+        if blocked_looks == _BLOCKED_LOOKS:  # one line for each time that the run is stuck
+            places = {}
+            for rank, process in seen.items():
+                if place := process.look():
+                    places[rank] = place
+            _say(settings, names, seen, places)
 
 
 def _say(
@@ -95,9 +110,9 @@ def _say(
         return ", ".join(names[rank] for rank in members)
 
     print_line(report.compose(time.monotonic() - moved, step + 1, places, name, settings["folder"]))
-    for rank, each in seen.items():
-        if each.dump:
-            report.write_file(settings["folder"], rank, each.dump)
+    for rank, process in seen.items():
+        if process.dump:
+            report.write_file(settings["folder"], rank, process.dump)
         if settings["exits"]:  # by SIGKILL: a process whose lock is held runs no handler of Python
             with contextlib.suppress(OSError):
-                os.kill(each.process.pid, signal.SIGKILL)
+                os.kill(process.process.pid, signal.SIGKILL)

@@ -28,24 +28,25 @@ def group_nodes(places: Sequence[tuple[str, int]]) -> list[Node]:
     members: dict[tuple[str, int], list[int]] = {}
     counts = collections.Counter[tuple[str, int]]()
     for rank, (host, local_rank) in enumerate(places):
-        # a local rank that a host name has had already is on another node of that name
-        turn = counts[host, local_rank] if local_rank >= 0 else 0
+        # two ranks of one host name and one local rank are on two nodes that have the same name
+        node_of_host = counts[host, local_rank] if local_rank >= 0 else 0
         counts[host, local_rank] += 1
-        members.setdefault((host, turn), []).append(rank)
-    hosts = collections.Counter(host for host, _ in members)
+        members.setdefault((host, node_of_host), []).append(rank)
+    nodes_of_host = collections.Counter(host for host, _ in members)
     nodes = []
-    for number, ((host, _), of_node) in enumerate(members.items()):
-        nodes.append(Node(host if hosts[host] == 1 else str(number), tuple(of_node)))
+    for number, ((host, _), ranks_of_node) in enumerate(members.items()):
+        name = host if nodes_of_host[host] == 1 else str(number)
+        nodes.append(Node(name, tuple(ranks_of_node)))
     return nodes
 
 
 def show(members: Sequence[int], through: str = "-") -> str:
-    """Return "rank 3", or "ranks 0-2, 4"."""
-    spans: list[list[int]] = []
+    """Return ranks in words: "rank 3", or "ranks 0-2, 4"."""
+    spans: list[list[int]] = []  # [first, last], or [rank]
     for member in sorted(members):
         if spans and member == spans[-1][-1] + 1:
-            spans[-1].append(member)
+            spans[-1] = [spans[-1][0], member]
         else:
             spans.append([member])
-    texts = [f"{span[0]}{through}{span[-1]}" if len(span) > 1 else str(span[0]) for span in spans]
-    return f"rank{'s' if len(members) > 1 else ''} {', '.join(texts)}"
+    noun = "ranks" if len(members) > 1 else "rank"
+    return f"{noun} {', '.join(through.join(map(str, span)) for span in spans)}"

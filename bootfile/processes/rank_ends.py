@@ -26,8 +26,12 @@ _EARLY = "early end"
 
 
 class RankEnds:
-    """The ends of the ranks, as this one knows them. local: the processes of the other ranks of this machine.
-    node: the ranks of this node. name: returns the words for a rank, with its process id."""
+    """What this rank knows of the ends of all ranks.
+
+    local: the processes of the other ranks of this machine.
+    node: the ranks of this node.
+    name: returns the words for a rank, with its process id.
+    """
 
     def __init__(
         self,
@@ -43,17 +47,21 @@ class RankEnds:
         self._board = board
         self._name = name
         self._kills = MemoryKills()
-        self._ended: dict[int, float] = {}  # ranks of this machine, and since when their end is known
-        self._early = set[int]()  # those with the exit code 0
-        self._texts: dict[int, str] = {}  # their reasons; "" if it is none
-        self._first_at: float | None = None  # since when the first end is known here
-        self._lost_at: float | None = None  # since when the store is lost
-        self._told = False
-        self._lock = threading.Lock()  # the main thread tells an end before it gives up
+        self._ended: dict[int, float] = {}  # rank of this machine -> when this rank has noticed its end
+        self._early = set[int]()  # the ranks of this machine that have ended with the exit code 0
+        self._texts: dict[int, str] = {}  # rank of this machine -> why it has ended; "": because of another
+        self._first_at: float | None = None  # when this rank has read the first end
+        self._lost_at: float | None = None  # when this rank has noticed that the store is lost
+        self._told = False  # this rank has printed the first end, or has found that another one prints it
+        self._lock = threading.Lock()  # the watching thread and the main thread call look()
 
     def look(self, now: float, gives_up: bool = False) -> bool:
-        """Note the ends of this machine, and print the first one; return whether there is one. gives_up: this
-        rank has lost contact, and ends: then it may also be that of a rank with the exit code 0."""
+        """Note the ends of the ranks of this machine, and print the first end of all ranks. Return whether
+        there is one.
+
+        gives_up: this rank has lost contact, and ends. Then a rank that has ended with the exit code 0 may be
+        the reason, if there is no other.
+        """
         with self._lock:
             for rank, process in self._local.items():
                 if rank not in self._texts and process.has_ended():
@@ -64,26 +72,29 @@ class RankEnds:
                     self._tell_alone(now, gives_up)
                 return self._told
             first, early = answer
-            number, _, text = (first or (early if gives_up else "")).partition(" ")
-            if text and not self._told:
-                self._tell(int(number), text, now, not first)
-            return bool(text)
+            end = first
+            if gives_up and not first:
+                end = early
+            if end and not self._told:
+                number, _, text = end.partition(" ")
+                self._tell(int(number), text, now, is_early=not first)
+            return bool(end)
 
     def _note(self, rank: int, process: Process, now: float) -> None:
         """Write why a rank of this machine has ended, as soon as it is certain."""
         since = self._ended.setdefault(rank, now)
         status = process.read_status()
         code = None if status is None else os.waitstatus_to_exitcode(status)
-        is_certain = code is not None and code != -signal.SIGABRT and (code < 0 or code == 1)
-        is_asked = signals.asked() and code != -signal.SIGKILL
-        is_known = code in _SECONDARY or is_asked or is_certain or self._kills.explain()
-        if not is_known and now - since < _CALM:
+        is_secondary = code in _SECONDARY
+        was_asked = signals.asked() and code != -signal.SIGKILL
+        is_certain = is_secondary or was_asked or self._is_failure(code)
+        if not is_certain and now - since < _CALM:
             return
         answer = self._board.read(f"left/{rank}", _EARLY)
         if answer is None and not self._board.lost:
             return  # it is not known whether the rank has left: the next look asks again
         left, early = answer or ["", ""]
-        if left or code in _SECONDARY or is_asked:
+        if left or is_secondary or was_asked:
             self._texts[rank] = ""
             return
         text = f"{rank} {self._name(rank)} {describe(status, self._kills)}"
@@ -95,28 +106,41 @@ class RankEnds:
             self._early.add(rank)
         self._board.write_first(_EARLY if code == 0 else _FIRST, text)
 
+    def _is_failure(self, code: int | None) -> bool:
+        """Return whether a process has surely failed: with exit code 1, by a signal or by the OOM killer.
+        SIGABRT is not sure: it may come from the teardown of a process that has ended well."""
+        if code == 1 or (code is not None and code < 0 and code != -signal.SIGABRT):
+            return True
+        return bool(self._kills.explain())
+
     def _tell(self, rank: int, text: str, now: float, is_early: bool) -> None:
-        """Print why a rank has ended: on rank 0, or on another one if that does not do it."""
+        """Print why a rank has ended. Rank 0 prints it; another rank does if rank 0 itself has ended, or has
+        not printed it in time."""
         self._first_at = self._first_at or now
-        is_mine = self._rank == 0 or rank == 0 or now - self._first_at >= _LOSS
-        if rank == self._rank or not is_mine:
+        is_in_turn = self._rank == 0 or rank == 0 or now - self._first_at >= _LOSS
+        if rank == self._rank or not is_in_turn:
             return
         self._told = True
+        # our launcher prints the ends of the processes of its node, except for exit code 0
         if _PARENT in os.environ and rank in self._node and not is_early:
             return
+        # the first rank that writes its number prints the line
         mine = str(self._rank)
         if self._board.write_first("told", mine) == mine:
             print_line(text)
 
     def _tell_alone(self, now: float, gives_up: bool) -> None:
-        """Print why a rank has ended if the store has ended with it: on the lowest rank of each machine."""
+        """Print why a rank has ended if the store has ended, too. The lowest rank of each machine does it."""
         self._lost_at = self._lost_at or now
         alive = [rank for rank, process in self._local.items() if not process.has_ended()]
         if self._rank > min([*alive, self._rank]) or _PARENT in os.environ:
             return
-        known = [text for rank, text in self._texts.items() if text and (gives_up or rank not in self._early)]
-        if known:
-            text = known[0].partition(" ")[2]
+        reasons = []
+        for rank, reason in self._texts.items():
+            if reason and (gives_up or rank not in self._early):
+                reasons.append(reason)
+        if reasons:
+            text = reasons[0].partition(" ")[2]
         elif 0 not in self._local and now - self._lost_at > _CALM:
             holder = self._name(0)
             if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
@@ -128,7 +152,7 @@ class RankEnds:
         print_line(text)
 
     def explain(self) -> bool:
-        """Wait for the reason why this rank has lost contact with another one, and print it; return whether
+        """Wait for the reason why this rank has lost contact with another one, and print it. Return whether
         there is one. The main thread calls it before this rank ends."""
         deadline = time.monotonic() + _LOSS
         while (now := time.monotonic()) < deadline:
@@ -150,8 +174,8 @@ class RankEnds:
         self._board.write_first(_FIRST, f"{self._rank} {self._name(self._rank)} ended with {reason}")
 
     def announce_early(self) -> None:
-        """Tell the others that this process ends by sys.exit(), or with its script, and the run may not have
-        ended: if others then lose contact, this is the reason."""
+        """Tell the others that this process ends by sys.exit() or at the end of its script. If they lose
+        contact, this is the reason: for them the run has not ended."""
         text = f"{self._name(self._rank)} ended by itself, before the others"
         self._board.write_first(_EARLY, f"{self._rank} {text}")
 
@@ -160,8 +184,8 @@ class RankEnds:
         self._board.write(f"left/{self._rank}", "lost contact")
 
     def has_lost_first(self) -> bool:
-        """Return whether rank 0 has ended or cannot be reached, after announce_loss(). The main thread calls
-        it: it waits for some seconds at most, and only as long as nothing is known of rank 0."""
+        """Return whether rank 0 has ended or cannot be reached. The main thread calls it after
+        announce_loss(). It waits for some seconds at most, until something is known of rank 0."""
         deadline = time.monotonic() + _LOSS
         while time.monotonic() < deadline:
             if 0 in self._local and self._local[0].has_ended():

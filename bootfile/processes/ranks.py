@@ -80,8 +80,11 @@ def store() -> "Store | None":
 
 
 def broadcast_object(value: T, source: int = 0, is_known: bool = False) -> T:
-    """Return the value of one rank on every rank: tensors on the CPU and plain types, whose reading runs no
-    code. is_known: this rank has the value."""
+    """Return the value of one rank on every rank.
+
+    value: of tensors and plain types, whose reading runs no code. Other ranks get tensors on the CPU.
+    is_known: this rank has an equal value, and gets its own back.
+    """
     if world_size() == 1:
         return value
     data = _encode(value if rank() == source else None)
@@ -136,7 +139,7 @@ def call_on_first(function: Callable[[], T]) -> T:
 
 
 def gather_objects(value: T) -> list[T]:
-    """Return the values of all ranks on every rank. They are as those of broadcast_object()."""
+    """Return the values of all ranks on every rank. The types are those of broadcast_object()."""
     if world_size() == 1:
         return [value]
     data = _encode(value)
@@ -179,7 +182,7 @@ def maxima(values: torch.Tensor) -> list[float]:
 
 
 def total(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return on every rank the sum of the values over all ranks. device: as for maximum()."""
+    """Return on every rank the sum of the values over all ranks. device: one that the backend supports."""
     if is_initialized():
         values = values.to(device)
         torch.distributed.all_reduce(values)
@@ -193,6 +196,7 @@ def digest(tensor: torch.Tensor) -> torch.Tensor:
         tensor = torch.view_as_real(tensor)
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     bits = tensor.view(integers[tensor.element_size()])
-    # an odd factor made of the upper half of the bits: two changes that cancel out in a plain sum do not here
-    # a smaller shift would not notice one sign in 2^shift: the changes of the bits and of the factor cancel
-    return (bits * ((bits >> 4 * tensor.element_size()) * 2 + 1)).sum(dtype=torch.int64)
+    # each element has an odd factor of its upper half: two changes that cancel in a plain sum do not here. A
+    # smaller shift would not notice one sign in 2^shift: the changes of the bits and of the factor cancel
+    upper_half = bits >> 4 * tensor.element_size()
+    return (bits * (upper_half * 2 + 1)).sum(dtype=torch.int64)

@@ -38,10 +38,11 @@ _VERBS = {
 
 
 class Clock:
-    """When a run has moved last, and after how many seconds it is stuck. It has no thread.
+    """When a run has moved last, and after how many seconds without progress it is stuck. It has no thread.
 
-    step: the steps before the first. after: seconds without the end of a step; 0: never. timeout: seconds
-    after which a collective fails; None if it is not known.
+    step: the number of steps done so far.
+    after: the shortest time without progress after which the run is stuck, in seconds; 0: it never is.
+    timeout: seconds after which a collective fails; None if it is not known.
     """
 
     def __init__(self, step: int, after: float, timeout: float | None):
@@ -52,18 +53,19 @@ class Clock:
         self.model: Any = None  # in the mode of evaluation while a loop evaluates it
         self.patience = min(_PATIENCE, _PATIENCE_SHARE * timeout) if timeout else _PATIENCE
         self._timeout = timeout
-        self._is_longer = True
-        self._durations: collections.deque[float] = collections.deque(maxlen=_STEPS)
-        self._next = 0.0  # seconds without progress after which the next line is due; 0: none was due
+        # whether more than a step happens until the next note(): an evaluation, a save or the first step
+        self._has_more = True
+        self._durations: collections.deque[float] = collections.deque(maxlen=_STEPS)  # seconds of steps
+        self._not_before = 0.0  # seconds without progress before which no further line comes
 
     def note(self, step: int, is_longer: bool = False) -> None:
-        """Note the end of a step. is_longer: before the next one ends, the run evaluates or saves."""
+        """Note the end of a step. is_longer: the run evaluates or saves before the next step ends."""
         now = time.monotonic()
-        if not self._is_longer:
+        if not self._has_more:
             self._durations.append(now - self.at)
         self.at = now
         self.step = step
-        self._is_longer = is_longer
+        self._has_more = is_longer
 
     def touch(self) -> None:
         """Note that something else has ended: a save or an evaluation."""
@@ -76,12 +78,15 @@ class Clock:
     def limit(self) -> float:
         """Return the seconds without progress after which the run is stuck."""
         limit = self.step_limit()
-        if self._is_longer or not (self.model is None or self.model.training):
+        is_evaluating = self.model is not None and not self.model.training
+        if self._has_more or is_evaluating:
             limit *= _LONGER
-        return min(limit, _SHARE * self._timeout) if self._timeout else limit
+        if self._timeout:
+            limit = min(limit, _SHARE * self._timeout)
+        return limit
 
     def step_limit(self) -> float:
-        """Return that of a step without an evaluation and a save."""
+        """Return the seconds after which a step without an evaluation or a save is stuck."""
         median = statistics.median([*self._durations]) if self._durations else 0.0
         return max(self.after, _MEDIANS * median)
 
@@ -94,31 +99,32 @@ class Clock:
         return self.idle(now) < _LONGER * self.after
 
     def is_due(self, now: float, turn: float = 0.0) -> bool:
-        """Return whether a line is due. turn: seconds that another rank may take for it."""
+        """Return whether a line about a run that does not move is due. turn: seconds more, in which a rank
+        before this one may print it."""
         idle = self.idle(now)
         limit = self.limit()
-        if idle < limit:
-            self._next = 0.0
-        return self.after > 0 and idle >= max(limit + turn, self._next)
+        if idle < limit:  # the run has moved since the last line
+            self._not_before = 0.0
+        return self.after > 0 and idle >= max(limit + turn, self._not_before)
 
     def postpone(self, now: float) -> None:
-        """Look again later: a rank still moves."""
-        self._next = self.idle(now) + max(self.after / 2, _SHORTEST_POSTPONED)
+        """Let the next line come some time later: a rank still moves."""
+        self._not_before = self.idle(now) + max(self.after / 2, _SHORTEST_POSTPONED)
 
     def end_call(self, now: float) -> None:
-        """Let the next line come when twice the time has passed."""
-        self._next = 2 * self.idle(now)
+        """Let the next line come when the run has been stuck for twice as long."""
+        self._not_before = 2 * self.idle(now)
 
 
 class Pulse:
-    """The beats of this process. `files`: what Seen needs."""
+    """The beats of this process, which other processes of the node read. `files`: what Seen needs for it."""
 
     def __init__(self) -> None:
         self._file = stacks.make_file("beats")
         self.files = {"pid": os.getpid(), "beats": self._file, "dump": stacks.write_on_signal()}
 
     def beat(self, clock: Clock) -> None:
-        """Note that Python runs now."""
+        """Write that Python runs now, and what another process has to know to print the line."""
         beat = [time.monotonic(), clock.beat_limit(), clock.at, clock.step]
         os.ftruncate(self._file, 0)
         os.write(self._file, json.dumps(beat).encode())
@@ -128,10 +134,14 @@ class Pulse:
 
 
 class Report:
-    """Prints the line, and writes the stacks to a folder.
+    """Prints the line about a run that does not move, and writes the stacks to a folder.
 
-    exits: end the process after a line. name: returns the words for a list of ranks. show: returns the stacks
-    of this process. `line`: the last one of this process. `is_ending`: the thread ends the process.
+    exits: end the process after a line.
+    name: returns the words for a list of ranks.
+    show: returns the stacks of this process.
+
+    `line`: the last line that this process has printed.
+    `is_ending`: the watching thread ends the process.
     """
 
     def __init__(self, folder: str, exits: bool, name: Callable[[list[int]], str], show: Callable[[], str]):
@@ -145,7 +155,7 @@ class Report:
         self._writer: threading.Thread | None = None
 
     def show(self, clock: Clock, idle: float, places: Mapping[int, Place]) -> None:
-        """Print the line. places: by rank."""
+        """Print the line about a run that does not move for `idle` seconds. places: rank -> its place."""
         self.line = compose(idle, clock.step + 1, places, self._name, self.folder)
         self._stuck = (clock.at, clock.step + 1)
         if self.exits:
@@ -162,15 +172,15 @@ class Report:
             self._stuck = None
 
     def end_call(self) -> None:
-        """End the process after a line, if it was asked to."""
+        """End the process if `exits`. The watching thread calls it after a line of any rank."""
         if self.exits:
-            if self.line:  # this rank may hold the store
+            if self.line:  # this rank may hold the store: the others read there that they end, too
                 time.sleep(_FAREWELL)
             errors.leave(errors.LOST_CONTACT)
 
     def write_stacks(self, rank: int, clock: Clock, now: float, text: str = "") -> None:
-        """Write the stacks of a rank to its file, in a thread: the mount may hang. text: those of another
-        process."""
+        """Write the stacks of a rank to its file, in a thread: the mount may hang. text: the stacks (default:
+        those of this process)."""
         if self._writer and self._writer.is_alive():
             return
         when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -194,7 +204,7 @@ def write_file(folder: str, rank: int, text: str) -> None:
 def compose(
     idle: float, step: int, places: Mapping[int, Place], name: Callable[[list[int]], str], folder: str
 ) -> str:
-    """Return the line about a run that does not move: the ranks that are at the same place together."""
+    """Return the line about a run that does not move. It names ranks that are at the same place together."""
     groups: dict[Place, list[int]] = {}
     for rank, place in places.items():
         groups.setdefault(place, []).append(rank)

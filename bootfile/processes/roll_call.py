@@ -23,8 +23,12 @@ DONE = "done"  # at left/RANK in the store: its loop has ended
 
 
 class RollCall:
-    """The calls of a run. count: of its ranks. local: the others of this node. here: returns the place of
-    this rank, and whether it moves."""
+    """The calls of a run, in which each rank writes its place.
+
+    count: the number of ranks.
+    local: the other ranks of this node.
+    here: returns (the place of this rank, whether it moves). It gets the time.
+    """
 
     def __init__(
         self,
@@ -44,14 +48,14 @@ class RollCall:
         self._report = report
         self._here = here
         self._number = 0  # the number of the last call
-        self._asked = 0  # the last one of this rank
-        self._opened_at: float | None = None  # when this rank has learnt of it; None: it has ended
-        self._moved_at = 0.0  # when the run had moved last, at that time
-        self._answered_for = set[int]()  # ranks of this node, in this call
+        self._asked = 0  # the number of the last call that this rank has made
+        self._opened_at: float | None = None  # when this rank has learnt of the last call; None: it has ended
+        self._moved_at = 0.0  # when the run had moved last before that
+        self._answered_for = set[int]()  # ranks of this node whose places this rank has written in this call
         self._silent_since: float | None = None  # since when the store does not answer
 
     def look(self, now: float) -> None:
-        """Answer a call, or make one if the run does not move. The thread calls it in each of its rounds."""
+        """Answer a call, or make one if the run does not move. The watching thread calls it repeatedly."""
         number = self._board.count("call")
         if number is None:
             self._look_alone(now)
@@ -75,7 +79,7 @@ class RollCall:
             [result] = self._board.read(f"result/{number}") or [""]
         if result:
             self._end_call(now, result == "moves")
-        elif now - self._opened_at > 2 * self._clock.patience:  # the rank that has asked cannot do more
+        elif now - self._opened_at > 2 * self._clock.patience:  # the rank that has made the call has stopped
             self._opened_at = None
 
     def call(self) -> int | None:
@@ -122,18 +126,21 @@ class RollCall:
             if place is None:
                 continue
             self._answered_for.add(rank)
-            answered = json.loads(self._read("state").get(rank) or "{}").get("call") == self._number
-            if answered:  # it was only slow, as one that asks its workers
+            state = json.loads(self._read("state").get(rank) or "{}")
+            if state.get("call") == self._number:  # it was only slow, and has answered itself
                 continue
             self._write(rank, place, place == PAUSED, now)
             if place.verb == HELD:
                 self._report.write_stacks(rank, self._clock, now, seen.dump)
 
     def _conclude(self, now: float, is_late: bool) -> str:
-        """Print the line unless a rank still moves, and return the result of the call; "" to try it again.
-        is_late: ranks that have not answered are silent."""
-        states = {rank: json.loads(text or "{}") for rank, text in self._read("state").items()}
-        states = {rank: state for rank, state in states.items() if state.get("call") == self._number}
+        """Print the line unless a rank still moves. Return the result of the call, "moves" or "stuck", or ""
+        to wait for more answers. is_late: do not wait; ranks that have not answered are silent."""
+        states = {}
+        for rank, text in self._read("state").items():
+            state = json.loads(text or "{}")
+            if state.get("call") == self._number:
+                states[rank] = state
         left = self._read("left")
         if not states or not left:  # the store does not answer any more
             return ""
@@ -145,18 +152,18 @@ class RollCall:
             elif left[rank] == DONE:  # it may evaluate, or wait for the others
                 places[rank] = Place(ENDED, "its loop")
         # the answers may be some seconds old: a step may have ended since
-        result = "stuck"
         if self._clock.at > self._moved_at or any(state["moves"] for state in states.values()):
             result = "moves"
         elif not is_late and Place(SILENT, "") in places.values():
             return ""
         else:
+            result = "stuck"
             self._report.show(self._clock, max(state["idle"] for state in states.values()), places)
         self._board.write(f"result/{self._number}", result)
         return result
 
     def _end_call(self, now: float, moves: bool) -> None:
-        """Do what follows a call, on each rank."""
+        """Choose the time of the next line, and end the process if the run is stuck and the user wants it."""
         self._opened_at = None
         if moves:
             self._clock.postpone(now)
@@ -179,8 +186,9 @@ class RollCall:
             for rank in range(self._count):
                 if rank not in self._local:
                     places.setdefault(rank, Place(SILENT, ""))
-                elif seen := self._local[rank].look(_SILENCE):  # of the others only the store has a place
-                    places[rank] = seen
+                # a rank whose Python runs writes its place to the store only: the line lacks it
+                elif blocked := self._local[rank].look(_SILENCE):
+                    places[rank] = blocked
             self._report.show(self._clock, self._clock.idle(now), dict(sorted(places.items())))
         self._end_call(now, moves)
 

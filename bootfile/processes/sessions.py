@@ -84,7 +84,7 @@ def _read_processes(wanted: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _ask_psutil() -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the same for a system without /proc; nothing without the package psutil."""
+    """Yield the living processes, on a system without /proc; none without the package psutil."""
     try:
         import psutil
     except ImportError:
@@ -106,7 +106,7 @@ def kill(tasks: list[subprocess.Popen[bytes]], mark: str) -> None:
     for their end. `bootfile prove` and `launch simulate` call it at the end, also after an error."""
     end(tasks, signal.SIGKILL)
     deadline = time.monotonic() + 10
-    while True:  # again: some may just have forked
+    while True:  # repeatedly: a process may have forked another one before it was killed
         pids = find(mark)
         if not pids or time.monotonic() >= deadline:
             break

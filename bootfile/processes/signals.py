@@ -25,9 +25,10 @@ from bootfile.processes import texts
 if TYPE_CHECKING:  # a job imports this module before torch
     from torch._C._distributed_c10d import Store
 
-_FREE = {getattr(signal, name) for name in ("SIGUSR1", "SIGXCPU", "SIGPWR") if hasattr(signal, name)}
-SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP, *sorted(_FREE))
-_CODES: dict[int, int] = {number: 128 + number for number in (signal.SIGINT, signal.SIGHUP, *_FREE)}
+# signals that a job may use itself: they stop it only if it has no handler for them
+_OPTIONAL = {getattr(signal, name) for name in ("SIGUSR1", "SIGXCPU", "SIGPWR") if hasattr(signal, name)}
+SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP, *sorted(_OPTIONAL))
+_CODES: dict[int, int] = {number: 128 + number for number in (signal.SIGINT, signal.SIGHUP, *_OPTIONAL)}
 SAME_PRESS = 0.5  # seconds: for one Ctrl-C both the terminal and the launcher send SIGINT
 
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded before any fork
@@ -92,9 +93,9 @@ def unwind_within(seconds: float) -> None:
 
 
 def identify(rank: int, token: str) -> None:
-    """Name this process to the others of its job, when they have met: before watch().
+    """Set the rank and the token with which this process sends requests to stop. Call it before watch().
 
-    token: only they know it; a request to stop has it.
+    token: a text that only the processes of the job know; a request without it is ignored.
     """
     global _rank, _token
     _rank = rank
@@ -109,14 +110,16 @@ def defer(report: Callable[[int], object]) -> None:
 
 
 def watch(grace: float, store: "Store | None" = None) -> None:
-    """Make SIGNALS only set asked(), but those that the user ignores or the job handles; the job stops at its
-    next step. The loop calls it on each rank when training begins.
+    """Let a signal stop the job at its next step: from now on SIGNALS only set asked().
 
-    If the process still runs `grace` seconds after a signal, it ends with exit_code(). A second SIGINT ends
-    it at once. Call it once, in the main thread: another one has a warning, as Python gives it no handlers. A
-    forked child (a DataLoader's worker) ignores the signals: its parent ends it (forked_signals.py). store:
-    the processes of the job share a signal through it. A platform may signal one node only, and ranks that
-    evaluate do not communicate otherwise.
+    The loop calls it on each rank when training begins, in the main thread: in another thread, where Python
+    allows no handlers, it prints a warning. Signals that the user ignores or the job handles stay as they
+    are. A forked child (a DataLoader's worker) ignores the signals; its parent ends it (forked_signals.py).
+
+    grace: the process ends with exit_code() if it still runs so many seconds after a signal. A second SIGINT
+        ends it at once.
+    store: shared by the processes of the job, which send each other the signal through it. A platform may
+        send it to one node only, and ranks that evaluate do not communicate otherwise.
     """
     global _grace, _store
     if threading.current_thread() is not threading.main_thread():
@@ -139,38 +142,35 @@ def watch(grace: float, store: "Store | None" = None) -> None:
 
 
 def unfollow() -> None:
-    """End the thread that reads the store: a process that ends while it reads is aborted. Wait until the
-    other thread has named the signal that stopped this process. The loop calls it at the end of training."""
+    """End the thread that reads the store, because a process that ends while it reads is aborted. Then wait
+    until the line that names the signal was printed. The loop calls it at the end of training."""
     threads = list(_followed)
-    _followed.clear()  # the thread sees it
+    _followed.clear()  # the thread ends when the list is empty
     for thread in threads:
         thread.join()
     if _number and not _deferred:
         _said.wait(_MOST_TO_SAY)
 
 
-def ignore(worker: int = 0, numbers: Iterable[int] = SIGNALS) -> None:
-    """Ignore signals in a process that a job starts, at its begin: its parent ends it.
-
-    It is also a DataLoader's worker_init_fn: the loader installs handlers of its own after the fork.
-    """
+def ignore(numbers: Iterable[int] = SIGNALS) -> None:
+    """Ignore the signals of a job in a process that it has started, except those that the job uses itself.
+    The process calls this when it begins. Its parent ends it."""
     forget()
     for number in numbers:
-        if number not in _FREE or _is_ours(number):
+        if number not in _OPTIONAL or _is_ours(number):
             signal.signal(number, signal.SIG_IGN)
 
 
 def _is_ours(number: int) -> bool:
-    """Return whether a signal stops the job. watch() asks for each of SIGNALS, ignore() for those of _FREE.
+    """Return whether one of SIGNALS stops the job.
 
-    SIGTERM and SIGUSR2 always stop it, SIGINT and SIGHUP unless they are ignored, as by nohup. A signal of
-    _FREE stops it unless the job ignores it, or has a handler of its own, in Python or in C (faulthandler).
+    SIGTERM and SIGUSR2 always stop it, SIGINT and SIGHUP unless they are ignored, as by nohup. One of
+    _OPTIONAL stops it unless the job ignores it or has a handler for it, in Python or in C (faulthandler).
     """
-    # nohup and background shells do not ignore these two
     if number in (signal.SIGTERM, signal.SIGUSR2):
         return True
     handler = signal.getsignal(number)
-    if number not in _FREE:
+    if number not in _OPTIONAL:
         return handler != signal.SIG_IGN
     if handler == _note:
         return True
@@ -186,7 +186,7 @@ def catches(pid: int, number: int) -> bool:
 
 
 def forget() -> None:
-    """Undo end_on_interrupt(): the caller handles the signals itself, as a process that starts others."""
+    """Undo end_on_interrupt(), in a process that handles the signals itself."""
     signal.set_wakeup_fd(-1)
 
 
@@ -202,7 +202,7 @@ def _start() -> None:
     global _reader, _shared
     if _reader is not None:
         return
-    _shared = mmap.mmap(-1, 1)
+    _shared = mmap.mmap(-1, 1)  # one byte that children share, see forked_signals.py
     _reader, writer = os.pipe()
     # a full pipe must not hold the handler of a signal
     os.set_blocking(writer, False)
@@ -219,7 +219,8 @@ def _before_fork() -> None:
 
 
 def _ignore_others() -> None:
-    ignore(numbers=set(SIGNALS) - {signal.SIGTERM})
+    """Ignore all signals of a job except SIGTERM, in a forked child."""
+    ignore(set(SIGNALS) - {signal.SIGTERM})
 
 
 def _note(number: int, frame: FrameType | None) -> None:
@@ -240,11 +241,12 @@ def _listen(reader: int) -> None:
                 interrupted_at = now
                 if not _watching.is_set():
                     _call_after(_unwind, _end, INTERRUPTED, "interrupted")
-            # a second press: the first one asks for a checkpoint, this one for an end at once
+            # the first Ctrl-C asks for a checkpoint, the second one for an end at once
             elif now - interrupted_at > SAME_PRESS:
                 _end(INTERRUPTED, "interrupted again: exiting without another checkpoint")
         # the pipe gets all signals that Python handles, also those that the job handles itself
-        is_ours = number in SIGNALS and (number not in _FREE or signal.getsignal(number) == _note)
+        is_of_job = number in _OPTIONAL and signal.getsignal(number) != _note
+        is_ours = number in SIGNALS and not is_of_job
         if is_ours and _watching.is_set() and not has_asked:  # only the first signal counts
             has_asked = True
             _ask(number)
@@ -260,7 +262,7 @@ def _ask(number: int) -> None:
     if _deferred:
         _deferred(number)
         return
-    if _asked.is_set():  # another process was faster, and has been named
+    if _asked.is_set():  # another process has asked before, and its signal was printed
         _said.set()
         return
     _stop()  # before any call that could block or fail: the log may be closed
@@ -294,7 +296,7 @@ def _end(code: int | None, text: str) -> None:
 
 
 def _follow(store: "Store") -> None:
-    """Look twice a second for a request of another process, until the job stops: a thread of watch()."""
+    """Look twice a second for a request of another process until the job stops, in a thread of watch()."""
     with contextlib.suppress(RuntimeError):  # the store's process has ended
         while not _asked.wait(_POLL) and _followed:
             look(store)

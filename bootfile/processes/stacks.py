@@ -93,26 +93,29 @@ def show(stack: Stack) -> Iterator[str]:
 
 
 def find_place(stack: Stack) -> Place:
-    """Return where a stack is: in a collective or a backward pass, or else in the newest line that belongs to
-    no library."""
-    # the newest frames are those of libraries, and tell what is called; below them is the user's line
-    library = []
-    rest = []
+    """Return the place that a stack shows: a collective or a backward pass, or else the newest function that
+    belongs to no library; with the line of the program that it is at."""
+    # the newest frames are those of libraries; below them is the line of the program that has called them
+    called = []
+    program = []
     for frame in stack:
-        if rest or not (_is_library(frame.file) or frame.function in _WRAPPERS):
-            rest.append(frame)
+        is_called = _is_library(frame.file) or frame.function in _WRAPPERS
+        if program or not is_called:
+            program.append(frame)
         else:
-            library.append(frame)
-    newest = (rest or stack or [Frame("?", 0, "?")])[0]
-    where = f"({os.path.basename(newest.file)}:{newest.line})"
-    collectives = [frame.function for frame in library if _DISTRIBUTED in frame.file]
-    named = [function for function in collectives if function != "wrapper"]  # torch's decorator
-    # the outermost: the function that the loop has called, not one inside of it
-    if named:
-        return Place(WAITS, f"{named[-1]} {where}")
-    if any(frame.function == "backward" for frame in library):  # DistributedDataParallel waits in it
-        return Place(WAITS, f"backward {where}")
-    return Place(IN, f"{newest.function} {where}")
+            called.append(frame)
+    newest = (program or stack or [Frame("?", 0, "?")])[0]
+    line = f"({os.path.basename(newest.file)}:{newest.line})"
+    collectives = []
+    for frame in called:
+        if _DISTRIBUTED in frame.file and frame.function != "wrapper":  # torch's decorator
+            collectives.append(frame.function)
+    if collectives:
+        # the oldest is the function that the program has called; the others are inside of it
+        return Place(WAITS, f"{collectives[-1]} {line}")
+    if any(frame.function == "backward" for frame in called):  # DistributedDataParallel waits in it
+        return Place(WAITS, f"backward {line}")
+    return Place(IN, f"{newest.function} {line}")
 
 
 def waits_for_data(stack: Stack) -> bool:
@@ -163,9 +166,12 @@ def make_file(name: str) -> int:
 
 
 def write_on_signal() -> int:
-    """Let this process, and those that are forked from it, write their stacks for ask(), and return the
-    descriptor of the file. C code does it, also while other C code holds the lock of Python. The file stays
-    open until the process ends. If the signal is not free, ask() gets nothing."""
+    """Let this process, and those that are forked from it, write their stacks to a file in memory at the
+    signal of ask(). Return the descriptor of the file, which stays open until the process ends.
+
+    C code writes them, also while other C code holds the lock of Python. If the program uses the signal
+    itself, nothing is written.
+    """
     global _file
     if _file is None:
         _file = make_file("stacks")
@@ -176,18 +182,22 @@ def write_on_signal() -> int:
 
 
 def ask(pid: int, owner: int, descriptor: int) -> str:
-    """Return the stacks of a process of this node; "" if it does not write them. owner, descriptor: a process
-    that has the file of write_on_signal() open, and its number there."""
+    """Return the stacks of a process of this node; "" if it does not write them.
+
+    owner, descriptor: a process that has the file of write_on_signal() open, and its descriptor there.
+    """
     text = b""
-    # without a handler the signal would end it
+    # without a handler the signal would end the process
     if _SIGNAL <= 0 or not signals.catches(pid, _SIGNAL):
         return ""
     with contextlib.suppress(OSError), open(f"/proc/{owner}/fd/{descriptor}", "r+b", buffering=0) as file:
         file.truncate(0)
         os.kill(pid, _SIGNAL)
         deadline = time.monotonic() + _ANSWER
-        # until it writes no more
-        while time.monotonic() < deadline and not (text and len(text) == os.fstat(file.fileno()).st_size):
+        while time.monotonic() < deadline:
+            # all is written when the file does not grow any more
+            if text and len(text) == os.fstat(file.fileno()).st_size:
+                break
             text = os.pread(file.fileno(), _MOST_BYTES, 0)
             time.sleep(0.02)
     return text.decode(errors="replace")

@@ -52,11 +52,15 @@ _is_hooked = False
 
 
 class Watch:
-    """The thread that looks at the clock of a run.
+    """The thread that watches whether a run moves. Make one on every rank: they exchange facts about each.
 
-    folder: of the results. step: the steps before the first. after: seconds without the end of a step; 0:
-    never. exits: end the process after the line. tells_ends: say why a rank has died. Every rank makes one:
-    they exchange what they know of themselves. `at_loss`: called when this rank has lost another one.
+    folder: the output folder.
+    step: the number of steps done so far.
+    after: the shortest time without progress after which the run is stuck, in seconds; 0: it never is.
+    exits: end the process after the line about a run that is stuck.
+    tells_ends: print why a rank has died.
+
+    `at_loss`: called when this rank has lost contact with another one.
     """
 
     def __init__(self, folder: str, step: int, after: float, exits: bool, tells_ends: bool = True):
@@ -81,8 +85,8 @@ class Watch:
             self._meet()
 
     def _meet(self) -> None:
-        """Exchange what the ranks know of themselves, on every rank."""
-        # a job of one process has none
+        """Exchange the process ids and the files of all ranks, and make what several ranks need."""
+        # a job of one process needs none of these
         from bootfile.processes import board, node, nodes, rank_ends, roll_call
 
         machine = ""
@@ -101,19 +105,19 @@ class Watch:
             rank, len(facts), self._local, self._board, self.clock, self.report, self.find_place
         )
         processes = {other: seen.process for other, seen in self._local.items()}
-        [mine] = [each.ranks for each in self._nodes if rank in each.ranks]
+        [ranks_of_node] = [node.ranks for node in self._nodes if rank in node.ranks]
 
         def name(other: int) -> str:
             return f"{self.name([other])} (pid {facts[other][2]['pid']})"
 
-        self.ends = rank_ends.RankEnds(rank, processes, mine, self._board, name)
+        self.ends = rank_ends.RankEnds(rank, processes, ranks_of_node, self._board, name)
         for process in processes.values():
             if process.descriptor is not None:
                 self._poll.register(process.descriptor, select.POLLIN)
 
     def start(self) -> None:
-        """Start the thread, and the process of node.py once on each node."""
-        self._pulse.beat(self.clock)  # the lock may be held before the thread has looked once
+        """Start the thread, and on the first rank of each node the process of node.py."""
+        self._pulse.beat(self.clock)  # C code may hold the lock of Python before the thread writes a beat
         if self.clock.after or self.calls:
             self._thread.start()
         files = {rank: seen.files for rank, seen in self._local.items()} | {ranks.rank(): self._pulse.files}
@@ -127,7 +131,7 @@ class Watch:
                 self._speaker = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
     def stop(self, is_early: bool) -> None:
-        """End the threads. is_early: the process ends by sys.exit() or with its script, the run may not."""
+        """End the threads. is_early: this process ends, by sys.exit() or with its script, before the run."""
         self._is_stopped.set()
         if self._speaker:
             self._speaker.kill()
@@ -141,7 +145,7 @@ class Watch:
             else:
                 self._board.write(f"left/{ranks.rank()}", "done")
             self._board.close()
-        if self._thread.is_alive():  # it uses these files
+        if self._thread.is_alive():  # it still uses the files below
             return
         for seen in self._local.values():
             seen.process.close()
@@ -150,23 +154,28 @@ class Watch:
         os.close(self._writer)
 
     def name(self, members: list[int]) -> str:
-        """Return "rank 3 on node b", or "ranks 0-2, 4". The node is named if there are several, and all
-        members are on one of them."""
+        """Return ranks in words: "rank 3 on node b", or "ranks 0-2, 4" if the job has only one node or they
+        are on several."""
         if not self._nodes:
             return "the process"
         from bootfile.processes.nodes import show
 
-        names = [each.name for each in self._nodes if {*members} <= {*each.ranks}]
-        return show(members) + (f" on node {names[0]}" if names and len(self._nodes) > 1 else "")
+        text = show(members)
+        if len(self._nodes) > 1:
+            for node in self._nodes:
+                if set(members) <= set(node.ranks):
+                    return f"{text} on node {node.name}"
+        return text
 
     def _run(self) -> None:
-        """Look at the clock until stop(): the thread "stuck"."""
+        """Call look() until stop(): the thread "stuck"."""
         while not self._is_stopped.is_set():
             pause = _LONGEST_LOOK
             if self.clock.after:
                 pause = min(pause, self.clock.step_limit() / _LOOKS)
             began = time.monotonic()
-            for descriptor, _ in self._poll.poll(1000 * pause):  # a rank of this node ends, or the run
+            # the wait ends early if a rank of this node ends, or at stop()
+            for descriptor, _ in self._poll.poll(1000 * pause):
                 self._poll.unregister(descriptor)
             now = time.monotonic()
             if now - began > pause + _PAUSE * max(1.0, pause):
@@ -175,18 +184,18 @@ class Watch:
                 self.look(now)
 
     def _note_pause(self, now: float, seconds: float) -> None:
-        """Note that no thread of this process ran for some seconds. If it was stopped alone, the others have
-        said so: rank 0 prints a line for the case that all were stopped at once."""
+        """Note that no thread of this process ran for some seconds. Rank 0 prints a line about it: if all
+        processes were stopped at once, no other one could."""
         self.clock.floor = now
         if 0 < self.clock.after <= seconds and ranks.is_first():
             text = f"nothing moved for {seconds:.0f} s at step {self.clock.step + 1}: "
             print_line(f"{text}{self.name([0])} was stopped, or C code held its lock of Python")
 
     def look(self, now: float) -> None:
-        """Do what is due: the thread calls it in each of its rounds."""
+        """Print what is due. The thread calls it repeatedly."""
         clock = self.clock
         self._pulse.beat(clock)
-        if waits.batches != self._batches:  # an evaluation reads batches
+        if waits.batches != self._batches:  # batches were read, for example by an evaluation
             self._batches = waits.batches
             clock.at = max(clock.at, now)
         self.report.note_progress(clock)
@@ -205,7 +214,8 @@ class Watch:
             self.report.end_call()
 
     def explain(self, error: BaseException) -> None:
-        """Tell the other ranks the error of this one. If it may be the loss of another rank, say why."""
+        """Tell the other ranks about an error that ends this one. If the error may come from the end of
+        another rank, wait for the reason of that and print it."""
         first_line = next(iter(str(error).splitlines()), "")
         is_contact = _CONTACT.search(f"{type(error).__name__} {first_line}")
         if not (isinstance(error, RuntimeError) and is_contact):
@@ -222,21 +232,22 @@ class Watch:
                 self.ends.tell_silent(self.calls.find_silent(number), self.name)
 
     def find_place(self, now: float) -> tuple[Place, bool]:
-        """Return where this process is, and whether it moves."""
+        """Return where the loop of this process is, and whether it moves or has a reason to take so long."""
         frames = sys._current_frames()
         stack = stacks.read(frames.get(self._main))
         place = stacks.find_place(stack)
-        moves = self.clock.idle(now) < self.clock.limit() or stacks.is_at_rest(stack)
-        if stacks.is_compiling(stack) and self.clock.may_compile(now):
-            moves = True
-        if not moves and stacks.waits_for_data(stack):
+        is_in_time = self.clock.idle(now) < self.clock.limit()
+        compiles = stacks.is_compiling(stack) and self.clock.may_compile(now)
+        if is_in_time or compiles or stacks.is_at_rest(stack):
+            return place, True
+        if stacks.waits_for_data(stack):
             place = self._find_read(frames) or place
-        return place, moves
+        return place, False
 
     def _find_read(self, frames: dict[int, Any]) -> Place | None:
-        """Return where the thread or the worker is whose batch the loop waits for."""
+        """Return where the thread or worker is whose batch the loop waits for; None if it is not known."""
         reads = waits.reads.copy()
-        for thread in sorted(reads, key=reads.__getitem__):  # that which began first
+        for thread in sorted(reads, key=reads.__getitem__):  # the thread that began first
             if thread != self._main:
                 name = stacks.find_place(stacks.read(frames.get(thread))).name
                 return Place(IN, f"{name} in a thread of the loader")
@@ -280,7 +291,7 @@ def start(folder: str, step: int, after: float, exits: bool = False, tells_ends:
 
 
 def stop(is_early: bool = False) -> None:
-    """End the watch of the run, if there is one. is_early: the process ends, and the run may not."""
+    """Stop watching the run, if one is watched. is_early: this process ends before the run does."""
     global _watch
     watch = _watch
     _watch = None
@@ -289,8 +300,8 @@ def stop(is_early: bool = False) -> None:
 
 
 def explain(error: BaseException) -> None:
-    """Say which rank has died, before this one ends with an error that this may have caused. After a time
-    limit of a collective the last line about a run that does not move is repeated.
+    """Print which rank has died, if this may be the cause of an error that ends this process. If a collective
+    has reached its time limit, print the last line about a run that does not move again.
 
     The main thread calls it on each rank before the error is printed. It waits for some seconds at most.
     """
@@ -304,8 +315,8 @@ def explain(error: BaseException) -> None:
 
 
 def has_lost_first() -> bool:
-    """Return whether rank 0 has ended, as far as this rank, which has lost contact with some rank, learns
-    within some seconds. The main thread calls it before this process ends."""
+    """Return whether rank 0 has ended. A rank that has lost contact with another one calls it in its main
+    thread before it ends. It waits for some seconds at most."""
     return _watch is not None and _watch.ends is not None and _watch.ends.has_lost_first()
 
 
@@ -331,7 +342,7 @@ def _forget() -> None:
 
 
 def _register_once() -> None:
-    """Register what a process needs once: the end, forks, and errors."""
+    """Call stop() at the end of this process, _forget() after a fork, and explain() before an error."""
     global _is_hooked
     if _is_hooked:
         return

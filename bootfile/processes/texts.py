@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:  # a build of torch may have no torch.distributed
     from torch._C._distributed_c10d import Store
 
-_SOON = 2.0  # seconds in which a process that was first has written its text
+_SOON = 2.0  # seconds in which the process that was first writes its text
 _POLL = 0.02
 
 
@@ -29,10 +29,11 @@ def read(store: "Store", key: str) -> str:
 
 
 def write_first(store: "Store", key: str, text: str) -> str:
-    """Write a text unless another process was faster. Return that of the first one, for which this waits.
+    """Write a text if this process is the first that does. Return the text of the first process, after it has
+    written it.
 
-    All that write this key call write_first(). A process may be killed before its text is there: then the
-    next one counts.
+    All processes that write this key call write_first(). If the first one is killed before it has written its
+    text, the next text counts.
     """
     if store.add(f"{key}/claimed", 1) > 1:
         deadline = time.monotonic() + _SOON

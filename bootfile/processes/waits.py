@@ -11,8 +11,8 @@ _SOON = 2.0  # seconds
 
 _working = threading.Lock()  # held by the thread of the loop while it does not wait
 _serve: Callable[[], object] | None = None  # function of the last serve_when_stopped()
-reads: dict[int, tuple[float, str]] = {}  # thread -> start, name of the sample that it reads
-batches = 0  # waits that have begun: stuck.py sees that they do
+reads: dict[int, tuple[float, str]] = {}  # thread -> (start, name of the sample that it reads)
+batches = 0  # how many waits have begun: stuck.py takes a new one for progress
 before_next: list[Callable[[], object]] = []  # see call_before_next()
 _only_evaluates = False  # see serve_when_stopped()
 _before_end: Callable[[], object] | None = None  # its function for data that cannot be read
@@ -20,11 +20,11 @@ _before_end: Callable[[], object] | None = None  # its function for data that ca
 
 @contextlib.contextmanager
 def waiting(is_training: bool = True) -> Iterator[None]:
-    """Wait in this block. It does not end while a request to stop is served.
+    """Mark a block in which the loop waits for a batch, so that another thread may save meanwhile. The block
+    does not end before that save does.
 
-    The thread of the loop calls it around each wait for a batch: else two threads could save at once.
-    is_training: the batch is one of the training. While a loop of one's own waits for one of an evaluation,
-    nothing is saved: its model may hold other weights, and what follows the evaluation is a part of the step.
+    is_training: the batch is one of the training. While a loop of one's own waits for a batch of an
+    evaluation, nothing is saved: its model may hold other weights, and what follows is a part of the step.
     """
     global batches
     batches += 1
@@ -56,6 +56,7 @@ def call_before_end(is_training: bool = True) -> None:
 
 
 def _may_save(is_training: bool) -> bool:
+    """Return whether the state may be saved while the loop waits for a batch."""
     return is_training or _only_evaluates
 
 

@@ -25,31 +25,20 @@ REPLACED = "killed processes are replaced, the others stay alive"
 
 
 class Case(NamedTuple):
-    """A run that is compared with another one.
-
-    checks_state: whether states, figures and weights must be equal too.
-    must_differ: whether a difference is right.
-    option: of the job, for a job of Bootfile.
-    value, other: those of the option; the second one is used if the reference has the first one.
-    kills: number of SIGKILLs.
-    stops: number of SIGTERMs, at random moments of the run.
-    against: name of the run with which it is compared.
-    damages: tensors of its checkpoint that are changed: "largest", "all" or "" (none).
-    changes: what is changed around the job, of SURROUNDINGS and THREADS (at a restart).
-    losses: ranks that get a SIGKILL at once, each time at another step; the job replaces them (--elastic).
-    """
+    """A run that is compared with another one."""
 
     name: str
-    checks_state: bool = True
-    must_differ: bool = False
-    option: str = ""
-    value: str = ""
-    other: str = ""
-    kills: int = 0
-    stops: int = 0
-    against: str = REFERENCE
-    damages: str = ""
-    changes: tuple[str, ...] = ()
+    checks_state: bool = True  # states, figures and weights must be equal, too
+    must_differ: bool = False  # the run has to differ from the other one
+    option: str = ""  # of the job, for a job of Bootfile
+    value: str = ""  # of the option
+    other: str = ""  # the value of the option if the reference has `value`
+    kills: int = 0  # number of SIGKILLs
+    stops: int = 0  # number of SIGTERMs, at random moments of the run
+    against: str = REFERENCE  # name of the run with which it is compared
+    damages: str = ""  # tensors of its checkpoint that are changed: "largest", "all" or "" (none)
+    changes: tuple[str, ...] = ()  # what is changed around the job: of SURROUNDINGS; THREADS at a restart
+    # ranks that get a SIGKILL at once, each time at another step; the job replaces them (--elastic)
     losses: tuple[tuple[int, ...], ...] = ()
 
 
@@ -76,12 +65,13 @@ CHANGES = (  # other cases that change one option
 
 
 def environment(changes: Sequence[str] = (), seed: int = 1) -> dict[str, str]:
-    """Return the environment of a run. seed: PYTHONHASHSEED, and one more if it changes, unless the user has
-    set it."""
-    variables = {"PYTHONHASHSEED": str(seed + 1 if HASH in changes else seed)} | dict(os.environ)
+    """Return the environment of a run. seed: for PYTHONHASHSEED, unless the user has set it; HASH adds 1."""
+    if HASH in changes:
+        seed += 1
+    variables = {"PYTHONHASHSEED": str(seed), **os.environ}
     if THREADS in changes:
-        usual = count_in(os.environ, "OMP_NUM_THREADS") or threads.share(1)
-        variables["OMP_NUM_THREADS"] = "1" if usual > 1 else "2"
+        count = count_in(os.environ, "OMP_NUM_THREADS") or threads.share(1)
+        variables["OMP_NUM_THREADS"] = "1" if count > 1 else "2"
     if LISTING in changes:  # Python imports sitecustomize.py of this folder at its start
         folders = filter(None, [_REVERSED, variables.get("PYTHONPATH")])
         variables["PYTHONPATH"] = os.pathsep.join(folders)
@@ -89,16 +79,20 @@ def environment(changes: Sequence[str] = (), seed: int = 1) -> dict[str, str]:
 
 
 def find_unchanged() -> list[str]:
-    """Return lines on what a repeated run does not change here."""
+    """Return a line for each change that the runs cannot have here."""
     seed = os.environ.get("PYTHONHASHSEED")
-    return [] if seed in (None, "random") else [f"{HASH}: the environment has {seed}"]
+    if seed in (None, "random"):
+        return []
+    return [f"{HASH}: the environment has {seed}"]
 
 
 @contextlib.contextmanager
 def working_folder(changes: tuple[str, ...], parent: str) -> Iterator[str | None]:
-    """Make the working folder of a run, and delete it afterwards; None: that of this process. It has links to
-    all that the folder of this process has; links to the neighbours of that one are next to it. parent: a
-    new folder for both."""
+    """Make another working folder, and delete it after the run. Yield its path; None without this change.
+
+    It has links to all entries of the folder of this process. parent: a new folder for it, which has links to
+    the neighbours of the folder of this process.
+    """
     if FOLDER not in changes:
         yield None
         return
@@ -106,7 +100,7 @@ def working_folder(changes: tuple[str, ...], parent: str) -> Iterator[str | None
     place = os.path.join(parent, f"{os.path.basename(here)}-elsewhere")
     os.makedirs(place)
     try:
-        # links, because data may be large; to the neighbours, too, for paths such as ../data
+        # links, because data may be large; the neighbours are for paths such as ../data
         for source, target in ((here, place), (os.path.dirname(here), parent)):
             with contextlib.suppress(PermissionError):  # the parent's: paths with `..` are then not found
                 for name in os.listdir(source):

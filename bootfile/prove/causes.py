@@ -62,8 +62,10 @@ def describe_saved(states: dict[str, dict[str, Any]]) -> Saved:
     """Return what files of tensors have. states: the name of a file -> its content."""
     files: dict[str, list[str]] = {}
     for file, state in states.items():
+        files[file] = []
         is_weights = all(isinstance(value, torch.Tensor) for value in state.values())
-        files[file] = [] if is_weights else [*map(str, state)]  # those of weights are names of tensors
+        if not is_weights:  # the keys of weights are names of tensors, not of objects
+            files[file] = [*map(str, state)]
     kinds = _find_kinds(states)
     return Saved(files, "optimizer" in kinds, "scheduler" in kinds)
 
@@ -82,17 +84,13 @@ def _find_kinds(value: Any) -> set[str]:
 
 
 class Pair(NamedTuple):
-    """A step of the reference, and the one of the restart that should equal it: what the rows of _CAUSES ask.
+    """A step of the restart, and the step of the reference that it should equal, for the rows of _CAUSES."""
 
-    reference: all steps of the reference. number: of this one, from 1. is_first: after the restart.
-    saved: what the restart could read.
-    """
-
-    reference: list[Step]
-    number: int
-    got: Step
-    is_first: bool
-    saved: Saved
+    reference: list[Step]  # all steps of the reference
+    number: int  # of the step that should be equal, from 1
+    got: Step  # the step of the restart
+    is_first: bool  # it is the first step of the restart
+    saved: Saved  # what the restart could read
 
     @property
     def expected(self) -> Step:
@@ -101,20 +99,21 @@ class Pair(NamedTuple):
     @property
     def when(self) -> str:
         """Return the step in words."""
-        return f"step {self.number}{' (the first after the restart)' if self.is_first else ''}"
+        text = f"step {self.number}"
+        return f"{text} (the first after the restart)" if self.is_first else text
 
     @property
-    def option(self) -> str:
-        """Return the name of a number in the parameter groups that differs, "" if it is none of those of the
-        reference. The learning rate comes first: in it the lack of a scheduler shows."""
+    def other_option(self) -> str:
+        """Return the name of an option in the parameter groups whose value differs; "" without one. The
+        learning rate comes first, because it shows that a scheduler is missing."""
         expected, got = self.expected["options"], self.got["options"]
         names = [name for name in expected if expected[name] != got.get(name)]
         return min(names, key=lambda name: not name.endswith(".lr"), default="")
 
     @property
-    def options(self) -> str:
-        """Return in words that this number differs."""
-        name = self.option
+    def option_in_words(self) -> str:
+        """Return in words that other_option() differs, with both values."""
+        name = self.other_option
         what = f"{name.partition('.')[2]} of the optimizer"
         if name.endswith(".lr"):
             what = "the learning rate"
@@ -134,19 +133,19 @@ class Pair(NamedTuple):
         return f"{count} batch{'' if count == 1 else 'es'} in place of {len(self.expected['batches'])}"
 
     @property
-    def usual(self) -> int:
-        """Return the number of the last step of the reference with the batches of the restart, 0 without one:
-        it tells how far the restart is off."""
+    def step_of_batches(self) -> int:
+        """Return the number of the last step of the reference that has the batches of this step; 0 without
+        one. It tells how many steps the data of the restart are off."""
         batches = self.got["batches"]
-        places = [place for place, step in enumerate(self.reference, 1) if step["batches"] == batches]
-        return places[-1] if batches and places else 0
+        numbers = [number for number, step in enumerate(self.reference, 1) if step["batches"] == batches]
+        return numbers[-1] if batches and numbers else 0
 
     @property
     def sources(self) -> list[str]:
-        """Return the sources of random numbers whose state differs, of those from which the training draws
-        most often: a DataLoader draws one number of torch for each epoch, whatever its order is."""
+        """Return the sources of random numbers whose state differs; of several, those from which most steps
+        draw. A DataLoader draws a number of torch in each epoch, so a source with few draws tells little."""
         expected, got = self.expected["random"], self.got["random"]
-        draws = dict.fromkeys(expected, 0)
+        draws = dict.fromkeys(expected, 0)  # source -> steps that draw from it
         for before, after in itertools.pairwise(self.reference):
             for name in draws:
                 draws[name] += before["random"].get(name) != after["random"].get(name)
@@ -164,8 +163,8 @@ class Pair(NamedTuple):
 
 
 class _Cause(NamedTuple):
-    """A row: the part of a step that differs, the cause, and a condition. Of a question, what the files have
-    is the end."""
+    """A row of _CAUSES: the text names the cause if this part of the steps differs and fits(pair) is true. If
+    the text is a question, a sentence on the content of the files follows."""
 
     part: str
     text: str
@@ -173,8 +172,8 @@ class _Cause(NamedTuple):
 
 
 _ORDER = (
-    "the order of the data begins again, {pair.when} has the batch of step {pair.usual}: are the epoch, the "
-    "place in the epoch and the state of the sampler or of its generator in the checkpoint"
+    "the order of the data begins again, {pair.when} has the batch of step {pair.step_of_batches}: are the "
+    "epoch, the place in the epoch and the state of the sampler or of its generator in the checkpoint"
 )
 # from what a restart loads to what follows from it: each row supposes that no row before it fits
 _CAUSES = (
@@ -186,20 +185,21 @@ _CAUSES = (
     _Cause(
         "options",
         "the optimizer has other parameter groups at step {pair.number} than in the reference",
-        lambda pair: not pair.option,
+        lambda pair: not pair.other_option,
     ),
     _Cause(
         "options",
-        "{pair.options}: is the state of the scheduler loaded, after the one of the optimizer, and is the "
-        "step of a warm-up in the checkpoint?",
+        "{pair.option_in_words}: is the state of the scheduler loaded, after the one of the optimizer, and "
+        "is the step of a warm-up in the checkpoint?",
         lambda pair: pair.saved.has_scheduler,
     ),
     _Cause(
         "options",
-        "{pair.options}: is the scheduler in the checkpoint, or the step from which the rate follows?",
+        "{pair.option_in_words}: is the scheduler in the checkpoint, or the step from which the rate "
+        "follows?",
         lambda pair: pair.saved.has_optimizer,
     ),
-    _Cause("options", "{pair.options}: are the optimizer and the scheduler in the checkpoint?"),
+    _Cause("options", "{pair.option_in_words}: are the optimizer and the scheduler in the checkpoint?"),
     _Cause(
         "scale",
         "the scale of GradScaler differs at {pair.when}: {pair.scales}: is the scaler in the checkpoint?",
@@ -225,19 +225,19 @@ _CAUSES = (
     _Cause(
         "batches",
         "{pair.when} has the batch of the step before: is the step in the checkpoint one too low?",
-        lambda pair: pair.usual and pair.usual == pair.number - 1,
+        lambda pair: pair.step_of_batches and pair.step_of_batches == pair.number - 1,
     ),
     _Cause(
         "batches",
         "{pair.when} has the batch of the next step: is the step in the checkpoint one too high?",
-        lambda pair: pair.usual == pair.number + 1,
+        lambda pair: pair.step_of_batches == pair.number + 1,
     ),
     _Cause(
         "batches",
         _ORDER + ", or torch.get_rng_state(), if shuffle=True draws the order from it?",
-        lambda pair: pair.usual and "torch" in pair.sources,
+        lambda pair: pair.step_of_batches and "torch" in pair.sources,
     ),
-    _Cause("batches", f"{_ORDER}?", lambda pair: pair.usual),
+    _Cause("batches", f"{_ORDER}?", lambda pair: pair.step_of_batches),
     _Cause(
         "batches",
         "the random numbers of {pair.source_names} differ at {pair.when} and the batch with them "
@@ -279,20 +279,20 @@ def explain(reference: list[Step], restart: list[Step], saved: Saved, difference
 
 
 def explain_steps(reference: list[Step], restart: list[Step], saved: Saved) -> str:
-    """Return the cause that the steps show; "" if all are equal. There is at least one of each. The arguments
-    are those of explain()."""
+    """Return the cause that the steps show; "" if all are equal. The arguments are those of explain(); there
+    is at least one step of each run."""
     begin = _find_begin(reference, restart[0])
     if begin is None:
         return (
             "the weights at the first step after the restart are those of no step of the reference: are all "
             f"parts of the model in the checkpoint, as they are at the end of a step?{saved}"
         )
-    left = len(reference) - begin
-    length = ""
-    if left != len(restart):
-        length = f"; the restart trained {len(restart)} steps, the reference {left}"
-    if length and len(restart) == len(reference):
-        length += ": is the epoch, or the step, in the checkpoint?"
+    remaining = len(reference) - begin  # the steps of the reference from there on
+    length = ""  # what to say of another number of steps
+    if remaining != len(restart):
+        length = f"; the restart trained {len(restart)} steps, the reference {remaining}"
+        if len(restart) == len(reference):
+            length += ": is the epoch, or the step, in the checkpoint?"
     # the first pair that differs has the cause; differences in later ones follow from it
     pairs = (
         Pair(reference, number, got, number == begin + 1, saved)
@@ -314,23 +314,24 @@ def explain_steps(reference: list[Step], restart: list[Step], saved: Saved) -> s
 
 
 def _find_begin(reference: list[Step], first: Step) -> int | None:
-    """Return the place of the step of the reference with the weights of a restart's first step; None without
-    one. Equal weights come twice if a learning rate is 0, as at the beginning of a warm-up: then the most
-    similar step, and of those the last one."""
+    """Return the place in the reference of the step with the weights of a restart's first step; None without
+    one. Several steps have equal weights if a learning rate is 0, as at the beginning of a warm-up: then it
+    is the most similar step, and of equally similar ones the last."""
 
-    def count_equal(place: int) -> tuple[int, int]:
+    def count_equal_parts(place: int) -> tuple[int, int]:
         return sum(first[name] == value for name, value in reference[place].items()), place
 
     wanted = first["optimizer"], first["weights"]
     places = [place for place, step in enumerate(reference) if (step["optimizer"], step["weights"]) == wanted]
-    return max(places, key=count_equal, default=None)
+    return max(places, key=count_equal_parts, default=None)
 
 
 def _explain_pair(pair: Pair) -> str:
     """Return the cause of what differs in a pair of steps; "" if nothing does."""
     for part, text, fits in _CAUSES:
         if pair.expected[part] != pair.got[part] and fits(pair):
-            return text.format(pair=pair) + (str(pair.saved) if text.endswith("?") else "")
+            cause = text.format(pair=pair)
+            return f"{cause}{pair.saved}" if text.endswith("?") else cause
     return ""
 
 
@@ -341,16 +342,18 @@ def _explain_accessories(differences: list[Difference], saved: Saved) -> str:
     # a wrong tensor tells more than a wrong number; the best file follows from both
     first = min(others, key=lambda difference: difference.is_number, default=None)
     if best and (not first or first.is_number):
-        what = f"{best[-1]} differs: is the best result so far in the checkpoint?"
-    elif not first:
+        question = "is the best result so far in the checkpoint?"
+        return f"all steps are equal, and {best[-1]} differs: {question}{saved}"
+    if not first:
         return ""
-    elif first.kind == HYPERPARAMETER and saved.has_optimizer:  # the rate after the last step
-        what = f"{first.text} differs: is the scheduler in the checkpoint?"
-    elif saved.has(name := first.name.partition(".")[0]):
-        what = f"{first.text} differs: is it in the checkpoint, and loaded?"
+    name = first.name.partition(".")[0]
+    if first.kind == HYPERPARAMETER and saved.has_optimizer:  # the rate after the last step
+        cause = f"{first.text} differs: is the scheduler in the checkpoint?"
+    elif saved.has(name):
+        cause = f"{first.text} differs: is it in the checkpoint, and loaded?"
     else:
-        what = f"{name} differs: is it in the checkpoint?"
-    return f"all steps are equal, and {what}{saved}"
+        cause = f"{name} differs: is it in the checkpoint?"
+    return f"all steps are equal, and {cause}{saved}"
 
 
 def _explain_files(differences: list[Difference], saved: Saved) -> str:
@@ -364,4 +367,6 @@ def _explain_files(differences: list[Difference], saved: Saved) -> str:
 
 def join(names: list[str]) -> str:
     """Return "a", "a and b", or "a, b and c"."""
-    return " and ".join([*filter(None, [", ".join(names[:-1])]), *names[-1:]])
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import IO, Any, NamedTuple
 
+import numpy as np
 import torch
 
 from bootfile.console.words import mask_words
@@ -125,9 +126,8 @@ class Job:
             self.run_reference()
 
     def repeat(self, case: Case) -> bool:
-        """Delete a run that differs, and make the reference again, if there are forks: new processes make it
-        and all later runs. Return False without forks: the difference counts. Raises trial.Failed, BadInput.
-        """
+        """Make the reference again in a new process, and delete a run that differs, so that it can be made
+        again, too. Return False if new processes have made both before. Raises trial.Failed, BadInput."""
         if not self._forks:
             return False
         self.close()
@@ -137,7 +137,7 @@ class Job:
         return True
 
     def close(self) -> None:
-        """End what was started."""
+        """End the process that makes forks. Later runs are new processes."""
         if self._forks:
             self._forks.close()
         self._forks = None
@@ -163,12 +163,18 @@ class Job:
         made again, with earlier SIGKILLs. place: the folder in which the script works, if it is another one.
         """
         is_restart = bool(case.damages)
-        done, damaged = self._damage(case) if is_restart else (self._describe_options(case), [])
+        damaged: list[str] = []
+        if is_restart:
+            done, damaged = self._damage(case)
+        else:
+            done = self._describe_options(case)
         command = self._command(case, is_restart)
         self._record(case, command, self._command(case, is_restart or bool(case.kills or case.stops)))
-        watch: Callable[[], float] = self._measure_seconds if case.stops else self._progress
-        if damaged:  # to watch the files would read them, as if the restart had read the damaged ones
+        watch: Callable[[], float] = self._progress
+        if damaged:  # self._progress() reads the files, as if the restart had read the damaged ones
             watch = float
+        elif case.stops:
+            watch = self._measure_seconds
         # to tell the files that the restart has written from those that it has only read
         before = self._versions()
         tries = self._choose_kills(case)
@@ -202,20 +208,23 @@ class Job:
     def _start(self, case: Case, place: str | None) -> Callable[[list[str], str, IO[Any]], Any]:
         """Return the function that starts a command of a run, for trial.run(). place: in which it works.
 
-        It forks if that is possible: a fork has imported torch already. The cases of other surroundings have
-        new processes, because a fork has the hash seed and the imports of its server, and so have those whose
-        processes are replaced.
+        It makes a fork if that is possible, because a fork has imported torch already. A case of other
+        surroundings needs new processes: a fork has the hash seed and the imports of its server. So does a
+        case whose processes are replaced.
         """
-        begin: Callable[..., Any] = sessions.start
+        start_process: Callable[..., Any] = sessions.start
         seed = 1
-        if self._forks and not case.losses and case not in (AGAIN, SAME, *ONE_CHANGE):
-            begin, seed = self._forks.start, forks.SEED
-        # the first start has the threads of the reference
-        changes = itertools.chain([()] if case.kills else [], itertools.repeat(case.changes))
+        needs_new_process = bool(case.losses) or case in (AGAIN, SAME, *ONE_CHANGE)
+        if self._forks and not needs_new_process:
+            start_process = self._forks.start
+            seed = forks.SEED
+        changes: Iterator[tuple[str, ...]] = itertools.repeat(case.changes)
+        if case.kills:  # only the restarts have the changes
+            changes = itertools.chain([()], changes)
 
         def start(command: list[str], mark: str, output: IO[Any]) -> Any:
             self._begin()
-            return begin(command, mark, output, cases.environment(next(changes), seed), place)
+            return start_process(command, mark, output, cases.environment(next(changes), seed), place)
 
         return start
 
@@ -237,13 +246,13 @@ class Job:
         return ""
 
     def _choose_kills(self, case: Case) -> list[list[float]]:
-        """Return the progress at each SIGKILL or SIGTERM of a case: for the first try, and for further ones
-        if they came too late."""
+        """Return for each try of a run the progress at its SIGKILLs or SIGTERMs (see trial.choose_tries)."""
         writes, seconds = self._reference
-        if case.stops:  # a start may take less time than the reference, which was the first one
+        if case.stops:
             draw = random.Random(0)
-            parts = [draw.uniform(0.2, 1) for _ in range(case.stops)]
-            return [[seconds * share * part for part in parts] for share in (0.8, 0.4, 0.2)]
+            moments = np.array([draw.uniform(0.2, 1) for _ in range(case.stops)])
+            # a start may take less time than the reference, which was the first one
+            return [(seconds * share * moments).tolist() for share in (0.8, 0.4, 0.2)]
         # by written files, because the steps are not known; not at the ends, where nothing is lost
         return trial.choose_tries(case.kills, max(1, int(0.2 * writes)), int(0.8 * writes))
 
@@ -251,11 +260,11 @@ class Job:
         return time.monotonic() - self._start_time
 
     def _progress(self) -> float:
-        """Return the number of files of tensors that were written: a kill waits for the first one."""
+        """Return how many files of tensors the run has written so far. A SIGKILL waits for the first one."""
         versions = self._versions()
         self._writes |= {(inode, changed) for _, inode, changed in versions}
         reference = self.folder(REFERENCE)
-        # the only file may have the name under which it is written, and no restart would find it
+        # the first file counts once it has its final name: a script may write it under a temporary one
         if len(self._writes) < 2:
             names = {os.path.relpath(path, self.output) for path, _, _ in versions}
             return float(any(os.path.exists(os.path.join(reference, name)) for name in names))
@@ -282,10 +291,11 @@ class Job:
         return folders if name == KILLED else []
 
     def _has_trained(self, case: Case, killed: list[float]) -> bool:
-        """Return whether a restart of a case had to train on, so that it proves something; True without."""
+        """Return whether a restart of a case had steps left to train; True for a case without a restart."""
         if not case.kills:
             return bool(killed) or not case.stops
-        return any(itertools.starmap(_has_trained, itertools.pairwise([*self._left, self._read_left()])))
+        left = [*self._left, self._read_left()]
+        return any(_has_trained(before, after) for before, after in itertools.pairwise(left))
 
     def _describe_kills(self, case: Case, killed: list[float]) -> str:
         """Return what was done in a case with SIGKILLs or SIGTERMs."""
@@ -332,8 +342,9 @@ class Job:
             shutil.copy2(os.path.join(self._snapshots()[0], name), path)
 
     def refused(self, case: Case) -> bool:
-        """Return whether a run that equals the reference has refused its damaged checkpoint."""
-        return case.damages == "all" and self._is_read  # one tensor may have no effect
+        """Return whether a run that equals the reference has refused its damaged checkpoint: it has read it,
+        and all tensors were damaged. A single one may have no effect."""
+        return case.damages == "all" and self._is_read
 
     def describe_coverage(self, killed: list[str]) -> tuple[str, list[str]]:
         """Return (what the reference covered, in words; lines on what was not checked). killed: the names of
@@ -361,21 +372,28 @@ class Job:
         reference = self._trace("traced-reference", self.command())
         cause = ""
         for number, snapshot in enumerate(snapshots, 1):
-            states = {name: self._load(os.path.join(snapshot, name)) for name in find_files(snapshot, "**/*")}
-            saved = causes.describe_saved({name: state for name, state in states.items() if state})
-            del states  # it may need much memory
+            saved = self._describe_saved(snapshot)
             restart = []
             if reference:
                 shutil.copytree(snapshot, self.output)
                 restart = self._trace(f"traced-restart-{number}", self.command(*self._resume_with))
-            if restart and (from_steps := causes.explain_steps(reference, restart, saved)):
-                return from_steps
+            if restart and (cause_in_steps := causes.explain_steps(reference, restart, saved)):
+                return cause_in_steps
             cause = cause or causes.explain(reference, restart, saved, differences)
         return cause
 
+    def _describe_saved(self, folder: str) -> causes.Saved:
+        """Return what the files of a folder have from which a restart continues."""
+        states = {}
+        for name in find_files(folder, "**/*"):
+            state = self._load(os.path.join(folder, name))
+            if state:
+                states[name] = state
+        return causes.describe_saved(states)
+
     def _trace(self, name: str, command: list[str]) -> list[causes.Step]:
-        """Run a command of the script in a new process, delete its output, and return its steps. [] if it has
-        no optimizer of torch, or fails, for example because it needs a folder with another name."""
+        """Run a command of the script in a new process, delete its output, and return its steps. Return [] if
+        it uses no optimizer of torch, or fails, for example because it needs a folder with another name."""
         path = os.path.join(self.root, f"{name}.jsonl")
         start = functools.partial(sessions.start, environment=cases.environment())
         try:
@@ -394,7 +412,7 @@ class Job:
         return [os.path.join(self.output, name) for name in find_files(self.output, "**/*")]
 
     def _versions(self) -> set[Version]:
-        """Return what changes with each write of a file of tensors."""
+        """Return the Version of each file of tensors. It changes when the file is written again."""
         versions = set[Version]()
         for path in self._files():
             with contextlib.suppress(OSError), open(path, "rb") as file:
@@ -404,7 +422,7 @@ class Job:
         return versions
 
     def _read_left(self) -> Left:
-        """Return the files as they are, for example after a SIGKILL."""
+        """Return what the last start has left, for example after a SIGKILL."""
         versions = self._versions()
         digests = set[str]()
         for path, _, _ in versions:
@@ -426,10 +444,13 @@ def change(state: dict[str, Any], case: Case) -> str:
     for name, value in digest.leaves(state):
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
             tensors.append((value.numel(), name, value))
+    if not tensors:
+        return ""
     tensors.sort(key=lambda row: row[:2])  # by size, and then by name
-    for _, _, tensor in tensors if case.damages == "all" else tensors[-1:]:
+    damaged = tensors if case.damages == "all" else tensors[-1:]
+    for _, _, tensor in damaged:
         tensor.mul_(_FACTOR)
-    return tensors[-1][1] if tensors else ""
+    return tensors[-1][1]
 
 
 def describe_damage(case: Case, largest: str, paths: list[str]) -> str:
@@ -440,7 +461,7 @@ def describe_damage(case: Case, largest: str, paths: list[str]) -> str:
 
 @contextlib.contextmanager
 def _watch_reads(paths: list[str]) -> Iterator[list[str]]:
-    """Yield a list that holds, after the block, those of the files that another process has read.
+    """Yield a list. After the block it holds those of the files that another process has read in the block.
 
     The access times of the files are set to 0 first: Linux then updates them at the next read, also with
     `relatime`. The files stay open, so that a file is known after it was replaced.
@@ -455,10 +476,11 @@ def _watch_reads(paths: list[str]) -> Iterator[list[str]]:
 
 
 def _has_trained(before: Left, after: Left) -> bool:
-    """Return whether a start has trained: it wrote a file again, or two new ones (the last file alone proves
-    no training), with a tensor or a counter that no file had before. A script that was killed after its last
-    step writes what it has read."""
+    """Return whether a start has trained, by the files before and after it: a tensor or a counter is new, and
+    a file was written again or two new ones were. A single new file may be the last one of a script that was
+    killed after its last step."""
     old_paths = {path for path, _, _ in before.versions}
     new_paths = {path for path, _, _ in after.versions} - old_paths
     written_again = {path for path, _, _ in after.versions - before.versions} & old_paths
-    return not after.digests <= before.digests and (bool(written_again) or len(new_paths) > 1)
+    has_new_values = not after.digests <= before.digests
+    return has_new_values and (bool(written_again) or len(new_paths) > 1)

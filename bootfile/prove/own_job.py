@@ -23,7 +23,7 @@ from bootfile.receipt.recorded_run import Run
 from bootfile.records import cut_states, read_starts
 
 _STEPS = 24  # steps of a run, if the options name no number
-_EPOCHS = 4  # as well
+_EPOCHS = 4  # epochs of a run, if the options name no number
 _HELP_SECONDS = 60  # for --help: a script that does not know it may begin to train
 _HINT = "if it does not use Bootfile, name its files with --compare and --resume_with"
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
@@ -47,16 +47,17 @@ class OwnJob(Job):
         self._known = set(_OPTION.findall(help_text))
         if not {"--output_dir", "--save_every", "--report_every", "--max_steps"} <= self._known:
             raise BadInput(f"{script} does not have Bootfile's options: {_HINT}")
-        self._chosen: dict[str, int] = {}  # options that are not the user's -> value
+        self._chosen: dict[str, int] = {}  # option that the user has not given -> value
         self._resumed_from = 0  # the step of the newest checkpoint when the last start began
         self._damaged = 0  # the step of the damaged checkpoint
         self.steps = self._choose_length()
         self._every = self._choose("--save_every", max(1, self.steps // 6))
         self._choose("--report_every", 1)
-        # the numbers of processes that divide the shards of a job: their runs must have equal states
-        default = re.search(r"--exact_shards V\s[^(]*\(default:\s+(\d+)\)", help_text)
-        shards = get_option(options, "--exact_shards") or (default[1] if default else "")
-        if shards.isdecimal():
+        shards = get_option(options, "--exact_shards")
+        if not shards:
+            default = re.search(r"--exact_shards V\s[^(]*\(default:\s+(\d+)\)", help_text)
+            shards = default[1] if default else ""
+        if shards.isdecimal():  # runs on numbers of processes that divide it must have equal states
             self.same_bits = [number for number in (1, 2, 4) if int(shards) % number == 0]
 
     def _read_help(self) -> str:
@@ -86,30 +87,34 @@ class OwnJob(Job):
         return min(steps, length * self._choose("--epochs", math.ceil(steps / length)))
 
     def _choose(self, name: str, value: int) -> int:
-        """Return an option that counts: the value of the user, or this one, which is then added. Raises
-        BadInput."""
-        given = get_option(self.options, name)
-        if given is None:
+        """Return the number of an option: the user's, or this one, which is added to the options of all runs.
+        Raises BadInput."""
+        text = get_option(self.options, name)
+        if text is None:
             self._chosen[name] = value
             return value
-        if not given.isdecimal():
-            raise BadInput(f"{name} {given}: `prove` needs a number of steps")
-        return int(given)
+        if not text.isdecimal():
+            raise BadInput(f"{name} {text}: `prove` needs a number of steps")
+        return int(text)
 
     def command(self, *more: str) -> list[str]:
-        return super().command(*(f"{name}={value}" for name, value in self._chosen.items()), *more)
+        chosen = [f"{name}={value}" for name, value in self._chosen.items()]
+        return super().command(*chosen, *more)
 
     def _command(self, case: Case, is_restart: bool) -> list[str]:
-        option = self._describe_options(case)
-        elastic = ["--elastic=true"] if case.losses else []
-        return self.command(*filter(None, [option]), *elastic, f"--output_dir={self.output}")
+        options = []
+        if case.option:
+            options.append(self._describe_options(case))
+        if case.losses:
+            options.append("--elastic=true")
+        return self.command(*options, f"--output_dir={self.output}")
 
     def _describe_options(self, case: Case) -> str:
         """Return the option of a case with the value that the reference does not have."""
         if not case.option:
             return ""
         start = read_starts(self.folder(REFERENCE))[-1]
-        # auto or the default: the reference has chosen them
+        # for the value `auto` it is recorded what the reference has chosen
         used = start["settings"] | {
             "data_backend": start.get("data backend"),
             "processes_per_node": start["environment"].get("processes per node"),
@@ -132,15 +137,15 @@ class OwnJob(Job):
             self.run(Case(REFERENCE))
 
     def plan(self) -> list[Case]:
-        others, disturbed = self._plan_processes()
+        other_processes, killed_processes = self._plan_processes()
         changes = [case for case in cases.CHANGES if self._can_have(case)]
         killed = Case(cases.KILLED, kills=self.kills, changes=(cases.THREADS,))
-        # the disturbed are compared with one of the others; the last one has a checkpoint of the killed run
-        return [cases.AGAIN, killed, *others, *changes, *disturbed, cases.DAMAGED]
+        # a case comes after those that it needs: KILLED_ON_2 is compared with the run on 2 processes, and
+        # DAMAGED begins with a checkpoint of the killed run
+        return [cases.AGAIN, killed, *other_processes, *changes, *killed_processes, cases.DAMAGED]
 
     def _can_have(self, case: Case) -> bool:
-        """Return whether the job has the option of a case, and it makes a difference. If not, a line is added
-        to `unchecked`."""
+        """Return whether the option of a case has an effect on the job. If not, add a line to `unchecked`."""
         reason = "" if case.option in self._known else f"has no {case.option}"
         if case.option == "--data_backend" and get_option(self.options, "--custom_data") == "true":
             reason = "has generated data"
@@ -149,8 +154,8 @@ class OwnJob(Job):
         return not reason
 
     def _plan_processes(self) -> tuple[list[Case], list[Case]]:
-        """Return (cases with other numbers of processes; that of 2 processes that are killed together, if the
-        reference has one; that of processes that are killed one by one, if the job can replace them)."""
+        """Return (the cases with another number of processes, the cases in which several processes are
+        killed)."""
         if PROCESSES not in self._known:
             script = os.path.basename(self.script)
             names = (cases.OTHER_PROCESSES.name, "a restart with 2 processes")
@@ -161,20 +166,21 @@ class OwnJob(Job):
             self.processes = self._choose(PROCESSES, 1)
             texts = [str(number) for number in self.same_bits if number != self.processes]
             others = [Case(f"{text} processes", option=PROCESSES, value=text, other=text) for text in texts]
-        disturbed = []
+        killed = []
         for case in others:
             # compared with the run of 2 processes: another number of processes rounds sums differently
             if case.value == "2" and get_option(self.options, PROCESSES) in (None, "1"):
-                disturbed.append(cases.KILLED_ON_2._replace(against=case.name))
+                killed.append(cases.KILLED_ON_2._replace(against=case.name))
         count = max(self.same_bits, default=1)
-        reason = forking.why_not()
-        if "--elastic" in self._known and count > 1 and reason:
-            self.unchecked.append(f"{cases.REPLACED}: {reason}")
-        elif "--elastic" in self._known and count > 1:
-            value = str(count)
-            case = Case(cases.REPLACED, option=PROCESSES, value=value, other=value, losses=_LOSSES[count])
-            disturbed.append(case)
-        return others, disturbed
+        if "--elastic" in self._known and count > 1:
+            reason = forking.why_not()
+            if reason:
+                self.unchecked.append(f"{cases.REPLACED}: {reason}")
+                return others, killed
+            text = str(count)
+            case = Case(cases.REPLACED, option=PROCESSES, value=text, other=text, losses=_LOSSES[count])
+            killed.append(case)
+        return others, killed
 
     def _choose_kills(self, case: Case) -> list[list[float]]:
         # after the first save and before the last step: a restart has a state to load, and steps to train
@@ -191,7 +197,8 @@ class OwnJob(Job):
 
     def _find_newest(self) -> int:
         """Return the step of the newest checkpoint of the present run, 0 without one."""
-        return next(map(files.step_of, files.list_newest_first(os.path.join(self.output, "checkpoints"))), 0)
+        paths = files.list_newest_first(os.path.join(self.output, "checkpoints"))
+        return files.step_of(paths[0]) if paths else 0
 
     def _continue(self, case: Case) -> list[str]:
         if not self._snapshots(case.name):  # one is enough for the damaged checkpoint
@@ -199,9 +206,10 @@ class OwnJob(Job):
         return self._command(case, is_restart=True)
 
     def _has_trained(self, case: Case, killed: list[float]) -> bool:
+        if not case.kills:
+            return True
         # a restart from step 0 has lost the checkpoints, and one from the last step trains nothing
-        steps = [start["step"] for start in read_starts(self.output)[1:]]
-        return not case.kills or any(0 < step < self.steps for step in steps)
+        return any(0 < start["step"] < self.steps for start in read_starts(self.output)[1:])
 
     def _describe_kills(self, case: Case, killed: list[float]) -> str:
         if not killed:
@@ -248,7 +256,7 @@ class OwnJob(Job):
                 facts.pop("sha256", None)  # a checkpoint before version 0.45 has one, of other bytes
                 largest = change(state["objects"], case)
                 files.write(path, state, **facts)
-                # with its record the job would refuse it: that wrong weights are noticed is shown without
+                # without its digest: the job would refuse it, and not show that wrong weights are noticed
                 cut_states(self.output, self._damaged - 1)
                 return describe_damage(case, largest, [path]), []
         raise NotRun("no checkpoint could be damaged")
@@ -267,9 +275,8 @@ class OwnJob(Job):
         if find_receipt(folder) != records.FILE:
             return "", []
         run = Run(folder)
-        per_epoch = whole = (
-            0  # steps of an epoch as the job cuts it, and of one that is not cut; 0: not known
-        )
+        per_epoch = 0  # steps of an epoch, as the job cuts it; 0: not known
+        whole = 0  # steps of an epoch that is not cut
         # the length of an epoch is not known of weighted samples, or of a loader of the user's own
         with contextlib.suppress(BadInput):
             sampler = run.sampler(run.first)
@@ -279,19 +286,24 @@ class OwnJob(Job):
         epochs = dict(zip(run.records["step"].tolist(), run.records["epoch"].tolist(), strict=True))
         last = epochs[run.last]
         ends = last if run.last == last * per_epoch else last - 1  # the epochs 1..ends are complete
-        each = f", {per_epoch} steps each" if per_epoch else ""
-        part = f" of {per_epoch}" if per_epoch else ""
-        of_epochs = f" of epochs 1-{last}{each}" if last > 1 else f"{part} of epoch 1"
-        end = f"ends of epochs: {ends}" if ends else "no end of an epoch"
+        text = f"steps {run.first}-{run.last}"
+        if last > 1:
+            text += f" of epochs 1-{last}"
+            text += f", {per_epoch} steps each" if per_epoch else ""
+        else:
+            text += f" of {per_epoch}" if per_epoch else ""
+            text += " of epoch 1"
+        text += f"; ends of epochs: {ends}" if ends else "; no end of an epoch"
+        unchecked = []
+        if whole > per_epoch:
+            unchecked.append(f"the steps after {per_epoch} of an epoch of {whole}")
+        if not ends:
+            hint = f": give --max_steps {per_epoch} or more" if per_epoch else ""
+            unchecked.append(f"the end of an epoch{hint}")
         resumed = [start["step"] for name in killed for start in read_starts(self.folder(name))[1:]]
-        hint = f": give --max_steps {per_epoch} or more" if per_epoch else ""
-        unchecked = {
-            f"the steps after {per_epoch} of an epoch of {whole}": whole > per_epoch,
-            f"the end of an epoch{hint}": not ends,
-            "a restart in a later epoch than 1": all(epochs.get(step + 1, 0) <= 1 for step in resumed),
-        }
-        text = f"steps {run.first}-{run.last}{of_epochs}; {end}"
-        return text, [line for line, is_missing in unchecked.items() if is_missing]
+        if all(epochs.get(step + 1, 0) <= 1 for step in resumed):
+            unchecked.append("a restart in a later epoch than 1")
+        return text, unchecked
 
 
 def _count_steps(folder: str) -> int:

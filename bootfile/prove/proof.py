@@ -51,9 +51,8 @@ MARK = r'^\{\s*"proof": \d+,'  # the beginning of such a file
 _MOST = 2**26  # bytes of it
 _MOST_MODULES = 1000  # of a script
 _NO_MODULES = ("__pycache__", "node_modules", "site-packages")  # folders
-FindModules = Callable[
-    [str], dict[str, str]
-]  # a script -> its modules: path in its folder -> path of the file
+# a function of a script that returns its modules: path in its folder -> path of the file
+FindModules = Callable[[str], dict[str, str]]
 _RECORDS = ("state.jsonl", records.FILE, "receipt-*.bin")  # in a run's folder
 _MACHINE = (*INSTRUCTIONS, "libraries", "OpenBLAS", "settings")  # the threads are those of each run
 _PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "page.html")
@@ -193,8 +192,10 @@ def write(page_path: str, path: str, facts: dict[str, Any]) -> None:
 
     command = facts["runs"][0]["commands"][0]
     # part -> run -> the text of their comparison: the table of the page
-    lines = facts["comparisons"]
-    texts = {part: {line["run"]: line["text"] for line in lines if line["part"] == part} for part in PARTS}
+    texts: dict[str, dict[str, str]] = {part: {} for part in PARTS}
+    for line in facts["comparisons"]:
+        if line["part"] in texts:
+            texts[line["part"]][line["run"]] = line["text"]
     text = page.render(
         _PAGE,
         mark=PAGE_MARK,
@@ -215,14 +216,14 @@ def _describe_run(job: Job, name: str, result: str, done: str) -> dict[str, Any]
     files = [file for pattern in (*_RECORDS, job.weights) for file in find_files(folder, pattern)]
     with explained(f"the run {folder} cannot be read"):
         digests = {file: sha256_file(os.path.join(folder, file)) for file in files}
-    known = read_starts(folder)
+    starts = read_starts(folder)
     states = read_states(folder)
     return {
         "run": name,
         "result": result,
         "done": done,
         "commands": job.commands.get(name, []),
-        "seed": known[0]["settings"].get("seed") if known else None,
+        "seed": starts[0]["settings"].get("seed") if starts else None,
         "files": digests,
         # the last state has the history of the whole run
         "machines": states[max(states)].get("machines", []) if states else [],
@@ -243,8 +244,9 @@ def read(path: str) -> _Proof:
 def find_changes(proof: _Proof, job: str, find_modules: FindModules = find_modules) -> list[str]:
     """Return a line for each reason why a proof does not hold for a job on this node; [] if it holds. Raises
     BadInput."""
-    is_exact = proof.exit_code == 0 and proof.verdict.startswith("exact: ")
-    changes = [] if is_exact else [f"the verdict was not exact: {proof.verdict}"]
+    changes = []
+    if proof.exit_code != 0 or not proof.verdict.startswith("exact: "):
+        changes.append(f"the verdict was not exact: {proof.verdict}")
     code, _ = describe_code(job, find_modules)
     # it imports torch and asks for the GPUs, but no job runs
     now = code | describe_node()
@@ -254,11 +256,14 @@ def find_changes(proof: _Proof, job: str, find_modules: FindModules = find_modul
             old, new = _show(before.get(name)), _show(after.get(name))
             if old != new:
                 changes.append(f"{name} {old} -> {new}")
-    before, after = proof.files, now["files"]
-    for name in sorted(before.keys() | after.keys()):
-        if before.get(name) != after.get(name):
-            change = "changed" if name in before else "added"
-            changes.append(f"{name} {change if name in after else 'removed'}")
+    old_files, new_files = proof.files, now["files"]
+    for name in sorted(old_files.keys() | new_files.keys()):
+        if name not in new_files:
+            changes.append(f"{name} removed")
+        elif name not in old_files:
+            changes.append(f"{name} added")
+        elif old_files[name] != new_files[name]:
+            changes.append(f"{name} changed")
     return changes
 
 

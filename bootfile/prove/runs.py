@@ -82,14 +82,14 @@ def run(args: argparse.Namespace, options: list[str], find_modules: FindModules)
 
 
 def check(path: str, job: str | None, find_modules: FindModules) -> int:
-    """Print what has changed since a proof. job: the one of the proof, if it is not where it was. Return the
-    exit code. Raises BadInput."""
-    known = proof.read(path)
-    job = job or known.job
+    """Print what has changed since a proof, and return the exit code. job: the path of its job, if that was
+    moved. Raises BadInput."""
+    old_proof = proof.read(path)
+    job = job or old_proof.job
     if not os.path.isfile(job):
         raise BadInput(f"{job}: no such file: use --check in the folder of the proof, or name JOB")
-    changes = proof.find_changes(known, job, find_modules)
-    for line in changes or [f"still holds: {known.verdict}", *known.notes]:
+    changes = proof.find_changes(old_proof, job, find_modules)
+    for line in changes or [f"still holds: {old_proof.verdict}", *old_proof.notes]:
         print_line(line)
     return DIFFERS if changes else 0
 
@@ -103,7 +103,7 @@ def _find_cause(job: Job, rows: list[Row]) -> str:
     """Return why a run differs, in words; "" if none differs, or if the reason is not known. Raises
     BadInput."""
     row = verdict.find_difference(rows)
-    # a run that failed, or whose samples differ: these are causes themselves
+    # an error, or other samples, are a cause themselves
     if not row or row.different[0].part in ("", "data"):
         return ""
     if row.case == SAME:
@@ -113,12 +113,11 @@ def _find_cause(job: Job, rows: list[Row]) -> str:
 
 def _explain_bits(folder: str) -> str:
     """Return why two runs with the same samples have other bits on a GPU; "" if no reason is known. folder:
-    of a run; if it is one of a job, its start says what it computed with."""
-    told = read_starts(folder)
-    # only a job of Bootfile records what it computed with
-    if not told:
+    of one of the runs."""
+    starts = read_starts(folder)
+    if not starts:  # only a job of Bootfile records what it computed with
         return f"if it computes on the GPU: {_ANY_ORDER}" if accelerator.count() else ""
-    facts = told[-1]["environment"]
+    facts = starts[-1]["environment"]
     if "GPU" in facts and "deterministic" not in str(facts.get("settings")).split():
         return f"{facts['GPU']}: {_ANY_ORDER}"
     if "GPU" in facts and "benchmark" in str(facts.get("cuDNN")).split():
@@ -155,7 +154,8 @@ def _run_all(job: Job) -> list[Row]:
     while done < len(cases):  # the list may grow
         case = cases[done]
         # a killed run makes some steps twice
-        left = seconds * sum(2 if following.kills or following.stops else 1 for following in cases[done:])
+        killed = [following for following in cases[done:] if following.kills or following.stops]
+        left = seconds * (len(cases) - done + len(killed))
         print(f"[{done + 2}/{len(cases) + 1}] {case.name} (at most {left:.0f} s left)", flush=True)
         row = verdict.run(job, case)
         rows.append(row)

@@ -91,15 +91,15 @@ def _stop(task: Any) -> None:
 
 
 def choose_tries(count: int, first: int, last: int, gap: int = 1) -> list[list[float]]:
-    """Return choose_steps() for the first try, and for further ones, if the process was faster than a
-    SIGKILL, and no restart had to train on. The last one is the earliest moment."""
+    """Return the steps of the SIGKILLs for each try of a run, later tries with earlier ones. Another try
+    follows if the process was faster than a SIGKILL, or if no restart had steps left to train."""
     last = max(first, last)
     bounds = sorted({last, (first + last) // 2, first}, reverse=True)
     return [choose_steps(count, first, bound, gap) for bound in bounds]
 
 
 def choose_steps(count: int, first: int, last: int, gap: int = 1, seed: int = 0) -> list[float]:
-    """Return at most `count` numbers in first..last, ascending: always the same ones for a seed.
+    """Return at most `count` random numbers in first..last, ascending: the same ones for a seed.
 
     gap: the range is divided into parts of this length, and each number is of another part.
     """
@@ -110,8 +110,8 @@ def choose_steps(count: int, first: int, last: int, gap: int = 1, seed: int = 0)
 
 
 def _failure(command: list[str], code: int, log: str) -> str:
-    """Return the message of Failed: the last line of the output, or what a signal means. Below the banner of
-    torchrun the error of its last process counts."""
+    """Return the message of Failed, with the last line of the output or what a signal means. If torchrun has
+    ended with its banner, the reason is the last error above it."""
     with open(log, encoding="utf-8", errors="replace") as file:
         lines = [line.strip() for line in file if line.strip()]
     reason = lines[-1] if lines else "it printed nothing"
@@ -160,9 +160,11 @@ class Losses:
         if self._gone and time.monotonic() - self._killed_at > _PATIENCE:
             raise Failed(f"no generation began within {_PATIENCE:g} s", 1)
         # the next SIGKILL waits until the job has continued after the one before
-        is_ready = self._pids and self._plan and not self._gone
-        if is_ready and steps >= self._plan[0][0]:
-            _, ranks = self._plan.popleft()
+        if self._gone or not self._pids or not self._plan:
+            return steps
+        step, ranks = self._plan[0]
+        if steps >= step:
+            self._plan.popleft()
             self._gone = {self._pids[rank] for rank in ranks}
             self._killed_at = time.monotonic()
             # a process id of the log may be another program's by now: those with the mark are killed
@@ -180,9 +182,9 @@ class Losses:
         return f"SIGKILL to rank {', '.join(kills)}; {self.generation} generations"
 
     def explain(self, error: Failed) -> Failed:
-        """Return the error with what was done and the last lines of the output."""
+        """Return an error of the run with the SIGKILLs before it and the last lines of the output added."""
         self._read()
-        # 1: after a SIGKILL no code means that the job has refused its options
+        # the exit code 2, refused options, is possible only before the first SIGKILL
         code = 1 if self.killed else error.code
         return Failed(f"{self.describe()}: {error} ({' | '.join(self._last)})", code)
 

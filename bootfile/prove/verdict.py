@@ -22,7 +22,7 @@ _ROUNDED = ("state", "figures", "weights")
 
 
 class Row(NamedTuple):
-    """One case. done: what was done to the run. lines: [] if nothing was compared. result."""
+    """One case, what was done to its run, the comparisons with another run, and the result."""
 
     case: Case
     done: str
@@ -31,7 +31,7 @@ class Row(NamedTuple):
 
     @property
     def different(self) -> list[Line]:
-        """Return the comparisons that differ, without those that need not be equal."""
+        """Return the comparisons that differ, except for parts that need not be equal."""
         # another number of processes rounds sums in another way
         ignored = () if self.case.checks_state else _ROUNDED
         return [line for line in self.lines if not line.equal and line.part not in ignored]
@@ -42,7 +42,7 @@ def run(job: Job, case: Case) -> Row:
     doubts_before = len(job.doubts)
     unchecked_before = len(job.unchecked)
     row = _run(job, case)
-    # a fork may differ by itself: then job.repeat() has made the reference by a new process
+    # a fork may differ by itself: job.repeat() makes the reference by a new process
     if row.result in ("differs", "failed") and job.repeat(case):
         del job.doubts[doubts_before:]
         del job.unchecked[unchecked_before:]
@@ -59,15 +59,22 @@ def _run(job: Job, case: Case) -> Row:
     except trial.Failed as error:
         return _judge_failure(job, case, error)
     lines = compare.compare_runs(job.folder(case.against), job.folder(case.name), job.weights)
-    row = Row(case, done, lines, NOTICED if case.must_differ else "equal")
-    if not lines:
-        return row._replace(result="nothing to compare")
+    row = Row(case, done, lines, "")
+    return row._replace(result=_judge(job, row))
+
+
+def _judge(job: Job, row: Row) -> str:
+    """Return the result of a case that has run to its end."""
+    if not row.lines:
+        return "nothing to compare"
+    if not row.case.must_differ:
+        return "differs" if row.different else "equal"
     if row.different:
-        return row if case.must_differ else row._replace(result="differs")
-    if not case.must_differ:
-        return row
-    # equal to the reference, although it was changed: the job may have refused what was changed
-    return row._replace(result=REFUSED if case.damages and job.refused(case) else NOT_NOTICED)
+        return NOTICED
+    # equal to the reference although a checkpoint was damaged: the job may have refused it
+    if row.case.damages and job.refused(row.case):
+        return REFUSED
+    return NOT_NOTICED
 
 
 def _judge_failure(job: Job, case: Case, error: trial.Failed) -> Row:
@@ -80,7 +87,7 @@ def _judge_failure(job: Job, case: Case, error: trial.Failed) -> Row:
     if not case.kills and (case.changes or is_refused):
         shutil.rmtree(job.folder(case.name), ignore_errors=True)
         changed = case.changes or (case.name,)
-        if len(changed) == 1:  # else each one follows
+        if len(changed) == 1:  # of several changes, each is made alone in a later case
             job.unchecked.append(f"{changed[0]}: {error}")
         return Row(case, str(error), [], NOT_RUN)
     # a run with another seed that ends with an error shows nothing
@@ -88,47 +95,48 @@ def _judge_failure(job: Job, case: Case, error: trial.Failed) -> Row:
 
 
 def needs_more(row: Row) -> list[Case]:
-    """Return the cases that have to follow."""
-    case, result = row.case, row.result
-    next_cases: dict[tuple[str, bool], list[Case]] = {
-        # one tensor of a checkpoint may have no effect on the results
-        (cases.DAMAGED.name, result == NOT_NOTICED): [cases.ALL_DAMAGED],
-        # is the job repeatable at all, in the same surroundings?
-        (cases.AGAIN.name, result != "equal"): [cases.SAME],
-        # it is: which one of the changes makes the difference?
-        (cases.SAME.name, result == "equal"): cases.ONE_CHANGE,
-        (KILLED, result == "differs" and row.different[0].part in _ROUNDED): [
-            case._replace(name=cases.SAME_THREADS, changes=())
-        ],
-        (cases.SAME_THREADS, result == "equal"): [cases.OTHER_THREADS],
-    }
-    return next_cases.get((case.name, True), [])
+    """Return the cases that have to follow because of a result."""
+    name, result = row.case.name, row.result
+    # one tensor of a checkpoint may have no effect on the results
+    if name == cases.DAMAGED.name and result == NOT_NOTICED:
+        return [cases.ALL_DAMAGED]
+    # is the job repeatable at all, in the same surroundings?
+    if name == cases.AGAIN.name and result != "equal":
+        return [cases.SAME]
+    # it is: which one of the changes makes the difference?
+    if name == cases.SAME.name and result == "equal":
+        return cases.ONE_CHANGE
+    if name == KILLED and result == "differs" and row.different[0].part in _ROUNDED:
+        return [row.case._replace(name=cases.SAME_THREADS, changes=())]
+    if name == cases.SAME_THREADS and result == "equal":
+        return [cases.OTHER_THREADS]
+    return []
 
 
 def find_difference(rows: list[Row]) -> Row | None:
-    """Return the run that should be equal and is not, the one which the verdict names; None without one."""
+    """Return the run that the verdict names, because it should be equal and is not; None without one."""
     by_name = {row.case.name: row for row in rows}
-    # without the differences that another number of threads makes
+    # the runs that may differ, because they have another number of threads
     excused = {cases.OTHER_THREADS.name}
     if cases.SAME_THREADS in by_name and (by_name[cases.SAME_THREADS].different or depends_on_threads(rows)):
         excused.add(KILLED)
     different = [row for row in rows if row.different and not row.case.must_differ]
     different = [row for row in different if row.case.name not in excused]
-    # these name the cause
+    # first the runs that have one change or none: they show the cause
     return min(different, key=lambda row: row.case not in (cases.SAME, *cases.ONE_CHANGE), default=None)
 
 
 def depends_on_threads(rows: list[Row]) -> bool:
-    """Return whether the threads alone make a run differ. If not, a restart with the same threads was equal
-    only because its kills came at lucky places."""
+    """Return whether another number of threads alone makes a run differ. If it does not, a restart with the
+    same number of threads was equal by chance, because of the places of its SIGKILLs."""
     return any(row.case == cases.OTHER_THREADS and row.different for row in rows)
 
 
 def conclude(job: Job, rows: list[Row], cause: str = "") -> tuple[str, int]:
-    """Return the verdict and the exit code. cause: why the run of find_difference() differs, "" if that is
+    """Return the verdict and the exit code. cause: why the run of find_difference() differs; "" if that is
     not known."""
     by_name = {row.case.name: row for row in rows}
-    condition = ""
+    condition = ""  # under which the job is exact
     if depends_on_threads(rows):
         text = by_name[KILLED].different[0].text
         if job.keeps_threads:
@@ -139,39 +147,48 @@ def conclude(job: Job, rows: list[Row], cause: str = "") -> tuple[str, int]:
         )
     different = find_difference(rows)
     if different:
-        # for a reader it is the same case
+        # SAME_THREADS repeats KILLED: the verdict has one name for both
         name = KILLED if different.case.name == cases.SAME_THREADS else different.case.name
         text = different.different[0].text
-        return f"differs: {name}: {f'{cause} ({text})' if cause else text}", DIFFERS
-    # from here on nothing differs: is that a proof?
+        if cause:
+            text = f"{cause} ({text})"
+        return f"differs: {name}: {text}", DIFFERS
     doubts = _find_doubts(job, rows)
     if doubts:
         return f"unverified: {'; '.join(doubts)}", UNVERIFIED
+    return f"exact: {_describe_equal(job, rows)}{condition}", 0
+
+
+def _describe_equal(job: Job, rows: list[Row]) -> str:
+    """Return what was shown by the runs of an exact job, in words."""
     equal = [row for row in rows if row.result == "equal"]
-    # a job that compares digests of its checkpoints refuses a wrong weight: that is right, and hides the rest
-    end = ", and each run made wrong on purpose was noticed"
+    text = f"{len(equal)} runs equal the reference"
+    # a job that compares digests refuses the damaged checkpoint: no run has trained with wrong weights
     if any(row.result == REFUSED for row in rows):
-        end = "; the damaged checkpoint was refused, so it was not shown that wrong weights are noticed"
-    # of processes of the equal runs
-    numbers = {
-        int(row.case.value) for row in equal if row.case.option == cases.PROCESSES and not row.case.kills
-    }
-    same_bits = [str(number) for number in job.same_bits if number in {job.processes, *numbers}]
-    bits = f"; same bits on {join(same_bits)} processes" if len(same_bits) > 1 else ""
-    return f"exact: {len(equal)} runs equal the reference{end}{bits}{condition}", 0
+        text += "; the damaged checkpoint was refused, so it was not shown that wrong weights are noticed"
+    else:
+        text += ", and each run made wrong on purpose was noticed"
+    processes = {job.processes}  # numbers of processes on which a run had equal states
+    for row in equal:
+        if row.case.option == cases.PROCESSES and not row.case.kills:
+            processes.add(int(row.case.value))
+    same_bits = [str(number) for number in job.same_bits if number in processes]
+    if len(same_bits) > 1:
+        text += f"; same bits on {join(same_bits)} processes"
+    return text
 
 
 def _find_doubts(job: Job, rows: list[Row]) -> list[str]:
     """Return why runs that are all equal prove nothing, in words; [] if they prove that the job is exact."""
     doubts = list(job.doubts)
     for row in rows:
-        reasons = {
-            row.done: row.result == NOT_RUN and bool(row.case.damages),
-            f"{row.case.name}: {row.lines[0].text if row.lines else ''}": row.result == "failed",
-            # if a damaged tensor has no effect, the case with all tensors damaged decides
-            f"{row.case.name}: no difference was noticed": row.result == NOT_NOTICED and not needs_more(row),
-        }
-        doubts += [text for text, is_so in reasons.items() if is_so]
+        if row.result == NOT_RUN and row.case.damages:
+            doubts.append(row.done)
+        elif row.result == "failed":
+            doubts.append(f"{row.case.name}: {row.lines[0].text}")
+        # if a damaged tensor has no effect, the case with all tensors damaged decides
+        elif row.result == NOT_NOTICED and not needs_more(row):
+            doubts.append(f"{row.case.name}: no difference was noticed")
     # equal samples alone do not show that the optimizer was restored
     if not any(line.part in ("state", "weights") for row in rows for line in row.lines):
         doubts.append("no state and no file of weights was compared")
@@ -180,7 +197,9 @@ def _find_doubts(job: Job, rows: list[Row]) -> list[str]:
 
 def find_notes(rows: list[Row]) -> list[str]:
     """Return facts that the verdict does not have."""
-    tensors = [
-        row.done.partition(" is changed")[0] for row in rows if row.case == cases.DAMAGED and needs_more(row)
-    ]
-    return [f"{tensor} is saved, but a change has no effect on the results" for tensor in tensors]
+    notes = []
+    for row in rows:
+        if row.case == cases.DAMAGED and needs_more(row):
+            tensor = row.done.partition(" is changed")[0]
+            notes.append(f"{tensor} is saved, but a change has no effect on the results")
+    return notes

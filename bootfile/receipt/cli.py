@@ -49,11 +49,11 @@ def _parse(arguments: list[str]) -> tuple[list[str], Options]:
     add("--repeats", action="store_true", help="one run: samples may come twice in an epoch, or on two ranks")
     add("--same_order", action="store_true", help="one run: epochs may have the same order")
     add("--augmented", action="store_true", help="one run: samples may not look the same in two epochs")
-    given = vars(parser.parse_args(arguments))
-    folders: list[str] = given.pop("runs")
+    args = parser.parse_args(arguments)
+    folders: list[str] = args.runs
     if len(folders) not in (1, 2):
         raise BadInput(f"expected RUN or RUN_A RUN_B, got {len(folders)} folders")
-    options = Options(**given)
+    options = Options(args.repeats, args.same_order, args.augmented)
     if len(folders) == 2 and any(options):
         raise BadInput("--repeats, --same_order and --augmented are about one run")
     return folders, options

@@ -79,8 +79,7 @@ def compare_states(first: str, second: str) -> tuple[bool, str]:
     common = sorted(first_lines.keys() & second_lines.keys())
     if not common:
         return True, "not compared: the runs have no digest of the same step (a checkpoint or an epoch's end)"
-    lines = {step: (first_lines[step], second_lines[step]) for step in common}
-    steps = [step for step in common if _form(lines[step][0]) == _form(lines[step][1])]
+    steps = [step for step in common if _form(first_lines[step]) == _form(second_lines[step])]
     note = ""  # steps whose digests were computed in two ways: a run began before an update
     if len(steps) < len(common):
         others = _name_steps([step for step in common if step not in steps])
@@ -88,20 +87,26 @@ def compare_states(first: str, second: str) -> tuple[bool, str]:
         if not steps:
             return True, note
         note = f"; {note}"  # it follows the result of the other steps
-    different = [step for step in steps if lines[step][0]["digest"] != lines[step][1]["digest"]]
+    different = [step for step in steps if first_lines[step]["digest"] != second_lines[step]["digest"]]
     equal = [step for step in steps if step not in different]
     equal_text = f"equal at {_name_steps(equal)}{note}"
     shards = [read_setting(run, "exact_shards") for run in runs]
     is_exact = shards[0] is not None and shards[0] == shards[1]
     if not different:
-        # equal weights have equal figures of evaluations, at any number of processes
-        figure = _find_other_figure(*(_read_figures(run, "val_") for run in runs)) if is_exact else ""
-        return (False, f"{equal_text}; {figure}") if figure else (True, equal_text)
+        if is_exact:  # equal weights have equal figures of evaluations, at any number of processes
+            figure = _find_other_figure(_read_figures(first, "val_"), _read_figures(second, "val_"))
+            if figure:
+                return False, f"{equal_text}; {figure}"
+        return True, equal_text
     # the first one: differences at later steps follow from it
     step = different[0]
-    machines = [line.get("machines", []) for line in lines[step]]  # none before version 0.30
+    lines = first_lines[step], second_lines[step]
+    text = f"differs at {step}"
+    machines = [line.get("machines", []) for line in lines]  # none before version 0.30
     cause = first_difference(runs, *machines) if all(machines) else ""
-    text = f"differs at {step}{'; ' if cause else ''}{cause}: {_describe(step, runs, lines[step])}"
+    if cause:
+        text += f"; {cause}"
+    text += f": {_describe(step, runs, lines)}"
     text = f"{equal_text}; {text}" if equal else text + note
     sizes = [max(map(world_size_of, read_starts(run, whole=True)), default=1) for run in runs]
     # exact shards promise equal states at any number of processes; without them sums are rounded otherwise
@@ -122,20 +127,20 @@ def _find_foreign(folder: str) -> str:
 
 
 def _form(line: _State) -> tuple[Any, bool]:
-    """Return what two lines of state.jsonl must have in common to be comparable. Before 0.24 they had no
-    numbers of parameter groups."""
+    """Return the kind of the digests in a line of state.jsonl: only digests of one kind can be compared.
+    Before version 0.24 there were none of the numbers in parameter groups."""
     return line.get("format"), any(".param_groups." in name for name in line["parts"])
 
 
 def _read_figures(run: str, start: str = "") -> _Figures:
-    """Return the figures of a job of Bootfile, without times and memory: (step, name) -> value. start: of
-    their names, "val_" for an evaluation."""
-    return {
-        (line.get("step"), name): str(value)
-        for line in read_lines(run, METRICS, whole=True)
-        for name, value in line.items()
-        if name.startswith(start) and not _NO_FIGURES.fullmatch(name)
-    }
+    """Return the figures of a job of Bootfile, without times and memory. start: the beginning of their names,
+    "val_" for an evaluation."""
+    figures = {}
+    for line in read_lines(run, METRICS, whole=True):
+        for name, value in line.items():
+            if name.startswith(start) and not _NO_FIGURES.fullmatch(name):
+                figures[line.get("step"), name] = str(value)
+    return figures
 
 
 def _find_other_figure(first: _Figures, second: _Figures) -> str:
@@ -149,8 +154,10 @@ def _find_other_figure(first: _Figures, second: _Figures) -> str:
 
 def _find_missing_figure(first: _Figures, second: _Figures) -> str:
     """Return the first figure that only one run has, in words; "" without one."""
-    missing = [key for key in [*first, *second] if (key in first) != (key in second)]
-    return next((f"only one run has {name} at step {step}" for step, name in missing), "")
+    for step, name in [*first, *second]:
+        if (step, name) not in first or (step, name) not in second:
+            return f"only one run has {name} at step {step}"
+    return ""
 
 
 def _name_steps(steps: list[int]) -> str:
@@ -175,8 +182,8 @@ def _describe(step: int, runs: tuple[str, str], lines: tuple[_State, _State]) ->
     sizes = _find_differences(runs, step, names)
     if not sizes:
         return f"{names[0]}{others} (by how much: keep the checkpoints of both runs)"
-    # the part that differs most, among those of the first kind
-    name = max((name for name in names if find_kind(name) == find_kind(names[0])), key=sizes.__getitem__)
+    causes = [name for name in names if find_kind(name) == find_kind(names[0])]
+    name = max(causes, key=sizes.__getitem__)
     return f"{name}{others} (largest relative difference {sizes[name]:.1g})"
 
 
@@ -210,8 +217,8 @@ def _difference(first: object, second: object) -> float:
 
 def read_setting(run: str, name: str) -> object:
     """Return an option of a run, as its last start had it; None if it is not known."""
-    known = read_starts(run, whole=True)
-    return known[-1]["settings"].get(name) if known else None
+    starts = read_starts(run, whole=True)
+    return starts[-1]["settings"].get(name) if starts else None
 
 
 def _compare_weights(

@@ -46,8 +46,9 @@ def _sizes(value: Any) -> list[int]:
     if not isinstance(value, Mapping | list | tuple):
         return []
     parts = list(value.values()) if isinstance(value, Mapping) else list(value)
-    # parts with names are tensors of all samples, and no samples
-    lengths = [] if isinstance(value, Mapping) or hasattr(value, "_fields") else [len(parts)]
+    lengths = [len(parts)]
+    if isinstance(value, Mapping) or hasattr(value, "_fields"):  # a part with a name is not a sample
+        lengths = []
     if isinstance(value, list) and all(isinstance(part, str | Mapping | tuple) for part in parts):
         return lengths  # a list of samples
     times = Counter(size for part in parts for size in _sizes(part))
@@ -56,7 +57,8 @@ def _sizes(value: Any) -> list[int]:
 
 
 def _hash(value: Any, count: int) -> np.ndarray:
-    """Return the hashes of `count` samples (-1: the value is one), or one hash [1] that is of all samples."""
+    """Return the hashes of `count` samples, uint64 [count], or one hash [1] of a value that all samples have.
+    count: -1 if the value is one sample."""
     if not isinstance(value, torch.Tensor) and hasattr(value, "__array_interface__"):
         value = torch.from_numpy(np.array(value))  # NumPy's arrays and numbers, images of PIL
     if isinstance(value, torch.Tensor):
@@ -73,7 +75,7 @@ def _hash(value: Any, count: int) -> np.ndarray:
         return np.array([_hash_text(value)], np.uint64)
     else:
         raise ReceiptError(f"a batch holds a {type(value).__name__}, which cannot be hashed: give ids")
-    # with the number of parts: [[a], [b]] is not [a, b]
+    # the number of parts is hashed, too: [[a], [b]] is not [a, b]
     hashes = _hash_length(len(parts))
     for part in parts:
         hashes = mix(hashes ^ _hash(part, count))

@@ -121,7 +121,8 @@ class Receipt:
         return {"step": self.step}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Set first_step. Raises ReceiptError after the first batch of this start."""
+        """Continue after the step of a state_dict(), as with first_step. Raises ReceiptError after the first
+        batch of this start."""
         if self._files:
             raise ReceiptError(f"step {state['step']} is set after the first batch")
         self._first = int(state["step"])

@@ -12,12 +12,12 @@ from bootfile.receipt.steps import History, Start, Steps
 def read(folder: str) -> History:
     """Return the starts that have steps, each with the samples of all ranks. Raises ReceiptError."""
     starts = _read_rank(folder, 0)
-    most = max(start.world_size for start in starts)  # a restart may have another one
+    most = max(start.world_size for start in starts)  # a restart may have another world size
     others = [_read_rank(folder, rank) for rank in range(1, most)]
     whole = []
     for start in starts:
-        # The files of the ranks do not say which starts belong together: it is the nearest one in time. If a
-        # rank was killed before its first batch, its nearest start belongs to another start of rank 0.
+        # The files of the ranks do not say which starts belong together: those that are nearest in time do.
+        # If a rank was killed before its first batch, its nearest start belongs to another start of rank 0.
         parts = [_find_nearest(rank_starts, start.time) for rank_starts in others[: start.world_size - 1]]
         is_complete = all(_find_nearest(starts, part.time) is start for part in parts)
         steps = _merge([start.steps, *(part.steps for part in parts)]).renumber(start.first or 0)

@@ -19,16 +19,11 @@ _SHOWN = 4  # lines about epochs
 
 
 class Options(NamedTuple):
-    """What one run may do without being unusual.
+    """What one run may do without being unusual."""
 
-    repeats: samples may come twice in an epoch, or on two ranks.
-    same_order: epochs may have the same order.
-    augmented: samples may not look the same in two epochs.
-    """
-
-    repeats: bool = False
-    same_order: bool = False
-    augmented: bool = False
+    repeats: bool = False  # samples may come twice in an epoch, or on two ranks
+    same_order: bool = False  # epochs may have the same order
+    augmented: bool = False  # samples may not look the same in two epochs
 
 
 class Epoch(NamedTuple):
@@ -78,8 +73,8 @@ def find_unusual(steps: Steps, restarts: int, options: Options) -> list[str]:
 
 
 def mark_whole(epochs: list[Epoch], restarts: int) -> list[Epoch]:
-    """Return the epochs. Whole are those with the most steps, if at least two have as many; without restarts
-    also all before the last one."""
+    """Return the epochs with is_whole. An epoch is whole if it has the most steps and another one has as
+    many, or, without restarts, if it is not the last one."""
     counts = Counter(len(epoch.steps) for epoch in epochs)
     most = max(counts, default=0)
     marked = []
@@ -100,13 +95,12 @@ def find_same_orders(epochs: list[Epoch]) -> list[str]:
             groups.setdefault(tuple(epoch.orders[:2].tolist()), []).append(epoch)
     lines = []
     for first, *others in groups.values():
-        # a run may end within an epoch: what both have is compared
-        counts = [min(len(first.orders), len(epoch.orders)) for epoch in others]
-        same = [
-            epoch
-            for epoch, count in zip(others, counts, strict=True)
-            if np.array_equal(first.orders[:count], epoch.orders[:count])
-        ]
+        same = []
+        for epoch in others:
+            # a run may end within an epoch: the steps that both have are compared
+            count = min(len(first.orders), len(epoch.orders))
+            if np.array_equal(first.orders[:count], epoch.orders[:count]):
+                same.append(epoch)
         if same:
             names = name_numbers([epoch.number for epoch in (first, *same)])
             lines.append(f"epochs {names} have the same order, from step {same[0].first} on")
@@ -144,7 +138,9 @@ def find_repeats(epochs: list[Epoch], has_ids: bool) -> list[str]:
         if len(repeated):
             step = _find_repeat(epoch.steps, repeated)
             text = f"{counted(len(repeated), 'sample')} came twice or more, first in step {step}"
-            lines.append(f"epoch {epoch.number}: {text}{f', and {never} never' if never else ''}")
+            if never:
+                text += f", and {never} never"
+            lines.append(f"epoch {epoch.number}: {text}")
         elif never >= batch:  # fewer are those of an incomplete batch, which a loader may skip
             text = f"{counted(never, 'sample')} never came, which other epochs have"
             lines.append(f"epoch {epoch.number}: {text}")
@@ -184,18 +180,20 @@ def _find_repeat(steps: Steps, twice: np.ndarray) -> int:
 
 def find_same_ranks(steps: Steps) -> list[str]:
     """Return a line if ranks were given the same samples in a step, else nothing."""
-    found = []  # (step, ranks that share samples: of several groups the first one)
+    shared = []  # (step, the first ranks that share their samples)
     for number, samples, sizes in zip(steps.numbers.tolist(), steps.samples, steps.sizes, strict=True):
         ranks: dict[bytes, list[int]] = {}  # the samples of a rank, in any order -> the ranks that have them
         for rank, part in enumerate(np.split(samples, np.cumsum(sizes[:-1]))):
             ranks.setdefault(np.sort(part).tobytes(), []).append(rank)
         ranks.pop(b"", None)
-        found += [(number, same) for same in ranks.values() if len(same) > 1][:1]
-    if not found:
+        groups = [group for group in ranks.values() if len(group) > 1]
+        if groups:
+            shared.append((number, groups[0]))
+    if not shared:
         return []
-    step, same = found[0]
-    more = f", and in {len(found) - 1} more" if len(found) > 1 else ""
-    return [f"ranks {name_numbers(same)} were given the same samples in step {step}{more}"]
+    step, group = shared[0]
+    more = f", and in {len(shared) - 1} more" if len(shared) > 1 else ""
+    return [f"ranks {name_numbers(group)} were given the same samples in step {step}{more}"]
 
 
 def find_same_contents(epochs: list[Epoch], has_ids: bool) -> list[str]:
@@ -210,11 +208,8 @@ def find_same_contents(epochs: list[Epoch], has_ids: bool) -> list[str]:
     totals: dict[tuple[int, int], list[int]] = {}
     for epoch in filter(operator.attrgetter("is_whole"), epochs):
         totals.setdefault((epoch.orders.sum(), epoch.contents.sum()), []).append(epoch.number)
-    return [
-        f"epochs {name_numbers(numbers)} have the same content for each sample"
-        for numbers in totals.values()
-        if len(numbers) > 1
-    ]
+    same = [numbers for numbers in totals.values() if len(numbers) > 1]
+    return [f"epochs {name_numbers(numbers)} have the same content for each sample" for numbers in same]
 
 
 def name_numbers(numbers: list[int]) -> str:

@@ -16,7 +16,10 @@ LOOP = LOOP_FILE.format(0)  # the receipt of a plain loop has this file
 
 def find_receipt(folder: str) -> str:
     """Return the name of the receipt in a run's folder, "" without one: FILE or LOOP."""
-    return next((name for name in (FILE, LOOP) if os.path.exists(os.path.join(folder, name))), "")
+    for name in (FILE, LOOP):
+        if os.path.exists(os.path.join(folder, name)):
+            return name
+    return ""
 
 
 def read(folder: str) -> History:
@@ -24,13 +27,14 @@ def read(folder: str) -> History:
     if find_receipt(folder) == LOOP:
         return loop_records.read(folder)
     steps = Steps(read_records(folder))
-    known = read_starts(folder, whole=True)  # a receipt that was copied alone has none
-    parent = parent_of(known)
-    # a run that begins at a step of another one has records from the state on that it has loaded
-    begin = parent["state"] if parent else min((start["step"] for start in known), default=0)
+    starts = read_starts(folder, whole=True)  # a receipt that was copied alone has none
+    parent = parent_of(starts)
+    begin = min((start["step"] for start in starts), default=0)
+    if parent:  # a run that begins at a step of another run: its records begin after the state of that
+        begin = parent["state"]
     # a Loader's receipt has one record of a step, whichever start made it: seed and time are not known
     whole = Start(first=None, world_size=1, seed=None, time=0, steps=steps)
-    return History([whole], max(0, len(known) - 1), begin, describe_parent(parent, steps.last))
+    return History([whole], max(0, len(starts) - 1), begin, describe_parent(parent, steps.last))
 
 
 def read_records(folder: str) -> np.ndarray:

@@ -63,10 +63,12 @@ class Receipt:
         crops: Sequence[np.ndarray] = (),
         leaves_out: bool = False,
     ) -> None:
-        """Add one batch. ids, labels: int64 [n]; crops: arrays [n] of integers, booleans or float32. Several
-        labels of a sample: bool [n, classes]. leaves_out: the batch counts 0.
+        """Add one batch, whose arrays must not change later: sums are computed for several batches at a time.
 
-        The arrays must not change later: sums are computed for several batches at a time.
+        ids: int64 [n].
+        labels: int64 [n]; bool [n, classes] if a sample has several.
+        crops: arrays [n] of integers, booleans or float32.
+        leaves_out: the sums of the batch are 0.
         """
         if leaves_out or self.leaves_out:
             # the step keeps a record, with sums of 0: the numbers of the records have no gap
@@ -144,9 +146,10 @@ class Receipt:
             return 0
         records = _read_records(folder)
         known = dict(zip(records["step"].tolist(), records["sums"], strict=True))
-        for step, of_step in enumerate(sums.view(np.uint64), first):
-            before = known.get(step, of_step)
-            if before.any() and not np.array_equal(before, of_step):  # the sums of a step left out are 0
+        for step, sums_now in enumerate(sums.view(np.uint64), first):
+            sums_before = known.get(step, sums_now)
+            was_left_out = not sums_before.any()
+            if not was_left_out and not np.array_equal(sums_before, sums_now):
                 return step
         return 0
 

@@ -20,9 +20,11 @@ _SAMPLERS: dict[str, type[BatchSampler]] = {kind.__name__: kind for kind in (Bat
 
 
 class Run:
-    """The records in the output folder of a run: `records` of its receipt, `starts`, and `removed`, the ids
-    that its batches lack. Raises BadInput, also if a line of starts.jsonl cannot be read: the rank of a
-    sample would be wrong."""
+    """The records in the output folder of a run.
+
+    `records`: of its receipt. `starts`: lines of starts.jsonl. `removed`: the ids that its batches lack.
+    Raises BadInput, also if a line of starts.jsonl cannot be read: the rank of a sample would be wrong.
+    """
 
     def __init__(self, folder: str):
         self.folder = folder
@@ -72,11 +74,13 @@ class Run:
 
     def name_left_out(self) -> str:
         """Return "left out", with the options that this run may have left out a step with."""
-        or_removed = ", or --without has all its samples" if len(self.removed) else ""
-        return f"left out (--skip_steps{or_removed})"
+        if not len(self.removed):
+            return "left out (--skip_steps)"
+        return "left out (--skip_steps, or --without has all its samples)"
 
     def sampler(self, step: int, weights: np.ndarray | None = None) -> BatchSampler:
-        """Return the batch sampler of all ranks before a step, its last one. Raises BadInput."""
+        """Return the batch sampler of all ranks, whose next and last batch is that of a step. Raises
+        BadInput."""
         facts = self.start_of(step).get("sampling") or {}
         if facts.get("weighted") and weights is None:
             raise BadInput(f"{self.folder} drew its samples with weights: expected --step N of imagenet.py")
@@ -115,9 +119,9 @@ class Run:
         return ids[np.isin(ids, self.removed, invert=True)]
 
     def find_steps(self, ids: np.ndarray, last: int) -> dict[int, np.ndarray]:
-        """Return the steps up to `last` to whose batches some samples belong, also removed ones: step, from 1
-        -> their ids, int64 [n]. ids: int64 [n]. Raises BadInput if a sample does not exist, or if samples
-        were drawn with weights."""
+        """Return step -> ids, int64 [n], for the steps up to `last` to whose batches some of these samples
+        belong, also if they were removed. Raises BadInput if a sample does not exist, or if samples were
+        drawn with weights."""
         facts = self.start_of(max(1, last)).get("sampling") or {}
         if facts.get("weighted"):
             raise BadInput(f"{self.folder} drew its samples with weights: their steps are not known")
@@ -130,7 +134,7 @@ class Run:
         for id in ids.tolist():
             for step in (sampler.find(id, epochs) + 1).tolist():
                 steps.setdefault(step, []).append(id)
-        # 0: an epoch without the sample
+        # step 0 stands for an epoch without the sample
         return {step: np.array(steps[step], np.int64) for step in sorted(steps) if 0 < step <= last}
 
     def find_uses(self, ids: np.ndarray, last: int) -> dict[int, np.ndarray]:
@@ -143,16 +147,16 @@ class Run:
         """Return the steps that lack samples: step -> (number of these, sum of their hashes as the receipt's
         sum of the ids). Raises BadInput."""
         sampler = self.sampler(self.last)
-        return {
-            step: (len(ids), int(self.sum_ids(sampler, ids).view("u8")[0]))
-            for step, ids in self.find_steps(self.removed, self.last).items()
-            # a step that was left out and has other samples, too, is one of --skip_steps
-            if not self.is_left_out(step) or len(ids) == len(sampler.batch(step - 1))
-        }
+        removed = {}
+        for step, ids in self.find_steps(self.removed, self.last).items():
+            # a step that was left out although it has other samples is one of --skip_steps
+            if not self.is_left_out(step) or len(ids) == len(sampler.batch(step - 1)):
+                removed[step] = len(ids), int(self.sum_ids(sampler, ids).view("u8")[0])
+        return removed
 
     def find_other_samples(self) -> int:
-        """Return the first step that had other samples than those of (seed, epoch, step), 0 if there is none.
-        Raises BadInput if the records do not tell which these are."""
+        """Return the first step that had other samples than those that follow from (seed, epoch, step); 0 if
+        there is none. Raises BadInput if the records do not have what these follow from."""
 
         def start_of(record: np.void) -> dict[str, Any]:
             return self.start_of(record["step"])

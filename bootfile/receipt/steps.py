@@ -77,34 +77,23 @@ class Steps:
 
 
 class Start(NamedTuple):
-    """One start of a program, with the steps that it made.
+    """One start of a program, with the steps that it made."""
 
-    first: number of steps that were completed before it; None: unknown, its steps are numbered from 1.
-    seed: of the data; None without one.
-    time: in ns.
-    """
-
-    first: int | None
+    first: int | None  # number of steps that were completed before it; None: unknown
     world_size: int
-    seed: int | None
-    time: int
-    steps: Steps
+    seed: int | None  # of the data; None without one
+    time: int  # in ns
+    steps: Steps  # numbered from 1 if `first` is unknown
 
 
 class History(NamedTuple):
-    """What a receipt has of a run.
+    """What a receipt has of a run."""
 
-    starts: those of a plain loop. A Loader's receipt has one, with all steps: a restart replaces them.
-    restarts: their number.
-    begin: the step before the first one that a Loader's receipt has to have.
-    origin: of a run that begins at a step of another one: where it begins, in words.
-    removed: the steps whose batches lack samples, see recorded_run.Run.sum_removed().
-    """
-
-    starts: list[Start]
-    restarts: int
-    begin: int = 0
-    origin: str = ""
+    starts: list[Start]  # of a plain loop; a Loader's receipt has a single one, with all steps
+    restarts: int  # the number of restarts
+    begin: int = 0  # the step before the first one that a Loader's receipt has to have
+    origin: str = ""  # where the run begins, in words, if that is at a step of another run
+    # the steps whose batches lack samples, see recorded_run.Run.sum_removed()
     removed: Mapping[int, tuple[int, int]] = MappingProxyType({})
 
     @property
@@ -119,17 +108,12 @@ class History(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """The first difference of two runs.
+    """The first difference of two runs."""
 
-    steps: number of steps that both runs recorded.
-    epoch, step: of the first step that differs (0: none).
-    parts: the entries of PARTS or LOOP_PARTS that differ in that step, or "epoch".
-    """
-
-    steps: int
-    epoch: int
-    step: int
-    parts: tuple[str, ...]
+    steps: int  # number of steps that both runs recorded
+    epoch: int  # of the first step that differs; 0: none does
+    step: int  # the first step that differs; 0: none does
+    parts: tuple[str, ...]  # the entries of PARTS or LOOP_PARTS that differ in that step, or "epoch"
 
 
 class Kept(NamedTuple):
@@ -173,9 +157,11 @@ def compare(first: History, second: History) -> tuple[bool, str]:
     if first.is_of_loop != second.is_of_loop:
         raise ReceiptError(f"only one run has {FILE}")
     begin = max(first.begin, second.begin)  # of a run that begins at a step of another one
-    # first each run alone: the steps that it kept over its restarts
-    runs = [follow(history).steps for history in (first, second)]
-    runs = [steps.select(steps.numbers > begin) for steps in runs]
+    # the steps that each run kept over its restarts
+    runs = []
+    for history in (first, second):
+        steps = follow(history).steps
+        runs.append(steps.select(steps.numbers > begin))
     # --without: these steps differ on purpose, so they are compared with the removed samples added again
     removed = sorted({step for step, _ in first.removed.items() ^ second.removed.items() if step > begin})
     step = _find_other_rest((first, second), runs, removed)
@@ -183,9 +169,8 @@ def compare(first: History, second: History) -> tuple[bool, str]:
         return False, f"different: step {step} had other samples, also without those that were removed"
     # --skip_steps in one run only: the other steps are still compared
     left_out = sorted(({*find_left_out(runs[0])} ^ {*find_left_out(runs[1])}) - {*removed})
-    first_steps, second_steps = (
-        steps.select(~np.isin(steps.numbers, [*removed, *left_out])) for steps in runs
-    )
+    skipped = [*removed, *left_out]
+    first_steps, second_steps = (steps.select(~np.isin(steps.numbers, skipped)) for steps in runs)
     difference = find_difference(first_steps, second_steps)
     if difference.step:
         return False, _describe_difference(first_steps, second_steps, difference)
@@ -207,8 +192,8 @@ def compare(first: History, second: History) -> tuple[bool, str]:
 
 
 def _find_other_rest(histories: Iterable[History], runs: list[Steps], removed: list[int]) -> int:
-    """Return the first of the steps from which samples were removed that has other ids in the two runs when
-    the removed ones are counted, too; 0 without one."""
+    """Return the first of the steps with removed samples that had other samples in the two runs, the removed
+    ones included; 0 without one."""
     sums = []
     for history, whole in zip(histories, runs, strict=True):
         steps = whole.select(np.isin(whole.numbers, removed))
@@ -216,7 +201,8 @@ def _find_other_rest(histories: Iterable[History], runs: list[Steps], removed: l
         added = np.array([history.removed.get(step, (0, 0))[1] for step in steps.numbers.tolist()], np.uint64)
         sums.append(dict(zip(steps.numbers.tolist(), (steps.sums[:, 0] + added).tolist(), strict=True)))
     first, second = sums
-    return min((step for step in first.keys() & second.keys() if first[step] != second[step]), default=0)
+    different = [step for step in first.keys() & second.keys() if first[step] != second[step]]
+    return min(different, default=0)
 
 
 def find_left_out(steps: Steps) -> list[int]:
@@ -309,9 +295,9 @@ def _count_equal(first: np.ndarray, second: np.ndarray) -> int:
 
 def _continue_epochs(before: Steps, steps: Steps) -> Steps:
     """Return the steps of a start, which may count its epochs from 1, with epochs that follow the others."""
-    last = (
-        int(before.epochs[-1]) if len(before) else 0
-    )  # 0: the start before was killed before its first step
+    if not len(before):  # the start before was killed before its first step
+        return steps
+    last = int(before.epochs[-1])
     first = int(steps.epochs[0])
     if first > last:
         return steps

@@ -19,8 +19,7 @@ _PYTHON_STATE = 625  # numbers in random.getstate()
 
 
 class Part(NamedTuple):
-    """A tensor or a number in a file. kind: that of kinds.py. number: its value, None for a
-    tensor."""
+    """A tensor or a number in a file. kind: as in kinds.py. number: its value; None for a tensor."""
 
     digest: str
     kind: int
@@ -37,7 +36,8 @@ class Difference(NamedTuple):
 
     @property
     def kind(self) -> int:
-        return min([OTHER, *(part.kind for part in (self.first, self.second) if part)])
+        kinds = [part.kind for part in (self.first, self.second) if part]
+        return min([OTHER, *kinds])
 
     @property
     def is_number(self) -> bool:
@@ -55,12 +55,14 @@ class Difference(NamedTuple):
 
 def describe_numbers(value: object, other: object, before_other: str = "") -> str:
     """Return two values in words, with as few digits as show their difference."""
-    first, second = (
-        f"{number:.6g}" if isinstance(number, float) else str(number) for number in (value, other)
-    )
+    first, second = _shorten_number(value), _shorten_number(other)
     if first == second:
         first, second = str(value), str(other)
     return f"{first}, {before_other}{second}"
+
+
+def _shorten_number(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def load(path: str) -> dict[str, Any]:
@@ -80,19 +82,22 @@ def read_parts(path: str) -> dict[str, Part]:
     except files.Refused as reason:
         raise BadInput(f"{path} cannot be compared: {reason}") from reason
     values = dict(digest.leaves(_shorten(state)))
-    digests = digest.summarize(0, values)["parts"]
-    return {
-        name: Part(text, _find_kind(name, values[name]), _read_number(values[name]))
-        for name, text in digests.items()
-    }
+    parts = {}
+    for name, text in digest.summarize(0, values)["parts"].items():
+        parts[name] = Part(text, _find_kind(name, values[name]), _read_number(values[name]))
+    return parts
 
 
 def read_progress(path: str) -> set[str]:
     """Return the digests of the tensors in a file of weights, and of its counters with their names: training
     changes some of them. Raises BadInput."""
-    parts = read_parts(path)
-    counters = {f"{name} {part.digest}" for name, part in parts.items() if part.kind == COUNTER}
-    return counters | {part.digest for part in parts.values() if part.kind == OTHER and part.number is None}
+    digests = set()
+    for name, part in read_parts(path).items():
+        if part.kind == COUNTER:
+            digests.add(f"{name} {part.digest}")
+        elif part.kind == OTHER and part.number is None:
+            digests.add(part.digest)
+    return digests
 
 
 def find_differences(first: str, second: str, names: list[str]) -> list[Difference]:
@@ -115,8 +120,9 @@ def find_differences(first: str, second: str, names: list[str]) -> list[Differen
 def describe(differences: list[Difference]) -> str:
     """Return the first of some differences, and how many more its file has."""
     first = differences[0]
+    text = f"{first.file} differs: {first.text}"
     others = sum(difference.file == first.file for difference in differences[1:])
-    return f"{first.file} differs: {first.text}" + (f", and {others} more" if others else "")
+    return f"{text}, and {others} more" if others else text
 
 
 class _Random(str):

@@ -134,10 +134,11 @@ def search(
     waiting: list[tuple[str, Any, int]] = [(name, owner, 0)]
     while waiting:
         path, value, depth = waiting.pop()
-        if depth > most or depths.get(id(value), depth + 1) <= depth:
-            continue
         is_new = id(value) not in depths
         # a value that was reached at a greater depth is searched again: more of its parts are near enough now
+        is_nearer = is_new or depth < depths[id(value)]
+        if depth > most or not is_nearer:
+            continue
         depths[id(value)] = depth
         if isinstance(value, types.ModuleType | type | np.ndarray | torch.Tensor | str | bytes):
             continue

@@ -321,7 +321,7 @@ class SequentialBatchSampler:
         self.world_size = world_size
         self.first_shard = rank  # the random numbers of an evaluation are by rank
         count = shards or world_size
-        self.parts = []  # see split()
+        self.parts = []  # the ranges of ids of this rank: all ids are divided into `count` ranges
         for part in part_of(count, rank, world_size):
             self.parts.append(range(size * part // count, size * (part + 1) // count))
 

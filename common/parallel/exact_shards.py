@@ -476,9 +476,12 @@ class Shards:
                 result.copy_(piece.view_as(result))
 
     def _sum_over_ranks(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the sum [n] of the nodes of all ranks in the tree. rows: those of this rank, [nodes, n]. A
-        process adds one slice, which it gets from all processes, and sends the sum to all: with one node for
-        each process the volume of all_reduce."""
+        """Return the sum [n] of the nodes of all ranks in the tree. rows: the sums of the nodes of this rank,
+        [nodes, n].
+
+        The columns are divided among the ranks. Each rank gets its columns from all ranks, adds them, and
+        sends the sum to all: with one node for each rank the volume of all_reduce.
+        """
         size = self.world_size
         nodes_of_ranks = [list_nodes(part_of(self.count, rank, size)) for rank in range(size)]
         slices = rows.tensor_split(size, dim=1)  # the columns that each rank adds
@@ -490,7 +493,7 @@ class Shards:
         received = rows.new_empty(sum(map(len, nodes_of_ranks)), own_width)
         with ranks.waiting():
             torch.distributed.all_to_all_single(received.view(-1), sent, received_sizes, sent_sizes)
-        # the nodes of all ranks are in the order of the shards, and are added as within a process
+        # the rows are in the order of the shards: two are added when their nodes are joined in the tree
         sums: list[torch.Tensor] = []
         tree: list[range] = []
         for node, row in zip(itertools.chain.from_iterable(nodes_of_ranks), received, strict=True):

@@ -229,7 +229,7 @@ def test_workers_of_a_dataloader_survive_it():
             def __getitem__(self, index): time.sleep(0.2); return index
         if __name__ == "__main__":
             loader = torch.utils.data.DataLoader(
-                Slow(), batch_size=2, num_workers=2, worker_init_fn=signals.ignore
+                Slow(), batch_size=2, num_workers=2, worker_init_fn=lambda worker: signals.ignore()
             )
             seen = []
             for batch in loader:
