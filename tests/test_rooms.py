@@ -28,7 +28,7 @@ ALLOWED = {
 # The rooms of two packages. A room imports only rooms after it.
 ROOMS = {
     "bootfile": [
-        "__main__", "cli", "prove", "lint", "history", "loaders", "receipt", "exact", "sampling", "machine",
+        "__main__", "cli", "prove", "fix", "lint", "history", "loaders", "receipt", "exact", "sampling", "machine",
         "processes", "records", "console", "ground",
     ],
     "common": [
