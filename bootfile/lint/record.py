@@ -109,6 +109,17 @@ class Frame:
     owner: Class | None = None
 
 
+class Binding(NamedTuple):
+    """A name that a statement or a call binds. name: with its object, "self.optimizer". function: the one
+    around it; None at the top of a module. node: the statement; the parameter if a call binds it."""
+
+    value: Value
+    name: str
+    function: Any
+    node: Any
+    path: str
+
+
 class TooLarge(Exception):
     """The script has more steps than the tracer walks."""
 
@@ -121,6 +132,7 @@ class Recorder:
         self.project = project
         self.source = source
         self.events: list[Event] = []
+        self.bound: list[Binding] = []
         self.all_loops: list[Loop] = []
         self.counters: list[Value] = []
         self.imported: dict[str, Module] = {}
@@ -160,6 +172,9 @@ class Recorder:
     def _made_by_call(self, node: Any, deps: Iterable[Value]) -> Value:
         """Return the result of a call that is not followed."""
         return self._make("unknown", node, deps, loops=tuple(self._loops), flags={"from_call"})
+
+    def _keep_binding(self, value: Value, name: str, node: Any) -> None:
+        self.bound.append(Binding(value, name, self._frames[-1].node, node, self._path()))
 
     # What the subclasses follow
 

@@ -8,13 +8,15 @@ from typing import Any, NamedTuple
 
 class Rule(NamedTuple):
     """One rule. title: what it finds. consequence: what happens. fix: what to do. report: a public thread or
-    page about it. is_hint: it was often wrong, or depends on what lint does not know: always a hint."""
+    page about it. is_hint: it was often wrong, or depends on what lint does not know: always a hint.
+    is_repaired: `bootfile fix` repairs it if that is safe."""
 
     title: str
     consequence: str
     fix: str
     report: str
     is_hint: bool = False
+    is_repaired: bool = False
 
 
 _GITHUB = "https://github.com"
