@@ -114,10 +114,20 @@ class Script(Places):
     def insert_first(self, block: Any, lines: Iterable[str]) -> None:
         """Insert lines at the beginning of the body of a loop, function or test, below a docstring."""
         first = block.body[0]
+        line = self.place(self.span(first)[0])[0]
         if isinstance(block, ast.FunctionDef) and ast.get_docstring(block, clean=False) is not None:
             self.insert_after(first, lines)
-        else:
+        elif not self.is_first(first):
             self.insert_before(first, lines)
+        else:
+            text = self._lay_out(lines, self.indent(line))
+            # above the comments of the first statement
+            while self.text[self.start_of_line(line - 1) : self.end_of_line(line - 1)].lstrip()[:1] in (
+                "",
+                "#",
+            ):
+                line -= 1
+            self._plan(self.start_of_line(line), self.start_of_line(line), text)
 
     def replace_statement(self, statement: ast.stmt, lines: Iterable[str]) -> None:
         """Put lines in the place of a statement; the comment in its last line stays behind the last one."""
