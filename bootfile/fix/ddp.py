@@ -26,10 +26,10 @@ _OF_MODULES = re.compile(
     r"train|eval|(named_)?(parameters|modules|children|buffers)|(load_)?state_dict|to|cuda|cpu|zero_grad|apply"
     r"|half|float|double|bfloat16|requires_grad_|forward|register_\w+"
 )
-# functions that write or delete files: on the other ranks they do nothing
+# functions that write files: on the other ranks they do nothing
 _WRITERS = re.compile(
-    r"(torch|numpy|cv2|shutil|os|matplotlib\.pyplot|torchvision\.utils)"
-    r"\.(save|savez|savetxt|imwrite|copy|copyfile|move|rmtree|remove|savefig|save_image)"
+    r"(torch|numpy|cv2|shutil|matplotlib\.pyplot|torchvision\.utils)"
+    r"\.(save|savez|savetxt|imwrite|copy|copyfile|savefig|save_image)"
 )
 _OPEN = [
     "",
@@ -44,7 +44,6 @@ _IMPORTS = [
     "",
     "import torch.distributed",
     "from torch.nn.parallel import DistributedDataParallel",
-    "from torch.utils.data import DataLoader, RandomSampler",
     "from torch.utils.data.distributed import DistributedSampler",
 ]
 _CONNECT = [
@@ -182,16 +181,17 @@ class _Distributed(Training):
 
     def _divide_loader(self) -> None:
         name, _ = self.find(self.outer, self.loader)
-        options = [f"{one}={name}.{one}" for one in ("num_workers", "collate_fn", "pin_memory", "drop_last")]
+        kept = ("num_workers", "collate_fn", "pin_memory", "drop_last", "worker_init_fn")
         self._before(
             self.epochs,
             "each rank reads its own part of every global batch",
-            f"shuffle = isinstance({name}.sampler, RandomSampler)",
-            f"{name} = DataLoader(",
+            f"{name} = torch.utils.data.DataLoader(",
             f"    {name}.dataset,",
             f"    batch_size={name}.batch_size // {_SIZE},",
-            f"    sampler=DistributedSampler({name}.dataset, shuffle=shuffle),",
-            *[f"    {option}," for option in options],
+            "    sampler=DistributedSampler(",
+            f"        {name}.dataset, shuffle=isinstance({name}.sampler, torch.utils.data.RandomSampler)",
+            "    ),",
+            *[f"    {one}={name}.{one}," for one in kept],
             ")",
         )
         epoch = unparse(self.epochs.target)
@@ -202,7 +202,9 @@ class _Distributed(Training):
         name, _ = self.find(self.outer, model)
         attribute = name.rpartition(".")[2]
         lines = []
-        if re.search(r"BatchNorm|torchvision|timm|resnet", self.script.text):
+        if any(
+            re.search(rb"BatchNorm|torchvision|timm|resnet", source.data) for source in self.facts.sources
+        ):
             lines.append("if torch.cuda.is_available():  # statistics of the global batch")
             lines.append(f"    {name} = torch.nn.SyncBatchNorm.convert_sync_batchnorm({name})")
         if "DataParallel" in model.flags:  # the names of the weights in its files are those of DDP
@@ -270,6 +272,8 @@ class _Distributed(Training):
                 self._before(around, "another rank may make the folder at the same time", line)
             elif is_folder:
                 self.miss(call, "it fails if another rank has made the folder: exist_ok=True")
+            if unparse(call.func) in ("os.remove", "os.unlink", "shutil.rmtree", "shutil.move"):
+                self.miss(call, "each rank would remove it: do it on rank 0 only")
             if given.get("download", "False") != "False":
                 self._before(statement, "rank 0 downloads first", f"if {_RANK} != 0:", _WAIT)
                 self._after(statement, "then the others find the files", f"if {_RANK} == 0:", _WAIT)
