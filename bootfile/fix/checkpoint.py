@@ -1,15 +1,17 @@
 """Find the dicts that a script saves and the place where it loads them, and add what they lack."""
 
 import ast
+import contextlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from bootfile.fix.edits import Script
 from bootfile.fix.places import CannotEdit
-from bootfile.fix.scope import Reach, Scope
+from bootfile.fix.scope import Reach, Scope, list_local
 from bootfile.lint.checkpoints import Save
 from bootfile.lint.facts import Facts
-from bootfile.lint.record import Event
+from bootfile.lint.record import Binding, Event
 from bootfile.lint.sources import unparse
 from bootfile.lint.table import Finding
 from bootfile.lint.values import Value, root
@@ -18,13 +20,14 @@ from bootfile.lint.values import Value, root
 @dataclass
 class Job:
     """One repair. scripts: the files that it changes, by path; open() adds one. notes: what the user has to
-    know of the new text."""
+    know of the new text. passed: (function, parameter) of each parameter that was added."""
 
     finding: Finding
     facts: Facts
     scope: Scope
     scripts: dict[str, Script]
     notes: list[str] = field(default_factory=list)
+    passed: set[Any] = field(default_factory=set)
 
     def open(self, path: str) -> Script:
         """Return a file of the project, to change it."""
@@ -155,29 +158,84 @@ def add_entry(job: Job, place: tuple[str, Any, Value], key: str, text: str) -> N
         job.open(path).add_argument(node, f"{key}={text}")
 
 
-def load_entry(job: Job, checkpoint: Checkpoint, reach: Reach, key: str, line: str, what: str) -> None:
-    """Load an entry after the others, and warn of a file without it."""
-    test = f'{reach.guard} and {checkpoint.holder}.get("{key}") is not None'
-    test = test if reach.guard else f'"{key}" in {checkpoint.holder}'
-    otherwise = f"elif {reach.guard}:" if reach.guard else "else:"
-    warning = f'    print("warning: this checkpoint has no {key}: {what}")'
-    lines = [f"if {test}:", f"    {line}", otherwise, warning]
+def reach(job: Job, value: Value, path: str, node: ast.AST) -> Reach:
+    """Return a name of an object at a place; a function that does not get the object gets it as a further
+    argument. Raises CannotEdit if that is not safe."""
+    uses = [one for one in job.facts.in_training("step", "method", "call") if root(one.value) is root(value)]
+    used = " ".join(event.describe_conditions() for event in uses[:1])
+    try:
+        return job.scope.reach(value, path, node, used)
+    except CannotEdit as error:
+        function = job.scope.function(path, node)
+        if function is None or function in [loop.node for loop in job.facts.loops]:
+            raise
+        reason = error
+    given = {}
+    for source in job.facts.sources:
+        for call in source.find(ast.Call):
+            if unparse(call.func).rpartition(".")[2] == function.name:
+                with contextlib.suppress(CannotEdit):
+                    given[source.path, call] = job.scope.reach(value, source.path, call, used)
+    name = next((one.name.rpartition(".")[2] for one in given.values()), "")
+    if not given or name in list_local(function):
+        raise reason
+    if (function, name) not in job.passed:
+        job.passed.add((function, name))
+        job.open(path).add_parameter(function, f"{name}=None")
+        for (place, call), one in given.items():
+            is_test = one.guard and not one.guard.endswith(" is not None")
+            text = f"{one.name} if {one.guard} else None" if is_test else one.name
+            job.open(place).add_argument(call, f"{name}={text}")
+    return Reach(name, f"{name} is not None")
+
+
+def find_loop(job: Job, checkpoint: Checkpoint) -> tuple[Any, Any]:
+    """Return (the statement with the load, the training loop) if both are in one block, in this order."""
+    loop = job.facts.loops[0]
+    around = [checkpoint.anchor, *job.scope.above(checkpoint.path, checkpoint.anchor)]
+    block = job.scope.block(loop.path, loop.node) if loop.path == checkpoint.path else []
+    outer: Any = next((part for part in around if part in block), None)
+    if outer is None or block.index(outer) >= block.index(loop.node):
+        raise CannotEdit("the checkpoint is not loaded in the function with the loop, before it")
+    return outer, loop.node
+
+
+def load_entry(job: Job, checkpoint: Checkpoint, target: Reach, key: str, line: str) -> None:
+    """Load an entry after the others, and warn of a file without it. line: reads HOLDER[KEY] as {}."""
+    test = f'{target.guard} and {checkpoint.holder}.get("{key}") is not None'
+    test = test if target.guard else f'"{key}" in {checkpoint.holder}'
+    otherwise = f"elif {target.guard}:" if target.guard else "else:"
+    lines = [
+        f"if {test}:",
+        "    " + line.format(f'{checkpoint.holder}["{key}"]'),
+        otherwise,
+        f"    {_warn(key)}",
+    ]
     job.open(checkpoint.path).insert_after(checkpoint.anchor, lines)
 
 
-def check_order(job: Job, checkpoint: Checkpoint, name: str) -> None:
+def load_before_loop(job: Job, checkpoint: Checkpoint, guard: str, key: str, line: str) -> None:
+    """Keep an entry where the others are loaded, and use it right before the loop."""
+    outer, loop = find_loop(job, checkpoint)
+    script, name = job.open(checkpoint.path), key if key.endswith("states") else f"{key}_state"
+    if name in script.find_bound():
+        raise CannotEdit(f"the name {name} has another meaning here")
+    kept = [f'{name} = {checkpoint.holder}.get("{key}")', f"if {name} is None:", f"    {_warn(key)}"]
+    script.insert_before(outer, [f"{name} = None"])
+    script.insert_after(checkpoint.anchor, kept)
+    test = f"{guard} and {name} is not None" if guard else f"{name} is not None"
+    script.insert_before(loop, [f"if {test}:", "    " + line.format(name)])
+
+
+def _warn(key: str) -> str:
+    return f'print("warning: this checkpoint has no {key}: it begins again")'
+
+
+def check_order(job: Job, checkpoint: Checkpoint, names: Iterable[Binding]) -> None:
     """Raise CannotEdit if the script makes an object or sets a number after it has loaded the checkpoint."""
-    function = job.scope.function(checkpoint.path, checkpoint.anchor)
     orders = range(checkpoint.order + 1, job.facts.first_step + 1)
-    later = [
-        one
-        for one in job.facts.tracer.bound
-        if one.name == name
-        and one.path == checkpoint.path
-        and (one.function is function or "." in name)
-        and one.order in orders
-        and one.value.kind != "wrapped"
-        and not any(loop.node in job.scope.above(one.path, one.node) for loop in job.facts.loops)
-    ]
+    later = [one for one in names if one.order in orders and one.value.kind not in ("wrapped", "counter")]
     if later:
-        raise CannotEdit(f"{name} is set in line {later[0].node.lineno}, after the checkpoint is loaded")
+        raise CannotEdit(
+            f"{later[0].name} is set in line {later[0].node.lineno}, after the checkpoint is loaded"
+        )

@@ -3,11 +3,11 @@
 import ast
 from typing import Any
 
-from bootfile.fix.checkpoint import Job, add_entry, find_checkpoint, load_entry
+from bootfile.fix.checkpoint import Job, add_entry, find_checkpoint, find_loop, load_entry
 from bootfile.fix.places import CannotEdit
 from bootfile.fix.scope import Reach
 from bootfile.lint.record import Event
-from bootfile.lint.sources import unparse
+from bootfile.lint.sources import is_listing, unparse
 from bootfile.lint.values import Loop, Value, root
 
 
@@ -73,11 +73,7 @@ def restore_start(job: Job) -> None:
     if any(len(save.loops) > 1 or save.order < steps[-1] for save in saves):
         raise CannotEdit("the checkpoint is saved within an epoch, of which a part would be left out")
     scope = job.scope
-    around: list[Any] = [checkpoint.anchor, *scope.above(checkpoint.path, checkpoint.anchor)]
-    block = scope.block(path, node)
-    outer = next((part for part in around if part in block), None)
-    if checkpoint.path != path or outer is None or block.index(outer) >= block.index(node):
-        raise CannotEdit("the checkpoint is not loaded in the function with the loop, before it")
+    outer, _ = find_loop(job, checkpoint)
     name, key, offset = "start_epoch", "epoch", 0
     entries = [(str(key), value) for _, _, saved in checkpoint.dicts for key, value in saved.parts.items()]
     numbers = [(key, value) for key, value in entries if loop.value in (value, value.of)]
@@ -91,7 +87,7 @@ def restore_start(job: Job) -> None:
             raise CannotEdit("the checkpoint is written outside of the loop")
         add_entry(job, place, key, target.id)
     script = job.open(path)
-    known = _find_start(job, checkpoint.path, block, node, key)
+    known = _find_start(job, path, node, key)
     first = call.args[0] if len(call.args) > 1 else None
     begin = script.source(first) if first is not None else "0"
     if known:
@@ -100,15 +96,14 @@ def restore_start(job: Job) -> None:
         if name in script.find_bound():
             raise CannotEdit(f"the name {name} has another meaning here")
         script.insert_before(outer, [f"{name} = {begin}"])
-        text = f'{checkpoint.holder}["{key}"]' + ("" if offset else " + 1")
-        load_entry(job, checkpoint, Reach(name), key, f"{name} = {text}", "the epochs begin again")
+        load_entry(job, checkpoint, Reach(name), key, f"{name} = {{}}" + ("" if offset else " + 1"))
     if first is not None:
         script.replace(first, name)
     else:
         script.wrap(call.args[0], f"{name}, ", "")
 
 
-def _find_start(job: Job, path: str, block: list[ast.stmt], loop: Any, key: str) -> str:
+def _find_start(job: Job, path: str, loop: Any, key: str) -> str:
     """Return a name that has the number of the next epoch already; "" if there is none."""
     function = job.scope.function(path, loop)
     for one in job.facts.tracer.bound:
@@ -168,9 +163,13 @@ def vary_epoch(job: Job) -> None:
 def sort_listing(job: Job) -> None:
     """Sort the names of files (R402)."""
     node: Any = job.find("event")
-    is_scan = unparse(node.func).endswith("scandir")
-    end = ", key=lambda entry: entry.name)" if is_scan else ")"
-    job.open(job.finding.path).wrap(node, "sorted(", end)
+    path = job.finding.path
+    cls = job.scope.cls(path, node)
+    # lint names the first one of a class
+    same = [one for one in ast.walk(cls) if isinstance(one, ast.Call) and is_listing(one)]
+    for one in [one for one in same if one is node or isinstance(job.scope.parents[path][one], ast.Assign)]:
+        end = ", key=lambda entry: entry.name)" if unparse(one.func).endswith("scandir") else ")"
+        job.open(path).wrap(one, "sorted(", end)
     job.notes.append("the samples have another order now, also without a restart")
 
 

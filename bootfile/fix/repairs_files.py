@@ -28,27 +28,19 @@ def write_whole(job: Job) -> None:
         )
     script = job.open(save.path)
     os_name = script.add_import("os")
-    path, lines = save.node.args[1], []
+    path: Any = save.node.args[1]
     target = script.source(path)
-    if not isinstance(path, ast.Name | ast.Attribute | ast.Constant):
-        lines, target = [f"final_path = {target}"], "final_path"
-    taken = script.find_bound() & {"new_path", "new_file", "final_path"}
-    if taken or "\n" in target:
+    if script.find_bound() & {"new_path", "new_file", "final_path"} or "\n" in target:
         raise CannotEdit("a name of the repair has another meaning here, or the path has several lines")
-    written = script.source(save.node.args[0])
-    if "\n" in written or "\n" in target:
-        raise CannotEdit("the call has several lines")
-    lines += [
-        f'new_path = f"{{{target}}}.new"'
-        if not isinstance(path, ast.Constant)
-        else f'new_path = {target} + ".new"',
-        'with open(new_path, "wb") as new_file:',
-        f"    {script.source(save.node.func)}({written}, new_file)",
-        "    new_file.flush()",
-        f"    {os_name}.fsync(new_file.fileno())",
-        f"{os_name}.replace(new_path, {target})",
-    ]
-    script.replace_statement(statement, lines)
+    if not isinstance(path, ast.Name | ast.Attribute | ast.Constant):
+        script.insert_before(statement, [f"final_path = {target}"])
+        target = "final_path"
+    new = f'{target} + ".new"' if isinstance(path, ast.Constant) else f'f"{{{target}}}.new"'
+    script.insert_before(statement, [f"new_path = {new}"])
+    script.guard(statement, statement, 'with open(new_path, "wb") as new_file:')
+    script.replace(path, "new_file")
+    synced = ["    new_file.flush()", f"    {os_name}.fsync(new_file.fileno())"]
+    script.insert_after(statement, [*synced, f"{os_name}.replace(new_path, {target})"])
 
 
 def choose_by_number(job: Job) -> None:

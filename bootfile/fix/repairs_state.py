@@ -1,7 +1,7 @@
 """Repairs of what the loop changes and the checkpoint lacks, or has but does not give back."""
 
 import ast
-from typing import Any
+import os
 
 from bootfile.fix.checkpoint import (
     Checkpoint,
@@ -10,8 +10,12 @@ from bootfile.fix.checkpoint import (
     check_order,
     choose_key,
     find_checkpoint,
+    find_loop,
+    load_before_loop,
     load_entry,
+    reach,
 )
+from bootfile.fix.edits import Script
 from bootfile.fix.places import CannotEdit
 from bootfile.fix.scope import Reach
 from bootfile.lint.record import Class, Event
@@ -40,68 +44,82 @@ def save_object(job: Job) -> None:
     checkpoint = find_checkpoint(job)
     if value.kind == "generator":
         check_random(job, checkpoint, value)
-    used = _describe_uses(job, value)
-    target = job.scope.reach(value, checkpoint.path, checkpoint.anchor, used)
-    check_order(job, checkpoint, target.name)
-    key = choose_key(checkpoint, target.name)
-    for place in checkpoint.dicts:
-        reach = job.scope.reach(value, place[0], place[1], used)
-        text = get.format(reach.name)
-        add_entry(job, place, key, f"{text} if {reach.guard} else None" if reach.guard else text)
-    line = put.format(target.name, f'{checkpoint.holder}["{key}"]')
-    load_entry(job, checkpoint, target, key, line, "it begins again")
+    else:
+        _check_steps(job, value)
+    names = [reach(job, value, *place[:2]) for place in checkpoint.dicts]
+    key = choose_key(checkpoint, names[0].name)
+    for place, one in zip(checkpoint.dicts, names, strict=True):
+        text = get.format(one.name)
+        add_entry(job, place, key, f"{text} if {one.guard} else None" if one.guard else text)
+    _load(job, checkpoint, value, key, put)
 
 
 def load_object(job: Job) -> None:
     """Load the state of an object that is saved (R201)."""
     value = root(job.find("value"))
     checkpoint = find_checkpoint(job)
-    keys = [
-        key
-        for _, _, saved in checkpoint.dicts
-        for key, part in saved.parts.items()
-        if root(part).kind == "state" and root(part).of is not None and root(root(part).of or part) is value
-    ]
+    entries = [entry for _, _, saved in checkpoint.dicts for entry in saved.parts.items()]
+    states = [(key, root(part)) for key, part in entries if root(part).kind == "state"]
+    keys = [key for key, state in states if state.of is not None and root(state.of) is value]
     put = _GENERATORS.get(value.key, ("", ""))[1] if value.kind == "generator" else _STATE[1]
     if not keys or not put:
         raise CannotEdit("the entry is not one of the dict that is loaded")
-    target = job.scope.reach(value, checkpoint.path, checkpoint.anchor, _describe_uses(job, value))
-    check_order(job, checkpoint, target.name)
-    line = put.format(target.name, f'{checkpoint.holder}["{keys[0]}"]')
-    load_entry(job, checkpoint, target, keys[0], line, "it begins again")
+    _load(job, checkpoint, value, keys[0], put)
+
+
+def _load(job: Job, checkpoint: Checkpoint, value: Value, key: str, put: str) -> None:
+    """Load a state where the others are loaded, or before the loop if the object is made in between."""
+    made = [one for one in job.facts.tracer.bound if root(one.value) is value and one.function is not None]
+    made += [one for one in job.facts.tracer.bound if root(one.value) is value and one.function is None]
+    try:
+        check_order(job, checkpoint, [one for one in made if not isinstance(one.node, ast.arg)])
+        target = reach(job, value, checkpoint.path, checkpoint.anchor)
+        load_entry(job, checkpoint, target, key, put.replace("{}", target.name, 1))
+    except CannotEdit as error:
+        try:
+            _, loop = find_loop(job, checkpoint)
+            target = reach(job, value, checkpoint.path, loop)
+        except CannotEdit:
+            raise error from None
+        load_before_loop(job, checkpoint, target.guard, key, put.replace("{}", target.name, 1))
+
+
+def _check_steps(job: Job, value: Value) -> None:
+    """Raise CannotEdit if an epoch changes an object after it has saved it."""
+    first = min(save.event.order for save in job.facts.restart_saves)
+    steps = [one for one in job.facts.in_training("step", "method") if root(one.value) is value]
+    later = [
+        one for one in steps if one.order > first and one.text in ("", "step", "update", "update_parameters")
+    ]
+    if later:
+        raise CannotEdit(f"{value.label} changes in line {later[0].line}, after the checkpoint is saved")
 
 
 def save_number(job: Job) -> None:
     """Save and load a counter or a best result (R107, R108)."""
     event = job.find("event")
-    is_best = job.finding.rule == "R108"
     targets = getattr(event.node, "targets", None) or [getattr(event.node, "target", None)]
-    name = unparse(targets[0]) if is_best and isinstance(event, Event) else event.label
+    name = unparse(targets[0]) if isinstance(event, Event) else event.label
     checkpoint = find_checkpoint(job)
-    places = [(path, node) for path, node, _ in checkpoint.dicts]
-    for path, node in [*places, (checkpoint.path, checkpoint.anchor)]:
-        function = job.scope.function(path, node)
+    places = [*[place[:2] for place in checkpoint.dicts], (checkpoint.path, checkpoint.anchor)]
+    functions = [job.scope.function(path, node) for path, node in places]
+    for (path, node), function in zip(places, functions, strict=True):
         if path != event.path or not job.scope.is_bound(name, path, node, function):
-            raise CannotEdit(f"{name} may not be bound in line {getattr(node, 'lineno', 0)} of {path}")
-    check_order(job, checkpoint, name)
-    _check_number(job, checkpoint, name)
-    known = [str(key) for _, _, value in checkpoint.dicts for key in value.parts]
+            raise CannotEdit(f"{name} may not be bound in line {node.lineno} of {os.path.basename(path)}")
+    same = [one for one in job.facts.tracer.bound if one.name == name and one.path == event.path]
+    check_order(job, checkpoint, same)
+    first = min(save.event.order for save in job.facts.restart_saves)
+    last = max(one.order for one in job.facts.events if job.facts.is_in_training(one))
+    later = [one for one in same if first < one.order <= last]
+    if later or ("." not in name and len({*functions}) > 1):
+        line = later[0].node.lineno if later else event.line
+        raise CannotEdit(f"{name} changes in line {line}, after the checkpoint is saved, or elsewhere")
     key = name.rpartition(".")[2]
-    if key not in known:
-        for place in checkpoint.dicts:
-            # a number of NumPy, or a tensor on a device, is more than torch.load() accepts
-            add_entry(job, place, key, f"float({name})" if is_best else name)
-    load_entry(job, checkpoint, Reach(name), key, f'{name} = {checkpoint.holder}["{key}"]', "it begins again")
-
-
-def _check_number(job: Job, checkpoint: Checkpoint, name: str) -> None:
-    """Raise CannotEdit if the loop changes a number after it has saved it."""
-    saves = [save.event.order for save in job.facts.restart_saves]
-    last = max(event.order for event in job.facts.events if job.facts.is_in_training(event))
-    changes = [one for one in job.facts.tracer.bound if one.name == name and one.order <= last]
-    later = [one for one in changes if one.order > min(saves)]
-    if later:
-        raise CannotEdit(f"{name} changes in line {later[0].node.lineno}, after the checkpoint is saved")
+    for place in checkpoint.dicts:
+        if key not in place[2].parts:
+            # a number of NumPy is more than torch.load() accepts
+            add_entry(job, place, key, f"float({name})" if job.finding.rule == "R108" else name)
+    load_entry(job, checkpoint, Reach(name), key, f"{name} = {{}}")
 
 
 def _has_state(job: Job, value: Value) -> bool:
@@ -111,12 +129,6 @@ def _has_state(job: Job, value: Value) -> bool:
     names = ("state_dict", "load_state_dict")
     own = [job.facts.tracer.find_method(value, name) for name in names]
     return all(own) or (not any(own) and bool(value.cls.node.bases))
-
-
-def _describe_uses(job: Job, value: Value) -> str:
-    """Return the tests under which the training loop uses an object."""
-    uses = [event for event in job.facts.in_training("step", "method", "call") if root(event.value) is value]
-    return " ".join(event.describe_conditions() for event in uses[:1])
 
 
 # Random numbers
@@ -147,33 +159,24 @@ def save_random(job: Job) -> None:
     """Save the states of the global random numbers, and restore them before the loop (R401)."""
     checkpoint = find_checkpoint(job)
     check_random(job, checkpoint)
-    loop = job.facts.loops[0]
-    scope, path = job.scope, checkpoint.path
-    around: list[Any] = [checkpoint.anchor, *scope.above(path, checkpoint.anchor)]
-    block = scope.block(path, loop.node) if loop.path == path else []
-    outer = next((part for part in around if part in block), None)
-    if outer is None or block.index(outer) >= block.index(loop.node):
-        raise CannotEdit("the checkpoint is not loaded in the function with the loop, before it")
-    if any(dict_path != path for dict_path, _, _ in checkpoint.dicts):
+    if any(path != checkpoint.path for path, _, _ in checkpoint.dicts):
         raise CannotEdit("the checkpoint is saved in another file than the loop")
-    script = job.open(path)
-    get, put = _write_states(script)
-    body = script.tree.body
-    imports = [number for number, part in enumerate(body) if isinstance(part, ast.Import | ast.ImportFrom)]
-    script.insert_before(body[imports[-1] + 1], [*get, "", "", *put, "", ""])
+    script = job.open(checkpoint.path)
+    load_before_loop(job, checkpoint, "", "random_states", "set_random_states({})")
     for place in checkpoint.dicts:
         add_entry(job, place, "random_states", "get_random_states()")
-    script.insert_before(outer, ["random_states = None"])
-    line = f'random_states = {checkpoint.holder}.get("random_states")'
-    warning = '    print("warning: this checkpoint has no random_states: they begin again")'
-    script.insert_after(checkpoint.anchor, [line, "if random_states is None:", warning])
-    script.insert_before(loop.node, ["if random_states is not None:", "    set_random_states(random_states)"])
+    # below the imports, and above what may call them
+    nodes = [checkpoint.anchor, *[node for _, node, _ in checkpoint.dicts]]
+    used = [part for node in nodes for part in [node, *job.scope.above(checkpoint.path, node)]]
+    body = job.scope.trees[checkpoint.path].body
+    first = min(number for number, part in enumerate(body) if part in used)
+    imports = [part for part in body[:first] if isinstance(part, ast.Import | ast.ImportFrom)]
+    script.insert_after(imports[-1], _write_functions(script))
 
 
-def _write_states(script: Any) -> tuple[list[str], list[str]]:
+def _write_functions(script: Script) -> list[str]:
     torch, numpy, python = (script.imported(name) for name in ("torch", "numpy", "random"))
-    taken = script.find_bound() & {"random_states", "get_random_states", "set_random_states"}
-    if not torch or taken:
+    if not torch or script.find_bound() & {"get_random_states", "set_random_states"}:
         raise CannotEdit("torch is not imported by its name, or a name of the repair has another meaning")
     get = [f'        "torch": {torch}.get_rng_state(),', f'        "cuda": {torch}.cuda.get_rng_state_all(),']
     put = [
@@ -183,13 +186,12 @@ def _write_states(script: Any) -> tuple[list[str], list[str]]:
     ]
     if numpy:
         # torch.load() refuses arrays of NumPy
-        keys = f"[part.tolist() if hasattr(part, 'tolist') else part for part in {numpy}.random.get_state()]"
+        array = f"part.tolist() if isinstance(part, {numpy}.ndarray) else part"
+        keys = f"[{array} for part in {numpy}.random.get_state()]"
         get.append(f'        "numpy": {keys},')
         put.append(f'    {numpy}.random.set_state(tuple(states["numpy"]))')
     if python:
         get.append(f'        "python": {python}.getstate(),')
         put.append(f'    {python}.setstate(states["python"])')
-    return ["def get_random_states():", "    return {", *get, "    }"], [
-        "def set_random_states(states):",
-        *put,
-    ]
+    get = ["", "", "def get_random_states():", "    return {", *get, "    }"]
+    return [*get, "", "", "def set_random_states(states):", *put]

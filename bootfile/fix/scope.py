@@ -93,7 +93,7 @@ class Scope:
         mine = [one for one in same if root(one.value) is base]
         others = [one for one in same if one not in mine]
         function = binding.function if "." in name else self.function(path, node)
-        if binding.function is None and function is not None and name in _list_local(function):
+        if binding.function is None and function is not None and name in list_local(function):
             raise CannotEdit(f"{name} has another meaning in {function.name}()")
         # what the name was before does not matter if a statement with the object always runs
         is_last = all(one.order < binding.order for one in others) and not any(map(_may_be_none, mine))
@@ -233,7 +233,7 @@ def _may_be_none(binding: Binding) -> bool:
     return any(isinstance(part, ast.Constant) and part.value is None for part in branches)
 
 
-def _list_local(function: Any) -> set[str]:
+def list_local(function: Any) -> set[str]:
     """Return the names that are local to a function."""
     stored = [
         part.id
