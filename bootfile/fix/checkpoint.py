@@ -57,6 +57,11 @@ class Checkpoint(NamedTuple):
     order: int
 
 
+def is_distributed(facts: Facts) -> bool:
+    """Return whether the training may have several processes."""
+    return facts.is_distributed() or facts.imports(r"\b(accelerate|lightning\w*|deepspeed|horovod)\b")
+
+
 def find_checkpoint(job: Job) -> Checkpoint:
     """Return the dicts that hold the state of an object which the script loads, and the place of the load.
     Raises CannotEdit if they are not written as dicts in the project."""
@@ -86,8 +91,17 @@ def find_checkpoint(job: Job) -> Checkpoint:
     ]
     anchor = _find_anchor(job, same)
     keys = {given.key for event, given in found if event in same}
-    nodes = [_find_display(job, one) for one in dicts if keys & one.parts.keys()]
-    return Checkpoint(list(dict.fromkeys(nodes)), last.path, anchor, holder, last.order)
+    displays = [_find_display(job, one) for one in dicts if keys & one.parts.keys()]
+    nodes = {node: (path, node, value) for path, node, value in displays}
+    # a function that saves one object in each call has no place for another one
+    if any(_list_owners(value) != _list_owners(nodes[node][2]) for _, node, value in displays):
+        raise CannotEdit(f"line {displays[0][1].lineno} saves several objects in turn")
+    return Checkpoint([*nodes.values()], last.path, anchor, holder, last.order)
+
+
+def _list_owners(saved: Value) -> set[Value]:
+    states = [root(part) for part in saved.parts.values() if root(part).kind == "state"]
+    return {root(state.of) for state in states if state.of is not None}
 
 
 def _saved_dict(save: Save) -> Value | None:
@@ -214,17 +228,16 @@ def load_entry(job: Job, checkpoint: Checkpoint, target: Reach, key: str, line: 
     job.open(checkpoint.path).insert_after(checkpoint.anchor, lines)
 
 
-def load_before_loop(job: Job, checkpoint: Checkpoint, guard: str, key: str, line: str) -> None:
+def load_before_loop(job: Job, checkpoint: Checkpoint, guard: str, key: str, lines: list[str]) -> None:
     """Keep an entry where the others are loaded, and use it right before the loop."""
     outer, loop = find_loop(job, checkpoint)
     script, name = job.open(checkpoint.path), key if key.endswith("states") else f"{key}_state"
     if name in script.find_bound():
         raise CannotEdit(f"the name {name} has another meaning here")
-    kept = [f'{name} = {checkpoint.holder}.get("{key}")', f"if {name} is None:", f"    {_warn(key)}"]
     script.insert_before(outer, [f"{name} = None"])
-    script.insert_after(checkpoint.anchor, kept)
+    load_entry(job, checkpoint, Reach(name), key, f"{name} = {{}}")
     test = f"{guard} and {name} is not None" if guard else f"{name} is not None"
-    script.insert_before(loop, [f"if {test}:", "    " + line.format(name)])
+    script.insert_before(loop, [f"if {test}:", *[f"    {line.replace('{}', name)}" for line in lines]])
 
 
 def _warn(key: str) -> str:

@@ -1,5 +1,6 @@
 """Repair the findings of a script one after another, and withdraw a repair that lint does not confirm."""
 
+import contextlib
 import os
 import re
 from collections import Counter
@@ -15,7 +16,11 @@ from bootfile.lint import engine, sources
 from bootfile.lint.facts import Facts
 from bootfile.lint.table import Finding
 
-_ROOTS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
+_ROOTS = (
+    ".git", "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt", "environment.yml", "LICENSE",
+    "README.md",
+)  # fmt: skip
+MOST_OTHERS = 30  # other scripts that are read again because they use a module that changes
 
 
 @dataclass
@@ -57,7 +62,7 @@ class Project:
 
 def find_root(path: str) -> str:
     """Return the folder of the project of a script: the nearest one with a repository or a package's
-    settings, else that of the script."""
+    settings, a licence or a README, else that of the script."""
     first = folder = os.path.dirname(os.path.abspath(path))
     while folder != os.path.dirname(folder):
         if any(os.path.exists(os.path.join(folder, name)) for name in _ROOTS):
@@ -119,4 +124,23 @@ def _attempt(project: Project, finding: Finding, facts: Facts, findings: list[Fi
     if new:
         rule, _, message = min(new)
         raise CannotEdit(f"not safe: the repair leads to {rule}: {message}")
+    _check_others(project, contents, set(job.scripts) - {project.path})
     return job
+
+
+def _check_others(project: Project, contents: dict[str, bytes], modules: set[str]) -> None:
+    """Raise CannotEdit if the new text of a module leads to a finding in another script of the project."""
+    names = [os.path.splitext(os.path.basename(path))[0].encode() for path in modules]
+    paths = [path for path in engine.find_files(project.root) if engine.may_train(path)] if modules else []
+    same = os.path.realpath(project.path)
+    for path in [path for path in paths if os.path.realpath(path) not in (same, *modules)][:MOST_OTHERS]:
+        with contextlib.suppress(BadInput):
+            source = sources.read(path)
+            if not any(name in source.data for name in names):
+                continue
+            other = Project(path)
+            before = Counter(map(describe, other.lint(project.contents)[0]))
+            new = Counter(map(describe, other.lint(contents)[0])) - before
+            if new:
+                rule = min(new)[0]
+                raise CannotEdit(f"not safe: {os.path.relpath(path)} uses this file, and would have {rule}")

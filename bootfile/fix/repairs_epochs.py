@@ -179,6 +179,10 @@ def seed_order(job: Job) -> None:
     loader = root(job.find("value"))
     loop = event.loops[0]
     number = _number_of(loop)
+    if "prepared" in loader.flags:
+        name = job.scope.reach(loader, loop.path, loop.node.body[0]).name
+        job.open(loop.path).insert_first(loop.node, [f"{name}.set_epoch({number})"])
+        return
     calls = [node for node in job.facts.nodes(loader.path, ast.Call) if node.lineno == loader.line]
     calls = [node for node in calls if unparse(node.func).endswith("DataLoader")]
     scope, path = job.scope, loop.path

@@ -35,7 +35,7 @@ def write_whole(job: Job) -> None:
     if not isinstance(path, ast.Name | ast.Attribute | ast.Constant):
         script.insert_before(statement, [f"final_path = {target}"])
         target = "final_path"
-    new = f'{target} + ".new"' if isinstance(path, ast.Constant) else f'f"{{{target}}}.new"'
+    new = f"{target[:-1]}.new{target[-1]}" if isinstance(path, ast.Constant) else f'f"{{{target}}}.new"'
     script.insert_before(statement, [f"new_path = {new}"])
     script.guard(statement, statement, 'with open(new_path, "wb") as new_file:')
     script.replace(path, "new_file")

@@ -11,6 +11,7 @@ from bootfile.fix.checkpoint import (
     choose_key,
     find_checkpoint,
     find_loop,
+    is_distributed,
     load_before_loop,
     load_entry,
     reach,
@@ -81,16 +82,33 @@ def _load(job: Job, checkpoint: Checkpoint, value: Value, key: str, put: str) ->
             target = reach(job, value, checkpoint.path, loop)
         except CannotEdit:
             raise error from None
-        load_before_loop(job, checkpoint, target.guard, key, put.replace("{}", target.name, 1))
+        lines = [put.replace("{}", target.name, 1)]
+        if value.kind == "scheduler":
+            lines += _write_rate(value, target.name)
+        load_before_loop(job, checkpoint, target.guard, key, lines)
+
+
+def _write_rate(value: Value, name: str) -> list[str]:
+    """Return the lines that give an optimizer the learning rate of its scheduler, which has set it to the
+    first one when it was made. Raises CannotEdit if it sets more than that."""
+    if value.cls is not None or value.key in ("OneCycleLR", "CyclicLR"):
+        raise CannotEdit(f"{name} is made after the optimizer is loaded, and changes it")
+    if value.key == "ReduceLROnPlateau":
+        return []
+    groups = f"zip({name}.optimizer.param_groups, {name}.get_last_lr())"
+    return [f"for group, rate in {groups}:", '    group["lr"] = rate']
 
 
 def _check_steps(job: Job, value: Value) -> None:
     """Raise CannotEdit if an epoch changes an object after it has saved it."""
     first = min(save.event.order for save in job.facts.restart_saves)
     steps = [one for one in job.facts.in_training("step", "method") if root(one.value) is value]
-    later = [
-        one for one in steps if one.order > first and one.text in ("", "step", "update", "update_parameters")
-    ]
+    steps = [one for one in steps if one.text in ("", "step", "update", "update_parameters")]
+    # the state of an optimizer has the learning rate, which its scheduler sets
+    for one in job.facts.in_training("step"):
+        first_of = root(root(one.value).parts.get("first", Value()))
+        steps += [one] if root(one.value).kind == "scheduler" and first_of is value else []
+    later = [one for one in steps if one.order > first]
     if later:
         raise CannotEdit(f"{value.label} changes in line {later[0].line}, after the checkpoint is saved")
 
@@ -138,7 +156,7 @@ def check_random(job: Job, checkpoint: Checkpoint, generator: Value | None = Non
     """Raise CannotEdit if the state of random numbers at the save is not the one after the epoch, or if a
     restart draws from them between the load and the loop."""
     facts = job.facts
-    if facts.is_distributed():
+    if is_distributed(facts):
         raise CannotEdit("each process has its own random numbers, and the checkpoint has those of one")
     saves = [save.event for save in facts.training_saves]
     if not saves or any(len(save.loops) > 1 for save in saves):
@@ -162,7 +180,7 @@ def save_random(job: Job) -> None:
     if any(path != checkpoint.path for path, _, _ in checkpoint.dicts):
         raise CannotEdit("the checkpoint is saved in another file than the loop")
     script = job.open(checkpoint.path)
-    load_before_loop(job, checkpoint, "", "random_states", "set_random_states({})")
+    load_before_loop(job, checkpoint, "", "random_states", ["set_random_states({})"])
     for place in checkpoint.dicts:
         add_entry(job, place, "random_states", "get_random_states()")
     # below the imports, and above what may call them

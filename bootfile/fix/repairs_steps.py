@@ -3,38 +3,40 @@
 import ast
 from typing import Any
 
-from bootfile.fix.checkpoint import Job
+from bootfile.fix.checkpoint import Job, is_distributed
 from bootfile.fix.places import CannotEdit
 from bootfile.lint.record import Event
-from bootfile.lint.sources import unparse
+from bootfile.lint.sources import is_modulo, unparse
 
 
 def save_at_sigterm(job: Job) -> None:
     """Save at the end of the epoch in which SIGTERM comes, and exit (R801)."""
-    save: Event = job.find("save")
-    scope, facts, loop = job.scope, job.facts, save.loops[0]
-    if facts.is_distributed() or len(facts.loops) != 1:
+    facts, scope = job.facts, job.scope
+    if is_distributed(facts) or len(facts.loops) != 1 or facts.fullest_save is None:
         raise CannotEdit("the processes would have to agree on the epoch after which they exit")
-    top: Any = scope.statement(save.path, save.node)
-    while top not in loop.node.body and scope.parents[save.path].get(top) is not None:
-        top = scope.parents[save.path][top]
-    if save.path != loop.path or top not in loop.node.body:
-        raise CannotEdit("the checkpoint is saved in another function than the loop")
-    if any(
-        one.is_true
-        for one in save.conditions
-        if isinstance(one.node, ast.If) and one.node in ast.walk(loop.node)
-    ):
-        raise CannotEdit("a condition decides whether an epoch is saved")
-    block = loop.node.body
-    last = block[-1]
-    if (
-        isinstance(last, ast.If | ast.For | ast.While | ast.Break | ast.Continue | ast.Return)
-        and last is not top
-    ):
-        raise CannotEdit("the epoch does not end in one place")
+    # of the calls that write the whole checkpoint, the one that the fewest tests decide about
+    whole = facts.fullest_save.event.node
+    calls = [one.event for one in facts.training_saves if one.event.node is whole]
+    save: Event = min(calls, key=lambda one: len(one.conditions))
+    loop = save.loops[0]
+    around = [save.node, *scope.above(save.path, save.node)]
+    inside = [part for part in loop.node.body if part in around or _calls(part, save.functions)]
+    inside = [part for part in inside if isinstance(part, ast.Expr)] or inside
+    last = loop.node.body[-1]
+    if not inside or isinstance(last, ast.Break | ast.Continue | ast.Return | ast.Raise):
+        raise CannotEdit("the place of the save in the loop is not known, or the epoch does not end there")
+    # the tests between the loop and the save
+    depth = min(len(one.conditions) for one in facts.events if one.loops[:1] == (loop,))
+    tests = [one for one in save.conditions[depth:] if isinstance(one.node, ast.If)]
     script = job.open(loop.path)
-    signal, threading, system = (script.add_import(name) for name in ("signal", "threading", "sys"))
+    if len(tests) == 1 and tests[0].is_true and tests[0].node is inside[0] and is_modulo(tests[0].node.test):
+        is_sum = isinstance(tests[0].node.test, ast.BoolOp | ast.IfExp)
+        script.wrap(
+            tests[0].node.test, "(" if is_sum else "", (")" if is_sum else "") + " or sigterm.is_set()"
+        )
+    elif tests:
+        raise CannotEdit("a condition decides whether an epoch is saved")
+    signal, system, threading = (script.add_import(name) for name in ("signal", "sys", "threading"))
     if "sigterm" in script.find_bound():
         raise CannotEdit("the name sigterm has another meaning here")
     script.insert_before(
@@ -46,6 +48,11 @@ def save_at_sigterm(job: Job) -> None:
         ],
     )
     script.insert_after(last, ["if sigterm.is_set():", f"    {system}.exit(128 + {signal}.SIGTERM)"])
+
+
+def _calls(statement: ast.stmt, functions: tuple[str, ...]) -> bool:
+    calls = [part for part in ast.walk(statement) if isinstance(part, ast.Call)]
+    return any(unparse(call.func).rpartition(".")[2] in functions for call in calls)
 
 
 def save_after_step(job: Job) -> None:
