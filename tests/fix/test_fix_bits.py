@@ -66,7 +66,7 @@ AVERAGED = "for a, b in zip(average.parameters(), model.parameters()):\n    a.da
 KINDS = {
     "optimizer": ("R101", {
         "setup": "optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)\n"
-        "second = torch.optim.Adam(model[2].parameters())", "step": "second.step()"}),
+        "second = torch.optim.Adam(model[2].parameters())", "step": "second.step(); second.zero_grad()"}),
     "scheduler": ("R103", {"setup": SCHEDULER, "end": "scheduler.step()"}),
     "scheduler that is made later": ("R103", {"before": SCHEDULER, "end": "scheduler.step()"}),
     "scheduler that may be None": ("R103", {
@@ -87,7 +87,7 @@ KINDS = {
         "setup": "g = torch.Generator().manual_seed(1)\n"
         "loader = DataLoader(data, 4, shuffle=True, generator=g)"}),
     "counter": ("R107", {"setup": "steps = 0", "step": STEPPED}),
-    "best": ("R108", {"setup": "best = 9.0", "end": BEST, "result": '*torch.load("best.pt").values()'}),
+    "best": ("R108", {"setup": "best = 9.0", "end": BEST}),
     "criterion": ("R109", {
         "setup": "head = nn.Linear(4, 4)\n"
         "optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)",
@@ -115,7 +115,8 @@ def train(folder, text, kills=()):
     for epoch in kills:
         run("train.py", cwd=folder, env=environment(KILL_AFTER=str(epoch)), code=-9)
     run("train.py", cwd=folder)
-    return torch.load(folder / "end.pt")
+    best = folder / "best.pt"
+    return [*torch.load(folder / "end.pt"), *(torch.load(best).values() if best.exists() else ())]
 
 
 def is_equal(first, second):
