@@ -94,14 +94,17 @@ def find_checkpoint(job: Job) -> Checkpoint:
     displays = [_find_display(job, one) for one in dicts if keys & one.parts.keys()]
     nodes = {node: (path, node, value) for path, node, value in displays}
     # a function that saves one object in each call has no place for another one
-    if any(_list_owners(value) != _list_owners(nodes[node][2]) for _, node, value in displays):
+    if any(_has_others(value, nodes[node][2]) for _, node, value in displays):
         raise CannotEdit(f"line {displays[0][1].lineno} saves several objects in turn")
     return Checkpoint([*nodes.values()], last.path, anchor, holder, last.order)
 
 
-def _list_owners(saved: Value) -> set[Value]:
-    states = [root(part) for part in saved.parts.values() if root(part).kind == "state"]
-    return {root(state.of) for state in states if state.of is not None}
+def _has_others(first: Value, second: Value) -> bool:
+    """Return whether two dicts have the states of different objects under one key."""
+    keys = first.parts.keys() & second.parts.keys()
+    pairs = [(root(first.parts[key]), root(second.parts[key])) for key in keys]
+    owners = [(one.of, other.of) for one, other in pairs if one.kind == other.kind == "state"]
+    return any(one and other and root(one) is not root(other) for one, other in owners)
 
 
 def _saved_dict(save: Save) -> Value | None:

@@ -57,9 +57,9 @@ PARTS = {
 SCHEDULER = "scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5**epoch)"
 SAMPLED = "sampler = DistributedSampler(data, 1, 0)\nloader = DataLoader(data, 4, sampler=sampler)"
 STEPPED = "steps += 1\nfor group in optimizer.param_groups:\n    group['lr'] = 0.1 * min(1, steps / 20)"
-BEST = (
-    'loss = 0 * loss + epoch\nif loss < best:\n    best = loss\n    torch.save(model.state_dict(), "best.pt")'
-)
+# the loss rises: the first epoch is the best one
+RISING = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1, maximize=True)\nbest = 9.0"
+BEST = 'if loss < best:\n    best = loss\n    torch.save(model.state_dict(), "best.pt")'
 AVERAGED = "for a, b in zip(average.parameters(), model.parameters()):\n    a.data.lerp_(b.data, 0.1)"
 
 # what a restart does wrong -> (the rule, the parts of the script)
@@ -87,7 +87,7 @@ KINDS = {
         "setup": "g = torch.Generator().manual_seed(1)\n"
         "loader = DataLoader(data, 4, shuffle=True, generator=g)"}),
     "counter": ("R107", {"setup": "steps = 0", "step": STEPPED}),
-    "best": ("R108", {"setup": "best = 9.0", "end": BEST}),
+    "best": ("R108", {"setup": RISING, "end": BEST}),
     "criterion": ("R109", {
         "setup": "head = nn.Linear(4, 4)\n"
         "optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)",
