@@ -58,7 +58,7 @@ SCHEDULER = "scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epo
 SAMPLED = "sampler = DistributedSampler(data, 1, 0)\nloader = DataLoader(data, 4, sampler=sampler)"
 STEPPED = "steps += 1\nfor group in optimizer.param_groups:\n    group['lr'] = 0.1 * min(1, steps / 20)"
 # the loss rises: the first epoch is the best one
-RISING = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1, maximize=True)\nbest = 9.0"
+RISING = "optimizer = torch.optim.SGD(model.parameters(), lr=0.001, maximize=True)\nbest = 9.0"
 BEST = 'if loss < best:\n    best = loss\n    torch.save(model.state_dict(), "best.pt")'
 AVERAGED = "for a, b in zip(average.parameters(), model.parameters()):\n    a.data.lerp_(b.data, 0.1)"
 
