@@ -177,8 +177,10 @@ class Script(Places):
         self._plan(end, end, after)
 
     def add_entry(self, node: ast.Dict, key: str, value: str) -> None:
-        """Add an entry at the end of a dict display."""
-        self._add(self.find(node, cst.Dict).elements, self.span(node)[1] - 1, f'"{key}": {value}')
+        """Add an entry at the end of a dict display, in the quotes of its first key."""
+        quote = "'" if node.keys and node.keys[0] and self.source(node.keys[0])[0] == "'" else '"'
+        text = f"{quote}{key}{quote}: {value}"
+        self._add(self.find(node, cst.Dict).elements, self.span(node)[1] - 1, text)
 
     def add_argument(self, node: ast.Call, text: str) -> None:
         """Add an argument at the end of a call, such as `key=len`."""

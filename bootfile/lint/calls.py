@@ -125,8 +125,8 @@ class Calls(Functions):
         frame.given = {**flags, **{part: one for part, one in frame.names.items() if one.kind == "dict"}}
         parameters = {part.arg: part for part in ast.walk(function.node.args) if isinstance(part, ast.arg)}
         for part, one in frame.names.items():
-            place = parameters.get(part, function.node)
-            self.bound.append(Binding(one, part, function.node, place, function.module.source.path))
+            place = (parameters.get(part, function.node), function.module.source.path, len(self.events))
+            self.bound.append(Binding(one, part, function.node, *place))
         self._walked.add(function.node)
         self._stack.append(function.node)
         functions = self._functions

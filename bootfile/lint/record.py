@@ -111,13 +111,15 @@ class Frame:
 
 class Binding(NamedTuple):
     """A name that a statement or a call binds. name: with its object, "self.optimizer". function: the one
-    around it; None at the top of a module. node: the statement; the parameter if a call binds it."""
+    around it; None at the top of a module. node: the statement; the parameter if a call binds it. order: how
+    many events were before it."""
 
     value: Value
     name: str
     function: Any
     node: Any
     path: str
+    order: int
 
 
 class TooLarge(Exception):
@@ -174,7 +176,8 @@ class Recorder:
         return self._make("unknown", node, deps, loops=tuple(self._loops), flags={"from_call"})
 
     def _keep_binding(self, value: Value, name: str, node: Any) -> None:
-        self.bound.append(Binding(value, name, self._frames[-1].node, node, self._path()))
+        function = self._frames[-1].node
+        self.bound.append(Binding(value, name, function, node, self._path(), len(self.events)))
 
     # What the subclasses follow
 
