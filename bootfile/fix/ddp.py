@@ -73,17 +73,22 @@ class _Distributed(Training):
 
     def plan(self) -> None:
         self.blocks: list[_Block] = []
-        self.made = [
-            event for event in self.facts.select("create") if event.value in (self.loader, *self.models)
-        ]
+        created = self.facts.select("create")
+        self.made = [event for event in created if event.value in (self.loader, *self.models)]
         self.check_loader()
         self._check()
         if self.missing:
             return
         imports = last_import(self.tree)
-        self._after(imports, "find the rank of this process: torchrun sets RANK and LOCAL_RANK", *_IMPORTS)
-        self._after(
-            imports, "rank 0 prints and writes", 'if os.environ.get("RANK", "0") != "0":', *self._silence()
+        self._add(
+            "after", imports, "find the rank of this process: torchrun sets RANK and LOCAL_RANK", *_IMPORTS
+        )
+        self._add(
+            "after",
+            imports,
+            "rank 0 prints and writes",
+            'if os.environ.get("RANK", "0") != "0":',
+            *self._silence(),
         )
         self._connect(imports)
         self._divide_loader()
@@ -102,14 +107,8 @@ class _Distributed(Training):
             return node.body[0].lineno, 0
         return (node.end_lineno, 1) if block.insert == self.script.insert_after else (node.lineno, 0)
 
-    def _before(self, node: Any, reason: str, *lines: str) -> None:
-        self.blocks.append(_Block(self.script.insert_before, node, reason, lines))
-
-    def _after(self, node: Any, reason: str, *lines: str) -> None:
-        self.blocks.append(_Block(self.script.insert_after, node, reason, lines))
-
-    def _first(self, node: Any, reason: str, *lines: str) -> None:
-        self.blocks.append(_Block(self.script.insert_first, node, reason, lines))
+    def _add(self, where: str, node: Any, reason: str, *lines: str) -> None:
+        self.blocks.append(_Block(getattr(self.script, f"insert_{where}"), node, reason, lines))
 
     def _check(self) -> None:
         if self.facts.is_distributed():
@@ -153,36 +152,29 @@ class _Distributed(Training):
         "__main__":`, or after the imports."""
         reason = "one process per GPU: started by torchrun; then they connect"
         entry: Any = None
-        if self.outer.calls and all(
-            event.functions[:1] == (self.outer.calls[0][0].name,) for event in self.made
-        ):
-            entry = self.outer.calls[0][0]
+        first = self.outer.calls[0][0] if self.outer.calls else None
+        if first is not None and all(event.functions[:1] == (first.name,) for event in self.made):
+            entry = first
         for node in self.tree.body:
             if isinstance(node, ast.If) and is_main_test(node.test) and not self.outer.calls:
                 is_inside = all(event.line > node.lineno for event in self.made)
                 entry = node if is_inside and self.epochs.lineno > node.lineno else entry
-        if entry is None:
-            self._after(imports, reason, *_CONNECT)
-        else:
-            self._first(entry, reason, *_CONNECT)
+        self._add("first" if entry else "after", entry or imports, reason, *_CONNECT)
         last = (entry or self.tree).body[-1]
-        end = self._before if isinstance(last, ast.Return) else self._after
-        end(last, "the processes disconnect", "torch.distributed.destroy_process_group()")
-        for node in ast.walk(self.tree):
-            if (
-                isinstance(node, ast.Assign)
-                and isinstance(node.targets[0], ast.Name)
-                and "cuda:" in unparse(node)
-            ):
-                device = f'    {node.targets[0].id} = torch.device("cuda", int(os.environ["LOCAL_RANK"]))'
-                self._after(
-                    node, "each process has a GPU of its own", "if torch.cuda.is_available():", device
-                )
+        where = "before" if isinstance(last, ast.Return) else "after"
+        self._add(where, last, "the processes disconnect", "torch.distributed.destroy_process_group()")
+        for part in [node for node in ast.walk(self.tree) if isinstance(node, ast.Assign)]:
+            name = unparse(part.targets[0])
+            if name.isidentifier() and "cuda:" in unparse(part.value):
+                line = f'    {name} = torch.device("cuda", int(os.environ["LOCAL_RANK"]))'
+                reason = "each process has a GPU of its own"
+                self._add("after", part, reason, "if torch.cuda.is_available():", line)
 
     def _divide_loader(self) -> None:
         name, _ = self.find(self.outer, self.loader)
         kept = ("num_workers", "collate_fn", "pin_memory", "drop_last", "worker_init_fn")
-        self._before(
+        self._add(
+            "before",
             self.epochs,
             "each rank reads its own part of every global batch",
             f"{name} = torch.utils.data.DataLoader(",
@@ -195,7 +187,7 @@ class _Distributed(Training):
             ")",
         )
         epoch = unparse(self.epochs.target)
-        self._first(self.epochs, "each epoch has another order", f"{name}.sampler.set_epoch({epoch})")
+        self._add("first", self.epochs, "each epoch has another order", f"{name}.sampler.set_epoch({epoch})")
 
     def _wrap_model(self) -> None:
         model = self.models[0]
@@ -231,7 +223,7 @@ class _Distributed(Training):
                 lines.append(f"{name}.{event.text} = {name}.module.{event.text}")
         if not is_called:
             self.miss(self.batches, "the loop does not call the model itself, as in model(inputs)")
-        self._before(self.epochs, "average the gradients of all ranks", *dict.fromkeys(lines))
+        self._add("before", self.epochs, "average the gradients of all ranks", *dict.fromkeys(lines))
 
     def _sum_figures(self) -> None:
         """Sum over all ranks what the loop over batches adds up: it begins before the loop, and is read after
@@ -258,7 +250,7 @@ class _Distributed(Training):
         for name in names:  # a mean over batches: each rank has as many as one device
             if re.search(rf"\b{name}\b[^\n,]*/ *\(?len\({re.escape(loader)}\)", after):
                 lines.append(f"{name} /= {_SIZE}")
-        self._after(self.batches, "sum the figures over all ranks; rank 0 prints and writes", *lines)
+        self._add("after", self.batches, "sum the figures over all ranks; rank 0 prints and writes", *lines)
 
     def _take_turns(self) -> None:
         """Let one rank after the other do what fails, or reads half of a file, if two do it at once."""
@@ -269,18 +261,18 @@ class _Distributed(Training):
             is_folder = unparse(call.func) in ("os.makedirs", "os.mkdir") and "exist_ok" not in given
             if is_folder and isinstance(around, ast.If) and re.search("exists|isdir", unparse(around.test)):
                 line = f"os.makedirs({unparse(call.args[0])}, exist_ok=True)"
-                self._before(around, "another rank may make the folder at the same time", line)
+                self._add("before", around, "another rank may make the folder at the same time", line)
             elif is_folder:
                 self.miss(call, "it fails if another rank has made the folder: exist_ok=True")
             if unparse(call.func) in ("os.remove", "os.unlink", "shutil.rmtree", "shutil.move"):
                 self.miss(call, "each rank would remove it: do it on rank 0 only")
             if given.get("download", "False") != "False":
-                self._before(statement, "rank 0 downloads first", f"if {_RANK} != 0:", _WAIT)
-                self._after(statement, "then the others find the files", f"if {_RANK} == 0:", _WAIT)
+                self._add("before", statement, "rank 0 downloads first", f"if {_RANK} != 0:", _WAIT)
+                self._add("after", statement, "then the others find the files", f"if {_RANK} == 0:", _WAIT)
         saved = min((save.event.order for save in self.facts.saves), default=0)
         for load in self.facts.select("load"):
             if 0 < saved < load.order and load.path == self.script.path:
-                self._before(self._statement(load.node), "rank 0 has written the file", _WAIT.strip())
+                self._add("before", self._statement(load.node), "rank 0 has written the file", _WAIT.strip())
 
     def _statement(self, node: Any) -> Any:
         while not isinstance(node, ast.stmt):

@@ -107,8 +107,8 @@ class Training:
         mark = self.script.mark()
         try:
             self.plan()
-        except CannotEdit as error:
-            self.missing.append(str(error))
+        except (CannotPlace, CannotEdit) as error:
+            self.missing += getattr(error, "lines", [str(error)])
         if self.missing:
             self.script.rollback(mark)
             raise CannotPlace(*dict.fromkeys(self.missing))
