@@ -141,10 +141,11 @@ def _find_anchor(job: Job, events: list[Event]) -> Any:
     chains = [[part for part in chain if isinstance(part, ast.stmt)] for chain in chains]
     block = job.scope.block(path, min(chains, key=len)[0])
     inside = [part for chain in chains for part in chain if part in block]
-    anchor = max(inside, key=lambda part: part.lineno)
-    if isinstance(anchor, ast.For | ast.While | ast.Return):
-        raise CannotEdit("the checkpoint is loaded in a loop, or in a line that returns it")
-    return anchor
+    # `return checkpoint["epoch"]`: nothing comes after it
+    inside = [part for part in inside if not isinstance(part, ast.Return)]
+    if not inside or any(isinstance(part, ast.For | ast.While) for part in inside):
+        raise CannotEdit("the checkpoint is loaded in a loop, or in the line that returns it")
+    return max(inside, key=lambda part: part.lineno)
 
 
 def _find_display(job: Job, value: Value) -> tuple[str, Any, Value]:
