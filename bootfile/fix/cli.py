@@ -2,12 +2,15 @@
 
     bootfile fix train.py            print the repairs as a diff
     bootfile fix train.py --write    change the files; train.py.orig has the old text
+    bootfile fix --exact train.py    make its loop one of bootfile.Exact, which continues exactly after a kill
+    bootfile fix --ddp train.py      add blocks with which torchrun trains it on several processes
 
 Nothing is executed. A repair changes what a restart does, and nothing else of the file: comments, quotes and
 line ends stay. lint reads the new text: a repair is left out if the finding is still there, or a new one is.
 What cannot be repaired safely is listed with the reason. A line that says "note" tells what else changes.
 
-Exit codes: 0 no findings are left, or hints only; 1 findings are left; 2 bad input.
+Exit codes: 0 no findings are left, or hints only; 1 findings are left, or --exact or --ddp cannot place a
+change, and changes nothing; 2 bad input.
 """
 
 import difflib
@@ -33,6 +36,8 @@ def main(arguments: list[str]) -> int:
     parser = Parser(__doc__, "bootfile fix")
     add = parser.add_argument
     add("script", metavar="FILE", help="a training script; the modules of its project are repaired, too")
+    add("--exact", action="store_true", help="put in the lines of guides/own_loop.md")
+    add("--ddp", action="store_true", help="put in the marked blocks of several processes")
     add("--write", action="store_true", help="change the files, and keep each old one as FILE.orig")
     add("--only", metavar="RULES", default="", help="repair these findings only; such as R103,R301")
     add("--no_hints", action="store_true", help="leave out what may be intended")
@@ -46,6 +51,10 @@ def main(arguments: list[str]) -> int:
         )
     if importlib.util.find_spec("libcst") is None:
         raise BadInput("the repairs need the package LibCST: pip install 'bootfile[fix]'")
+    if args.exact and args.ddp:
+        raise BadInput("--exact --ddp: expected one of them; give the other one to the new file")
+    if args.exact or args.ddp:
+        return _change(args)
     from bootfile.fix import engine  # needs LibCST
 
     result = engine.repair(args.script, only, not args.no_hints)
@@ -57,6 +66,35 @@ def main(arguments: list[str]) -> int:
     else:
         _report(result, [] if args.write else diff)
     return LEFT if any(not finding.is_hint for finding, _ in result.left) else 0
+
+
+def _change(args: Any) -> int:
+    """Print or write the script with a loop of Exact, or with the blocks of several processes."""
+    from bootfile.fix import ddp, engine, exact_loop
+    from bootfile.fix.training import CannotPlace
+
+    make = exact_loop.make_exact if args.exact else ddp.make_distributed
+    result = engine.Result()
+    notes, left = [], []
+    try:
+        result, notes = engine.change(args.script, make)
+    except CannotPlace as error:
+        left = error.lines
+    if args.write:
+        write(result)
+    if args.json:
+        edits = [edit for path in result.new for edit in list_edits(path, result)]
+        print(json.dumps({"edits": edits, "notes": notes, "left": left}, indent=2))
+        return LEFT if left else 0
+    for line in [] if args.write else [line for path in result.new for line in make_diff(path, result)]:
+        print_line(line)
+    for note in notes:
+        print_line(f"{args.script}: note: {note}")
+    for line in left:
+        print_line(f"{args.script}: not placed: {line}")
+    if left:
+        print_line("nothing is changed")
+    return LEFT if left else 0
 
 
 def _report(result: "Result", diff: list[str]) -> None:

@@ -79,7 +79,7 @@ class _Distributed(Training):
         self._check()
         if self.missing:
             return
-        imports = last_import(self.tree)
+        imports = last_import(self.script)
         self._add(
             "after", imports, "find the rank of this process: torchrun sets RANK and LOCAL_RANK", *_IMPORTS
         )

@@ -4,13 +4,15 @@ import contextlib
 import os
 import re
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from bootfile.fix.checkpoint import Job
+from bootfile.fix.edits import Script
 from bootfile.fix.places import CannotEdit
 from bootfile.fix.repairs import REPAIRS
 from bootfile.fix.scope import Scope
+from bootfile.fix.training import CannotPlace
 from bootfile.ground.errors import BadInput
 from bootfile.lint import engine, sources
 from bootfile.lint.facts import Facts
@@ -101,6 +103,20 @@ def repair(path: str, only: Collection[str] = (), is_hint_repaired: bool = True)
     for name, data in project.contents.items():
         result.old[name], result.new[name] = sources.read(name).data, data
     return result
+
+
+def change(path: str, make: Callable[[Script], list[str]]) -> tuple[Result, list[str]]:
+    """Return (the new text of a script, notes for the user). make: plans the edits. Raises CannotPlace, and
+    BadInput if the script cannot be read."""
+    data = sources.read(path).data
+    try:
+        script = Script(path, data)
+        notes = make(script)
+        new = script.render()
+        compile(new, path, "exec", dont_inherit=True)
+    except (CannotEdit, SyntaxError) as error:
+        raise CannotPlace(f"the new text cannot be made: {error}") from error
+    return Result({path: data}, {path: new}), notes
 
 
 def _attempt(project: Project, finding: Finding, facts: Facts, findings: list[Finding]) -> Job:

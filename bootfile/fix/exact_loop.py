@@ -68,7 +68,7 @@ class _ExactLoop(Training):
             imports = ["from bootfile import Exact, torch_loader", *(_NUMBERS if self.numbers else [])]
             if self._pair_batches():
                 imports = ["from functools import partial", *imports, *_WHOLE]
-            self.script.insert_after(last_import(self.tree), imports)
+            self.script.insert_after(last_import(self.script), imports)
             self._place_start()
             self._place_batches()
             self._place_ends()

@@ -184,10 +184,11 @@ def find_call(node: Any, *names: str) -> Any:
     return next((part for part in calls if unparse(part.func).rpartition(".")[2] in names), None)
 
 
-def last_import(tree: ast.Module) -> ast.stmt:
-    """Return the last import at the top of a file. Raises CannotPlace if there is none."""
+def last_import(script: Script) -> ast.stmt:
+    """Return the last import at the top of a file, above its blocks. Raises CannotPlace if there is none."""
+    above = script.text.partition("\n###")[0].count("\n") + 1
     last = None
-    for node in tree.body:
+    for node in [node for node in script.tree.body if node.lineno <= above]:
         if isinstance(node, ast.Import | ast.ImportFrom):
             last = node
         elif last is not None and not isinstance(node, ast.Expr | ast.If | ast.Try | ast.Assign):

@@ -1,6 +1,7 @@
 """`bootfile fix --ddp` adds marked blocks, with which a script trains on several processes."""
 
 import re
+import signal
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import torch
 
 from bootfile.fix.ddp import make_distributed
 from bootfile.fix.edits import Script
+from bootfile.fix.exact_loop import make_exact
 from bootfile.fix.training import CannotPlace
 from tests.conftest import ROOT, environment, free_port
 from tests.fix.loops import CLASS, HELPER, MAIN, MODULE, SCRIPTS, describe, run_all
@@ -36,6 +38,24 @@ def fix(folder, text):
     return script.render().decode()
 
 
+def start_two(folder, *arguments, **options):
+    """Return the runs of two processes of a script."""
+    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return [
+        describe(
+            folder,
+            "train.py",
+            *arguments,
+            log=f"log{rank}.txt",
+            RANK=rank,
+            LOCAL_RANK=rank,
+            **meeting,
+            **options,
+        )
+        for rank in "01"
+    ]
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Return the folder of all runs, with two processes ("two"), and of main with one ("main_one")."""
@@ -46,23 +66,7 @@ def runs(tmp_path_factory):
         folder.mkdir()
         (folder / "train.py").write_text(fix(folder, text))
         arguments = ("weights.pt", "--ordered") if name in ("main", "writes") else ("weights.pt",)
-        port = str(free_port())
-        groups.append(
-            [
-                describe(
-                    folder,
-                    "train.py",
-                    *arguments,
-                    log=f"log{rank}.txt",
-                    RANK=rank,
-                    LOCAL_RANK=rank,
-                    WORLD_SIZE="2",
-                    MASTER_ADDR="127.0.0.1",
-                    MASTER_PORT=port,
-                )
-                for rank in "01"
-            ]
-        )
+        groups.append(start_two(folder, *arguments))
     folder = root / "main_one"
     folder.mkdir()
     (folder / "train.py").write_text(MAIN)
@@ -146,6 +150,28 @@ def test_it_names_what_it_cannot_place_and_changes_nothing(case, tmp_path):
         make_distributed(script)
     assert any(one.startswith(line) for one in error.value.lines), error.value.lines
     assert script.render() == text.encode()
+
+
+@pytest.mark.thorough
+def test_both_changes_together_continue_exactly(tmp_path):
+    groups = []
+    for name in ("whole", "killed"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "train.py").write_text(fix(folder, MODULE))
+        script = Script(str(folder / "train.py"), (folder / "train.py").read_bytes())
+        make_exact(script)
+        new = script.render()
+        (folder / "train.py").write_bytes(new)
+        # the blocks stay blocks
+        (folder / "one.py").write_text(strip(new.decode(), DISTRIBUTED))
+        assert "from bootfile import" in (folder / "one.py").read_text()
+        if name == "killed":
+            groups.append(start_two(folder, "weights.pt", step=13, signal=signal.SIGTERM))
+        groups.append(start_two(folder, "weights.pt"))
+    assert run_all(groups) == [[0, 0], [143, 143], [0, 0]]
+    whole, killed = (torch.load(tmp_path / name / "weights.pt") for name in ("whole", "killed"))
+    assert all(torch.equal(whole[key], killed[key]) for key in whole)
 
 
 @pytest.mark.thorough

@@ -6,6 +6,7 @@ import textwrap
 import pytest
 import torch
 
+from bootfile.fix import cli
 from bootfile.fix.edits import Script
 from bootfile.fix.exact_loop import make_exact
 from bootfile.fix.training import CannotPlace
@@ -93,6 +94,26 @@ def test_the_lines_are_those_of_the_guide(tmp_path):
         assert any(text in line for line in new)
     gone = [line for line in MODULE.splitlines() if line not in lines]
     assert gone == ["for epoch in range(3):", "    for i, (x, y) in enumerate(loader):"]
+
+
+def test_the_command_prints_a_diff_or_writes_it(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    new = fix(tmp_path, MODULE)
+    assert cli.main(["--exact", "train.py"]) == 0
+    out = capsys.readouterr().out
+    assert "+run.close()" in out and "-for epoch in range(3):" in out
+    assert (tmp_path / "train.py").read_text() == MODULE
+    assert cli.main(["--exact", "train.py", "--write"]) == 0
+    assert (tmp_path / "train.py").read_text() == new and (tmp_path / "train.py.orig").read_text() == MODULE
+
+
+def test_the_command_names_what_it_cannot_place(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = HELPER.replace("            continue", "            return total")
+    (tmp_path / "train.py").write_text(text)
+    assert cli.main(["--exact", "train.py", "--write"]) == 1
+    assert "train.py: not placed: line 25: `return`" in capsys.readouterr().out
+    assert (tmp_path / "train.py").read_text() == text and not (tmp_path / "train.py.orig").exists()
 
 
 REFUSED = {
