@@ -31,7 +31,14 @@ _WRITERS = re.compile(
     r"(torch|numpy|cv2|shutil|matplotlib\.pyplot|torchvision\.utils)"
     r"\.(save|savez|savetxt|imwrite|copy|copyfile|savefig|save_image)"
 )
+_SAVE = [
+    "    torch_save = torch.save",
+    "    torch.save = lambda value, file, *args, **options: (",
+    '        torch_save(value, file, *args, **options) if hasattr(file, "write") else None  # into memory',
+    "    )",
+]
 _OPEN = [
+    "    import builtins",
     "",
     '    def open(path, mode="r", *args, **options):',
     '        """Open a file for reading, or write nowhere."""',
@@ -39,8 +46,8 @@ _OPEN = [
     "        return builtins.open(path, mode, *args, **options)",
 ]
 _IMPORTS = [
-    "import builtins",
     "import os",
+    "import sys",
     "",
     "import torch.distributed",
     "from torch.nn.parallel import DistributedDataParallel",
@@ -136,9 +143,9 @@ class _Distributed(Training):
         """Return the lines of a rank that does not print and write."""
         events = [event for event in self.facts.calls(_WRITERS.pattern) if event.path == self.script.path]
         names = [unparse(event.node.func) for event in events if _WRITERS.fullmatch(event.text)]
-        lines = [
-            f"    {' = '.join(dict.fromkeys(['builtins.print', *names]))} = lambda *args, **options: None"
-        ]
+        lines = ['    sys.stdout = open(os.devnull, "w")']
+        for name in dict.fromkeys(names):
+            lines += _SAVE if name == "torch.save" else [f"    {name} = lambda *args, **options: None"]
         lines += ["    logging.disable(logging.WARNING)"] if self.script.imported("logging") else []
         lines += ['    os.environ["WANDB_MODE"] = "disabled"'] if self.script.imported("wandb") else []
         opened = [event for event in self.facts.calls(r"^open$") if event.path == self.script.path]
