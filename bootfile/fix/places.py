@@ -122,8 +122,9 @@ class Places:
         return Part(before, after, indent)
 
     def find_bound(self) -> set[str]:
-        """Return all names that the file binds anywhere, but for `import name` itself."""
+        """Return all names that the file binds anywhere, but for `import name` at its top."""
         names = set()
+        top = self.tree.body
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 names.add(node.id)
@@ -133,14 +134,18 @@ class Places:
                 names.add(node.name)
             elif isinstance(node, ast.ImportFrom):
                 names |= {alias.asname or alias.name for alias in node.names}
-            elif isinstance(node, ast.Import):
-                names |= {alias.asname for alias in node.names if alias.asname}
+            elif isinstance(node, ast.Import) and node not in top:
+                # within a function the name is a local one, which may not be bound yet
+                names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
         return names
 
     def imported(self, module: str) -> str:
-        """Return the name that the top of the file gives to a module; "" if it does not import it."""
+        """Return the name that the top of the file gives to a module; "" if it does not import it, or if the
+        name has another meaning anywhere in the file."""
         for node in self.tree.body:
             for alias in node.names if isinstance(node, ast.Import) else []:
-                if alias.name == module and (alias.asname or "." not in module):
-                    return alias.asname or module
+                name = alias.asname or module
+                is_named = alias.name == module and (alias.asname or "." not in module)
+                if is_named and name not in self.find_bound():
+                    return name
         return ""
