@@ -3,7 +3,7 @@
 import ast
 import bisect
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 import libcst as cst
 from libcst.metadata import MetadataWrapper, PositionProvider
@@ -14,15 +14,6 @@ _COMMENT = re.compile(r"[ \t\f]*(#[^\r\n]*)?")
 
 class CannotEdit(Exception):
     """A repair is not possible here. Its text is the reason, for the user."""
-
-
-class Part(NamedTuple):
-    """A small statement within its line. before: where the statement before it ends, or the colon of `if x:
-    y`. after: where the next one starts, or its own end. indent: the indentation of its block."""
-
-    before: int
-    after: int
-    indent: str
 
 
 class Places:
@@ -103,23 +94,6 @@ class Places:
             if isinstance(found, cst.FunctionDef) and is_same and self.place(start)[0] == node.lineno:
                 return found
         raise CannotEdit(f"line {node.lineno} has a form that is not edited")
-
-    def find_part(self, statement: ast.stmt) -> Part:
-        """Return the place of a statement that shares its line with others."""
-        node = self.find(statement, cst.BaseSmallStatement)
-        kinds = cst.SimpleStatementLine | cst.SimpleStatementSuite
-        around = next(one for one in self.spans if isinstance(one, kinds) and node in one.body)
-        body: Any = around.body
-        number = body.index(node)
-        start, end = self.spans[node]
-        indent = self.indent(self.place(self.spans[body[0]][0])[0])
-        if isinstance(around, cst.SimpleStatementSuite):
-            indent += self.module.default_indent
-            if len(body) > 1:
-                raise CannotEdit(f"line {statement.lineno} has a block with several statements in one line")
-        before = self.spans[body[number - 1]][1] if number else len(self.text[:start].rstrip())
-        after = self.spans[body[number + 1]][0] if number + 1 < len(body) else end
-        return Part(before, after, indent)
 
     def find_bound(self) -> set[str]:
         """Return all names that the file binds anywhere, but for `import name` at its top."""
