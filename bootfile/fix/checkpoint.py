@@ -14,7 +14,7 @@ from bootfile.lint.facts import Facts
 from bootfile.lint.record import Binding, Event
 from bootfile.lint.sources import unparse
 from bootfile.lint.table import Finding
-from bootfile.lint.values import Value, root
+from bootfile.lint.values import STATEFUL, Value, root
 
 
 @dataclass
@@ -195,7 +195,10 @@ def reach(job: Job, value: Value, path: str, node: ast.AST) -> Reach:
                 with contextlib.suppress(CannotEdit):
                     given[source.path, call] = job.scope.reach(value, source.path, call, used)
     name = next((one.name.rpartition(".")[2] for one in given.values()), "")
-    if not given or name in list_local(function):
+    stateful = {one.name for one in job.facts.tracer.bound if root(one.value).kind in STATEFUL}
+    others = {tuple(text for text in map(unparse, call.args) if text in stateful) for _, call in given}
+    # a function that saves another object in each call has no place for this one
+    if len(others) != 1 or name in list_local(function):
         raise reason
     if (function, name) not in job.passed:
         job.passed.add((function, name))
@@ -245,7 +248,7 @@ def load_before_loop(job: Job, checkpoint: Checkpoint, guard: str, key: str, lin
 
 
 def _warn(key: str) -> str:
-    return f'print("warning: this checkpoint has no {key}: it begins again")'
+    return f'print("warning: this checkpoint has no {key}")'
 
 
 def check_order(job: Job, checkpoint: Checkpoint, names: Iterable[Binding]) -> None:

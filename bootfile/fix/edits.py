@@ -23,14 +23,6 @@ class Edit(NamedTuple):
     text: str
 
 
-class Range(NamedTuple):
-    """One change by lines (from 1) and columns (characters, from 0)."""
-
-    start: tuple[int, int]
-    end: tuple[int, int]
-    text: str
-
-
 class Script(Places):
     """A file and the edits that are planned for it. Lines that are inserted are indented as their place; they
     have four spaces for each further level, and get the indentation and line ends of the file.
@@ -62,10 +54,6 @@ class Script(Places):
             last = edit.end
         return "".join([*parts, self.text[last:]]).encode(self.module.encoding)
 
-    def ranges(self) -> list[Range]:
-        """Return the planned changes, in the order of their places."""
-        return [Range(self.place(edit.start), self.place(edit.end), edit.text) for edit in self._sorted()]
-
     def _sorted(self) -> list[Edit]:
         # what is inserted before a text comes before its replacement
         edits = sorted(self._edits, key=lambda edit: (edit.start, edit.end > edit.start, edit.order))
@@ -83,33 +71,21 @@ class Script(Places):
 
     def insert_before(self, statement: ast.stmt, lines: Iterable[str], is_once: bool = False) -> None:
         """Insert lines before a statement, below its comments. is_once: unless they are planned there."""
-        start, _ = self.span(statement)
-        if self.is_first(statement):
-            line = self.place(start)[0]
-            text = self._lay_out(lines, self.indent(line))
-            self._plan(self.start_of_line(line), self.start_of_line(line), text, is_once)
-            return
-        part = self.find_part(statement)
-        text = self._lay_out(lines, part.indent, is_after=True)
-        self._plan(part.before, start, text + self.module.default_newline + part.indent)
+        line = self.place(self.span(statement)[0])[0]
+        if not self.is_first(statement):
+            raise CannotEdit(f"line {line} has other statements, too")
+        text = self._lay_out(lines, self.indent(line))
+        self._plan(self.start_of_line(line), self.start_of_line(line), text, is_once)
 
     def insert_after(self, statement: ast.stmt, lines: Iterable[str], is_once: bool = False) -> None:
-        """Insert lines after a statement, and after the comment in its last line."""
+        """Insert lines after the last line of a statement, and of others in that line."""
         start, end = self.span(statement)
-        line_end = self.end_of_line(self.place(end)[0])
-        if self.is_first(statement) and self.is_last(end):
-            text = self._lay_out(lines, self.indent(self.place(start)[0]), is_after=True)
-            self._plan(line_end, line_end, text, is_once)
-            return
-        part = self.find_part(statement)
-        newline = self.module.default_newline + part.indent
-        text = self._lay_out(lines, part.indent, is_after=True)
-        if not self.is_first(statement):
-            self._plan(part.before, start, newline, is_once=True)
-        if self.is_last(end):
-            self._plan(line_end, line_end, text)
-        else:
-            self._plan(end, part.after, text + newline)
+        line, last = self.place(start)[0], self.place(end)[0]
+        suites = [span for node, span in self.spans.items() if isinstance(node, cst.SimpleStatementSuite)]
+        if any(first <= start < after for first, after in suites) or not (self.is_last(end) or line == last):
+            raise CannotEdit(f"line {line} has other statements, too")
+        text = self._lay_out(lines, self.indent(line), is_after=True)
+        self._plan(self.end_of_line(last), self.end_of_line(last), text, is_once)
 
     def insert_first(self, block: Any, lines: Iterable[str]) -> None:
         """Insert lines at the beginning of the body of a loop, function or test, below a docstring."""
@@ -128,17 +104,6 @@ class Script(Places):
             ):
                 line -= 1
             self._plan(self.start_of_line(line), self.start_of_line(line), text)
-
-    def replace_statement(self, statement: ast.stmt, lines: Iterable[str]) -> None:
-        """Put lines in the place of a statement; the comment in its last line stays behind the last one."""
-        start, end = self.span(statement)
-        if self.is_first(statement):
-            indent = self.indent(self.place(start)[0])
-            text = self._lay_out(lines, indent).removesuffix(self.module.default_newline)
-            self._plan(start, end, text.removeprefix(indent))
-        else:
-            part = self.find_part(statement)
-            self._plan(part.before, end, self._lay_out(lines, part.indent, is_after=True))
 
     def guard(self, first: ast.stmt, last: ast.stmt, header: str) -> None:
         """Put statements of one block, from the first to the last, below a line such as `if rank == 0:`."""

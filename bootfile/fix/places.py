@@ -3,7 +3,7 @@
 import ast
 import bisect
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 import libcst as cst
 from libcst.metadata import MetadataWrapper, PositionProvider
@@ -14,15 +14,6 @@ _COMMENT = re.compile(r"[ \t\f]*(#[^\r\n]*)?")
 
 class CannotEdit(Exception):
     """A repair is not possible here. Its text is the reason, for the user."""
-
-
-class Part(NamedTuple):
-    """A small statement within its line. before: where the statement before it ends, or the colon of `if x:
-    y`. after: where the next one starts, or its own end. indent: the indentation of its block."""
-
-    before: int
-    after: int
-    indent: str
 
 
 class Places:
@@ -104,26 +95,10 @@ class Places:
                 return found
         raise CannotEdit(f"line {node.lineno} has a form that is not edited")
 
-    def find_part(self, statement: ast.stmt) -> Part:
-        """Return the place of a statement that shares its line with others."""
-        node = self.find(statement, cst.BaseSmallStatement)
-        kinds = cst.SimpleStatementLine | cst.SimpleStatementSuite
-        around = next(one for one in self.spans if isinstance(one, kinds) and node in one.body)
-        body: Any = around.body
-        number = body.index(node)
-        start, end = self.spans[node]
-        indent = self.indent(self.place(self.spans[body[0]][0])[0])
-        if isinstance(around, cst.SimpleStatementSuite):
-            indent += self.module.default_indent
-            if len(body) > 1:
-                raise CannotEdit(f"line {statement.lineno} has a block with several statements in one line")
-        before = self.spans[body[number - 1]][1] if number else len(self.text[:start].rstrip())
-        after = self.spans[body[number + 1]][0] if number + 1 < len(body) else end
-        return Part(before, after, indent)
-
     def find_bound(self) -> set[str]:
-        """Return all names that the file binds anywhere, but for `import name` itself."""
+        """Return all names that the file binds anywhere, but for `import name` at its top."""
         names = set()
+        top = self.tree.body
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 names.add(node.id)
@@ -133,14 +108,18 @@ class Places:
                 names.add(node.name)
             elif isinstance(node, ast.ImportFrom):
                 names |= {alias.asname or alias.name for alias in node.names}
-            elif isinstance(node, ast.Import):
-                names |= {alias.asname for alias in node.names if alias.asname}
+            elif isinstance(node, ast.Import) and node not in top:
+                # within a function the name is a local one, which may not be bound yet
+                names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
         return names
 
     def imported(self, module: str) -> str:
-        """Return the name that the top of the file gives to a module; "" if it does not import it."""
+        """Return the name that the top of the file gives to a module; "" if it does not import it, or if the
+        name has another meaning anywhere in the file."""
         for node in self.tree.body:
             for alias in node.names if isinstance(node, ast.Import) else []:
-                if alias.name == module and (alias.asname or "." not in module):
-                    return alias.asname or module
+                name = alias.asname or module
+                is_named = alias.name == module and (alias.asname or "." not in module)
+                if is_named and name not in self.find_bound():
+                    return name
         return ""

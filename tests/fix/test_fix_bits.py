@@ -159,7 +159,7 @@ def test_a_checkpoint_from_before_the_repair(tmp_path):
     os.remove(tmp_path / "run" / "end.pt")
     (tmp_path / "run" / "train.py").write_text(new)
     lines = run("train.py", cwd=tmp_path / "run").stdout.splitlines()
-    assert lines == ["warning: this checkpoint has no scheduler: it begins again"]
+    assert lines == ["warning: this checkpoint has no scheduler"]
 
 
 def test_sigterm_saves_the_epoch(tmp_path):

@@ -91,3 +91,13 @@ def test_a_file_in_another_encoding(script):
     script.write_bytes(text.encode("latin-1"))
     assert cli.main(["train.py", "--write"]) == 0
     assert "# é" in script.read_text(encoding="latin-1")
+
+
+def test_the_hook_for_pre_commit_runs_lint(script):
+    yaml = pytest.importorskip("yaml")
+    [hook] = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+    command, *arguments = hook["entry"].split()
+    assert (hook["id"], command, hook["types"]) == ("bootfile-lint", "bootfile", ["python"])
+    environ = environment(PYTHONPATH=str(ROOT))
+    done = run("-m", "bootfile", *arguments, "train.py", cwd=script.parent, env=environ, code=1)
+    assert "R103" in done.stdout
