@@ -13,6 +13,10 @@ VERBS = {  # verb: (module with main(arguments) -> exit code, what it does)
         "bootfile.lint.cli",
         "find restart bugs in a training script, in a second, without running it",
     ),
+    "fix": (
+        "bootfile.fix.cli",
+        "repair what lint finds: print a diff, or change the script",
+    ),
     "prove": (
         "bootfile.prove.cli",
         "run a training script with kills and restarts, and show whether it continues exactly",

@@ -28,8 +28,8 @@ ALLOWED = {
 # The rooms of two packages. A room imports only rooms after it.
 ROOMS = {
     "bootfile": [
-        "__main__", "cli", "prove", "lint", "history", "loaders", "receipt", "exact", "sampling", "machine",
-        "processes", "records", "console", "ground",
+        "__main__", "cli", "prove", "fix", "lint", "history", "loaders", "receipt", "exact", "sampling",
+        "machine", "processes", "records", "console", "ground",
     ],
     "common": [
         "checkpoint", "run", "elastic", "parallel", "distributed", "compute", "console", "platform",

@@ -6,7 +6,7 @@ from typing import Any
 from bootfile.lint import values
 from bootfile.lint.functions import Functions
 from bootfile.lint.methods import LISTINGS
-from bootfile.lint.record import MOST_EVENTS, Call, Class, Condition, Frame, Function
+from bootfile.lint.record import MOST_EVENTS, Binding, Call, Class, Condition, Frame, Function
 from bootfile.lint.sources import trains_itself, unparse
 from bootfile.lint.values import Value, kind_of, root
 
@@ -123,6 +123,10 @@ class Calls(Functions):
             if one.kind == "const" and isinstance(one.key, bool)
         }
         frame.given = {**flags, **{part: one for part, one in frame.names.items() if one.kind == "dict"}}
+        parameters = {part.arg: part for part in ast.walk(function.node.args) if isinstance(part, ast.arg)}
+        for part, one in frame.names.items():
+            place = (parameters.get(part, function.node), function.module.source.path, len(self.events))
+            self.bound.append(Binding(one, part, function.node, *place))
         self._walked.add(function.node)
         self._stack.append(function.node)
         functions = self._functions

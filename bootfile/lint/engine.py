@@ -64,11 +64,21 @@ def may_train(path: str) -> bool:
 def lint(path: str, parsed: dict[str, sources.Source | None] | None = None) -> list[Finding]:
     """Return the findings of a script and of the modules of its project that it imports, by place. parsed:
     modules that were read for another script. Raises BadInput if the file cannot be read."""
-    source = sources.read(path)
+    return examine(path, sources.read(path), parsed)[0]
+
+
+def examine(
+    path: str,
+    source: sources.Source,
+    parsed: dict[str, sources.Source | None] | None = None,
+) -> tuple[list[Finding], Facts | None]:
+    """Return the findings of a script, and the facts behind them; no facts if it was too large. source: the
+    script, which may differ from the file; so may the modules in parsed."""
     project = sources.Project(path, parsed)
     tracer = Tracer(source, project)
     tracer.run()
-    findings = []
+    findings: list[Finding] = []
+    facts = None
     try:
         # a script that was too large to be walked to its end gets no findings: they could be wrong
         if tracer.is_whole:
@@ -79,7 +89,7 @@ def lint(path: str, parsed: dict[str, sources.Source | None] | None = None) -> l
         raise BadInput(f"{path}: nested too deeply to be checked") from None
     modules = {module.source.path: module.source for module in tracer.imported.values()}
     modules[path] = source
-    return sorted({finding for finding in findings if not _is_ignored(finding, modules)})
+    return sorted({finding for finding in findings if not _is_ignored(finding, modules)}), facts
 
 
 def _is_ignored(finding: Finding, modules: dict[str, sources.Source]) -> bool:

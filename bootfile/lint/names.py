@@ -34,11 +34,13 @@ class Names(Expressions):
         if chosen is not names.get(name) and self._loops:
             self._event("set_name", chosen, {0: names.get(name, Value())}, node, name)
         names[name] = chosen
+        self._keep_binding(named, name, node)
 
     def _set_attribute(self, target: ast.Attribute, value: Value, node: Any, keep: bool) -> None:
         owner = self.value(target.value)
         named = self._named(value, target.attr, node)
         self._event("set_attribute", owner, {0: named}, node, target.attr)
+        self._keep_binding(named, unparse(target), node)
         place = root(owner).parts
         place[target.attr] = self._chosen(place.get(target.attr), named, keep)
 

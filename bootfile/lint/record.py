@@ -109,6 +109,19 @@ class Frame:
     owner: Class | None = None
 
 
+class Binding(NamedTuple):
+    """A name that a statement or a call binds. name: with its object, "self.optimizer". function: the one
+    around it; None at the top of a module. node: the statement; the parameter if a call binds it. order: how
+    many events were before it."""
+
+    value: Value
+    name: str
+    function: Any
+    node: Any
+    path: str
+    order: int
+
+
 class TooLarge(Exception):
     """The script has more steps than the tracer walks."""
 
@@ -121,6 +134,7 @@ class Recorder:
         self.project = project
         self.source = source
         self.events: list[Event] = []
+        self.bound: list[Binding] = []
         self.all_loops: list[Loop] = []
         self.counters: list[Value] = []
         self.imported: dict[str, Module] = {}
@@ -160,6 +174,10 @@ class Recorder:
     def _made_by_call(self, node: Any, deps: Iterable[Value]) -> Value:
         """Return the result of a call that is not followed."""
         return self._make("unknown", node, deps, loops=tuple(self._loops), flags={"from_call"})
+
+    def _keep_binding(self, value: Value, name: str, node: Any) -> None:
+        function = self._frames[-1].node
+        self.bound.append(Binding(value, name, function, node, self._path(), len(self.events)))
 
     # What the subclasses follow
 

@@ -141,8 +141,8 @@ def _is_restored(facts: Facts, source: Source) -> bool:
     is_known = not is_own and not any(save.is_open for save in saves)
     for event in facts.calls(source.sets):
         fields = [dep for dep in list_deps(event.args.get(0, Value())) if dep.kind == "field" and dep.key]
-        # restored from this checkpoint, or from an entry that is not known; another one it does not have
-        if not is_known or not fields or str(fields[0].key) in keys:
+        # restored from this checkpoint, maybe from a dict in it, or from an entry that is not known
+        if not is_known or not fields or any(str(one.key) in keys for one in fields):
             return True
     return False
 

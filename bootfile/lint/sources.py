@@ -13,8 +13,6 @@ from bootfile.ground.errors import BadInput
 LARGEST = 2_000_000  # bytes of a file that is read
 _IGNORE = re.compile(r"#\s*bootfile:\s*ignore(?P<rules>(?:[\s,]+R\d{3})*)")
 _RULE = re.compile(r"R\d{3}")
-
-
 MOST_MODULES = 150
 MOST_PARSED = 600  # modules that stay in memory for the next script
 # packages that a folder of the same name next to a script does not replace
@@ -24,8 +22,6 @@ _OF_OTHERS = {
     "os", "sys", "random", "math", "time", "glob", "json", "argparse", "logging", "copy", "re", "shutil",
     "collections", "itertools", "functools", "typing", "dataclasses", "pathlib", "signal", "pickle", "tqdm",
 }  # fmt: skip
-
-
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LISTINGS = re.compile(r"^(os\.listdir|os\.scandir|glob\.glob|glob\.iglob|glob|listdir|iglob)$")
 _PATH_LISTINGS = ("iterdir", "glob", "rglob")
@@ -65,6 +61,11 @@ def read(path: str) -> Source:
         raise BadInput(f"{path}: {error.strerror or error}") from error
     if len(data) > LARGEST:
         raise BadInput(f"{path}: larger than {LARGEST // 1_000_000} MB, which is the most that lint reads")
+    return parse(path, data)
+
+
+def parse(path: str, data: bytes) -> Source:
+    """Parse the content of a file. Raises BadInput with one line if it is not Python."""
     return Source(path, _parse(path, data), _find_ignored(data), data)
 
 

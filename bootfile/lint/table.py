@@ -8,13 +8,15 @@ from typing import Any, NamedTuple
 
 class Rule(NamedTuple):
     """One rule. title: what it finds. consequence: what happens. fix: what to do. report: a public thread or
-    page about it. is_hint: it was often wrong, or depends on what lint does not know: always a hint."""
+    page about it. is_hint: it was often wrong, or depends on what lint does not know: always a hint.
+    is_repaired: `bootfile fix` repairs it if that is safe."""
 
     title: str
     consequence: str
     fix: str
     report: str
     is_hint: bool = False
+    is_repaired: bool = False
 
 
 _GITHUB = "https://github.com"
@@ -26,12 +28,14 @@ RULES = {
         "after a restart the optimizer begins without its momentum, and the loss jumps",
         "save optimizer.state_dict() with the model, and load it with optimizer.load_state_dict()",
         f"{_GITHUB}/milesial/Pytorch-UNet/issues/376",
+        is_repaired=True,
     ),
     "R103": Rule(
         "the scheduler is stepped, but not in the checkpoint",
         "after a restart the schedule of the learning rate begins again",
         "save scheduler.state_dict(), and load it after the state of the optimizer",
         f"{_GITHUB}/PolymathicAI/the_well/issues/77",
+        is_repaired=True,
     ),
     "R104": Rule(
         "the GradScaler is used, but not in the checkpoint",
@@ -39,6 +43,7 @@ RULES = {
         "are skipped",
         "save scaler.state_dict(), and load it",
         f"{_GITHUB}/PolymathicAI/the_well/issues/77",
+        is_repaired=True,
     ),
     "R105": Rule(
         "the average of the weights (EMA) is updated, but not in the checkpoint",
@@ -46,6 +51,7 @@ RULES = {
         "save the state of the average, with its counter, and load it",
         f"{_GITHUB}/lightly-ai/lightly-train/issues/892",
         is_hint=True,
+        is_repaired=True,
     ),
     "R106": Rule(
         "a generator is drawn from in the loop, but its state is not in the checkpoint",
@@ -54,18 +60,21 @@ RULES = {
         "manual_seed()",
         f"{_GITHUB}/Lightning-AI/pytorch-lightning/issues/21938",
         is_hint=True,
+        is_repaired=True,
     ),
     "R107": Rule(
         "a counter begins again at each start, and the training depends on it",
         "after a restart the learning rate, early stopping or the orders of the epochs begin again",
         "save the counter in the checkpoint, and restore it before the loop",
         f"{_GITHUB}/huggingface/transformers/issues/28544",
+        is_repaired=True,
     ),
     "R108": Rule(
         "the best result begins again at each start",
         "after a restart the first result counts as the best one, and a worse model replaces the best file",
         "save the best result in the checkpoint, and restore it before the loop",
         f"{_GITHUB}/KaiyangZhou/deep-person-reid/issues/63",
+        is_repaired=True,
     ),
     "R109": Rule(
         "a module is trained, but not in the checkpoint",
@@ -73,24 +82,28 @@ RULES = {
         "save the state_dict() of each module whose parameters an optimizer has, and load it",
         f"{_TORCH}/notes/serialization.html",
         is_hint=True,
+        is_repaired=True,
     ),
     "R201": Rule(
         "something is in the checkpoint, but not loaded",
         "after a restart it begins as in a new training",
         "load it with load_state_dict() where the model is loaded",
         f"{_GITHUB}/lorenlugosch/end-to-end-SLU/issues/2",
+        is_repaired=True,
     ),
     "R301": Rule(
         "a restart repeats or skips an epoch",
         "an epoch is trained twice, or not at all",
         'save the number of the next epoch ("epoch": epoch + 1) and begin with it',
         f"{_GITHUB}/KaiyangZhou/deep-person-reid/issues/64",
+        is_repaired=True,
     ),
     "R302": Rule(
         "the loop begins with the first epoch, although a checkpoint was loaded",
         "after a restart all epochs are trained again, with the learning rates of the first ones",
         "save the epoch, and begin the loop with the saved one",
         f"{_GITHUB}/kuanghuei/SCAN/pull/19",
+        is_repaired=True,
     ),
     "R305": Rule(
         "batches are skipped in another order",
@@ -98,12 +111,14 @@ RULES = {
         "seed the order from the epoch (set_epoch() of a sampler, or a generator), or restore its generator",
         f"{_GITHUB}/huggingface/accelerate/issues/2823",
         is_hint=True,
+        is_repaired=True,
     ),
     "R307": Rule(
         "set_epoch() of a DistributedSampler is not called",
         "each epoch has the same order, with and without a restart",
         "sampler.set_epoch(epoch) at the beginning of each epoch",
         f"{_GITHUB}/pytorch/pytorch/issues/31771",
+        is_repaired=True,
     ),
     "R308": Rule(
         "set_epoch() gets the same number in each epoch",
@@ -111,24 +126,28 @@ RULES = {
         "sampler.set_epoch(epoch) with the variable of the loop",
         f"{_GITHUB}/pytorch/pytorch/issues/31771",
         is_hint=True,
+        is_repaired=True,
     ),
     "R401": Rule(
         "random numbers are seeded at each start, but drawn in the loop",
         "after a restart the random numbers (order, noise, dropout) of the first steps come again",
         "restore their state from the checkpoint, or seed them at each epoch from the seed and the epoch",
         f"{_GITHUB}/ai2cm/ace/issues/690",
+        is_repaired=True,
     ),
     "R402": Rule(
         "samples in the order of a folder's listing",
         "on another machine, or after a copy, the same numbers mean other samples",
         "sorted(os.listdir(folder))",
         f"{_GITHUB}/pytorch/vision/issues/192",
+        is_repaired=True,
     ),
     "R501": Rule(
         "the checkpoint is written over the one before it",
         "a kill during the write leaves a file that cannot be loaded, and no other one",
         "write to another name in the same folder, then os.replace()",
         f"{_GITHUB}/Lightning-AI/pytorch-lightning/issues/688",
+        is_repaired=True,
     ),
     "R502": Rule(
         "the newest checkpoint is chosen by its name",
@@ -136,18 +155,21 @@ RULES = {
         "compare the numbers: max(paths, key=number_of), or write them with zeros ({epoch:05d})",
         f"{_GITHUB}/NVIDIA/physicsnemo/pull/1843",
         is_hint=True,
+        is_repaired=True,
     ),
     "R503": Rule(
         "all ranks write the same file",
         "two processes write into one file, which can be damaged",
         "if rank == 0: torch.save(...), or a file for each rank",
         f"{_GITHUB}/Tramac/awesome-semantic-segmentation-pytorch/issues/67",
+        is_repaired=True,
     ),
     "R506": Rule(
         "torch.load() refuses the checkpoint since PyTorch 2.6",
         "the restart ends with an UnpicklingError: weights_only is True unless it is given",
         "save plain values, such as vars(args), or load your own file with weights_only=False",
         f"{_GITHUB}/nanoporetech/remora/issues/226",
+        is_repaired=True,
     ),
     "R601": Rule(
         "names of a wrapped model are loaded into the bare one",
@@ -155,6 +177,7 @@ RULES = {
         "save model.module.state_dict(), and load it into the bare model or into model.module",
         f"{_GITHUB}/pytorch/pytorch/issues/3805",
         is_hint=True,
+        is_repaired=True,
     ),
     "R602": Rule(
         "a checkpoint between two steps of the optimizer",
@@ -162,6 +185,7 @@ RULES = {
         "save after a step of the optimizer only",
         f"{_GITHUB}/huggingface/transformers/issues/22143",
         is_hint=True,
+        is_repaired=True,
     ),
     "R701": Rule(
         "a call of another package with a known restart defect",
@@ -190,6 +214,7 @@ RULES = {
         "save every N steps, or at SIGTERM: bootfile.Exact does it",
         "guides/own_loop.md",
         is_hint=True,
+        is_repaired=True,
     ),
 }
 

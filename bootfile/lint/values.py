@@ -1,7 +1,6 @@
 """The abstract values of a script: what an expression is, as far as its text shows it, and where it comes
 from."""
 
-import ast
 import functools
 import re
 from collections.abc import Iterable, Sequence
@@ -52,7 +51,7 @@ class Value:
 class Loop:
     """A loop of the script as it was run: of the same text there is one for each call of its function."""
 
-    node: ast.AST
+    node: Any
     path: str
     line: int
     value: Value | None = None

@@ -1,0 +1,170 @@
+"""Repair the findings of `bootfile lint` in a training script.
+
+    bootfile fix train.py            print the repairs as a diff
+    bootfile fix train.py --write    change the files; train.py.orig has the old text
+    bootfile fix --exact train.py    make its loop one of bootfile.Exact, which continues exactly after a kill
+    bootfile fix --ddp train.py      add blocks with which torchrun trains it on several processes
+
+Nothing is executed. A repair changes what a restart does, and nothing else of the file: comments, quotes and
+line ends stay. lint reads the new text: a repair is left out if the finding is still there, or a new one is.
+What cannot be repaired safely is listed with the reason. A line that says "note" tells what else changes.
+
+Exit codes: 0 no findings are left, or hints only; 1 findings are left, or --exact or --ddp cannot place a
+change, and changes nothing; 2 bad input.
+"""
+
+import difflib
+import importlib.util
+import json
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from bootfile.console.parser import Parser
+from bootfile.ground.errors import BadInput, print_line
+from bootfile.lint.cli import as_text
+from bootfile.lint.table import RULES
+
+if TYPE_CHECKING:
+    from bootfile.fix.engine import Result
+
+LEFT = 1
+
+
+def main(arguments: list[str]) -> int:
+    """Print or write the repairs of a script, and return the exit code. Raises BadInput."""
+    parser = Parser(__doc__, "bootfile fix")
+    add = parser.add_argument
+    add("script", metavar="FILE", help="a training script; the modules of its project are repaired, too")
+    add("--exact", action="store_true", help="put in the lines of guides/own_loop.md")
+    add("--ddp", action="store_true", help="put in the marked blocks of several processes")
+    add("--write", action="store_true", help="change the files, and keep each old one as FILE.orig")
+    add("--only", metavar="RULES", default="", help="repair these findings only; such as R103,R301")
+    add("--no_hints", action="store_true", help="leave out what may be intended")
+    add("--json", action="store_true", help="print one JSON object")
+    args = parser.parse_args(arguments)
+    only = [rule for rule in args.only.replace(",", " ").split() if rule]
+    unknown = [rule for rule in only if rule not in RULES]
+    if unknown:
+        raise BadInput(
+            f"--only {args.only}: unknown rule {unknown[0]}: bootfile lint --explain lists none such"
+        )
+    if importlib.util.find_spec("libcst") is None:
+        raise BadInput("the repairs need the package LibCST: pip install 'bootfile[fix]'")
+    if args.exact and args.ddp:
+        raise BadInput("--exact --ddp: expected one of them; give the other one to the new file")
+    if args.exact or args.ddp:
+        return _change(args)
+    from bootfile.fix import engine  # needs LibCST
+
+    result = engine.repair(args.script, only, not args.no_hints)
+    diff = [line for path in sorted(result.new) for line in make_diff(path, result)]
+    if args.write:
+        write(result)
+    if args.json:
+        print(as_json(result))
+    else:
+        _report(result, [] if args.write else diff)
+    return LEFT if any(not finding.is_hint for finding, _ in result.left) else 0
+
+
+def _change(args: Any) -> int:
+    """Print or write the script with a loop of Exact, or with the blocks of several processes."""
+    from bootfile.fix import ddp, engine, exact_loop
+    from bootfile.fix.training import CannotPlace
+
+    make = exact_loop.make_exact if args.exact else ddp.make_distributed
+    result = engine.Result()
+    notes, left = [], []
+    try:
+        result, notes = engine.change(args.script, make)
+    except CannotPlace as error:
+        left = error.lines
+    if args.write:
+        write(result)
+    if args.json:
+        edits = [edit for path in result.new for edit in list_edits(path, result)]
+        print(json.dumps({"edits": edits, "notes": notes, "left": left}, indent=2))
+        return LEFT if left else 0
+    for line in [] if args.write else [line for path in result.new for line in make_diff(path, result)]:
+        print_line(line)
+    for note in notes:
+        print_line(f"{args.script}: note: {note}")
+    for line in left:
+        print_line(f"{args.script}: not placed: {line}")
+    if left:
+        print_line("nothing is changed")
+    return LEFT if left else 0
+
+
+def _report(result: "Result", diff: list[str]) -> None:
+    for line in diff:
+        print_line(line)
+    for finding, notes in result.repaired:
+        print_line(f"{finding.path}:{finding.line}: {finding.rule} repaired: {finding.message}")
+        for note in notes:
+            print_line(f"    note: {note}")
+    for finding, reason in result.left:
+        for number, line in enumerate(as_text([finding])):
+            print_line(line)
+            if number == 0:
+                print_line(f"    not repaired: {reason}")
+    print_line(f"{len(result.repaired)} repaired, {len(result.left)} left")
+
+
+def make_diff(path: str, result: "Result") -> Iterator[str]:
+    """Yield the lines of a unified diff of a file, without their line ends."""
+    name = os.path.relpath(path)
+    old, new = (_lines(data[path]) for data in (result.old, result.new))
+    for line in difflib.unified_diff(old, new, f"a/{name}", f"b/{name}"):
+        yield line.rstrip("\n")
+        if not line.endswith("\n"):
+            yield "\\ No newline at end of file"
+
+
+def _lines(data: bytes) -> list[str]:
+    # of \n only, as patch and git do; a carriage return is a part of its line
+    return data.decode("utf-8", "surrogateescape").replace("\n", "\n\0").removesuffix("\0").split("\0")
+
+
+def write(result: "Result") -> None:
+    """Change the files, and keep each old one beside it. Raises BadInput if such a copy exists."""
+    for path in result.new:
+        if os.path.lexists(f"{path}.orig"):
+            raise BadInput(f"{path}.orig: exists already: move it away, it is not overwritten")
+    for path, data in result.new.items():
+        with open(f"{path}.orig", "xb") as file:
+            file.write(result.old[path])
+        temporary = f"{path}.new"
+        with open(temporary, "xb") as file:
+            file.write(data)
+        os.chmod(temporary, os.stat(path).st_mode & 0o7777)
+        os.replace(temporary, path)
+
+
+def list_edits(path: str, result: "Result") -> Iterator[dict[str, Any]]:
+    """Yield the ranges of lines that change: lines from 1, columns from 0; the end is not a part of it."""
+    old, new = (_lines(data[path]) for data in (result.old, result.new))
+    for tag, first, last, start, end in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if tag != "equal":
+            yield {
+                "file": os.path.relpath(path),
+                "start": {"line": first + 1, "column": 0},
+                "end": {"line": last + 1, "column": 0},
+                "text": "".join(new[start:end]),
+            }
+
+
+def as_json(result: "Result") -> str:
+    """Return {"edits": [...], "repaired": [...], "left": [...]}."""
+    rows = [
+        {"rule": one.rule, "path": one.path, "line": one.line, "message": one.message, "notes": notes}
+        for one, notes in result.repaired
+    ]
+    left = [
+        {"rule": one.rule, "path": one.path, "line": one.line, "message": one.message, "is_hint": one.is_hint}
+        | {"reason": reason, "fix": one.fix or RULES[one.rule].fix}
+        for one, reason in result.left
+    ]
+    edits = [edit for path in sorted(result.new) for edit in list_edits(path, result)]
+    return json.dumps({"edits": edits, "repaired": rows, "left": left}, indent=2)

@@ -1,0 +1,287 @@
+"""Let the script of one device train on several: add blocks as those of jobs/train_ddp.py.
+
+A block opens with `### tag k/n, reason ###` and closes with the same line; the blank line before it belongs
+to it. Without its blocks the script is what it was, byte for byte. The new script needs torch only, and
+torchrun starts it. The batch size counts the samples of a step over all ranks. Each rank evaluates all of the
+validation set, so its figures are those of one device. What cannot be placed is named, and then nothing is
+changed.
+"""
+
+import ast
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from bootfile.fix.edits import Script
+from bootfile.fix.training import CannotPlace, Training, last_import, walk_own
+from bootfile.lint.sources import is_main_test, unparse
+from bootfile.lint.values import root
+
+TAG = "分布式改造 (distributed)"
+_RANK = "torch.distributed.get_rank()"
+_SIZE = "torch.distributed.get_world_size()"
+_WAIT = "    torch.distributed.barrier()"
+# what DistributedDataParallel has, too
+_OF_MODULES = re.compile(
+    r"train|eval|(named_)?(parameters|modules|children|buffers)|(load_)?state_dict|to|cuda|cpu|zero_grad|apply"
+    r"|half|float|double|bfloat16|requires_grad_|forward|register_\w+"
+)
+# functions that write files: on the other ranks they do nothing
+_WRITERS = re.compile(
+    r"(torch|numpy|cv2|shutil|matplotlib\.pyplot|torchvision\.utils)"
+    r"\.(save|savez|savetxt|imwrite|copy|copyfile|savefig|save_image)"
+)
+_SAVE = [
+    "    torch_save = torch.save",
+    "    torch.save = lambda value, file, *args, **options: (",
+    '        torch_save(value, file, *args, **options) if hasattr(file, "write") else None  # into memory',
+    "    )",
+]
+_OPEN = [
+    "    import builtins",
+    "",
+    '    def open(path, mode="r", *args, **options):',
+    '        """Open a file for reading, or write nowhere."""',
+    '        path = os.devnull if set(mode) & set("wax+") else path',
+    "        return builtins.open(path, mode, *args, **options)",
+]
+_IMPORTS = [
+    "import os",
+    "import sys",
+    "",
+    "import torch.distributed",
+    "from torch.nn.parallel import DistributedDataParallel",
+    "from torch.utils.data.distributed import DistributedSampler",
+]
+_CONNECT = [
+    'torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")',
+    "if torch.cuda.is_available():",
+    '    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))',
+]
+
+
+class _Block(NamedTuple):
+    """Lines to insert with a method of Script at a node."""
+
+    insert: Callable[[Any, list[str]], None]
+    node: Any
+    reason: str
+    lines: tuple[str, ...]
+
+
+def make_distributed(script: Script) -> list[str]:
+    """Plan the blocks of a script, and return notes for the user. Raises CannotPlace, and BadInput if lint
+    cannot read the file."""
+    return _Distributed(script).run()
+
+
+class _Distributed(Training):
+    """The blocks of one script."""
+
+    def plan(self) -> None:
+        self.blocks: list[_Block] = []
+        created = self.facts.select("create")
+        self.made = [event for event in created if event.value in (self.loader, *self.models)]
+        self.check_loader()
+        self._check()
+        if self.missing:
+            return
+        imports = last_import(self.script)
+        self._add(
+            "after", imports, "find the rank of this process: torchrun sets RANK and LOCAL_RANK", *_IMPORTS
+        )
+        self._add(
+            "after",
+            imports,
+            "rank 0 prints and writes",
+            'if os.environ.get("RANK", "0") != "0":',
+            *self._silence(),
+        )
+        self._connect(imports)
+        self._divide_loader()
+        self._wrap_model()
+        self._sum_figures()
+        self._take_turns()
+        # places of edits do not depend on their order, but for those at one place
+        self.blocks.sort(key=self._line)
+        for number, block in enumerate(self.blocks, 1):
+            mark = f"### {TAG} {number}/{len(self.blocks)}, {block.reason} ###"
+            block.insert(block.node, ["", mark, *block.lines, mark])
+
+    def _line(self, block: _Block) -> tuple[int, int]:
+        node: Any = block.node
+        if block.insert == self.script.insert_first:
+            return node.body[0].lineno, 0
+        return (node.end_lineno, 1) if block.insert == self.script.insert_after else (node.lineno, 0)
+
+    def _add(self, where: str, node: Any, reason: str, *lines: str) -> None:
+        self.blocks.append(_Block(getattr(self.script, f"insert_{where}"), node, reason, lines))
+
+    def _check(self) -> None:
+        if self.facts.is_distributed():
+            raise CannotPlace("the script is distributed already")
+        for number, line in enumerate(self.script.text.splitlines(), 1):
+            if "###" in line or line.startswith("\t"):
+                raise CannotPlace(f"line {number}: a tab or ### does not go with the marks of blocks")
+        if self.loader.options.keys() & {"sampler", "batch_sampler"}:
+            self.miss(self.loader, "the loader has a sampler of its own: divide it among the ranks")
+        if "dataset" in self.loader.parts and not self.loader.options.keys() & {1, "batch_size"}:
+            self.miss(self.loader, "a batch of one sample cannot be divided: give batch_size")
+        if not isinstance(self.epochs.target, ast.Name):
+            self.miss(self.epochs, "the epoch has no number here")
+        if len(self.models) != 1:
+            self.miss(self.epochs, f"expected one model that optimizers change, found {len(self.models)}")
+        for save in self.facts.saves:
+            if any(root(entry.value) in self.models for entry in save.entries):
+                self.miss(save.event, "it saves the module itself: save its state_dict()")
+        is_seeded = bool(self.facts.calls(r"manual_seed$"))
+        for event in self.facts.calls(r"random_split$"):
+            if not is_seeded and "generator" not in event.args:
+                self.miss(event, "each rank would split the data in another way: give it a generator")
+
+    def _silence(self) -> list[str]:
+        """Return the lines of a rank that does not print and write."""
+        events = [event for event in self.facts.calls(_WRITERS.pattern) if event.path == self.script.path]
+        names = [unparse(event.node.func) for event in events if _WRITERS.fullmatch(event.text)]
+        lines = ['    sys.stdout = open(os.devnull, "w")']
+        for name in dict.fromkeys(names):
+            lines += _SAVE if name == "torch.save" else [f"    {name} = lambda *args, **options: None"]
+        lines += ["    logging.disable(logging.WARNING)"] if self.script.imported("logging") else []
+        lines += ['    os.environ["WANDB_MODE"] = "disabled"'] if self.script.imported("wandb") else []
+        opened = [event for event in self.facts.calls(r"^open$") if event.path == self.script.path]
+        modes = {
+            str(mode.key) for event in opened for mode in (event.args.get(1), event.args.get("mode")) if mode
+        }
+        return [*lines, *(_OPEN if any(set(mode) & set("wax+") for mode in modes) else [])]
+
+    def _connect(self, imports: ast.stmt) -> None:
+        """Connect the processes where all is made that trains: in a function, below `if __name__ ==
+        "__main__":`, or after the imports."""
+        reason = "one process per GPU: started by torchrun; then they connect"
+        entry: Any = None
+        first = self.outer.calls[0][0] if self.outer.calls else None
+        if first is not None and all(event.functions[:1] == (first.name,) for event in self.made):
+            entry = first
+        for node in self.tree.body:
+            if isinstance(node, ast.If) and is_main_test(node.test) and not self.outer.calls:
+                is_inside = all(event.line > node.lineno for event in self.made)
+                entry = node if is_inside and self.epochs.lineno > node.lineno else entry
+        self._add("first" if entry else "after", entry or imports, reason, *_CONNECT)
+        last = (entry or self.tree).body[-1]
+        where = "before" if isinstance(last, ast.Return) else "after"
+        self._add(where, last, "the processes disconnect", "torch.distributed.destroy_process_group()")
+        for part in [node for node in ast.walk(self.tree) if isinstance(node, ast.Assign)]:
+            name = unparse(part.targets[0])
+            if name.isidentifier() and "cuda:" in unparse(part.value):
+                line = f'    {name} = torch.device("cuda", int(os.environ["LOCAL_RANK"]))'
+                reason = "each process has a GPU of its own"
+                self._add("after", part, reason, "if torch.cuda.is_available():", line)
+
+    def _divide_loader(self) -> None:
+        name, _ = self.find(self.outer, self.loader)
+        kept = ("num_workers", "collate_fn", "pin_memory", "drop_last", "worker_init_fn")
+        self._add(
+            "before",
+            self.epochs,
+            "each rank reads its own part of every global batch",
+            f"{name} = torch.utils.data.DataLoader(",
+            f"    {name}.dataset,",
+            f"    batch_size={name}.batch_size // {_SIZE},",
+            "    sampler=DistributedSampler(",
+            f"        {name}.dataset, shuffle=isinstance({name}.sampler, torch.utils.data.RandomSampler)",
+            "    ),",
+            *[f"    {one}={name}.{one}," for one in kept],
+            ")",
+        )
+        epoch = unparse(self.epochs.target)
+        self._add("first", self.epochs, "each epoch has another order", f"{name}.sampler.set_epoch({epoch})")
+
+    def _wrap_model(self) -> None:
+        model = self.models[0]
+        name, _ = self.find(self.outer, model)
+        attribute = name.rpartition(".")[2]
+        lines = []
+        if any(
+            re.search(rb"BatchNorm|torchvision|timm|resnet", source.data) for source in self.facts.sources
+        ):
+            lines.append("if torch.cuda.is_available():  # statistics of the global batch")
+            lines.append(f"    {name} = torch.nn.SyncBatchNorm.convert_sync_batchnorm({name})")
+        if "DataParallel" in model.flags:  # the names of the weights in its files are those of DDP
+            lines.append(f'{name} = DistributedDataParallel(getattr({name}, "module", {name}))')
+        else:
+            lines.append(f"{name} = DistributedDataParallel({name})")
+            lines.append(
+                f"{name}.state_dict = {name}.module.state_dict  # the files stay those of one device"
+            )
+            lines.append(f"{name}.load_state_dict = {name}.module.load_state_dict")
+        is_called = False
+        for event in self.facts.select("call", "method"):
+            is_in_loop = self.batches in [loop.node for loop in event.loops]
+            is_attribute = root(root(event.value).parts.get(event.text, event.value)) is model
+            is_its_own = root(event.value) is model and event.name == "method"
+            is_called |= is_in_loop and is_attribute and (event.name == "call" or event.text == attribute)
+            if not is_its_own or "forward" in event.functions or _OF_MODULES.fullmatch(event.text):
+                continue
+            if is_in_loop:
+                self.miss(
+                    event, f"the gradients of {event.text}() would not be averaged: let forward() call it"
+                )
+            elif event.order > self.facts.first_step:
+                lines.append(f"{name}.{event.text} = {name}.module.{event.text}")
+        if not is_called:
+            self.miss(self.batches, "the loop does not call the model itself, as in model(inputs)")
+        self._add("before", self.epochs, "average the gradients of all ranks", *dict.fromkeys(lines))
+
+    def _sum_figures(self) -> None:
+        """Sum over all ranks what the loop over batches adds up: it begins before the loop, and is read after
+        it."""
+        around: Any = self.parents[self.batches]
+        block: list[Any] = around.body
+        place = block.index(self.batches)
+        begun = {
+            unparse(node).split("=")[0].strip(" ()") for node in block[:place] if isinstance(node, ast.Assign)
+        }
+        begun = {name for names in begun for name in names.split(", ")}
+        after = "\n".join(map(unparse, block[place + 1 :]))
+        added = [node.target for node in walk_own(self.batches.body) if isinstance(node, ast.AugAssign)]
+        names = [unparse(target) for target in added if unparse(target) in begun]
+        names = [name for name in dict.fromkeys(names) if re.search(rf"\b{name}\b", after)]
+        if not names:
+            return
+        lines = [
+            f"figures = [None] * {_SIZE}",
+            f"torch.distributed.all_gather_object(figures, [{', '.join(names)}])",
+        ]
+        lines.append(f"{', '.join(names)}{',' * (len(names) == 1)} = map(sum, zip(*figures, strict=True))")
+        loader, _ = self.find(self.inner, self.loader)
+        for name in names:  # a mean over batches: each rank has as many as one device
+            if re.search(rf"\b{name}\b[^\n,]*/ *\(?len\({re.escape(loader)}\)", after):
+                lines.append(f"{name} /= {_SIZE}")
+        self._add("after", self.batches, "sum the figures over all ranks; rank 0 prints and writes", *lines)
+
+    def _take_turns(self) -> None:
+        """Let one rank after the other do what fails, or reads half of a file, if two do it at once."""
+        for call in [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]:
+            given = {keyword.arg: unparse(keyword.value) for keyword in call.keywords}
+            statement = self._statement(call)
+            around = self.parents.get(statement)
+            is_folder = unparse(call.func) in ("os.makedirs", "os.mkdir") and "exist_ok" not in given
+            if is_folder and isinstance(around, ast.If) and re.search("exists|isdir", unparse(around.test)):
+                line = f"os.makedirs({unparse(call.args[0])}, exist_ok=True)"
+                self._add("before", around, "another rank may make the folder at the same time", line)
+            elif is_folder:
+                self.miss(call, "it fails if another rank has made the folder: exist_ok=True")
+            if unparse(call.func) in ("os.remove", "os.unlink", "shutil.rmtree", "shutil.move"):
+                self.miss(call, "each rank would remove it: do it on rank 0 only")
+            if given.get("download", "False") != "False":
+                self._add("before", statement, "rank 0 downloads first", f"if {_RANK} != 0:", _WAIT)
+                self._add("after", statement, "then the others find the files", f"if {_RANK} == 0:", _WAIT)
+        saved = min((save.event.order for save in self.facts.saves), default=0)
+        for load in self.facts.select("load"):
+            if 0 < saved < load.order and load.path == self.script.path:
+                self._add("before", self._statement(load.node), "rank 0 has written the file", _WAIT.strip())
+
+    def _statement(self, node: Any) -> Any:
+        while not isinstance(node, ast.stmt):
+            node = self.parents[node]
+        return node

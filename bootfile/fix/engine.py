@@ -1,0 +1,162 @@
+"""Repair the findings of a script one after another, and withdraw a repair that lint does not confirm."""
+
+import contextlib
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from bootfile.fix.checkpoint import Job
+from bootfile.fix.edits import Script
+from bootfile.fix.places import CannotEdit
+from bootfile.fix.repairs import REPAIRS
+from bootfile.fix.scope import Scope
+from bootfile.fix.training import CannotPlace
+from bootfile.ground.errors import BadInput
+from bootfile.lint import engine, sources
+from bootfile.lint.facts import Facts
+from bootfile.lint.table import Finding
+
+_ROOTS = (
+    ".git", "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt", "environment.yml", "LICENSE",
+    "README.md",
+)  # fmt: skip
+MOST_OTHERS = 30  # other scripts that are read again because they use a module that changes
+
+
+@dataclass
+class Result:
+    """What became of a script. old, new: the contents of the files that change, by path. repaired: (finding,
+    notes). left: (finding, the reason)."""
+
+    old: dict[str, bytes] = field(default_factory=dict)
+    new: dict[str, bytes] = field(default_factory=dict)
+    repaired: list[tuple[Finding, list[str]]] = field(default_factory=list)
+    left: list[tuple[Finding, str]] = field(default_factory=list)
+
+
+class Project:
+    """A script and the contents of its files. A finding is known by its rule, file and text, because repairs
+    move the lines."""
+
+    def __init__(self, path: str):
+        self.path = path
+        self.root = find_root(path)
+        self.contents: dict[str, bytes] = {}
+        self._parsed: dict[str, sources.Source | None] = {}
+
+    def lint(self, contents: dict[str, bytes]) -> tuple[list[Finding], Facts | None]:
+        """Return the findings and facts of the script with these contents of files."""
+        changed = {path: sources.parse(path, data) for path, data in contents.items()}
+        script = changed.get(self.path) or sources.read(self.path)
+        parsed = {**self._parsed, **changed}
+        findings, facts = engine.examine(self.path, script, parsed)
+        kept = {path: source for path, source in parsed.items() if path not in changed}
+        self._parsed = kept
+        return findings, facts
+
+    def is_inside(self, path: str) -> bool:
+        """Return whether a file may be changed: it is one of the project."""
+        folder = os.path.realpath(self.root)
+        return os.path.commonpath([folder, os.path.realpath(path)]) == folder
+
+
+def find_root(path: str) -> str:
+    """Return the folder of the project of a script: the nearest one with a repository or a package's
+    settings, a licence or a README, else that of the script."""
+    first = folder = os.path.dirname(os.path.abspath(path))
+    while folder != os.path.dirname(folder):
+        if any(os.path.exists(os.path.join(folder, name)) for name in _ROOTS):
+            return folder
+        folder = os.path.dirname(folder)
+    return first
+
+
+def describe(finding: Finding) -> tuple[str, str, str]:
+    """Return what stays of a finding when its lines move."""
+    return finding.rule, os.path.abspath(finding.path), re.sub(r"line \d+", "line", finding.message)
+
+
+def repair(path: str, only: Collection[str] = (), is_hint_repaired: bool = True) -> Result:
+    """Repair the findings of a script. only: rules, all if empty. Raises BadInput if it cannot be read."""
+    project, result = Project(path), Result()
+    reasons: dict[tuple[str, str, str], str] = {}
+    order = list(REPAIRS)
+    while True:
+        findings, facts = project.lint(project.contents)
+        chosen = [one for one in findings if not only or one.rule in only]
+        chosen = [one for one in chosen if is_hint_repaired or not one.is_hint]
+        todo = [one for one in chosen if one.rule in REPAIRS and describe(one) not in reasons]
+        if not todo or facts is None:
+            break
+        finding = min(todo, key=lambda one: (order.index(one.rule), one))
+        try:
+            job = _attempt(project, finding, facts, findings)
+            result.repaired.append((finding, job.notes))
+            project.contents.update({name: script.render() for name, script in job.scripts.items()})
+        except CannotEdit as error:
+            reasons[describe(finding)] = str(error)
+    for finding in chosen:
+        reason = reasons.get(describe(finding), "there is no repair of this rule")
+        result.left.append((finding, reason))
+    for name, data in project.contents.items():
+        result.old[name], result.new[name] = sources.read(name).data, data
+    return result
+
+
+def change(path: str, make: Callable[[Script], list[str]]) -> tuple[Result, list[str]]:
+    """Return (the new text of a script, notes for the user). make: plans the edits. Raises CannotPlace, and
+    BadInput if the script cannot be read."""
+    data = sources.read(path).data
+    try:
+        script = Script(path, data)
+        notes = make(script)
+        new = script.render()
+        compile(new, path, "exec", dont_inherit=True)
+    except (CannotEdit, SyntaxError) as error:
+        raise CannotPlace(f"the new text cannot be made: {error}") from error
+    return Result({path: data}, {path: new}), notes
+
+
+def _attempt(project: Project, finding: Finding, facts: Facts, findings: list[Finding]) -> Job:
+    """Plan a repair, and return it if lint finds it right. Raises CannotEdit."""
+    job = Job(finding, facts, Scope(facts), {})
+    REPAIRS[finding.rule](job)
+    outside = [path for path in job.scripts if not project.is_inside(path)]
+    if outside:
+        raise CannotEdit(f"{outside[0]} is outside of the project {project.root}")
+    contents = {**project.contents, **{name: script.render() for name, script in job.scripts.items()}}
+    try:
+        after, _ = project.lint(contents)
+        for name in job.scripts:
+            compile(contents[name], name, "exec", dont_inherit=True)
+    except (BadInput, SyntaxError) as error:
+        raise CannotEdit(f"not safe: the new text cannot be compiled: {error}") from error
+    before, later = Counter(map(describe, findings)), Counter(map(describe, after))
+    if later[describe(finding)] >= before[describe(finding)]:
+        raise CannotEdit("not safe: lint still has the finding after the repair")
+    new = later - before
+    if new:
+        rule, _, message = min(new)
+        raise CannotEdit(f"not safe: the repair leads to {rule}: {message}")
+    _check_others(project, contents, set(job.scripts) - {project.path})
+    return job
+
+
+def _check_others(project: Project, contents: dict[str, bytes], modules: set[str]) -> None:
+    """Raise CannotEdit if the new text of a module leads to a finding in another script of the project."""
+    names = [os.path.splitext(os.path.basename(path))[0].encode() for path in modules]
+    paths = [path for path in engine.find_files(project.root) if engine.may_train(path)] if modules else []
+    same = os.path.realpath(project.path)
+    for path in [path for path in paths if os.path.realpath(path) not in (same, *modules)][:MOST_OTHERS]:
+        with contextlib.suppress(BadInput):
+            source = sources.read(path)
+            if not any(name in source.data for name in names):
+                continue
+            other = Project(path)
+            before = Counter(map(describe, other.lint(project.contents)[0]))
+            new = Counter(map(describe, other.lint(contents)[0])) - before
+            if new:
+                rule = min(new)[0]
+                raise CannotEdit(f"not safe: {os.path.relpath(path)} uses this file, and would have {rule}")

@@ -1,0 +1,137 @@
+"""Repairs of the files of checkpoints: how they are written, chosen and read."""
+
+import ast
+import re
+from typing import Any
+
+from bootfile.fix.checkpoint import Job
+from bootfile.fix.places import CannotEdit
+from bootfile.lint.record import Event
+from bootfile.lint.sources import unparse
+from bootfile.lint.values import root
+
+_MOVES = re.compile(r"\bos\.(replace|rename|remove|fsync)\(|\bshutil\.|\.(rename|replace)\(")
+_SHARDED = r"fully_shard|FullyShardedDataParallel|FSDP|deepspeed"
+_NUMBERS = 'key=lambda path: [int(number) for number in {}.findall(r"\\d+", str(path))]'
+
+
+def write_whole(job: Job) -> None:
+    """Write a checkpoint under another name, and then rename it (R501)."""
+    save: Event = job.find("save")
+    statement = job.scope.statement(save.path, save.node)
+    is_alone = isinstance(statement, ast.Expr) and statement.value is save.node and save.text == "torch.save"
+    if not is_alone or len(save.node.args) != 2 or save.node.keywords:
+        raise CannotEdit("the checkpoint is not written by torch.save(object, path) in a line of its own")
+    if job.facts.is_distributed() and not save.conditions:
+        raise CannotEdit(
+            "all ranks may write the file: the temporary name would be that of another rank, too"
+        )
+    script = job.open(save.path)
+    os_name = script.add_import("os")
+    path: Any = save.node.args[1]
+    target = script.source(path)
+    if script.find_bound() & {"new_path", "new_file", "final_path"} or "\n" in target:
+        raise CannotEdit("a name of the repair has another meaning here, or the path has several lines")
+    if not isinstance(path, ast.Name | ast.Attribute | ast.Constant):
+        script.insert_before(statement, [f"final_path = {target}"])
+        target = "final_path"
+    new = f"{target[:-1]}.new{target[-1]}" if isinstance(path, ast.Constant) else f'f"{{{target}}}.new"'
+    script.insert_before(statement, [f"new_path = {new}"])
+    script.guard(statement, statement, 'with open(new_path, "wb") as new_file:')
+    script.replace(path, "new_file")
+    synced = ["    new_file.flush()", f"    {os_name}.fsync(new_file.fileno())"]
+    script.insert_after(statement, [*synced, f"{os_name}.replace(new_path, {target})"])
+
+
+def choose_by_number(job: Job) -> None:
+    """Compare the numbers in the names of checkpoints (R502)."""
+    load: Event = job.find("load")
+    tree = job.scope.trees[load.path]
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and not node.keywords]
+    sorts = [node for node in calls if _compares(node)]
+    # the one that leads to the load: the line of the listing or of a name that is made of it
+    listed = job.find("value")
+    near = [node for node in sorts if unparse(node.func) in ("sorted", "max")]
+    near = [node for node in near if node.lineno >= listed.line] + [
+        node for node in sorts if node not in near and node.lineno >= listed.line
+    ]
+    if not near or listed.path != load.path:
+        raise CannotEdit("the call that sorts the names is not found")
+    script = job.open(load.path)
+    nearest = min(near, key=lambda node: node.lineno - listed.line)
+    script.add_argument(nearest, _NUMBERS.format(script.add_import("re")))
+
+
+def _compares(node: ast.Call) -> bool:
+    name = unparse(node.func)
+    return (name in ("sorted", "max") and len(node.args) == 1) or (name.endswith(".sort") and not node.args)
+
+
+def write_on_rank_0(job: Job) -> None:
+    """Write a file on rank 0 only (R503)."""
+    save: Event = job.find("save")
+    scope, path = job.scope, save.path
+    if job.facts.imports(_SHARDED) or job.facts.calls(_SHARDED):
+        raise CannotEdit("a sharded model may be saved by all ranks together")
+    script = job.open(path)
+    torch = script.imported("torch")
+    if not torch:
+        raise CannotEdit("torch is not imported by its name")
+    first: Any = scope.statement(path, save.node)
+    while isinstance(around := scope.parents[path][first], ast.With) and "open(" in unparse(around.items[0]):
+        first = around
+    block = scope.block(path, first)
+    last = block[block.index(first)]
+    # what renames the file comes after it, and would fail on the other ranks
+    for statement in block[block.index(first) + 1 :]:
+        if not _MOVES.search(unparse(statement)):
+            break
+        last = statement
+    rank = _find_rank(job, path, first)
+    dist = script.imported("torch.distributed") or f"{torch}.distributed"
+    script.guard(
+        first,
+        last,
+        f"if {rank} == 0:" if rank else f"if not {dist}.is_initialized() or {dist}.get_rank() == 0:",
+    )
+    if not script.is_first(first):
+        raise CannotEdit("the line has other statements, too")
+
+
+def _find_rank(job: Job, path: str, node: ast.AST) -> str:
+    """Return a name that is the rank of the process in each case; "" if there is none."""
+    for one in job.facts.tracer.bound:
+        value = root(one.value)
+        if value.kind == "rank" and "local" not in one.name and one.path == path and "." not in one.name:
+            try:
+                reach = job.scope.reach(value, path, node)
+            except CannotEdit:
+                continue
+            return reach.name if not reach.guard and "local" not in reach.name else ""
+    return ""
+
+
+def read_whole(job: Job) -> None:
+    """Let torch.load() read a file of the script itself (R506)."""
+    event: Event = job.find("event")
+    job.open(event.path).add_argument(event.node, "weights_only=False")
+    job.notes.append(
+        "torch.load() with weights_only=False runs code of the file: load only files that you trust"
+    )
+
+
+def rename_entries(job: Job) -> None:
+    """Load the weights of a wrapped model into the bare one, or the other way round (R601)."""
+    load: Event = job.find("load")
+    saved, loaded = ("module." in job.finding.message, load.text.partition(":")[2])
+    script = job.open(load.path)
+    prefix = next((one for one in ("_orig_mod.", "module.") if one in job.finding.message), "")
+    given = load.node.args[0] if load.node.args else None
+    if loaded:
+        called = load.node.func.value
+        script.wrap(called, "getattr(", f', "{loaded.rstrip(".")}", {script.source(called)})')
+    elif prefix and saved is not None and given is not None:
+        before = f'{{name.removeprefix("{prefix}"): part for name, part in '
+        script.wrap(given, before, ".items()}")
+    else:
+        raise CannotEdit("the names of the weights are not known")

@@ -1,0 +1,215 @@
+"""Repairs of what the loop changes and the checkpoint lacks, or has but does not give back."""
+
+import ast
+import os
+
+from bootfile.fix.checkpoint import (
+    Checkpoint,
+    Job,
+    add_entry,
+    check_order,
+    choose_key,
+    find_checkpoint,
+    find_loop,
+    is_distributed,
+    load_before_loop,
+    load_entry,
+    reach,
+)
+from bootfile.fix.edits import Script
+from bootfile.fix.places import CannotEdit
+from bootfile.fix.scope import Reach
+from bootfile.lint.record import Class, Event
+from bootfile.lint.sources import unparse
+from bootfile.lint.values import Value, root
+
+# the key of a generator -> how its state is read and set
+_GENERATORS = {
+    "Generator": ("{}.get_state()", "{}.set_state({}.cpu())"),
+    "default_rng": ("{}.bit_generator.state", "{}.bit_generator.state = {}"),
+    "Random": ("{}.getstate()", "{}.setstate({})"),
+}
+_STATE = ("{}.state_dict()", "{}.load_state_dict({})")
+_RANDOM = (
+    r"^(torch|numpy\.random|random)\.(rand|randn|randint|randperm|random|shuffle|sample|choice|uniform|normal"
+    r"|permutation|bernoulli|multinomial)\w*$|random_split$"
+)
+
+
+def save_object(job: Job) -> None:
+    """Save and load the state of an object (R101, R103, R104, R105, R106, R109)."""
+    value = root(job.find("value"))
+    get, put = _GENERATORS.get(value.key, ("", "")) if value.kind == "generator" else _STATE
+    if not get or not _has_state(job, value):
+        raise CannotEdit(f"{value.label or value.kind} has no state_dict() that torch.load() accepts")
+    checkpoint = find_checkpoint(job)
+    if value.kind == "generator":
+        check_random(job, checkpoint, value)
+    else:
+        _check_steps(job, value)
+    names = [reach(job, value, *place[:2]) for place in checkpoint.dicts]
+    key = choose_key(checkpoint, names[0].name)
+    for place, one in zip(checkpoint.dicts, names, strict=True):
+        text = get.format(one.name)
+        add_entry(job, place, key, f"{text} if {one.guard} else None" if one.guard else text)
+    _load(job, checkpoint, value, key, put)
+
+
+def load_object(job: Job) -> None:
+    """Load the state of an object that is saved (R201)."""
+    value = root(job.find("value"))
+    checkpoint = find_checkpoint(job)
+    entries = [entry for _, _, saved in checkpoint.dicts for entry in saved.parts.items()]
+    states = [(key, root(part)) for key, part in entries if root(part).kind == "state"]
+    keys = [key for key, state in states if state.of is not None and root(state.of) is value]
+    put = _GENERATORS.get(value.key, ("", ""))[1] if value.kind == "generator" else _STATE[1]
+    if not keys or not put:
+        raise CannotEdit("the entry is not one of the dict that is loaded")
+    _load(job, checkpoint, value, keys[0], put)
+
+
+def _load(job: Job, checkpoint: Checkpoint, value: Value, key: str, put: str) -> None:
+    """Load a state where the others are loaded, or before the loop if the object is made in between."""
+    made = [one for one in job.facts.tracer.bound if root(one.value) is value and one.function is not None]
+    made += [one for one in job.facts.tracer.bound if root(one.value) is value and one.function is None]
+    try:
+        check_order(job, checkpoint, [one for one in made if not isinstance(one.node, ast.arg)])
+        target = reach(job, value, checkpoint.path, checkpoint.anchor)
+        load_entry(job, checkpoint, target, key, put.replace("{}", target.name, 1))
+    except CannotEdit as error:
+        try:
+            _, loop = find_loop(job, checkpoint)
+            target = reach(job, value, checkpoint.path, loop)
+        except CannotEdit:
+            raise error from None
+        lines = [put.replace("{}", target.name, 1)]
+        if value.kind == "scheduler":
+            lines += _write_rate(value, target.name)
+        load_before_loop(job, checkpoint, target.guard, key, lines)
+
+
+def _write_rate(value: Value, name: str) -> list[str]:
+    """Return the lines that give an optimizer the learning rate of its scheduler, which has set it to the
+    first one when it was made. Raises CannotEdit if it sets more than that."""
+    if value.cls is not None or value.key in ("OneCycleLR", "CyclicLR"):
+        raise CannotEdit(f"{name} is made after the optimizer is loaded, and changes it")
+    if value.key == "ReduceLROnPlateau":
+        return []
+    groups = f"zip({name}.optimizer.param_groups, {name}.get_last_lr())"
+    return [f"for group, rate in {groups}:", '    group["lr"] = rate']
+
+
+def _check_steps(job: Job, value: Value) -> None:
+    """Raise CannotEdit if an epoch changes an object after it has saved it."""
+    first = min(save.event.order for save in job.facts.restart_saves)
+    steps = [one for one in job.facts.in_training("step", "method") if root(one.value) is value]
+    steps = [one for one in steps if one.text in ("", "step", "update", "update_parameters")]
+    # the state of an optimizer has the learning rate, which its scheduler sets
+    for one in job.facts.in_training("step"):
+        first_of = root(root(one.value).parts.get("first", Value()))
+        steps += [one] if root(one.value).kind == "scheduler" and first_of is value else []
+    later = [one for one in steps if one.order > first]
+    if later:
+        raise CannotEdit(f"{value.label} changes in line {later[0].line}, after the checkpoint is saved")
+
+
+def save_number(job: Job) -> None:
+    """Save and load a counter or a best result (R107, R108)."""
+    event = job.find("event")
+    targets = getattr(event.node, "targets", None) or [getattr(event.node, "target", None)]
+    name = unparse(targets[0]) if isinstance(event, Event) else event.label
+    checkpoint = find_checkpoint(job)
+    places = [*[place[:2] for place in checkpoint.dicts], (checkpoint.path, checkpoint.anchor)]
+    functions = [job.scope.function(path, node) for path, node in places]
+    for (path, node), function in zip(places, functions, strict=True):
+        if path != event.path or not job.scope.is_bound(name, path, node, function):
+            raise CannotEdit(f"{name} may not be bound in line {node.lineno} of {os.path.basename(path)}")
+    same = [one for one in job.facts.tracer.bound if one.name == name and one.path == event.path]
+    check_order(job, checkpoint, same)
+    first = min(save.event.order for save in job.facts.restart_saves)
+    last = max(one.order for one in job.facts.events if job.facts.is_in_training(one))
+    later = [one for one in same if first < one.order <= last]
+    if later or ("." not in name and len({*functions}) > 1):
+        line = later[0].node.lineno if later else event.line
+        raise CannotEdit(f"{name} changes in line {line}, after the checkpoint is saved, or elsewhere")
+    key = name.rpartition(".")[2]
+    for place in checkpoint.dicts:
+        if key not in place[2].parts:
+            # a number of NumPy is more than torch.load() accepts
+            add_entry(job, place, key, f"float({name})" if job.finding.rule == "R108" else name)
+    load_entry(job, checkpoint, Reach(name), key, f"{name} = {{}}")
+
+
+def _has_state(job: Job, value: Value) -> bool:
+    """Return whether an object has state_dict() and load_state_dict(), as far as its class is known."""
+    if not isinstance(value.cls, Class):
+        return True
+    names = ("state_dict", "load_state_dict")
+    own = [job.facts.tracer.find_method(value, name) for name in names]
+    return all(own) or (not any(own) and bool(value.cls.node.bases))
+
+
+# Random numbers
+
+
+def check_random(job: Job, checkpoint: Checkpoint, generator: Value | None = None) -> None:
+    """Raise CannotEdit if the state of random numbers at the save is not the one after the epoch, or if a
+    restart draws from them between the load and the loop."""
+    facts = job.facts
+    if is_distributed(facts):
+        raise CannotEdit("each process has its own random numbers, and the checkpoint has those of one")
+    saves = [save.event for save in facts.training_saves]
+    if not saves or any(len(save.loops) > 1 for save in saves):
+        raise CannotEdit("the checkpoint is saved within an epoch, whose order has begun before")
+    draws = [*facts.select("iterate"), *facts.calls(_RANDOM)]
+    later = [
+        one for one in draws if facts.is_in_training(one) and one.order > min(save.order for save in saves)
+    ]
+    if later:
+        raise CannotEdit(f"random numbers are drawn in line {later[0].line}, after the checkpoint is saved")
+    between = [one for one in draws if checkpoint.order < one.order and not facts.is_in_training(one)]
+    between = [one for one in between if one.order < facts.first_step]
+    if generator is not None and between:
+        raise CannotEdit(f"line {between[0].line} may draw from it after the checkpoint is loaded")
+
+
+def save_random(job: Job) -> None:
+    """Save the states of the global random numbers, and restore them before the loop (R401)."""
+    checkpoint = find_checkpoint(job)
+    check_random(job, checkpoint)
+    if any(path != checkpoint.path for path, _, _ in checkpoint.dicts):
+        raise CannotEdit("the checkpoint is saved in another file than the loop")
+    script = job.open(checkpoint.path)
+    load_before_loop(job, checkpoint, "", "random_states", ["set_random_states({})"])
+    for place in checkpoint.dicts:
+        add_entry(job, place, "random_states", "get_random_states()")
+    # below the imports, and above what may call them
+    nodes = [checkpoint.anchor, *[node for _, node, _ in checkpoint.dicts]]
+    used = [part for node in nodes for part in [node, *job.scope.above(checkpoint.path, node)]]
+    body = job.scope.trees[checkpoint.path].body
+    first = min(number for number, part in enumerate(body) if part in used)
+    imports = [part for part in body[:first] if isinstance(part, ast.Import | ast.ImportFrom)]
+    script.insert_after(imports[-1], _write_functions(script))
+
+
+def _write_functions(script: Script) -> list[str]:
+    torch, numpy, python = (script.imported(name) for name in ("torch", "numpy", "random"))
+    if not torch or script.find_bound() & {"get_random_states", "set_random_states"}:
+        raise CannotEdit("torch is not imported by its name, or a name of the repair has another meaning")
+    get = [f'        "torch": {torch}.get_rng_state(),', f'        "cuda": {torch}.cuda.get_rng_state_all(),']
+    put = [
+        f'    {torch}.set_rng_state(states["torch"].cpu())',
+        f'    if len(states["cuda"]) == {torch}.cuda.device_count():',
+        f'        {torch}.cuda.set_rng_state_all([state.cpu() for state in states["cuda"]])',
+    ]
+    if numpy:
+        # torch.load() refuses arrays of NumPy
+        array = f"part.tolist() if isinstance(part, {numpy}.ndarray) else part"
+        keys = f"[{array} for part in {numpy}.random.get_state()]"
+        get.append(f'        "numpy": {keys},')
+        put.append(f'    {numpy}.random.set_state(tuple(states["numpy"]))')
+    if python:
+        get.append(f'        "python": {python}.getstate(),')
+        put.append(f'    {python}.setstate(states["python"])')
+    get = ["", "", "def get_random_states():", "    return {", *get, "    }"]
+    return [*get, "", "", "def set_random_states(states):", *put]

@@ -1,0 +1,92 @@
+"""Repairs of the moment of a save: at SIGTERM, and not between two steps of the optimizer."""
+
+import ast
+from typing import Any
+
+from bootfile.fix.checkpoint import Job, is_distributed
+from bootfile.fix.places import CannotEdit
+from bootfile.lint.record import Event
+from bootfile.lint.sources import is_modulo, unparse
+
+
+def save_at_sigterm(job: Job) -> None:
+    """Save at the end of the epoch in which SIGTERM comes, and exit (R801)."""
+    facts, scope = job.facts, job.scope
+    if is_distributed(facts) or len(facts.loops) != 1 or facts.fullest_save is None:
+        raise CannotEdit("the processes would have to agree on the epoch after which they exit")
+    # of the calls that write the whole checkpoint, the one that the fewest tests decide about
+    whole = facts.fullest_save.event.node
+    calls = [one.event for one in facts.training_saves if one.event.node is whole]
+    save: Event = min(calls, key=lambda one: len(one.conditions))
+    loop = save.loops[0]
+    around = [save.node, *scope.above(save.path, save.node)]
+    inside = [part for part in loop.node.body if part in around or _calls(part, save.functions)]
+    inside = [part for part in inside if isinstance(part, ast.Expr)] or inside
+    last = loop.node.body[-1]
+    if not inside or isinstance(last, ast.Break | ast.Continue | ast.Return | ast.Raise):
+        raise CannotEdit("the place of the save in the loop is not known, or the epoch does not end there")
+    # the tests between the loop and the save
+    depth = min(len(one.conditions) for one in facts.events if one.loops[:1] == (loop,))
+    tests = [one for one in save.conditions[depth:] if isinstance(one.node, ast.If)]
+    script = job.open(loop.path)
+    if len(tests) == 1 and tests[0].is_true and tests[0].node is inside[0] and is_modulo(tests[0].node.test):
+        is_sum = isinstance(tests[0].node.test, ast.BoolOp | ast.IfExp)
+        script.wrap(
+            tests[0].node.test, "(" if is_sum else "", (")" if is_sum else "") + " or sigterm.is_set()"
+        )
+    elif tests:
+        raise CannotEdit("a condition decides whether an epoch is saved")
+    signal, system, threading = (script.add_import(name) for name in ("signal", "sys", "threading"))
+    if "sigterm" in script.find_bound():
+        raise CannotEdit("the name sigterm has another meaning here")
+    script.insert_before(
+        loop.node,
+        [
+            "# SIGTERM: save at the end of the epoch, and exit",
+            f"sigterm = {threading}.Event()",
+            f"{signal}.signal({signal}.SIGTERM, lambda *_: sigterm.set())",
+        ],
+    )
+    script.insert_after(last, ["if sigterm.is_set():", f"    {system}.exit(128 + {signal}.SIGTERM)"])
+
+
+def _calls(statement: ast.stmt, functions: tuple[str, ...]) -> bool:
+    calls = [part for part in ast.walk(statement) if isinstance(part, ast.Call)]
+    return any(unparse(call.func).rpartition(".")[2] in functions for call in calls)
+
+
+def save_after_step(job: Job) -> None:
+    """Save after a step of the optimizer (R602)."""
+    save, step = job.find("save"), job.find("step")
+    scope = job.scope
+    tests = [one for one in step.conditions if isinstance(one.node, ast.If)]
+    around: Any = scope.parents[save.path][scope.statement(save.path, save.node)]
+    if save.path != step.path or not tests or not isinstance(around, ast.If) or around.orelse:
+        raise CannotEdit("the tests of the step and of the save are not in one loop")
+    test = tests[-1]
+    names = {part.id for part in ast.walk(test.node.test) if isinstance(part, ast.Name)}
+    inner = save.loops[-1]
+    body = inner.node.body
+    changed = {
+        one.id
+        for part in body
+        for one in ast.walk(part)
+        if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+    }
+    if (
+        inner.node is not step.loops[-1].node
+        or test.node not in body
+        or around not in body
+        or names & changed
+    ):
+        raise CannotEdit("the test of the step may have another result where the script saves")
+    script = job.open(save.path)
+    if "save_is_due" in script.find_bound():
+        raise CannotEdit("the name save_is_due has another meaning here")
+    text = unparse(test.node.test) if test.is_true else f"not ({unparse(test.node.test)})"
+    text = f"({text})" if isinstance(test.node.test, ast.BoolOp) and test.is_true else text
+    script.insert_before(inner.node, ["save_is_due = False"])
+    script.insert_before(around, [f"save_is_due = save_is_due or {unparse(around.test)}"])
+    script.replace(around.test, f"save_is_due and {text}")
+    script.insert_first(around, ["save_is_due = False"])
+    job.notes.append("the checkpoint is saved at the next step of the optimizer")

@@ -1,0 +1,198 @@
+"""The training loop of a script and the names of its objects: what `--exact` and `--ddp` share."""
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from bootfile.fix.edits import Script
+from bootfile.fix.places import CannotEdit
+from bootfile.lint import sources
+from bootfile.lint.facts import Facts
+from bootfile.lint.record import Function
+from bootfile.lint.sources import unparse
+from bootfile.lint.trace import Tracer
+from bootfile.lint.values import Loop, Value, kind_of, list_deps, root
+from bootfile.lint.walk import list_parameter_owners
+
+
+class CannotPlace(Exception):
+    """The script has a form that is not known. lines: what cannot be placed, each with its place."""
+
+    def __init__(self, *lines: str):
+        super().__init__("; ".join(lines))
+        self.lines = [*lines]
+
+
+class Place(NamedTuple):
+    """Where a loop runs. names: the values of all names there; local: those of its own function or module.
+    calls: the functions around it, from the outside, each with the call that has entered it."""
+
+    names: dict[str, Value]
+    local: frozenset[str]
+    calls: tuple[tuple[Any, Any], ...]
+
+
+class _Recorder(Tracer):
+    """A tracer that keeps the place of each loop, and the calls that enter each function."""
+
+    def __init__(self, source: sources.Source, project: sources.Project):
+        super().__init__(source, project)
+        self.places: dict[Loop, Place] = {}
+        self.entered: dict[Any, set[Any]] = {}
+        self._calls: list[tuple[Any, Any]] = []
+
+    def _call_function(self, function: Function, args: Any, named: Any, node: Any) -> Value:
+        self._calls.append((function.node, node))
+        self.entered.setdefault(function.node, set()).add(node)
+        try:
+            return super()._call_function(function, args, named, node)
+        finally:
+            self._calls.pop()
+
+    def _open_loop(self, node: Any, iterated: Value) -> Loop:
+        loop = super()._open_loop(node, iterated)
+        frame = self._frames[-1]
+        names = {**frame.module.names, **(frame.outer or {}), **frame.names}
+        self.places[loop] = Place(names, frozenset(frame.names), tuple(self._calls))
+        return loop
+
+
+class Training:
+    """The training loop of a script, and a plan of edits: subclasses have plan(), which calls miss() for what
+    cannot be placed.
+
+    outer, inner: the places of the loops over epochs and over batches, whose statements are epochs and
+    batches. loader, models, optimizers: the values of the objects that train. calls: the functions between
+    the loops, each with its call. Raises CannotPlace, and BadInput if lint cannot read the file.
+    """
+
+    def __init__(self, script: Script):
+        self.script = script
+        source = sources.read(script.path)
+        self.tree, self.parents = source.tree, source.parents()
+        self.tracer = _Recorder(source, sources.Project(script.path))
+        self.tracer.run()
+        self.facts = Facts(self.tracer)
+        steps = [event for event in self.facts.in_training("step") if kind_of(event.value) == "optimizer"]
+        outermost = {event.loops[0].node: event.loops[0].line for event in steps}
+        if len(outermost) != 1 or not self.tracer.is_whole:
+            lines = f", those in lines {', '.join(map(str, outermost.values()))}" if outermost else ""
+            raise CannotPlace(f"expected one loop that trains, found {len(outermost)}{lines}")
+        loops = steps[0].loops
+        loader = _find_loader(loops[1]) if len(loops) > 1 else None
+        is_apart = any(event.loops[:2] != loops[:2] for event in steps)
+        if loader is None or is_apart or not isinstance(loops[0].node, ast.For):
+            raise CannotPlace(
+                f"line {loops[0].line}: expected a `for` over epochs with one over a DataLoader in it"
+            )
+        others = {loop.path for loop in loops[:2]} - {script.path}
+        if others:
+            raise CannotPlace(f"the loop is in another file, which is not edited: {', '.join(others)}")
+        self.epochs: Any = loops[0].node
+        self.batches: Any = loops[1].node
+        self.outer, self.inner = (self.tracer.places[loop] for loop in loops[:2])
+        self.calls = self.inner.calls[len(self.outer.calls) :]
+        self.loader = loader
+        self.optimizers = [*dict.fromkeys(root(event.value) for event in steps)]
+        owners = [_whole_module(owner) for one in self.optimizers for owner in list_parameter_owners(one)]
+        named = [root(value) for value in self.outer.names.values()]
+        models = [value for value in owners or named if value.kind == "model"]
+        self.models = [*dict.fromkeys(models)]
+        self.missing: list[str] = []
+        self.notes: list[str] = []
+
+    def run(self) -> list[str]:
+        """Plan the edits, and return notes for the user. Raises CannotPlace, without an edit."""
+        mark = self.script.mark()
+        try:
+            self.plan()
+        except (CannotPlace, CannotEdit) as error:
+            self.missing += getattr(error, "lines", [str(error)])
+        if self.missing:
+            self.script.rollback(mark)
+            raise CannotPlace(*dict.fromkeys(self.missing))
+        return self.notes
+
+    def plan(self) -> None:
+        raise NotImplementedError
+
+    def miss(self, node: Any, text: str) -> None:
+        """Note what cannot be placed. node: of the syntax tree, or an event."""
+        self.missing.append(f"line {getattr(node, 'lineno', 0) or node.line}: {text}")
+
+    def check_loader(self) -> None:
+        """Note a loader that is not a DataLoader of torch, or whose order nobody knows."""
+        made = [event.text for event in self.facts.select("create") if event.value is self.loader]
+        if not made or not made[0].startswith("torch.utils.data."):
+            self.miss(self.batches, "expected batches of a DataLoader of torch")
+        dataset = root(self.loader.parts.get("dataset", Value()))
+        bases = getattr(getattr(dataset.cls, "node", None), "bases", [])
+        if any("IterableDataset" in unparse(base) for base in bases):
+            self.miss(self.batches, "an IterableDataset has no order that can be divided or repeated")
+
+    def find(self, place: Place, wanted: Value) -> tuple[str, Value]:
+        """Return (how an object is written at a place, its value there, such as a wrapper). Raises
+        CannotPlace if it has no name there."""
+        found: dict[str, Value] = {}
+        for name, value in place.names.items():
+            known = {name: value}
+            if value.kind in ("instance", "dict") and name != "super":
+                form = "{}.{}" if value.kind == "instance" else "{}[{!r}]"
+                known |= {form.format(name, key): part for key, part in root(value).parts.items()}
+            found |= {
+                text: part for text, part in known.items() if root(part) is wanted and text not in found
+            }
+        if not found:
+            line = (self.epochs if place is self.outer else self.batches).lineno
+            raise CannotPlace(f"line {line}: no name of the {wanted.kind} {wanted.label} is known here")
+
+        def rank(text: str) -> tuple[bool, bool]:
+            return re.split(r"[.\[]", text)[0] in place.local, text == wanted.label
+
+        text = max(found, key=rank)
+        return text, found[text]
+
+
+def _find_loader(loop: Loop) -> Value | None:
+    """Return the loader whose batches a `for` reads; None for another loop."""
+    values = list_deps(loop.iterated) if loop.iterated and isinstance(loop.node, ast.For) else ()
+    loaders = {root(value) for value in values if kind_of(value) == "loader"}
+    return loaders.pop() if len(loaders) == 1 else None
+
+
+def _whole_module(value: Value) -> Value:
+    """Return the module of a part such as `model.head`."""
+    while value.kind == "attribute" and value.of is not None:
+        value = root(value.of)
+    return value
+
+
+def walk_own(body: list[ast.stmt], *without: Any) -> Iterator[ast.AST]:
+    """Yield the nodes of statements, without what is in functions, classes and `without` among them."""
+    todo: list[ast.AST] = [*reversed(body)]
+    while todo:
+        node = todo.pop()
+        yield node
+        if not isinstance(node, (*sources.FUNCTIONS, ast.Lambda, ast.ClassDef, *without)):
+            todo += reversed([*ast.iter_child_nodes(node)])
+
+
+def find_call(node: Any, *names: str) -> Any:
+    """Return the call of a function by its last name in an expression such as tqdm(range(3)), or None."""
+    calls = [part for part in ast.walk(node) if isinstance(part, ast.Call)]
+    return next((part for part in calls if unparse(part.func).rpartition(".")[2] in names), None)
+
+
+def last_import(script: Script) -> ast.stmt:
+    """Return the last import at the top of a file, above its blocks. Raises CannotPlace if there is none."""
+    above = script.text.partition("\n###")[0].count("\n") + 1
+    last = None
+    for node in [node for node in script.tree.body if node.lineno <= above]:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            last = node
+        elif last is not None and not isinstance(node, ast.Expr | ast.If | ast.Try | ast.Assign):
+            break
+    if last is None:
+        raise CannotPlace("expected imports at the top of the file")
+    return last

@@ -1,0 +1,194 @@
+"""Each bad example of a rule is repaired: lint is silent about it, and the rest of the script stays."""
+
+import difflib
+
+import pytest
+
+from bootfile.fix.engine import repair
+from bootfile.fix.repairs import REPAIRS
+from bootfile.lint.engine import lint
+from bootfile.lint.table import RULES
+from tests.lint import planted
+from tests.lint.examples import EXAMPLES, write
+
+BAD = [(rule, number) for rule in EXAMPLES for number in range(len(EXAMPLES[rule][0]))]
+# forms of the step with two branches, of which a test at the place of the save says nothing
+LEFT = {("R602", number) for number in (1, 2, 4, 5, 6, 7)}
+# planted faults that are left: states that Fabric and Accelerate restore, and a step in a with block
+LEFT_PLANTED = {
+    ("accelerated", "scheduler is not prepared"), ("accelerated", "average is not registered"),
+    ("accelerated", "the place is not registered"), ("fabric", "scheduler is not in the state"),
+    ("fabric", "optimizer is not in the state"), ("fabric", "the epoch is not used"),
+    ("fabric", "written in place"), ("ddp", "saves between two steps"),
+}  # fmt: skip
+
+
+def test_the_table_of_rules_names_the_repairs():
+    assert {rule for rule, row in RULES.items() if row.is_repaired} == REPAIRS.keys()
+
+
+@pytest.mark.parametrize(("rule", "number"), BAD)
+def test_a_bad_example_is_repaired(rule, number, tmp_path):
+    text = write(EXAMPLES[rule][0][number])
+    path = tmp_path / "script.py"
+    path.write_text(text)
+    result = repair(str(path), [rule])
+    if (rule, number) in LEFT:
+        assert result.new == {} and all(reason for _, reason in result.left)
+        return
+    assert result.left == [] and result.old == {str(path): text.encode()}
+    new = result.new[str(path)].decode()
+    path.write_text(new)
+    compile(new, "script.py", "exec")
+    assert rule not in [finding.rule for finding in lint(str(path))]
+    # few lines change, and none is deleted
+    removed = [line for line in difflib.ndiff(text.splitlines(), new.splitlines()) if line.startswith("- ")]
+    assert len(removed) <= 3 and len(new.splitlines()) >= len(text.splitlines())
+
+
+@pytest.mark.parametrize("rule", sorted(REPAIRS.keys() & EXAMPLES.keys()))
+def test_line_ends_and_tabs_stay(rule, tmp_path):
+    text = write(EXAMPLES[rule][0][0])
+    path = tmp_path / "script.py"
+    news = []
+    for data in (text.encode(), text.replace("\n", "\r\n").encode(), text.replace("    ", "\t").encode()):
+        path.write_bytes(data)
+        news.append(repair(str(path), [rule]).new[str(path)].decode())
+    assert news[1] == news[0].replace("\n", "\r\n")
+    assert news[2].replace("\t", "    ") == news[0]
+
+
+def test_planted_faults_are_repaired(tmp_path):
+    for fault in planted.FAULTS:
+        path = tmp_path / f"{fault.script}.py"
+        path.write_text(planted.plant(fault))
+        result = repair(str(path))
+        rules = {fault.rule, *fault.others}
+        repaired = rules & {finding.rule for finding, _ in result.repaired}
+        left = rules & {finding.rule for finding, _ in result.left}
+        is_left = (fault.script, fault.name) in LEFT_PLANTED
+        assert (bool(repaired), bool(left)) == (not is_left, is_left), fault
+
+
+@pytest.mark.parametrize("path", sorted(planted.CORRECT.glob("*.py")), ids=lambda path: path.stem)
+def test_a_correct_script_stays(path):
+    assert repair(str(path), is_hint_repaired=False).new == {}
+
+
+def left(tmp_path, rule, **parts):
+    """The reasons for which a script keeps its findings of a rule."""
+    path = tmp_path / "script.py"
+    path.write_text(write(parts))
+    result = repair(str(path), [rule])
+    assert result.new == {}
+    return " ".join(reason for _, reason in result.left)
+
+
+def test_a_name_that_may_not_be_bound_is_left(tmp_path):
+    made = "if len(data) > 3:\n    scheduler = StepLR(optimizer, 3)"
+    reason = left(tmp_path, "R103", setup=made, end="if len(data) > 4:\n    scheduler.step()")
+    assert "may not be bound" in reason
+
+
+def test_an_object_that_changes_after_the_save_is_left(tmp_path):
+    write = 'torch.save(state, "new.pt"); os.replace("new.pt", "last.pt")\nscheduler.step()'
+    reason = left(tmp_path, "R103", setup="scheduler = StepLR(optimizer, 3)", write=write)
+    assert "after the checkpoint is saved" in reason
+
+
+def test_random_numbers_of_several_processes_are_left(tmp_path):
+    setup = 'dist.init_process_group("gloo")\nloader = DataLoader(data, 8, shuffle=True)'
+    write = 'if dist.get_rank() == 0:\n    torch.save(state, "new.pt"); os.replace("new.pt", "last.pt")'
+    reason = left(tmp_path, "R401", top="torch.manual_seed(0)", setup=setup, write=write)
+    assert "each process" in reason
+
+
+def test_an_object_is_made_under_a_test(tmp_path):
+    """The test is asked again where the object is saved and loaded."""
+    path = tmp_path / "script.py"
+    path.write_text(write({
+        "top": "import argparse\nargs = argparse.ArgumentParser().parse_args()",
+        "setup": "if args.decay:\n    scheduler = StepLR(optimizer, 3)",
+        "end": "if args.decay:\n    scheduler.step()",
+    }))  # fmt: skip
+    new = repair(str(path), ["R103"]).new[str(path)].decode()
+    assert '"scheduler": scheduler.state_dict() if args.decay else None' in new
+    assert 'if args.decay and saved.get("scheduler") is not None:' in new
+
+
+FUNCTIONS = """
+import torch
+from torch import nn
+
+
+def save(model, optimizer, epoch):
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
+    torch.save(state, f"{epoch}.pt")
+
+
+def load(path, model, optimizer):
+    saved = torch.load(path)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    return saved["epoch"] + 1
+"""
+MAIN = """
+import sys
+
+import torch
+from tools import load, save
+from torch import nn
+
+
+def main():
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    start = load(sys.argv[1], model, optimizer) if len(sys.argv) > 1 else 0
+    for epoch in range(start, 10):
+        for batch in torch.rand(8, 2, 4):
+            model(batch).mean().backward()
+            optimizer.step()
+        scheduler.step()
+        save(model, optimizer, epoch)
+
+
+main()
+"""
+
+
+def test_functions_of_another_file_get_the_object(tmp_path):
+    (tmp_path / "setup.py").write_text("")
+    (tmp_path / "tools.py").write_text(FUNCTIONS)
+    path = tmp_path / "train.py"
+    path.write_text(MAIN)
+    result = repair(str(path), ["R103"])
+    assert len(result.repaired) == 1 and len(result.new) == 2
+    tools = result.new[str(tmp_path / "tools.py")].decode()
+    assert "def load(path, model, optimizer, scheduler=None):" in tools
+    assert '"scheduler": scheduler.state_dict() if scheduler is not None else None}' in tools
+    assert "save(model, optimizer, epoch, scheduler=scheduler)" in result.new[str(path)].decode()
+
+
+def test_a_file_outside_of_the_project_is_left(tmp_path):
+    (tmp_path / "tools.py").write_text(FUNCTIONS)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "README.md").write_text("")
+    path = tmp_path / "run" / "train.py"
+    path.write_text(MAIN)
+    result = repair(str(path), ["R103"])
+    assert result.new == {} and "outside of the project" in result.left[0][1]
+
+
+def test_a_module_that_another_script_uses_is_left(tmp_path):
+    """The second script saves the number of the next epoch: the same repair would be wrong for it."""
+    (tmp_path / "setup.py").write_text("")
+    (tmp_path / "tools.py").write_text(FUNCTIONS.replace('saved["epoch"] + 1', 'saved["epoch"]'))
+    path = tmp_path / "train.py"
+    path.write_text(MAIN)
+    assert repair(str(path), ["R301"]).new.keys() == {str(tmp_path / "tools.py")}
+    (tmp_path / "other.py").write_text(
+        MAIN.replace("save(model, optimizer, epoch)", "save(model, optimizer, epoch + 1)")
+    )
+    result = repair(str(path), ["R301"])
+    assert result.new == {} and "other.py" in result.left[0][1]
