@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from bootfile.ground.errors import BadInput
 from bootfile.lint import (
     known_defects,
+    rules_contents,
     rules_counters,
     rules_epochs,
     rules_files,
@@ -29,6 +30,7 @@ _CHECKS = (
     rules_random.check,
     rules_samples.check,
     rules_files.check,
+    rules_contents.check,
     rules_steps.check,
     known_defects.check,
 )

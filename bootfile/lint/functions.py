@@ -5,6 +5,7 @@ method returns what the call returns, or None if it is another one.
 """
 
 import ast
+import contextlib
 from typing import Any
 
 from bootfile.lint import values
@@ -130,8 +131,12 @@ class Functions(Methods):
         return Value("text", deps=values.join_deps(call.args), line=call.node.lineno, node=call.node)
 
     def _make_number(self, call: Call) -> Value | None:
-        is_known = bool(call.args) and call.args[0].kind in ("field", "counter", "loop", "option")
-        return call.args[0] if is_known else None
+        given = call.args[0] if call.args else Value()
+        # `float("inf")`, `int(1e9)`
+        if given.kind == "const":
+            with contextlib.suppress(ValueError, TypeError):
+                return Value("const", key=float(given.key), line=call.node.lineno, loops=tuple(self._loops))
+        return given if given.kind in ("field", "counter", "loop", "option") else None
 
     def _get_attribute(self, call: Call) -> Value | None:
         if len(call.args) < 2 or call.args[1].kind != "const":

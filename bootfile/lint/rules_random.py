@@ -59,7 +59,7 @@ def _find_random(facts: Facts) -> Iterator[Finding]:
     for source in SOURCES:
         seed = _find_seed(facts, source)
         draw, what = _find_draw(facts, source) if seed is not None else (None, "")
-        if seed is None or draw is None or _is_restored(facts, source):
+        if seed is None or draw is None or _is_restored(facts, source, seed):
             continue
         message = (
             f"{source.name} gets the same seed at each start, and {name_line(draw, seed)} draws "
@@ -88,7 +88,9 @@ def _find_seed(facts: Facts, source: Source) -> Event | None:
             return None
         # a machine with a GPU does not come here
         is_reached = not any("cuda" in test.text and not test.is_true for test in event.conditions)
-        seed = seed or (event if is_fixed and is_reached else None)
+        # a seed that each start reaches comes last
+        is_last = seed is None or (is_reached and not event.conditions)
+        seed = event if is_fixed and is_reached and is_last else seed
     return seed
 
 
@@ -132,7 +134,8 @@ def _may_be_drawn(facts: Facts, seed: Event) -> bool:
     return any(_IS_DRAWN.search(str(dep.key)) for dep in given)
 
 
-def _is_restored(facts: Facts, source: Source) -> bool:
+def _is_restored(facts: Facts, source: Source, seed: Event) -> bool:
+    """Return whether the state of a source is restored from a checkpoint, and not seeded again after that."""
     saves = facts.restart_saves
     keys = {entry.key.partition(".")[0] for save in saves for entry in save.entries}
     # a class with its own state_dict() may save anything
@@ -140,6 +143,8 @@ def _is_restored(facts: Facts, source: Source) -> bool:
     is_own = any(facts.tracer.find_method(owner, "state_dict") for owner in owners)
     is_known = not is_own and not any(save.is_open for save in saves)
     for event in facts.calls(source.sets):
+        if event.order < seed.order < facts.first_step:
+            continue
         fields = [dep for dep in list_deps(event.args.get(0, Value())) if dep.kind == "field" and dep.key]
         # restored from this checkpoint, or from an entry that is not known; another one it does not have
         if not is_known or not fields or str(fields[0].key) in keys:

@@ -129,7 +129,11 @@ class Tracer(Names):
             return
         result = self._combine(node.op, old, added, node)
         # `step += 1`: a counter stays the same object, and the loop knows it as one
-        if old.kind == "counter" and isinstance(node.op, ast.Add | ast.Sub):
+        is_sum = isinstance(node.op, ast.Add | ast.Sub)
+        if is_sum and old.kind in ("const", "option") and set(old.loops) < set(self._loops):
+            old = self._make_counter(node, node.target, old)
+        if is_sum and old.kind == "counter":
+            old.flags |= set() if added.kind in ("const", "option") else {"sum"}
             result = old
         self._assign(node.target, result, node, keep=True)
 
@@ -148,12 +152,24 @@ class Tracer(Names):
         self._event("test", test, {}, node, text)
         branches = [(node.body, True), (node.orelse, False)]
         for body, is_true in [(body, is_true) for body, is_true in branches if body]:
+            count = len(self.events)
             self._conditions.append(Condition(text, test, is_true, node))
             self._block(body)
             self._conditions.pop()
+            if any(event.name == "load" for event in self.events[count:]):
+                self._restore_with_load(body)
         # what follows `if rank != 0: return` runs only on rank 0
         if isinstance(node.body[-1], _TERMINAL) and not node.orelse:
             self._conditions.append(Condition(text, test, False, node))
+
+    def _restore_with_load(self, body: list[ast.stmt]) -> None:
+        """Mark the numbers that a branch with a load sets, such as one from the name of the file: a restart
+        continues with them."""
+        names = self._frames[-1].names
+        for name in set().union(*map(list_assigned, body)):
+            value = names.get(name, Value())
+            if value.kind in ("unknown", *values.NUMBERS):
+                value.flags.add("restored")
 
     def _choose_branch(self, node: ast.If) -> list[ast.stmt] | None:
         """Return the branch that is taken; None if that is not known."""
@@ -230,6 +246,7 @@ class Tracer(Names):
     def _open_loop(self, node: Any, iterated: Value) -> Loop:
         frame = self._frames[-1]
         loop = Loop(node, self._path(), node.lineno, iterated=iterated, function=frame.function)
+        loop.depth, loop.calls = len(self._conditions), len(self._functions)
         self._make_counters(node, loop)
         self.all_loops.append(loop)
         self._loops.append(loop)
@@ -241,15 +258,17 @@ class Tracer(Names):
             pairs = [(part, find_counted(part)) for part in walk_loop(node)]
             self._counted[node] = [(part, target) for part, target in pairs if target is not None]
         for part, target in self._counted[node]:
-            key = unparse(target)
             old = self.value(target)
             # `model += ...` is not a counter, and a counter of an outer loop stays one
             if old.kind in ("counter", "model", "list", "dict", "module", *values.STATEFUL):
                 continue
-            counter = self._make("counter", part, [old], label=key, of=old, loops=old.loops)
-            counter.key = old.key if old.kind == "const" and isinstance(old.key, int) else None
-            self.counters.append(counter)
-            self._assign(target, counter, part, keep=True)
+            self._assign(target, self._make_counter(part, target, old), part, keep=True)
+
+    def _make_counter(self, node: Any, target: ast.expr, old: Value) -> Value:
+        counter = self._make("counter", node, [old], label=unparse(target), of=old, loops=old.loops)
+        counter.key = old.key if old.kind == "const" and isinstance(old.key, int) else None
+        self.counters.append(counter)
+        return counter
 
     def _do_with(self, node: Any) -> None:
         count = len(self._conditions)

@@ -1,0 +1,111 @@
+"""Rules about the contents of a checkpoint: objects that torch.load() refuses, and names of weights."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from bootfile.lint.checkpoints import Entry, Save
+from bootfile.lint.facts import Facts
+from bootfile.lint.known_defects import asks_for_less
+from bootfile.lint.record import Event
+from bootfile.lint.table import Finding, at, name_line
+from bootfile.lint.values import Value, list_deps, root
+from bootfile.lint.walk import describe, given_state
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    """Yield the findings about the contents of the checkpoints of a script that continues."""
+    if facts.loops and facts.saves and facts.intent:
+        yield from _find_refused(facts)
+        yield from _find_prefixes(facts)
+
+
+# R506: a checkpoint that torch.load() refuses since PyTorch 2.6
+
+
+def _find_refused(facts: Facts) -> Iterator[Finding]:
+    # weights_only=False reads all objects; a file that the script opens may be one of pickle
+    loads = [event for event in facts.restart_loads() if event.text == "torch.load"]
+    loads = [event for event in loads if not event.args.keys() & {"weights_only", "pickle_module"}]
+    loads = [event for event in loads if all(value.kind != "open" for value in event.args.values())]
+    # the script allows the classes by itself
+    if not loads or facts.calls(r"add_safe_globals|safe_globals"):
+        return
+    # hint: with the release that a list of requirements asks for, all objects are read
+    is_old = asks_for_less(facts, "torch", "2.6")
+    for save in [save for save in facts.saves if save.event.text == "torch.save"]:
+        for entry in save.entries:
+            what = _describe_object(entry)
+            if what:
+                where = name_line(save.event, loads[0])
+                text = f"torch.load() refuses {what}, which {where} saves, since PyTorch 2.6"
+                # an object that no dict of the script names may be saved as its state
+                is_named = not what.startswith("the object") or _is_written(facts, save, entry)
+                is_hint = is_old or not is_named
+                yield at(loads[0], "R506", text, is_hint, value=entry.value, save=save.event)
+                return
+
+
+def _describe_object(entry: Entry) -> str:
+    """Return what an entry is that is more than tensors and numbers; "" for others."""
+    value, base = entry.value, root(entry.value)
+    if base.kind == "args" and "namespace" in base.flags and value.kind == "args":
+        return f"the argparse.Namespace {base.label}"
+    if value.key == "numpy.random.get_state":
+        return "the state of numpy.random"
+    is_settings = value.kind == "unknown" and re.search(r"^(config|cfg|conf)$", value.label)
+    if is_settings and any(str(dep.key) == "yacs.config.CfgNode" for dep in list_deps(value)):
+        return f"the CfgNode {value.label}"
+    is_object = base.kind in ("model", "optimizer", "scheduler", "criterion") and "by_name" not in base.flags
+    return f"the object {describe(base, base.kind)}" if is_object and value.kind != "state" else ""
+
+
+def _is_written(facts: Facts, save: Save, entry: Entry) -> bool:
+    """Return whether a dict of the module that saves has an entry as it stands: `{"model": model}`."""
+    # `torch.save(model, path)`, `torch.save([model, optimizer], path)`
+    if not entry.name or entry.name.isdigit():
+        return True
+    dicts = facts.nodes(save.event.path, ast.Dict)
+    pairs = [pair for part in dicts for pair in zip(part.keys, part.values, strict=True)]
+    named = [key for key, value in pairs if isinstance(value, ast.Name | ast.Attribute)]
+    return any(isinstance(key, ast.Constant) and key.value == entry.name for key in named)
+
+
+# R601: a state of a wrapped model that is loaded into the bare one, or the other way round
+
+
+def _find_prefixes(facts: Facts) -> Iterator[Finding]:
+    loads = facts.select("load_state")
+    for event in [event for event in loads if event.order <= facts.first_step]:
+        model, given = root(event.value), given_state(event)
+        is_only = all(root(other.value) is not model or other is event for other in loads)
+        # only a state that comes from a file, and as it was saved
+        uses = [use for use in facts.select("set_item", "method") if root(use.value) is root(given)]
+        is_changed = any(use.text not in ("get", "keys", "items", "values") for use in uses)
+        if given.kind not in ("field", "checkpoint") or not is_only or is_changed:
+            continue
+        saves = _list_prefixes(facts, model, given)
+        # one of several branches saves the names that are loaded
+        if saves and all(prefix != event.text for _, prefix in saves):
+            save, prefix = saves[0]
+            where = name_line(save, event)
+            saved, loaded = prefix.partition(":")[2], event.text.partition(":")[2]
+            text = f"{where} saves names of the bare model, and this loads them into one with {loaded}"
+            if saved:
+                text = f"{where} saves names that begin with {saved}, and this loads them into the bare model"
+            # an option often decides whether the model is wrapped, and what is saved
+            yield at(event, "R601", text, value=model, save=save, load=event)
+            return
+
+
+def _list_prefixes(facts: Facts, model: Value, given: Value) -> list[tuple[Event, str]]:
+    """Return the saves of the state of a model that is loaded, and what the names in it begin with."""
+    saves = []
+    for save in facts.training_saves:
+        for entry in [entry for entry in save.entries if entry.owner is model]:
+            flags = root(entry.value).flags
+            is_it = entry.name == (str(given.key) if given.kind == "field" else "")
+            if is_it and "either" not in flags:
+                prefixes = sorted(flag for flag in flags if flag.startswith("prefix:"))
+                saves.append((save.event, "".join(prefixes)))
+    return saves
