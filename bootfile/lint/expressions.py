@@ -56,7 +56,7 @@ class Expressions(Calls):
     def _of_attribute(self, node: ast.Attribute) -> Value:
         owner = self.value(node.value)
         if owner.kind == "module" and isinstance(owner.cls, Module):
-            return owner.cls.names.get(node.attr) or Value("unknown", node.attr)
+            return owner.cls.names.get(node.attr) or self._inner_module(owner, node)
         if owner.kind == "module" and node.attr.lower() in _LARGEST:
             return Value("const", key=_LARGEST[node.attr.lower()], line=node.lineno, loops=tuple(self._loops))
         if owner.kind == "module":
@@ -84,6 +84,13 @@ class Expressions(Calls):
             return Value("method", node.attr, of=owner, cls=method)
         constant = self._find_class_value(base.cls, node.attr) if isinstance(base.cls, Class) else None
         return constant or self._unknown_attribute(owner, base, node)
+
+    def _inner_module(self, owner: Value, node: ast.Attribute) -> Value:
+        """Return a module in a package of the project: `import utils`, `utils.logging.save()`."""
+        path = self.project.find(f"{owner.label}.{node.attr}", 0, self._path())
+        module = self._load(path) if path else None
+        full = f"{owner.label}.{node.attr}"
+        return Value("unknown", node.attr) if module is None else Value("module", full, path, cls=module)
 
     def _unknown_attribute(self, owner: Value, base: Value, node: ast.Attribute) -> Value:
         if base.kind in ("checkpoint", "field"):

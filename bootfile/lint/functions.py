@@ -71,6 +71,7 @@ class Functions(Methods):
             return call.args[0]
         made = self._made_by_call(call.node, call.arguments.values())
         made.key = call.name
+        made.node = call.node if call.name == "open" else None
         # `os.path.join(folder, "last.pt")`: the same file each time
         is_fixed = all(value.kind in ("const", "text") or "fixed" in value.flags for value in call.args)
         # `sorted(files)` and `max(files)` compare texts
@@ -94,6 +95,7 @@ class Functions(Methods):
         made = self._make("range", call.node, call.args)
         zero = Value("const", key=0, line=call.node.lineno)
         made.parts["start"] = call.args[0] if len(call.args) > 1 else zero
+        made.parts["end"] = call.args[min(len(call.args), 2) - 1] if call.args else zero
         return made if call.args else None
 
     def _make_count(self, call: Call) -> Value:

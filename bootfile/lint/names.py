@@ -34,8 +34,8 @@ class Names(Expressions):
         chosen = self._chosen(old, named, keep, name)
         if old is not None and name in frame.shared:
             self._event("set_attribute", Value("module"), {0: named, 1: old}, node, name)
-        elif old is not None:
-            self._event("set_name", chosen, {0: named, 1: old}, node, name)
+        elif old is not None or named.kind in ("field", "shifted"):
+            self._event("set_name", chosen, {0: named, 1: old or Value()}, node, name)
         names[name] = chosen
 
     def _set_attribute(self, target: ast.Attribute, value: Value, node: Any, keep: bool) -> None:

@@ -8,9 +8,17 @@ from bootfile.lint.checkpoints import Entry, Save
 from bootfile.lint.facts import Facts
 from bootfile.lint.known_defects import asks_for_less
 from bootfile.lint.record import Event
+from bootfile.lint.rules_files import is_checkpoint, path_of
+from bootfile.lint.sources import unparse
 from bootfile.lint.table import Finding, at, name_line
 from bootfile.lint.values import Value, list_deps, root
 from bootfile.lint.walk import describe, given_state
+
+_NUMPY = re.compile(r"^numpy\.(nan)?(mean|average|median|array|sum|std|max|min|amax|amin|sqrt|exp|float\d+)$")
+
+_WRITES = re.compile(r"^(write|writelines|writerow|append|print|log)$")
+_IS_NEW = re.compile(r"resum|start|continu|exist|append|load|restor", re.IGNORECASE)
+_TELLS_TIME = re.compile(r"time|datetime|now\b|stamp|\bdate|uuid")
 
 
 def check(facts: Facts) -> Iterator[Finding]:
@@ -18,6 +26,7 @@ def check(facts: Facts) -> Iterator[Finding]:
     if facts.loops and facts.saves and facts.intent:
         yield from _find_refused(facts)
         yield from _find_prefixes(facts)
+        yield from _find_logs(facts)
 
 
 # R506: a checkpoint that torch.load() refuses since PyTorch 2.6
@@ -34,6 +43,8 @@ def _find_refused(facts: Facts) -> Iterator[Finding]:
     # hint: with the release that a list of requirements asks for, all objects are read
     is_old = asks_for_less(facts, "torch", "2.6")
     for save in [save for save in facts.saves if save.event.text == "torch.save"]:
+        if not is_checkpoint(save) and not _is_file_of(save, loads[0]):
+            continue
         for entry in save.entries:
             what = _describe_object(entry)
             if what:
@@ -46,6 +57,29 @@ def _find_refused(facts: Facts) -> Iterator[Finding]:
                 return
 
 
+def _is_file_of(save: Save, load: Event) -> bool:
+    """Return whether a load may read the file of a save: not "optimizer.pt" instead of "arguments.bin"."""
+    written = _list_names(path_of(save.event))
+    read = _list_names(load.args.get(0, Value()))
+    return not written or not read or bool(written & read)
+
+
+def _list_names(path: Value) -> set[str]:
+    """Return the constant names of files in a path."""
+    deps = list_deps(path)
+    texts = [
+        path.key,
+        *[
+            part.value
+            for dep in deps
+            if dep.node
+            for part in ast.walk(dep.node)
+            if isinstance(part, ast.Constant)
+        ],
+    ]
+    return {text for text in texts if isinstance(text, str) and re.search(r"\w\.\w+$", text)}
+
+
 def _describe_object(entry: Entry) -> str:
     """Return what an entry is that is more than tensors and numbers; "" for others."""
     value, base = entry.value, root(entry.value)
@@ -53,11 +87,23 @@ def _describe_object(entry: Entry) -> str:
         return f"the argparse.Namespace {base.label}"
     if value.key == "numpy.random.get_state":
         return "the state of numpy.random"
+    number = _find_numpy(value)
+    if number is not None:
+        return f"a number of NumPy ({number.key}) as {entry.name}"
     is_settings = value.kind == "unknown" and re.search(r"^(config|cfg|conf)$", value.label)
     if is_settings and any(str(dep.key) == "yacs.config.CfgNode" for dep in list_deps(value)):
         return f"the CfgNode {value.label}"
     is_object = base.kind in ("model", "optimizer", "scheduler", "criterion") and "by_name" not in base.flags
     return f"the object {describe(base, base.kind)}" if is_object and value.kind != "state" else ""
+
+
+def _find_numpy(value: Value, depth: int = 0) -> Value | None:
+    """Return the call of NumPy that gives a value, also through max() or a name that holds the best one."""
+    if _NUMPY.search(str(value.key)):
+        return value
+    is_passed = value.key in ("max", "min") or (value.kind == "unknown" and value.of is not None)
+    inner = [_find_numpy(dep, depth + 1) for dep in value.deps] if is_passed and depth < 4 else []
+    return next((one for one in inner if one is not None), None)
 
 
 def _is_written(facts: Facts, save: Save, entry: Entry) -> bool:
@@ -109,3 +155,22 @@ def _list_prefixes(facts: Facts, model: Value, given: Value) -> list[tuple[Event
                 prefixes = sorted(flag for flag in flags if flag.startswith("prefix:"))
                 saves.append((save.event, "".join(prefixes)))
     return saves
+
+
+# R507: a log that each start empties
+
+
+def _find_logs(facts: Facts) -> Iterator[Finding]:
+    writes = [event for event in facts.in_training("method", "call") if _WRITES.search(event.text)]
+    written = {dep for event in writes for dep in facts.list_deps(event.value)}
+    for event in facts.calls(r"(^|\.)(open|FileHandler|basicConfig)$"):
+        mode = event.args.get(1) or event.args.get("mode") or event.args.get("filemode") or Value()
+        is_emptied = mode.kind == "const" and str(mode.key).startswith("w")
+        path = event.args.get(0) or event.args.get("filename") or Value()
+        # a folder of each start, whose name has the time
+        names = " ".join(f"{dep.key} {dep.label}" for dep in facts.list_deps(path))
+        is_new = bool(_TELLS_TIME.search(names) or _IS_NEW.search(event.describe_conditions()))
+        is_log = event.text != "open" or any(dep.node is event.node for dep in written if dep.key == "open")
+        if is_emptied and is_log and not is_new and event.order < facts.first_step:
+            yield at(event, "R507", f"each start empties {unparse(event.node)}, to which the loop writes")
+            return

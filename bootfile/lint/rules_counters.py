@@ -35,7 +35,7 @@ _WORDS = {
     "names": "the name of the checkpoint depends",
     "log": "the log depends",
 }
-_ORDERS = ast.Lt | ast.Gt | ast.LtE | ast.GtE | ast.Eq
+_ORDERS = ast.Lt | ast.Gt | ast.LtE | ast.GtE
 
 
 class Carried(NamedTuple):
@@ -66,6 +66,8 @@ class Use(NamedTuple):
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Yield the findings about counters and best results."""
+    yield from of_a_restart(_find_early(facts), facts)
+    yield from of_a_restart(_find_only_best(facts), facts)
     if facts.saves_all:
         return
     carried = _list_carried(facts)
@@ -78,7 +80,7 @@ def _list_carried(facts: Facts) -> list[Carried]:
     """Return the numbers that the training loops carry, and that begin again at each start."""
     of_start: dict[Value, list[Event]] = {}
     for event in facts.in_training(*_SETS):
-        start = _first_of(event.args[1])
+        start = _first_of(event)
         # a name of a function that the loop calls is a new one at each call
         is_local = event.name == "set_name" and len(event.functions) > event.loops[0].calls
         is_outer = values.is_start(start) and not any(loop in facts.loops for loop in start.loops)
@@ -94,10 +96,11 @@ def _list_carried(facts: Facts) -> list[Carried]:
     return [Carried(start, sets) for start, sets in of_start.items()]
 
 
-def _first_of(value: Value) -> Value:
+def _first_of(event: Event) -> Value:
     """Return what a number was before the loops that change it."""
+    value, name = event.args[1], _last(event.text)
     for _ in range(6):
-        is_changed = value.kind in ("counter", "shifted", "unknown") and value.of is not None
+        is_changed = value.kind in ("counter", "shifted", "unknown") and _last(value.label) == name
         value = value.of if is_changed and value.of is not None else value
     return value
 
@@ -116,11 +119,11 @@ def _find_best(facts: Facts, carried: list[Carried]) -> Iterator[Finding]:
     writes += [event for event in facts.calls(_COPIES) if facts.is_in_training(event)]
     for one in carried:
         name = one.name
-        results = [event for event in one.sets if _is_result(facts, event.args[0])]
+        results = [event for event in one.sets if _keeps_best(facts, event, one.start)]
         event = results[0] if results else None
         if event is None or _is_of_first_stage(facts, event) or not _decides(facts, one.start, writes):
             continue
-        if _is_value_restored(facts, name, is_best=True):
+        if _is_value_restored(facts, one, is_best=True):
             continue
         holders = [save for save in facts.saves if any(_last(name) in entry.key for entry in save.entries)]
         where = "and not in the checkpoint"
@@ -131,7 +134,46 @@ def _find_best(facts: Facts, carried: list[Carried]) -> Iterator[Finding]:
         yield at(event, "R108", message, value=one.start, save=[save.event for save in holders])
 
 
-def _is_result(facts: Facts, value: Value) -> bool:
+def _find_only_best(facts: Facts) -> Iterator[Finding]:
+    """Find a script that saves only when a result is better than the one before, whatever its start."""
+    saves = [save.event for save in facts.training_saves]
+    pairs = [(event, _first_of(event)) for event in facts.in_training(*_SETS) if event.args[1].label]
+    olds = {old for event, old in pairs if _keeps_best(facts, event, old)}
+    tests = [test.value for save in saves for test in _conditions_within(save)]
+    # `if epoch % 10 == 0 or is_best`
+    is_regular = any(dep.kind == "modulo" for test in tests for dep in facts.list_deps(test))
+    is_best = all(any(_decides(facts, old, [save]) for old in olds) for save in saves)
+    if saves and is_best and not is_regular and not facts.saves_all:
+        yield at(saves[0], "R704", "a checkpoint is saved only when a result improves", save=saves[0])
+
+
+def _find_early(facts: Facts) -> Iterator[Finding]:
+    """Find a checkpoint that has the best result before that of the epoch is compared with it."""
+    trained = facts.in_training("step", "backward")
+    for event in facts.in_training(*_SETS):
+        old = event.args[1]
+        is_best = bool(old.label) and _keeps_best(facts, event, old) and not facts.is_own_state(old)
+        for save in facts.training_saves if is_best else ():
+            is_before = trained[-1].order < save.event.order < event.order and save.event.loops == event.loops
+            if is_before and any(entry.value is old for entry in save.entries):
+                where = name_line(save.event, event)
+                message = f"{where} saves {event.text} before it gets the result of the epoch"
+                yield at(event, "R108", message, value=old, save=[save.event])
+                return
+
+
+def _keeps_best(facts: Facts, event: Event, start: Value) -> bool:
+    """Return whether an assignment keeps the better one of two results: `if acc > best: best = acc`, `best =
+    max(acc, best)`, `history.append(acc)`."""
+    new = event.args[0]
+    # a function that returns the better one has the test in it
+    tests = [new, *[test.value for test in _conditions_within(event)]]
+    is_tested = any(_is_compared(facts, start, test) for test in tests)
+    is_extreme = _EXTREME.search(str(new.key)) is not None and start in facts.list_deps(new)
+    return (is_tested or is_extreme or start.kind == "list") and is_result(facts, new)
+
+
+def is_result(facts: Facts, value: Value) -> bool:
     """Return whether a value comes from what the training computes, and not from counters, options or the
     clock."""
     deps = facts.list_deps(value)
@@ -157,13 +199,14 @@ def _decides(facts: Facts, start: Value, writes: list[Event]) -> bool:
 
 def _is_compared(facts: Facts, start: Value, value: Value) -> bool:
     """Return whether a test compares a number, or the smallest or largest of a list, with another one."""
-    compared = [dep for dep in facts.list_deps(value) if dep.kind == "compared"]
-    ordered = [facts.list_deps(dep) for dep in compared if isinstance(dep.node.ops[0], _ORDERS)]
-    is_list = start.kind == "list"
-    return any(
-        start in deps and (not is_list or any(_EXTREME.search(str(dep.key)) for dep in deps))
-        for deps in ordered
-    )
+    for compared in [dep for dep in facts.list_deps(value) if dep.kind == "compared"]:
+        deps = facts.list_deps(compared)
+        is_extreme = any(_EXTREME.search(str(dep.key)) for dep in deps)
+        # `if loss == min(losses)`
+        is_ordered = isinstance(compared.node.ops[0], _ORDERS) or is_extreme
+        if start in deps and is_ordered and (start.kind != "list" or is_extreme):
+            return True
+    return False
 
 
 def _is_of_first_stage(facts: Facts, event: Event) -> bool:
@@ -179,13 +222,16 @@ def _last(name: str) -> str:
 
 
 def _is_value_restored(
-    facts: Facts, name: str, is_best: bool = False, others: AbstractSet[str] = frozenset()
+    facts: Facts, one: Carried, is_best: bool = False, others: AbstractSet[str] = frozenset()
 ) -> bool:
     """Return whether a name gets a value of a checkpoint anywhere. is_best: the checkpoint may call it by
     another name for the best result. others: keys of other numbers."""
-    last = _last(name)
+    last = _last(one.name)
     sets = [event for event in facts.select(*_SETS) if not facts.is_in_training(event)]
-    if any(_last(event.text) == last and values.is_restored(event.args[0]) for event in sets):
+    restored = [event for event in sets if _last(event.text) == last and values.is_restored(event.args[0])]
+    # the same name in another function is another one
+    here = [event.functions for event in one.sets if event.name == "set_name"]
+    if any(event.name != "set_name" or not here or event.functions in here for event in restored):
         return True
     # the script reads an entry of nearly the same name, and what it does with it is not followed
     reads = {event.value for event in facts.select("read")}
@@ -250,16 +296,20 @@ def _list_ends(event: Event) -> Iterator[Use]:
 def _matters(facts: Facts, one: Carried, use: Use) -> bool:
     """Return whether the training depends on a number by a use of this kind."""
     sets = [event for event in one.sets if find_counted(event.node) is None]
+    sets = [event for event in sets if not values.is_restored(event.args[0]) or event.args[0].kind == "loop"]
     # early stopping sets its number back, or to the epoch of the best result, at some times only
     is_set_back = bool(sets) and all(_conditions_within(event) for event in sets)
-    is_flag = not one.is_counter and all(event.args[0].kind in ("const", "none") for event in sets)
+    is_number = one.is_counter or any(event.args[0].kind in values.NUMBERS for event in sets)
     if use.kind in ("stop", "end") and not _is_compared(facts, one.start, use.given):
         return False
     if use.kind == "stop":
-        return is_set_back and not is_flag
-    if use.kind in ("end", "names", "log"):
-        return one.is_counter and not sets
-    return True
+        return is_set_back and is_number
+    if use.kind == "end":
+        # the epochs of one start, beside the number of all
+        loops = {loop for event in one.sets for loop in event.loops if find_counted(event.node) is not None}
+        is_beside = any(values.is_restored(loop.start) for loop in loops if loop.start and len(loops) == 1)
+        return one.is_counter and not sets and not is_beside
+    return use.kind in ("rate", "order") or (one.is_counter and not sets)
 
 
 def _has_offset(facts: Facts, use: Use, one: Carried) -> bool:
@@ -275,7 +325,7 @@ def _may_come_back(facts: Facts, one: Carried, use: Use) -> bool:
         dep for loop in facts.loops for dep in facts.list_deps(loop.start or Value()) if dep.kind == "field"
     ]
     others = {str(dep.key) for dep in starts if dep.key is not None} if use.kind == "order" else set()
-    if _is_value_restored(facts, one.name, others=others):
+    if _is_value_restored(facts, one, others=others):
         return True
     # `while step >= milestones[index]: index += 1` catches up
     loops = [event for event in facts.in_training("test") if isinstance(event.node, ast.While)]

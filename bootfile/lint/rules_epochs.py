@@ -3,11 +3,14 @@
 import ast
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from bootfile.lint import values
 from bootfile.lint.checkpoints import Save
 from bootfile.lint.facts import Facts, of_a_restart
 from bootfile.lint.record import Event
+from bootfile.lint.rules_counters import is_result
+from bootfile.lint.rules_files import is_checkpoint, varies
 from bootfile.lint.sources import unparse
 from bootfile.lint.table import Finding, at, name_line
 from bootfile.lint.values import Loop, Value, kind_of, list_deps, root
@@ -15,6 +18,8 @@ from bootfile.lint.walk import describe, is_constant
 
 _COUNTS = re.compile(r"step|iter|epoch|batch|^it$|^i$", re.IGNORECASE)
 _NUMBER = re.compile("epoch|step|iter|progress|state")
+_ORDERS = ast.Lt | ast.Gt | ast.LtE | ast.GtE
+_CHOSEN = ("option", "args", "loop")
 _READS_ENTRY = re.compile(r"\[['\"]|\.get\(")
 _SETS_ORDER = r"manual_seed|seed_everything|set_seed|set_rng_state|set_epoch|random\.seed"
 
@@ -22,7 +27,11 @@ _SETS_ORDER = r"manual_seed|seed_everything|set_seed|set_rng_state|set_epoch|ran
 def check(facts: Facts) -> Iterator[Finding]:
     """Yield the findings about epochs and the batches that a restart skips."""
     yield from of_a_restart(_find_wrong_epoch(facts), facts)
+    yield from of_a_restart(_find_planned(facts), facts)
+    yield from of_a_restart(_find_wrong_step(facts), facts)
     yield from of_a_restart(_find_first_epoch(facts), facts)
+    yield from of_a_restart(_find_moved_end(facts), facts)
+    yield from of_a_restart(_find_within(facts), facts)
     yield from of_a_restart(_find_skips(facts), facts)
 
 
@@ -82,25 +91,74 @@ def _judge(facts: Facts, loop: Loop, save: Save, total: int) -> str:
     return ""
 
 
+def _find_planned(facts: Facts) -> Iterator[Finding]:
+    """Find a checkpoint whose number of the epoch is that of the last one that is planned."""
+    for loop in facts.loops:
+        start, _ = _split(loop.start or Value())
+        key = start.key if start is not None and start.kind == "field" else None
+        for save in facts.training_saves if key is not None else ():
+            numbers = [entry.value for entry in save.entries if entry.name == str(key)]
+            ends = facts.list_deps(loop.iterated or Value()) - facts.list_deps(loop.start or Value())
+            if numbers and numbers[0].kind == "option" and numbers[0] in ends:
+                message = f"{name_line(save.event, loop)} saves the number of all epochs as that of this one"
+                yield at(loop, "R301", message, value=start, save=save.event)
+                return
+
+
+def _find_wrong_step(facts: Facts) -> Iterator[Finding]:
+    """Find a counter that a checkpoint has before the step that it follows is counted."""
+    for counter in facts.tracer.counters:
+        start, added = _split(counter.of or Value())
+        counts = [one for one in facts.in_training("set_name", "set_attribute") if one.args[0] is counter]
+        counts = [one for one in counts if isinstance(one.node, ast.AugAssign | ast.Assign)]
+        if start is None or start.kind != "field" or len({one.line for one in counts}) != 1:
+            continue
+        count = counts[-1]
+        steps = [one for one in facts.in_training("step") if one.loops == count.loops]
+        steps = [
+            one for one in steps if kind_of(one.value) == "optimizer" and one.conditions == count.conditions
+        ]
+        for save in facts.training_saves if steps else ():
+            pairs = [(entry.name, *_split(entry.value)) for entry in save.entries]
+            offsets = [
+                offset for name, number, offset in pairs if number is counter and name == str(start.key)
+            ]
+            is_early = steps[-1].order < save.event.order < count.order and save.event.loops == count.loops
+            if offsets and is_early and offsets[0] + added == 0:
+                where = name_line(save.event, count)
+                message = (
+                    f"{counter.label} is counted after {where} has saved it: a restart does this step again"
+                )
+                yield at(count, "R301", message, value=start, save=save.event)
+                return
+
+
 # R302: a loop that begins with its first epoch after a restart
 
 
 def _find_first_epoch(facts: Facts) -> Iterator[Finding]:
-    is_followed = not facts.restores_all or facts.is_accelerated
-    if not is_followed or facts.intent != "optimizer" or len(facts.loops) != 1 or not facts.training_saves:
-        return
-    loop = facts.loops[0]
-    # `for epoch in range(...)` from a constant: a loop that begins with a variable may be restored
-    if loop.start is None or not _counts_from_constant(loop) or _finds_its_place(facts, loop):
-        return
     loads = [*facts.loaded.values(), *facts.calls("^load_state$")]
-    message = f"the loop begins with {loop.start.key} at each start"
-    if loads:
+    if (facts.restores_all and not facts.is_accelerated) or not loads:
+        return
+    for loop in facts.loops:
+        saves = [save for save in facts.training_saves if save.event.loops[0] is loop]
+        # of several loops, that of the objects that are loaded
+        stepped = {
+            root(event.value) for event in facts.select("step") if event.loops and event.loops[0] is loop
+        }
+        is_of_load = len(facts.loops) == 1 or bool(stepped & facts.loaded.keys())
+        # `for epoch in range(...)` from a constant: a loop that begins with a variable may be restored
+        is_first = (
+            loop.start is not None and _counts_from_constant(loop) and not _finds_its_place(facts, loop)
+        )
+        if not saves or not is_of_load or not is_first or loop.start is None:
+            continue
         last = max(loads, key=lambda event: event.order)
-        message += f", also after {name_line(last, loop)} has loaded a checkpoint"
-    # without the number in the checkpoint, the script may have another way to know it
-    saved = {dep for save in facts.training_saves for entry in save.entries for dep in list_deps(entry.value)}
-    yield at(loop, "R302", message, loop.value not in saved, value=loop.value, load=loads)
+        message = f"the loop begins with {loop.start.key} at each start, also after "
+        message += f"{name_line(last, loop)} has loaded a checkpoint"
+        # without the number in the checkpoint, the script may have another way to know it
+        saved = {dep for save in saves for entry in save.entries for dep in list_deps(entry.value)}
+        yield at(loop, "R302", message, loop.value not in saved, value=loop.value, load=loads)
 
 
 def _counts_from_constant(loop: Loop) -> bool:
@@ -147,6 +205,71 @@ def _adds_offset(loop: Loop) -> bool:
     pairs = [pair for part in sums for pair in ((part.left, part.right), (part.right, part.left))]
     variables = ast.Name | ast.Attribute | ast.Subscript
     return any(unparse(one) == number and isinstance(other, variables) for one, other in pairs)
+
+
+# R310: an end that moves with the beginning
+
+
+def _find_moved_end(facts: Facts) -> Iterator[Finding]:
+    """Find `for epoch in range(start, start + epochs)`."""
+    for loop in facts.loops:
+        end = root(loop.iterated or Value()).parts.get("end", Value())
+        sums = [dep for dep in facts.list_deps(end) if isinstance(getattr(dep.node, "op", None), ast.Add)]
+        is_moved = any(len(dep.deps) > 1 and values.is_restored(dep) for dep in sums)
+        # the same with a constant, of which more than one is added
+        first, added = _split(end)
+        is_moved = is_moved or (added > 1 and first in facts.list_deps(loop.start or Value()))
+        if is_moved and loop.start is not None and values.is_restored(loop.start):
+            message = "each restart trains all epochs again: the end of the loop moves with its beginning"
+            yield at(loop, "R310", message, value=loop.start)
+
+
+# R303: a checkpoint within an epoch
+
+
+def _find_within(facts: Facts) -> Iterator[Finding]:
+    """Find a checkpoint between two batches, with which a restart begins an epoch at its first batch."""
+    skips: list[Any] = [
+        *_list_skips(facts),
+        *facts.calls(r"islice$|skip|fast_forward|advance|state_dict_loader"),
+    ]
+    # `if waiting > 0: waiting -= 1; continue`
+    for event in facts.in_training("test"):
+        is_skip = isinstance(getattr(event.node, "body", [None])[-1], ast.Continue)
+        deps = facts.list_deps(event.value) if is_skip else set()
+        is_counted = any(dep.kind in ("counter", "field") or "restored" in dep.flags for dep in deps)
+        skips += [event] if is_counted and not any(dep.kind == "modulo" for dep in deps) else []
+    loaded = {value.kind for value in facts.loaded} & {"loader", "sampler", "dataset"}
+    if facts.restores_all or skips or loaded or facts.imports(r"(^| )(torchdata|bootfile)\b"):
+        return
+    for save in facts.training_saves:
+        event = save.event
+        steps = [step for step in facts.in_training("step", "backward") if step.loops[:2] == event.loops[:2]]
+        inner = event.loops[1].iterated if len(event.loops) > 1 else None
+        # the last batch of an epoch is its end
+        is_last = any("len(" in test.text or "last" in test.text for test in event.conditions)
+        read = facts.list_deps(inner) if inner is not None else set()
+        is_data = any(kind_of(value) in ("loader", "dataset") for value in read)
+        # the file that is loaded has one name, and this one has others
+        loads = {dep for load in facts.restart_loads() for dep in facts.list_deps(load.args.get(0, Value()))}
+        is_other = varies(facts, save) and not any(
+            dep.kind in _CHOSEN or "listing" in dep.flags for dep in loads
+        )
+        # that of the best result is not the one of a restart
+        tests = [test.value for test in event.conditions[event.loops[0].depth :]]
+        compared = [dep for test in tests for dep in facts.list_deps(test) if dep.kind == "compared"]
+        ordered = [dep for dep in compared if isinstance(dep.node.ops[0], _ORDERS)]
+        is_best = any(is_result(facts, dep) for dep in ordered)
+        if not steps or not is_data or is_last or is_other or is_best or not is_checkpoint(save):
+            continue
+        start, added = _split(event.loops[0].start or Value())
+        message = "a restart from a checkpoint within an epoch begins an epoch with its first batch"
+        if start is not None and start.kind == "field" and added == 1:
+            message = (
+                "a restart from a checkpoint within an epoch begins with the next one: the rest is left out"
+            )
+        yield at(event, "R303", message, save=event)
+        return
 
 
 # R305: batches that are skipped in an order that is not the one before the restart

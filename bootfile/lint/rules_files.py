@@ -22,6 +22,7 @@ _OF_RANK = re.compile("rank|process|gpu|device", re.IGNORECASE)
 _PADS = re.compile(r":0\d|%0\d|zfill|strftime|isoformat|timestamp")
 _NUMBERED = re.compile(r"\{\w*(epoch|step|iter|number|n_iter|\bi\b)\w*\}|%d|%s|str\(\w*(epoch|step|iter)")
 _CHOICES = ast.Eq | ast.NotEq | ast.In | ast.NotIn
+_WRITES = ("torch.save", "pickle.dump")
 _EXISTS = re.compile(r"exists\(|is_?file\(")
 _CHANGES_ORDER = re.compile(r"^(int|float|natsorted|\w+_?sort\w*|sort_\w+)$")
 
@@ -64,17 +65,29 @@ def _path_nodes(event: Event) -> list[ast.AST]:
 
 def _find_in_place(facts: Facts) -> Iterator[Finding]:
     saves = [save for save in facts.training_saves if not _is_single(save) and not _is_renamed(facts, save)]
-    fixed = [save for save in saves if not _varies(facts, save)]
-    numbered = [save for save in saves if save not in fixed and is_checkpoint(save)]
+    saves = [save for save in saves if "os.name" not in save.event.describe_conditions()]
+    fixed = [save for save in saves if not varies(facts, save)]
+    others = [save for save in saves if save not in fixed]
+    numbered = [save for save in others if is_checkpoint(save)]
     loads = [load for load in facts.restart_loads() if _takes_newest(facts, load)]
+    # `copyfile(f"{epoch}.pt", "best.pt")`
+    paths = [path_of(save.event) for save in numbered]
+    copies = [event for event in facts.calls(r"(^|\.)copy(file|2)?$") if facts.is_in_training(event)]
+    copies = [
+        event for event in copies if event.args.get(0) in paths and not _moves(facts, event.args.get(1))
+    ]
     if fixed:
         event = max(fixed, key=lambda save: (is_checkpoint(save), len(save.entries))).event
         name = unparse(path_node(event)) or "the same file each time"
         text = "the checkpoint is written over the one before it, which a kill during the write destroys"
         # each epoch may have another file
         yield at(event, "R501", f"{text}: {name}", bool(numbered), save=event, value=path_of(event))
-    elif numbered and loads and not any(_is_of_rank(save.event) for save in numbered):
-        event = numbered[0].event
+    elif copies:
+        name = unparse(copies[0].node)
+        text = f"a copy is written over the one before it, which a kill during the write destroys: {name}"
+        yield at(copies[0], "R501", text, True, save=copies[0])
+    elif others and loads and not any(_is_of_rank(save.event) for save in others):
+        event = (numbered or others)[0].event
         where = name_line(loads[0], event)
         text = f"a kill during the write leaves a part of a file, which {where} takes as the newest one"
         yield at(event, "R501", text, save=event, load=loads[0])
@@ -84,6 +97,12 @@ def _takes_newest(facts: Facts, load: Event) -> bool:
     """Return whether a load chooses its file in a folder by itself."""
     deps = [dep for value in load.args.values() for dep in facts.list_deps(value)]
     # `for number in range(999, 0, -1): if os.path.isfile(name): load(name)`
+    # what a part of a file raises may be handled
+    tries = [
+        node for node in facts.nodes(load.path, ast.Try) if node.lineno <= load.line <= (node.end_lineno or 0)
+    ]
+    if tries:
+        return False
     is_found = bool(load.loops) and not facts.is_in_training(load)
     is_searched = is_found and any(_EXISTS.search(test.text) for test in load.conditions)
     return is_searched or any("listing" in dep.flags for dep in deps)
@@ -106,11 +125,12 @@ def _is_renamed(facts: Facts, save: Save) -> bool:
     return False
 
 
-def _varies(facts: Facts, save: Save) -> bool:
+def varies(facts: Facts, save: Save) -> bool:
     """Return whether each save of a run has another file, as far as that is known."""
     path = path_of(save.event)
     # a path that is not known, or a call that may choose the name of the file itself
-    if path.kind == "none" or save.event.text not in ("torch.save", "save", "pickle.dump"):
+    is_known = save.event.text in _WRITES or save.event.value.key in ("Accelerator", "Fabric")
+    if path.kind == "none" or not is_known:
         return True
     deps = facts.list_deps(path)
     is_unknown = (
@@ -121,6 +141,10 @@ def _varies(facts: Facts, save: Save) -> bool:
         or any(_changes(facts, dep) for dep in deps)
         or any(map(_names_step, _path_nodes(save.event)))
     )
+
+
+def _moves(facts: Facts, path: Value | None) -> bool:
+    return path is None or any(_changes(facts, dep) for dep in facts.list_deps(path))
 
 
 def _changes(facts: Facts, value: Value) -> bool:

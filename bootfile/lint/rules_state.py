@@ -12,7 +12,7 @@ from bootfile.lint.record import Event
 from bootfile.lint.sources import unparse
 from bootfile.lint.table import Finding, at, name_line
 from bootfile.lint.values import Value, kind_of, list_deps, root
-from bootfile.lint.walk import describe, is_constant, list_parameter_owners
+from bootfile.lint.walk import describe, given_state, is_constant, list_parameter_owners
 
 _EPOCH_NAME = re.compile(r"(epoch|iter|iteration|step)s?\W*$", re.IGNORECASE)
 _CONTINUES = re.compile("resum|restart|continue", re.IGNORECASE)
@@ -38,6 +38,7 @@ class Kind(NamedTuple):
 def check(facts: Facts) -> Iterator[Finding]:
     """Yield the findings about state."""
     yield from of_a_restart(_find_missing(facts), facts)
+    yield from of_a_restart(_find_apex(facts), facts)
     yield from of_a_restart(_find_not_loaded(facts), facts)
     yield from of_a_restart(_find_modules(facts), facts)
     yield from _check_exact(facts)
@@ -56,6 +57,16 @@ def _find_missing(facts: Facts) -> Iterator[Finding]:
         # a restart loads the optimizer, or another file has it, as the one after the last epoch
         is_elsewhere = value in facts.loaded or any(value in other.owners() for other in facts.saves)
         yield describe_missing(value, event, save.event, is_elsewhere and kind == "optimizer")
+
+
+def _find_apex(facts: Facts) -> Iterator[Finding]:
+    """Find the loss scale of apex, which amp.state_dict() has."""
+    scaled = [event for event in facts.calls(r"(^|\.)scale_loss$") if facts.is_in_training(event)]
+    is_kept = bool(facts.calls(r"amp\.state_dict$")) or facts.saves_all or not facts.imports("apex")
+    if scaled and facts.fullest_save is not None and not is_kept:
+        save = facts.fullest_save.event
+        text = f"the loss scale of apex is not in the checkpoint that {name_line(save, scaled[0])} saves"
+        yield at(scaled[0], "R104", text, save=save)
 
 
 def describe_missing(value: Value, event: Event, save: Event, is_hint: bool = False) -> Finding:
@@ -102,9 +113,13 @@ def _follows_epoch(facts: Facts, scheduler: Value) -> bool:
     made = [event.value for event in facts.select("create") if event.value.kind == "scheduler"]
     # also if another branch of the script makes it
     of_name = [one for one in made if one.label and one.label == scheduler.label]
-    is_placed = any(one.options.keys() & _PLACE for one in (scheduler, *of_name))
+    places = [one.options[key] for one in (scheduler, *of_name) for key in one.options.keys() & _PLACE]
+    # `last_epoch=-1` is a new schedule
+    places = [place for place in places if place.kind != "const"]
+    is_placed = any(not _counts_epochs(facts, scheduler, place) for place in places)
     # LambdaLR with a function of the restored epoch
-    if is_placed or any(reads_restored(given) for number, given in scheduler.options.items() if number != 0):
+    others = [given for number, given in scheduler.options.items() if number not in (0, *_PLACE)]
+    if is_placed or any(map(reads_restored, others)):
         return True
     steps = [event for event in facts.select("step") if root(event.value) is scheduler]
     # one of several schedulers, of which the others get the epoch
@@ -114,6 +129,14 @@ def _follows_epoch(facts: Facts, scheduler: Value) -> bool:
     sets = [event for event in facts.select("set_attribute") if event.text in _SET_PLACE]
     is_set = any(root(event.value) is scheduler for event in sets)
     return is_set or any(_steps_to_epoch(facts, event) for event in steps)
+
+
+def _counts_epochs(facts: Facts, scheduler: Value, place: Value) -> bool:
+    """Return whether the place of a schedule is a number of epochs, although each batch steps it."""
+    steps = [event for event in facts.in_training("step") if root(event.value) is scheduler]
+    starts = [dep for loop in facts.loops for dep in list_deps(loop.start or Value()) if dep.kind == "field"]
+    is_epoch = place.kind in ("field", "shifted") and bool(list_deps(place) & set(starts))
+    return is_epoch and bool(steps) and all(len(event.loops) > 1 for event in steps)
 
 
 def _gets_epoch(event: Event) -> bool:
@@ -126,7 +149,9 @@ def _steps_to_epoch(facts: Facts, event: Event) -> bool:
     """Return whether a step of a scheduler does not depend on the steps before it."""
     # steps before the training bring the schedule to its place
     if not facts.is_in_training(event):
-        return bool(event.loops) or event.order < facts.first_step
+        ends = [root(loop.iterated or Value()).parts.get("end", Value()) for loop in event.loops]
+        is_other = any(_counts_epochs(facts, root(event.value), end) for end in ends)
+        return not is_other and (bool(event.loops) or event.order < facts.first_step)
     given = {dep for argument in event.args.values() for dep in list_deps(argument)}
     is_told = any(dep.kind in ("loop", "counter", "shifted") for dep in given)
     # a warm-up that ends after the first epochs
@@ -182,10 +207,26 @@ def _find_not_loaded(facts: Facts) -> Iterator[Finding]:
 def _comes_back(facts: Facts, value: Value) -> bool:
     """Return whether an object gets its state, needs none, or whether the script reads its entry."""
     names = [entry.name for save in facts.saves for entry in save.entries if entry.owner is value]
-    is_loaded = any(other.kind == value.kind and other.label == value.label for other in facts.loaded)
+    created = [event for event in facts.select("create") if event.value is value and not event.conditions]
+    made = max((event.order for event in created), default=0)
+    name = (value.kind, value.label)
+    of_name = [event for other, event in facts.loaded.items() if (other.kind, other.label) == name]
     is_placed = value.kind == "scheduler" and _follows_epoch(facts, value)
-    is_known = value in facts.loaded or value in facts.escaped or is_loaded or is_placed
-    return is_known or any(map(facts.is_read, names))
+    # it is made again after the object of its name was loaded, or loaded from an entry that no file has
+    is_lost = bool(of_name) and made > max(event.order for event in of_name)
+    is_lost = is_lost or (value in facts.loaded and _is_misread(facts, value, names))
+    if is_placed or value in facts.escaped or is_lost:
+        return is_placed or value in facts.escaped
+    return bool(of_name) or value in facts.loaded or any(map(facts.is_read, names))
+
+
+def _is_misread(facts: Facts, value: Value, names: list[str]) -> bool:
+    """Return whether an object is loaded from an entry that no checkpoint has."""
+    given = given_state(facts.loaded[value])
+    written = {part for save in facts.saves for entry in save.entries for part in entry.key.split(".")}
+    is_open = any(save.is_open for save in facts.saves) or facts.saves_all
+    is_entry = given.kind == "field" and isinstance(given.key, str) and given.of is not None
+    return is_entry and not is_open and bool(names) and all(names) and given.key not in written
 
 
 # Modules that are trained, such as a criterion with weights
