@@ -154,7 +154,7 @@ def _changes(facts: Facts, value: Value) -> bool:
         return value.kind != "loop" or is_here
     # a function that is not known may return another name each time; join() does not
     is_opaque = "from_call" in value.flags and value.node is None
-    is_opaque = is_opaque and not value.flags & {"fixed"} and not _JOINS.search(str(value.key))
+    is_opaque = is_opaque and not value.flags & {"fixed", "joined"} and not _JOINS.search(str(value.key))
     return is_here and ("element" in value.flags or is_opaque)
 
 
