@@ -73,7 +73,8 @@ class Calls(Functions):
             return known
         made = self._made_by_call(call.node, [call.called, *call.arguments.values()])
         made.flags |= {"listing"} if call.name in LISTINGS else set()
-        made.node = call.node if call.name == "format" else None
+        made.node = call.node if call.name in ("format", "open") else None
+        made.key = call.name if call.name == "open" else None
         made.flags |= {"joined"} if call.name in _JOINS else set()
         return made
 

@@ -78,13 +78,15 @@ def last_part(name: str) -> str:
     return re.split(r"[.\[]", name.rstrip("]"))[-1].strip("'\"")
 
 
-def is_compared(facts: Facts, start: Value, value: Value) -> bool:
-    """Return whether a test compares a number, or the smallest or largest of a list, with another one."""
+def is_compared(facts: Facts, start: Value, value: Value, is_equal: bool = False) -> bool:
+    """Return whether a test compares a number, or the smallest or largest of a list, with another one.
+    is_equal: `counter == limit` is such a test, too."""
     for compared in [dep for dep in facts.list_deps(value) if dep.kind == "compared"]:
         deps = facts.list_deps(compared)
         is_extreme = any(EXTREME.search(str(dep.key)) for dep in deps)
         # `if loss == min(losses)`
         is_ordered = isinstance(compared.node.ops[0], _ORDERS) or is_extreme
+        is_ordered = is_ordered or (is_equal and isinstance(compared.node.ops[0], ast.Eq))
         if start in deps and is_ordered and (start.kind != "list" or is_extreme):
             return True
     return False

@@ -38,9 +38,9 @@ def _find_best(facts: Facts, carried: list[Carried]) -> Iterator[Finding]:
     writes = [save.event for save in facts.training_saves]
     writes += [event for event in facts.calls(_COPIES) if facts.is_in_training(event)]
     for one in carried:
-        name = one.name
         results = [event for event in one.sets if _keeps_best(facts, event, one.start)]
         event = results[0] if results else None
+        name = one.name if event is None or one.start.kind == "list" else event.text
         if event is None or _is_of_first_stage(facts, event) or not _decides(facts, one.start, writes):
             continue
         if is_restored(facts, one, is_best=True):

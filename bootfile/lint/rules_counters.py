@@ -7,7 +7,15 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from bootfile.lint import values
-from bootfile.lint.carried import OFFSET, Carried, conditions_within, is_compared, is_restored, list_carried
+from bootfile.lint.carried import (
+    OFFSET,
+    SETS,
+    Carried,
+    conditions_within,
+    is_compared,
+    is_restored,
+    list_carried,
+)
 from bootfile.lint.facts import Facts, of_a_restart
 from bootfile.lint.record import Event
 from bootfile.lint.rules_files import path_of
@@ -17,6 +25,7 @@ from bootfile.lint.values import Value
 
 _SETS_RATE = re.compile(r"\[['\"]lr['\"]\]$")
 _OBJECTS = ("state", "optimizer", "model", "scheduler")
+_FILES = r"(^|\.)(savez?|savetxt|savemat|dumps?|DataFrame|to_csv|writerows?|scatter|plot(_\w+)?)$"
 _LOGS = re.compile(r"add_scalars?$|(^|\.)log(_metrics)?$")
 # how the training uses a number -> the words of the finding; the first that fits is reported
 _WORDS = {
@@ -26,6 +35,7 @@ _WORDS = {
     "end": "the end of the training depends",
     "names": "the name of the checkpoint depends",
     "log": "the log depends",
+    "figures": "a file of all epochs depends",
 }
 
 
@@ -50,18 +60,24 @@ def _find_counters(facts: Facts, carried: list[Carried]) -> Iterator[Finding]:
     events = facts.in_training("test", "method", "call", "set_item")
     uses = [use for event in events for use in _list_uses(event)]
     uses += [Use("names", save.event, path_of(save.event)) for save in facts.training_saves]
+    # `np.save("losses.npy", losses)`
+    writes = [event for event in facts.calls(_FILES) if event.order > facts.first_step]
+    uses += [Use("figures", event, value) for event in writes for value in event.args.values()]
+    is_told = False
     for one in carried:
         used = [use for use in uses if one.start in facts.list_deps(use.given) and _matters(facts, one, use)]
         used = [use for use in used if not _has_offset(facts, use, one)]
         if not used:
             continue
         first = min(used, key=lambda use: list(_WORDS).index(use.kind))
-        if _may_come_back(facts, one, first):
+        is_figure = first.kind == "figures"
+        if _may_come_back(facts, one, first) or (is_figure and (is_told or _has_values(facts, one))):
             continue
+        is_told = is_told or is_figure
         where = "begins again at each start and is not in the checkpoint"
         message = f"{one.name} {where}, but {_WORDS[first.kind]} on it"
         # a schedule may have another way to find its place
-        is_hint = first.kind == "log" or (first.kind == "rate" and one.is_counter)
+        is_hint = first.kind in ("log", "figures") or (first.kind == "rate" and one.is_counter)
         counter = next((event.value for event in one.sets if event.value.kind == "counter"), one.start)
         yield at(one.sets[0], "R107", message, is_hint, value=counter, use=first.event)
 
@@ -96,7 +112,7 @@ def _matters(facts: Facts, one: Carried, use: Use) -> bool:
     # early stopping sets its number back, or to the epoch of the best result, at some times only
     is_set_back = bool(sets) and all(conditions_within(event) for event in sets)
     is_number = one.is_counter or any(event.args[0].kind in values.NUMBERS for event in sets)
-    if use.kind in ("stop", "end") and not is_compared(facts, one.start, use.given):
+    if use.kind in ("stop", "end") and not is_compared(facts, one.start, use.given, one.is_counter):
         return False
     if use.kind == "stop":
         return is_set_back and is_number
@@ -105,7 +121,15 @@ def _matters(facts: Facts, one: Carried, use: Use) -> bool:
         loops = {loop for event in one.sets for loop in event.loops if find_counted(event.node) is not None}
         is_beside = any(values.is_restored(loop.start) for loop in loops if loop.start and len(loops) == 1)
         return one.is_counter and not sets and not is_beside
+    if one.start.kind == "list":
+        return use.kind == "figures"
     return use.kind in ("rate", "order") or (one.is_counter and not sets)
+
+
+def _has_values(facts: Facts, one: Carried) -> bool:
+    """Return whether another branch gives the name of a list values, such as those of a file."""
+    sets = [event for event in facts.select(*SETS) if event.text.rpartition(".")[2] == one.name]
+    return any(event.args[0] is not one.start for event in sets)
 
 
 def _has_offset(facts: Facts, use: Use, one: Carried) -> bool:

@@ -113,7 +113,7 @@ def _follows_epoch(facts: Facts, scheduler: Value) -> bool:
     of_name = [one for one in made if one.label and one.label == scheduler.label]
     places = [one.options[key] for one in (scheduler, *of_name) for key in one.options.keys() & _PLACE]
     # `last_epoch=-1` is a new schedule
-    places = [place for place in places if place.kind != "const"]
+    places = [place for place in places if not is_constant(place, -1)]
     is_placed = any(not _counts_epochs(facts, scheduler, place) for place in places)
     # LambdaLR with a function of the restored epoch
     others = [given for number, given in scheduler.options.items() if number not in (0, *_PLACE)]

@@ -3,9 +3,9 @@
     python -m tests.lint.recall SCRIPTS TABLE [TABLE ...]
 
 SCRIPTS is a folder with a folder for each script. A TABLE is a CSV file with the columns script (the name of
-a folder), path, line, kind ("R103", or "-" for one that no rule looks for), where, in_list ("yes" if the guide
-lists the kind), common ("yes" if the form is usual) and comment. A row is named if lint gives a finding or a
-hint of its kind in its script. Rows of scripts that SCRIPTS lacks are left out.
+a folder), path, line, kind ("R103", or "-" for one that no rule looks for), where, in_list ("yes" if the
+guide lists the kind), common ("yes" if the form is usual) and comment. A row is named if lint gives a finding
+or a hint of its kind in its script. Rows of scripts that SCRIPTS lacks are left out.
 
 It prints the recall, and the findings whose kind the table does not have in their script: they are true bugs
 that the readers did not see, or false.
