@@ -15,6 +15,7 @@ _SAVERS = (
     "torch.save", "torch_xla.core.xla_model.save", "pickle.dump", "joblib.dump", "dill.dump",
     "cloudpickle.dump",
 )  # fmt: skip
+_SAVES_WHOLE = re.compile(r"(safe|atomic)_(torch_)?save$")
 _SAVE_NAME = re.compile(r"save|checkpoint|ckpt|snapshot|persist", re.IGNORECASE)
 LOAD_NAME = re.compile(r"load|resume|restore|checkpoint|ckpt|recover|continue", re.IGNORECASE)
 _SAVE_METHOD = re.compile(r"save(_\w*(state|checkpoint|ckpt|model))?$")
@@ -23,7 +24,9 @@ _GIVES_AWAY = re.compile(r"register|save_checkpoint|load_checkpoint|Checkpoint")
 # calls that write figures, tables and samples, not the state of a training
 _OUTPUTS = re.compile(
     r"^(os\.|torch\.utils|logging)|^(savefig|save_image|savetxt)$"
-    r"|^(numpy|np|matplotlib|torchvision|wandb|PIL|cv2|imageio|scipy|soundfile|pandas)\."
+    r"|^(numpy|np|matplotlib|torchvision|wandb|PIL|cv2|imageio|scipy|soundfile|pandas|json|yaml)\."
+    r"|ima?ge?s?\b|(image|fig|figure|plot|picture|video|audio|wav|text|json|csv|log|pred\w*|result|sample|mesh)s?$"
+    r"|Dataset$"
 )
 _OF_DATA = re.compile(r"cache|label|dataset|annot|roidb", re.IGNORECASE)
 _HOLDS_ALL = re.compile(r"state|extra|other|misc|all|object|client|train|resume", re.IGNORECASE)
@@ -79,7 +82,7 @@ class Checkpoints(Walk):
 
     def __init__(self, tracer: Tracer):
         super().__init__(tracer)
-        found = [self._read(event) for event in self.select("call", "method")]
+        found = [self._read(event) for event in self.select("call", "method", "missed")]
         self.saves: list[Save] = [save for save in found if save is not None and not _is_of_data(save)]
         self.training_saves = [save for save in self.saves if self.is_in_training(save.event)]
         # a file that is written after the last epoch is of no use to a restart
@@ -97,9 +100,17 @@ class Checkpoints(Walk):
     def _read(self, event: Event) -> Save | None:
         """Return the checkpoint that an event writes; None for other events."""
         args = event.args
-        if event.name == "call":
-            saved = args.get(0, args.get("obj")) if event.text in _SAVERS else None
+        if event.name == "call" and (event.text in _SAVERS or _SAVES_WHOLE.search(event.text)):
+            saved = args.get(0, args.get("obj"))
             return None if saved is None else _read_save(event, saved)
+        # a function that is not known saves what it gets
+        given = [value for value in args.values() if kind_of(value) == "dict" and root(value).parts]
+        if given and _may_save(event):
+            save = _read_save(event, given[0])
+            return None if save.is_open else save
+        # `net.save(path)` of a network that is not known
+        if event.text == "save" and event.value.kind == "model" and len(args) == 1:
+            return _read_save(event, event.value)
         # fabric.save(path, state), accelerator.save(state, path)
         if event.text == "save" and len(args) >= 2:
             second = args.get(1, Value())
@@ -162,7 +173,9 @@ class Checkpoints(Walk):
     @cached_property
     def saves_all(self) -> bool:
         """Whether the script saves by a function whose contents are not known."""
-        return any(_may_save(event) for event in self.select("call", "missed", "method"))
+        known = {save.event for save in self.saves}
+        events = [event for event in self.select("call", "missed", "method") if event not in known]
+        return any(map(_may_save, events))
 
 
 def _has(entry: Entry, mine: set[Value], kind: str) -> bool:

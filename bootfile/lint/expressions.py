@@ -2,6 +2,8 @@
 
 import ast
 import builtins
+import math
+import sys
 from typing import Any
 
 from bootfile.lint import values
@@ -10,6 +12,9 @@ from bootfile.lint.functions import VAGUE_OR_OPTION
 from bootfile.lint.record import MOST_STEPS, Class, Condition, Function, Module, TooLarge
 from bootfile.lint.sources import is_property, unparse
 from bootfile.lint.values import Value, root
+
+# math.inf, numpy.Inf, sys.maxsize
+_LARGEST = {"inf": math.inf, "infty": math.inf, "infinity": math.inf, "maxsize": sys.maxsize}
 
 
 class Expressions(Calls):
@@ -35,7 +40,7 @@ class Expressions(Calls):
 
     def _of_constant(self, node: ast.Constant) -> Value:
         if node.value is None:
-            return Value("none", line=node.lineno)
+            return Value("none", line=node.lineno, loops=tuple(self._loops))
         return Value("const", key=node.value, line=node.lineno, loops=tuple(self._loops))
 
     def _of_name(self, node: ast.Name) -> Value:
@@ -51,7 +56,9 @@ class Expressions(Calls):
     def _of_attribute(self, node: ast.Attribute) -> Value:
         owner = self.value(node.value)
         if owner.kind == "module" and isinstance(owner.cls, Module):
-            return owner.cls.names.get(node.attr) or Value("unknown", node.attr)
+            return owner.cls.names.get(node.attr) or self._inner_module(owner, node)
+        if owner.kind == "module" and node.attr.lower() in _LARGEST:
+            return Value("const", key=_LARGEST[node.attr.lower()], line=node.lineno, loops=tuple(self._loops))
         if owner.kind == "module":
             return Value("module", f"{owner.label}.{node.attr}", owner.path, key=owner.key)
         # `ddp.module` is the bare model; a compiled model passes the attribute on to the wrapped one in it
@@ -77,6 +84,13 @@ class Expressions(Calls):
             return Value("method", node.attr, of=owner, cls=method)
         constant = self._find_class_value(base.cls, node.attr) if isinstance(base.cls, Class) else None
         return constant or self._unknown_attribute(owner, base, node)
+
+    def _inner_module(self, owner: Value, node: ast.Attribute) -> Value:
+        """Return a module in a package of the project: `import utils`, `utils.logging.save()`."""
+        path = self.project.find(f"{owner.label}.{node.attr}", 0, self._path())
+        module = self._load(path) if path else None
+        full = f"{owner.label}.{node.attr}"
+        return Value("unknown", node.attr) if module is None else Value("module", full, path, cls=module)
 
     def _unknown_attribute(self, owner: Value, base: Value, node: ast.Attribute) -> Value:
         if base.kind in ("checkpoint", "field"):
@@ -109,6 +123,7 @@ class Expressions(Calls):
                 continue
             name = self.value(key)
             if name.kind == "const":
+                value.label = str(name.key) if value.kind in ("const", "none") else value.label
                 made.parts[name.key] = value
             else:
                 made.is_open = True
@@ -172,7 +187,7 @@ class Expressions(Calls):
             result = inner[0]
             for value in inner[1:]:
                 result = self._either(result, value)
-            if result.kind not in VAGUE_OR_OPTION:
+            if result.kind not in (*VAGUE_OR_OPTION, "compared", "modulo"):
                 return result
         return Value("unknown", deps=values.join_deps(inner))
 
@@ -201,6 +216,10 @@ class Expressions(Calls):
             return _shift(left, sign * right.key)
         if sign == 1 and _is_int(left):
             return _shift(right, left.key)
+        # `10**9`
+        is_power = isinstance(operator, ast.Pow) and _is_int(left) and _is_int(right)
+        if is_power and left.key <= 10 and 0 <= right.key <= 20:
+            return Value("const", key=left.key**right.key, line=node.lineno, loops=tuple(self._loops))
         is_text = left.kind == "text" or (left.kind == "const" and isinstance(left.key, str))
         is_modulo = isinstance(operator, ast.Mod) and not is_text
         # `folder / name`, `folder + name` and `"%s/last.pt" % folder` are paths

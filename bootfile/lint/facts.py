@@ -20,6 +20,7 @@ _START = re.compile(r"resum|restart|start|begin|last|restor|offset|done|previous
 _FIRST = re.compile(r"(start|begin|resume|initial|last)_?(epoch|step|iter)", re.IGNORECASE)
 _COUNTER = re.compile(r"^(start_)?(epoch|step|iter|global_step|iteration|iter_num|n_iter)s?$")
 _COUNTS = re.compile("epoch|step|iter", re.IGNORECASE)
+_NUMBERS = ("attribute", "option", "unknown")
 _SHOWS = re.compile("print|log|info|write")
 _UPDATES = ("update", "update_parameters", "step", "update_fn", "ema_update")
 _AVERAGE_NAME = re.compile(r"ema|av(g|erage)|teacher|shadow|momentum|_k$|slow", re.IGNORECASE)
@@ -109,7 +110,7 @@ class Facts(Checkpoints):
         is_counter = any(
             _COUNTER.search(str(event.value.key or "")) and self._is_kept(event) for event in reads
         )
-        is_later = is_counter or self._begins_later()
+        is_later = is_counter or self._begins_later() or self._names_start(starts)
         if any(map(values.is_restored, starts)) or (bool(self.loads) and is_later):
             return "counter"
         ways = [[*event.functions, *[test.text for test in event.conditions]] for event in self.loads]
@@ -128,6 +129,11 @@ class Facts(Checkpoints):
         parts = [part for number in numbers if number is not None for part in (number, *number.deps)]
         given = [part for part in parts if part.kind in ("option", "attribute", "unknown", "shifted")]
         return any(_FIRST.search(part.label) for part in given)
+
+    def _names_start(self, starts: list[Value]) -> bool:
+        """Return whether the file that is loaded has the number of the first epoch in its name."""
+        numbers = {dep for start in starts for dep in list_deps(start) if dep.kind in _NUMBERS}
+        return any(numbers & list_deps(value) for load in self.loads for value in load.args.values())
 
     def _is_sure(self) -> bool:
         """Return whether the script loads an optimizer or a counter, or whether its loop does not begin with
@@ -191,5 +197,7 @@ def reads_restored(value: Value) -> bool:
     """Return whether a value comes from a checkpoint, or is a function that reads such a value."""
     # a function within a function, as the lambda of a LambdaLR, may read a restored epoch
     names = (getattr(value.cls, "names", None) or {}) if value.kind == "function" else {}
-    read = {part.id for part in ast.walk(value.cls.node) if isinstance(part, ast.Name)} if names else set()
+    nodes = [*ast.walk(value.cls.node)] if names else []
+    own = {part.arg for part in nodes if isinstance(part, ast.arg)}
+    read = {part.id for part in nodes if isinstance(part, ast.Name)} - own
     return values.is_restored(value) or any(values.is_restored(names[name]) for name in read & names.keys())

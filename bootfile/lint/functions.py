@@ -5,6 +5,7 @@ method returns what the call returns, or None if it is another one.
 """
 
 import ast
+import contextlib
 from typing import Any
 
 from bootfile.lint import values
@@ -70,6 +71,7 @@ class Functions(Methods):
             return call.args[0]
         made = self._made_by_call(call.node, call.arguments.values())
         made.key = call.name
+        made.node = call.node if call.name == "open" else None
         # `os.path.join(folder, "last.pt")`: the same file each time
         is_fixed = all(value.kind in ("const", "text") or "fixed" in value.flags for value in call.args)
         # `sorted(files)` and `max(files)` compare texts
@@ -93,6 +95,7 @@ class Functions(Methods):
         made = self._make("range", call.node, call.args)
         zero = Value("const", key=0, line=call.node.lineno)
         made.parts["start"] = call.args[0] if len(call.args) > 1 else zero
+        made.parts["end"] = call.args[min(len(call.args), 2) - 1] if call.args else zero
         return made if call.args else None
 
     def _make_count(self, call: Call) -> Value:
@@ -130,8 +133,12 @@ class Functions(Methods):
         return Value("text", deps=values.join_deps(call.args), line=call.node.lineno, node=call.node)
 
     def _make_number(self, call: Call) -> Value | None:
-        is_known = bool(call.args) and call.args[0].kind in ("field", "counter", "loop", "option")
-        return call.args[0] if is_known else None
+        given = call.args[0] if call.args else Value()
+        # `float("inf")`, `int(1e9)`
+        if given.kind == "const":
+            with contextlib.suppress(ValueError, TypeError):
+                return Value("const", key=float(given.key), line=call.node.lineno, loops=tuple(self._loops))
+        return given if given.kind in ("field", "counter", "loop", "option") else None
 
     def _get_attribute(self, call: Call) -> Value | None:
         if len(call.args) < 2 or call.args[1].kind != "const":

@@ -62,6 +62,11 @@ class Methods(Recorder):
         for row in rows:
             prefix = prefix_of(call.called) if row.event == "load_state" else ""
             self._event(row.event, base, call.arguments, call.node, prefix)
+        # `net.load(path)` of a network that is not known
+        if name == "load" and base.kind == "model" and base.cls is None and len(call.args) == 1:
+            checkpoint = self._make("checkpoint", call.node, options=call.arguments)
+            self._event("load", checkpoint, call.arguments, call.node, name)
+            self._event("load_state", base, {0: checkpoint}, call.node, prefix_of(call.called))
         if name in ("sort", "reverse"):
             base.flags.add("by_text" if name == "sort" and not call.arguments else "keyed")
         self._event("method", base, call.arguments, call.node, name)

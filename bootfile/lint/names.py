@@ -30,19 +30,23 @@ class Names(Expressions):
         # `nonlocal`, or else `global`
         shared = frame.outer if is_outer and frame.outer is not None else frame.module.names
         names = shared if name in frame.shared else frame.names
-        chosen = self._chosen(names.get(name), named, keep)
-        if chosen is not names.get(name) and self._loops:
-            self._event("set_name", chosen, {0: names.get(name, Value())}, node, name)
+        old = names.get(name)
+        chosen = self._chosen(old, named, keep, name)
+        if old is not None and name in frame.shared:
+            self._event("set_attribute", Value("module"), {0: named, 1: old}, node, name)
+        elif old is not None or named.kind in ("field", "shifted"):
+            self._event("set_name", chosen, {0: named, 1: old or Value()}, node, name)
         names[name] = chosen
         self._keep_binding(named, name, node)
 
     def _set_attribute(self, target: ast.Attribute, value: Value, node: Any, keep: bool) -> None:
         owner = self.value(target.value)
         named = self._named(value, target.attr, node)
-        self._event("set_attribute", owner, {0: named}, node, target.attr)
-        self._keep_binding(named, unparse(target), node)
         place = root(owner).parts
-        place[target.attr] = self._chosen(place.get(target.attr), named, keep)
+        old = place.get(target.attr, Value())
+        self._event("set_attribute", owner, {0: named, 1: old}, node, target.attr)
+        self._keep_binding(named, unparse(target), node)
+        place[target.attr] = self._chosen(place.get(target.attr), named, keep, target.attr)
 
     def _set_tuple(self, target: ast.Tuple | ast.List, value: Value, node: Any, keep: bool) -> None:
         """`a, b = pair`, `first, *rest = items`"""
@@ -65,9 +69,9 @@ class Names(Expressions):
     def _set_subscript(self, target: ast.Subscript, value: Value, node: Any, keep: bool) -> None:
         owner = self.value(target.value)
         key = self.value(target.slice)
-        self._event("set_item", owner, {0: value, 1: key}, node, unparse(target))
         place = root(owner).parts
         old = place.get(key.key)
+        self._event("set_item", owner, {0: value, 1: old or Value()}, node, unparse(target))
         # `if hasattr(part, "load_state_dict"): ... else: parts[name] = saved[name]`
         is_object = old is not None and kind_of(old) in values.STATEFUL
         is_kept = is_object and value.kind == "field" and bool(self._conditions)
@@ -75,14 +79,19 @@ class Names(Expressions):
             owner.is_open = True
             owner.deps |= values.join_deps([value])
         elif not is_kept:
-            place[key.key] = self._chosen(old, value, False)
+            place[key.key] = self._chosen(old, value, False, str(key.key))
 
-    def _chosen(self, old: Value | None, new: Value, keep: bool) -> Value:
+    def _chosen(self, old: Value | None, new: Value, keep: bool, name: str) -> Value:
         """Return the value of a name after an assignment, which a branch may leave out."""
         if old is None or keep or not self._conditions:
             return new
         if self._stays(old, new):
             return old
+        # a loop changes it at some times only: it depends on both values, and on the test
+        is_outer = set(old.loops) < set(self._loops)
+        if is_outer and values.is_start(old) and new.kind in (*values.VAGUE, *values.NUMBERS):
+            deps = [old, new, self._conditions[-1].value]
+            return self._make("unknown", new.node, deps, label=name, of=old, loops=old.loops)
         if old.kind == "state" and new.kind == "state" and old.flags != new.flags:
             new.flags.add("either")
         # two branches make the same thing in two ways: from here on they are one object
@@ -122,10 +131,12 @@ class Names(Expressions):
             value.kind = "ema"
         if value.label:
             return value
-        if value.kind == "const":
-            return self._make("const", node, label=name, key=value.key, loops=tuple(self._loops))
+        # a constant is one object for each name
+        if value.kind in ("const", "none"):
+            return self._make(value.kind, node, label=name, key=value.key, loops=tuple(self._loops))
         value.label = name
         value.line = value.line or node.lineno
+        value.loops = value.loops or tuple(self._loops)
         return value
 
     # Comprehensions, and the targets of loops

@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from bootfile.lint import values
 from bootfile.lint.checkpoints import Save
 from bootfile.lint.facts import Facts, of_a_restart
-from bootfile.lint.record import Event
 from bootfile.lint.sources import unparse
 from bootfile.lint.table import Finding, at, name_line
 from bootfile.lint.values import Loop, Value, kind_of, list_deps, root
-from bootfile.lint.walk import describe, is_constant
+from bootfile.lint.walk import split
 
 _COUNTS = re.compile(r"step|iter|epoch|batch|^it$|^i$", re.IGNORECASE)
 _NUMBER = re.compile("epoch|step|iter|progress|state")
+_ORDERS = ast.Lt | ast.Gt | ast.LtE | ast.GtE
+_CHOSEN = ("option", "args", "loop")
 _READS_ENTRY = re.compile(r"\[['\"]|\.get\(")
 _SETS_ORDER = r"manual_seed|seed_everything|set_seed|set_rng_state|set_epoch|random\.seed"
 
@@ -22,8 +23,10 @@ _SETS_ORDER = r"manual_seed|seed_everything|set_seed|set_rng_state|set_epoch|ran
 def check(facts: Facts) -> Iterator[Finding]:
     """Yield the findings about epochs and the batches that a restart skips."""
     yield from of_a_restart(_find_wrong_epoch(facts), facts)
+    yield from of_a_restart(_find_planned(facts), facts)
+    yield from of_a_restart(_find_wrong_step(facts), facts)
     yield from of_a_restart(_find_first_epoch(facts), facts)
-    yield from of_a_restart(_find_skips(facts), facts)
+    yield from of_a_restart(_find_moved_end(facts), facts)
 
 
 # R301: the saved number plus what is added to it
@@ -31,13 +34,13 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 def _find_wrong_epoch(facts: Facts) -> Iterator[Finding]:
     for loop in facts.loops:
-        start, added = _split(loop.start or Value())
+        start, added = split(loop.start or Value())
         is_field = start is not None and start.kind == "field" and start.key is not None
         if start is None or not is_field or loop.value is None or _has_several_starts(facts, loop):
             continue
         for save in facts.saves:
             # the saved number is that of the loop plus an offset; a restart begins `added` after it
-            pairs = [(entry.name, *_split(entry.value)) for entry in save.entries]
+            pairs = [(entry.name, *split(entry.value)) for entry in save.entries]
             offsets = [
                 offset for name, number, offset in pairs if number is loop.value and name == str(start.key)
             ]
@@ -47,11 +50,6 @@ def _find_wrong_epoch(facts: Facts) -> Iterator[Finding]:
             if message:
                 yield at(loop, "R301", message, value=start, save=save.event, added=added)
                 return
-
-
-def _split(value: Value) -> tuple[Value | None, int]:
-    """Return (the number, what is added to it)."""
-    return (value.of, value.offset) if value.kind == "shifted" else (value, 0)
 
 
 def _has_several_starts(facts: Facts, loop: Loop) -> bool:
@@ -82,25 +80,74 @@ def _judge(facts: Facts, loop: Loop, save: Save, total: int) -> str:
     return ""
 
 
+def _find_planned(facts: Facts) -> Iterator[Finding]:
+    """Find a checkpoint whose number of the epoch is that of the last one that is planned."""
+    for loop in facts.loops:
+        start, _ = split(loop.start or Value())
+        key = start.key if start is not None and start.kind == "field" else None
+        for save in facts.training_saves if key is not None else ():
+            numbers = [entry.value for entry in save.entries if entry.name == str(key)]
+            ends = facts.list_deps(loop.iterated or Value()) - facts.list_deps(loop.start or Value())
+            if numbers and numbers[0].kind == "option" and numbers[0] in ends:
+                message = f"{name_line(save.event, loop)} saves the number of all epochs as that of this one"
+                yield at(loop, "R301", message, value=start, save=save.event)
+                return
+
+
+def _find_wrong_step(facts: Facts) -> Iterator[Finding]:
+    """Find a counter that a checkpoint has before the step that it follows is counted."""
+    for counter in facts.tracer.counters:
+        start, added = split(counter.of or Value())
+        counts = [one for one in facts.in_training("set_name", "set_attribute") if one.args[0] is counter]
+        counts = [one for one in counts if isinstance(one.node, ast.AugAssign | ast.Assign)]
+        if start is None or start.kind != "field" or len({one.line for one in counts}) != 1:
+            continue
+        count = counts[-1]
+        steps = [one for one in facts.in_training("step") if one.loops == count.loops]
+        steps = [
+            one for one in steps if kind_of(one.value) == "optimizer" and one.conditions == count.conditions
+        ]
+        for save in facts.training_saves if steps else ():
+            pairs = [(entry.name, *split(entry.value)) for entry in save.entries]
+            offsets = [
+                offset for name, number, offset in pairs if number is counter and name == str(start.key)
+            ]
+            is_early = steps[-1].order < save.event.order < count.order and save.event.loops == count.loops
+            if offsets and is_early and offsets[0] + added == 0:
+                where = name_line(save.event, count)
+                message = (
+                    f"{counter.label} is counted after {where} has saved it: a restart does this step again"
+                )
+                yield at(count, "R301", message, value=start, save=save.event)
+                return
+
+
 # R302: a loop that begins with its first epoch after a restart
 
 
 def _find_first_epoch(facts: Facts) -> Iterator[Finding]:
-    is_followed = not facts.restores_all or facts.is_accelerated
-    if not is_followed or facts.intent != "optimizer" or len(facts.loops) != 1 or not facts.training_saves:
-        return
-    loop = facts.loops[0]
-    # `for epoch in range(...)` from a constant: a loop that begins with a variable may be restored
-    if loop.start is None or not _counts_from_constant(loop) or _finds_its_place(facts, loop):
-        return
     loads = [*facts.loaded.values(), *facts.calls("^load_state$")]
-    message = f"the loop begins with {loop.start.key} at each start"
-    if loads:
+    if (facts.restores_all and not facts.is_accelerated) or not loads:
+        return
+    for loop in facts.loops:
+        saves = [save for save in facts.training_saves if save.event.loops[0] is loop]
+        # of several loops, that of the objects that are loaded
+        stepped = {
+            root(event.value) for event in facts.select("step") if event.loops and event.loops[0] is loop
+        }
+        is_of_load = len(facts.loops) == 1 or bool(stepped & facts.loaded.keys())
+        # `for epoch in range(...)` from a constant: a loop that begins with a variable may be restored
+        is_first = (
+            loop.start is not None and _counts_from_constant(loop) and not _finds_its_place(facts, loop)
+        )
+        if not saves or not is_of_load or not is_first or loop.start is None:
+            continue
         last = max(loads, key=lambda event: event.order)
-        message += f", also after {name_line(last, loop)} has loaded a checkpoint"
-    # without the number in the checkpoint, the script may have another way to know it
-    saved = {dep for save in facts.training_saves for entry in save.entries for dep in list_deps(entry.value)}
-    yield at(loop, "R302", message, loop.value not in saved, value=loop.value, load=loads)
+        message = f"the loop begins with {loop.start.key} at each start, also after "
+        message += f"{name_line(last, loop)} has loaded a checkpoint"
+        # without the number in the checkpoint, the script may have another way to know it
+        saved = {dep for save in saves for entry in save.entries for dep in list_deps(entry.value)}
+        yield at(loop, "R302", message, loop.value not in saved, value=loop.value, load=loads)
 
 
 def _counts_from_constant(loop: Loop) -> bool:
@@ -149,39 +196,18 @@ def _adds_offset(loop: Loop) -> bool:
     return any(unparse(one) == number and isinstance(other, variables) for one, other in pairs)
 
 
-# R305: batches that are skipped in an order that is not the one before the restart
+# R310: an end that moves with the beginning
 
 
-def _find_skips(facts: Facts) -> Iterator[Finding]:
-    orders = facts.calls(_SETS_ORDER)
-    is_kept = any(facts.is_in_training(event) or event.text.endswith("set_rng_state") for event in orders)
-    # accelerate restores the order of the first epoch, unless set_epoch() tells it the number
-    is_kept = is_kept or (facts.restores_all and not facts.is_accelerated)
-    for event, loader in _list_skips(facts) if not is_kept else ():
-        options = root(loader).options
-        # torch draws a new order at the restart: the skipped batches are other ones
-        if is_constant(options.get("shuffle"), True) and "generator" not in options:
-            name = describe(loader)
-            message = (
-                f"batches are skipped in an order that is not the one before the restart: {name} shuffles"
-            )
-            yield at(event, "R305", message, value=loader)
-
-
-def _list_skips(facts: Facts) -> Iterator[tuple[Event, Value]]:
-    """Yield where batches are skipped by a number of the checkpoint, and the loader."""
-    for event in facts.in_training("test"):
-        # `if number < start: continue`
-        inner = event.loops[-1]
-        is_skip = isinstance(event.node, ast.If) and isinstance(event.node.body[-1], ast.Continue)
-        is_of_loop = inner.value is not None and inner.value in list_deps(event.value)
-        if is_skip and is_of_loop and inner.iterated is not None and values.is_restored(event.value):
-            read = [inner.iterated, *list_deps(inner.iterated)]
-            loaders = [value for value in read if kind_of(value) == "loader"]
-            yield from ((event, loader) for loader in loaders[:1])
-    # `for batch in islice(loader, start, None)`, accelerate's skip_first_batches(loader, start)
-    for event in facts.calls(r"itertools\.islice$|skip_first_batches$"):
-        loader, start = event.args.get(0, Value()), event.args.get(1, Value())
-        is_restored = facts.is_in_training(event) and values.is_restored(start)
-        if is_restored and kind_of(loader) == "loader":
-            yield event, loader
+def _find_moved_end(facts: Facts) -> Iterator[Finding]:
+    """Find `for epoch in range(start, start + epochs)`."""
+    for loop in facts.loops:
+        end = root(loop.iterated or Value()).parts.get("end", Value())
+        sums = [dep for dep in facts.list_deps(end) if isinstance(getattr(dep.node, "op", None), ast.Add)]
+        is_moved = any(len(dep.deps) > 1 and values.is_restored(dep) for dep in sums)
+        # the same with a constant, of which more than one is added
+        first, added = split(end)
+        is_moved = is_moved or (added > 1 and first in facts.list_deps(loop.start or Value()))
+        if is_moved and loop.start is not None and values.is_restored(loop.start):
+            message = "each restart trains all epochs again: the end of the loop moves with its beginning"
+            yield at(loop, "R310", message, value=loop.start)

@@ -1,25 +1,29 @@
-"""Rules about the files of checkpoints: their names, who writes them, and what is in them."""
+"""Rules about the files of checkpoints: their names, and who writes them."""
 
 import ast
 import re
 from collections.abc import Iterator
 from typing import Any
 
-from bootfile.lint.checkpoints import Entry, Save
+from bootfile.lint.checkpoints import Save
 from bootfile.lint.facts import Facts
-from bootfile.lint.known_defects import asks_for_less
 from bootfile.lint.record import Event
 from bootfile.lint.sources import unparse
 from bootfile.lint.table import Finding, at, name_line
-from bootfile.lint.values import Value, list_deps, root
-from bootfile.lint.walk import describe, given_state, is_guarded
+from bootfile.lint.values import NUMBERS, Value, list_deps, root
+from bootfile.lint.walk import is_guarded
 
 _RENAMES = re.compile(r"(^|\.)(replace|rename|renames|move|mkstemp|NamedTemporaryFile|safe_save|atomic_\w+)$")
-_STEP_NAME = re.compile(r"epoch|step|iter|number|count|idx|index|^i$|^n$|^it$|time|date", re.IGNORECASE)
-_COUNTS = re.compile(r"num|count|uuid|unique|next|version|stamp|now|^len$", re.IGNORECASE)
+_STEP_NAME = re.compile(r"epoch|step|iter|number|count|idx|index|^i$|^n$|^it$", re.IGNORECASE)
+_COUNTS = re.compile(r"num|count|uuid|unique|next|version|^len$", re.IGNORECASE)
+_MOVES = ("replace", "rename", "renames", "move")
+_JOINS = re.compile(r"(^|\.)(join|abspath|normpath|dirname|expanduser|realpath|Path|str|open)$")
 _OF_RANK = re.compile("rank|process|gpu|device", re.IGNORECASE)
 _PADS = re.compile(r":0\d|%0\d|zfill|strftime|isoformat|timestamp")
 _NUMBERED = re.compile(r"\{\w*(epoch|step|iter|number|n_iter|\bi\b)\w*\}|%d|%s|str\(\w*(epoch|step|iter)")
+_CHOICES = ast.Eq | ast.NotEq | ast.In | ast.NotIn
+_WRITES = ("torch.save", "pickle.dump")
+_EXISTS = re.compile(r"exists\(|is_?file\(")
 _CHANGES_ORDER = re.compile(r"^(int|float|natsorted|\w+_?sort\w*|sort_\w+)$")
 
 
@@ -29,23 +33,22 @@ def check(facts: Facts) -> Iterator[Finding]:
         yield from _find_in_place(facts)
         yield from _find_newest(facts)
         yield from _find_all_ranks(facts)
-        yield from _find_refused(facts)
-        yield from _find_prefixes(facts)
+        yield from _find_parts(facts)
 
 
 def is_checkpoint(save: Save) -> bool:
     """Return whether a save is one for a restart: it has more than weights."""
-    is_whole = any(root(entry.value).kind == "optimizer" for entry in save.entries)
-    return is_whole or any(owner.kind in ("optimizer", "scheduler") for owner in save.owners())
+    kinds = {root(entry.value).kind for entry in save.entries} | {owner.kind for owner in save.owners()}
+    return bool(kinds & {"optimizer", "scheduler", *NUMBERS})
 
 
-def _path_of(event: Event) -> Value:
+def path_of(event: Event) -> Value:
     """Return the path of a save: the argument that is not what it saves."""
     names = (0,) if event.name == "method" and 0 in event.args else (1, "f", "file", "path")
     return next((event.args[name] for name in names if name in event.args), Value())
 
 
-def _path_node(event: Event) -> Any:
+def path_node(event: Event) -> Any:
     arguments = getattr(event.node, "args", [])
     place = 0 if event.name == "method" and arguments else 1
     named = [keyword.value for keyword in getattr(event.node, "keywords", []) if keyword.arg == "f"]
@@ -54,7 +57,7 @@ def _path_node(event: Event) -> Any:
 
 def _path_nodes(event: Event) -> list[ast.AST]:
     """Return the syntax of a path, and of what it is made of."""
-    nodes = [_path_node(event), *[dep.node for dep in list_deps(_path_of(event))]]
+    nodes = [path_node(event), *[dep.node for dep in list_deps(path_of(event))]]
     return [node for node in nodes if isinstance(node, ast.AST)]
 
 
@@ -62,38 +65,100 @@ def _path_nodes(event: Event) -> list[ast.AST]:
 
 
 def _find_in_place(facts: Facts) -> Iterator[Finding]:
-    saves = [save for save in facts.training_saves if is_checkpoint(save)]
-    # a script that renames files anywhere knows of this; replace() with two arguments is that of a text
-    renames = facts.calls(_RENAMES.pattern)
-    is_renamed = any(one.text != "replace" or one.name == "call" or len(one.args) != 2 for one in renames)
-    if not saves or is_renamed or any(_varies(save) or _is_single(save) for save in saves):
-        return
-    # two files in turn would keep one whole checkpoint at any moment
-    event = saves[0].event
-    paths = [_path_of(save.event) for save in saves]
-    is_one = len({(path.path, path.line, str(path.key)) for path in paths}) == 1
-    if not is_one or any("open(" in condition.text for condition in event.conditions):
-        return
-    # a copy of the best one may still be there
-    is_hint = bool(facts.calls(r"shutil\.copy\w*$"))
-    name = unparse(_path_node(event)) or "the same file each time"
-    text = f"the checkpoint is written over the one before it, which a kill during the write destroys: {name}"
-    yield at(event, "R501", text, is_hint, save=event, value=paths[0])
+    saves = [save for save in facts.training_saves if not _is_single(save) and not _is_renamed(facts, save)]
+    saves = [save for save in saves if "os.name" not in save.event.describe_conditions()]
+    fixed = [save for save in saves if not varies(facts, save)]
+    others = [save for save in saves if save not in fixed]
+    numbered = [save for save in others if is_checkpoint(save)]
+    loads = [load for load in facts.restart_loads() if _takes_newest(facts, load)]
+    # `copyfile(f"{epoch}.pt", "best.pt")`
+    paths = [path_of(save.event) for save in numbered]
+    copies = [event for event in facts.calls(r"(^|\.)copy(file|2)?$") if facts.is_in_training(event)]
+    copies = [
+        event for event in copies if event.args.get(0) in paths and not _moves(facts, event.args.get(1))
+    ]
+    if fixed:
+        event = max(fixed, key=lambda save: (is_checkpoint(save), len(save.entries))).event
+        name = unparse(path_node(event)) or "the same file each time"
+        text = "the checkpoint is written over the one before it, which a kill during the write destroys"
+        # each epoch may have another file
+        yield at(event, "R501", f"{text}: {name}", bool(numbered), save=event, value=path_of(event))
+    elif copies:
+        name = unparse(copies[0].node)
+        text = f"a copy is written over the one before it, which a kill during the write destroys: {name}"
+        yield at(copies[0], "R501", text, True, save=copies[0])
+    elif others and loads and not any(_is_of_rank(save.event) for save in others):
+        event = (numbered or others)[0].event
+        where = name_line(loads[0], event)
+        text = f"a kill during the write leaves a part of a file, which {where} takes as the newest one"
+        yield at(event, "R501", text, save=event, load=loads[0])
 
 
-def _varies(save: Save) -> bool:
+def _takes_newest(facts: Facts, load: Event) -> bool:
+    """Return whether a load chooses its file in a folder by itself, and expects that it is whole."""
+    # what a part of a file raises may be handled here, or where the file is chosen
+    listed = [load, *[other for other in facts.select("load") if _is_listed(facts, other)]]
+    tries = [(other.line, node) for other in listed for node in facts.nodes(other.path, ast.Try)]
+    if any(node.lineno <= line <= (node.end_lineno or 0) for line, node in tries):
+        return False
+    # `for number in range(999, 0, -1): if os.path.isfile(name): load(name)`
+    is_found = bool(load.loops) and not facts.is_in_training(load)
+    is_searched = is_found and any(_EXISTS.search(test.text) for test in load.conditions)
+    return is_searched or _is_listed(facts, load)
+
+
+def _is_listed(facts: Facts, load: Event) -> bool:
+    return any("listing" in dep.flags for value in load.args.values() for dep in facts.list_deps(value))
+
+
+def _is_renamed(facts: Facts, save: Save) -> bool:
+    """Return whether a file gets its name only after it was written."""
+    path = path_of(save.event)
+    for event in facts.calls(_RENAMES.pattern):
+        # replace() with two arguments is that of a text
+        if event.name == "method" and event.text == "replace" and len(event.args) == 2:
+            continue
+        first = event.value if event.name == "method" else event.args.get(0, Value())
+        texts = {unparse(node) for node in (first.node, *event.node.args[:1]) if node is not None}
+        is_text = bool(texts & set(map(unparse, _path_nodes(save.event))))
+        is_known = event.text.rpartition(".")[2] in _MOVES and root(first).kind != "unknown"
+        is_same = path in facts.list_deps(first) or (first.kind == "const" and first.key == path.key)
+        if not is_known or is_same or is_text:
+            return True
+    return False
+
+
+def varies(facts: Facts, save: Save) -> bool:
     """Return whether each save of a run has another file, as far as that is known."""
-    path = _path_of(save.event)
+    path = path_of(save.event)
     # a path that is not known, or a call that may choose the name of the file itself
-    if path.kind == "none" or save.event.text not in ("torch.save", "save"):
+    is_known = save.event.text in _WRITES or save.event.value.key in ("Accelerator", "Fabric")
+    if path.kind == "none" or not is_known:
         return True
-    deps = list_deps(path)
-    is_counted = any(
-        dep.kind in ("loop", "counter", "shifted", "field") or "element" in dep.flags for dep in deps
+    deps = facts.list_deps(path)
+    is_unknown = (
+        path.kind not in ("const", "text", "unknown", "path", "option", "checkpoint") and not path.deps
     )
-    is_open = any(dep.kind == "unknown" and not dep.deps and "fixed" not in dep.flags for dep in deps)
-    is_unknown = path.kind not in ("const", "text", "unknown", "path", "option") and not path.deps
-    return is_counted or is_open or is_unknown or any(map(_names_step, _path_nodes(save.event)))
+    return (
+        is_unknown
+        or any(_changes(facts, dep) for dep in deps)
+        or any(map(_names_step, _path_nodes(save.event)))
+    )
+
+
+def _moves(facts: Facts, path: Value | None) -> bool:
+    return path is None or any(_changes(facts, dep) for dep in facts.list_deps(path))
+
+
+def _changes(facts: Facts, value: Value) -> bool:
+    """Return whether a part of a path is another one in each pass of the training loop."""
+    is_here = any(loop in facts.loops for loop in value.loops)
+    if value.kind in ("loop", "shifted", "counter"):
+        return value.kind != "loop" or is_here
+    # a function that is not known may return another name each time; join() does not
+    is_opaque = "from_call" in value.flags and value.node is None
+    is_opaque = is_opaque and not value.flags & {"fixed", "joined"} and not _JOINS.search(str(value.key))
+    return is_here and ("element" in value.flags or is_opaque)
 
 
 def _names_step(node: ast.AST) -> bool:
@@ -111,9 +176,8 @@ def _is_single(save: Save) -> bool:
     """Return whether a checkpoint is saved at a step that is given, and not again and again: `if epoch ==
     last`, but not `if epoch % 5 == 0`."""
     tests = [getattr(condition.node, "test", None) for condition in save.event.conditions]
-    compared = [part for test in tests if test for part in ast.walk(test) if isinstance(part, ast.Compare)]
-    choices = [part for part in compared if isinstance(part.ops[0], ast.Eq | ast.NotEq | ast.In | ast.NotIn)]
-    return any("%" not in unparse(part) and _names_step(part) for part in choices)
+    chosen = [test for test in tests if isinstance(test, ast.Compare) and isinstance(test.ops[0], _CHOICES)]
+    return any("%" not in unparse(test) and _names_step(test) for test in chosen)
 
 
 # R502: the newest checkpoint, chosen by a name in which 10 comes before 9
@@ -159,7 +223,7 @@ def _find_all_ranks(facts: Facts) -> Iterator[Finding]:
             continue
         # a file without the state of a model may be a batch or a figure, for which a rank has its reason
         is_hint = not any(root(entry.value).kind in ("state", "model") for entry in save.entries)
-        path = _path_node(event)
+        path = path_node(event)
         names = unparse(path) if path is not None else ""
         message = f"all ranks write the same file at the same time: {names}"
         yield at(event, "R503", message, is_hint, save=event)
@@ -176,101 +240,29 @@ def _is_of_one_process(save: Save) -> bool:
 
 def _is_of_rank(event: Event) -> bool:
     """Return whether a file is one of the rank, or memory of its process."""
-    deps = list_deps(_path_of(event))
+    deps = list_deps(path_of(event))
     # the names of the parts of the path and of the functions that made them, such as get_rank()
-    names = [f"{dep.label} {dep.key}" for dep in deps] + [unparse(_path_node(event) or ast.Pass())]
+    names = [f"{dep.label} {dep.key}" for dep in deps] + [unparse(path_node(event) or ast.Pass())]
     text = " ".join([*names, *map(unparse, _path_nodes(event))])
     is_unknown = any(dep.kind == "unknown" and not dep.deps and dep.path == "" for dep in deps)
     is_rank = is_unknown or any(dep.kind == "rank" for dep in deps) or "BytesIO" in text or "uuid" in text
     return is_rank or _OF_RANK.search(" ".join(names)) is not None
 
 
-# R506: a checkpoint that torch.load() refuses since PyTorch 2.6
+# R508: files that belong together
 
 
-def _find_refused(facts: Facts) -> Iterator[Finding]:
-    # weights_only=False reads all objects; a file that the script opens may be one of pickle
-    loads = [event for event in facts.restart_loads() if event.text == "torch.load"]
-    loads = [event for event in loads if not event.args.keys() & {"weights_only", "pickle_module"}]
-    loads = [event for event in loads if all(value.kind != "open" for value in event.args.values())]
-    # the script allows the classes by itself
-    if not loads or facts.calls(r"add_safe_globals|safe_globals"):
-        return
-    # hint: with the release that a list of requirements asks for, all objects are read
-    is_old = asks_for_less(facts, "torch", "2.6")
-    for save in [save for save in facts.saves if is_checkpoint(save) and save.event.text == "torch.save"]:
-        for entry in save.entries:
-            what = _describe_object(entry)
-            if what:
-                where = name_line(save.event, loads[0])
-                text = f"torch.load() refuses {what}, which {where} saves, since PyTorch 2.6"
-                # an object that no dict of the script names may be saved as its state
-                is_named = not what.startswith("the object") or _is_written(facts, save, entry)
-                is_hint = is_old or not is_named
-                yield at(loads[0], "R506", text, is_hint, value=entry.value, save=save.event)
-                return
-
-
-def _describe_object(entry: Entry) -> str:
-    """Return what an entry is that is more than tensors and numbers; "" for others."""
-    value, base = entry.value, root(entry.value)
-    if base.kind == "args" and "namespace" in base.flags and value.kind == "args":
-        return f"the argparse.Namespace {base.label}"
-    if value.key == "numpy.random.get_state":
-        return "the state of numpy.random"
-    is_settings = value.kind == "unknown" and re.search(r"^(config|cfg|conf)$", value.label)
-    if is_settings and any(str(dep.key) == "yacs.config.CfgNode" for dep in list_deps(value)):
-        return f"the CfgNode {value.label}"
-    is_object = base.kind in ("model", "optimizer", "scheduler") and "by_name" not in base.flags
-    return f"the object {describe(base, base.kind)}" if is_object and value.kind != "state" else ""
-
-
-def _is_written(facts: Facts, save: Save, entry: Entry) -> bool:
-    """Return whether a dict of the module that saves has an entry as it stands: `{"model": model}`."""
-    # `torch.save(model, path)`, `torch.save([model, optimizer], path)`
-    if not entry.name or entry.name.isdigit():
-        return True
-    dicts = facts.nodes(save.event.path, ast.Dict)
-    pairs = [pair for part in dicts for pair in zip(part.keys, part.values, strict=True)]
-    named = [key for key, value in pairs if isinstance(value, ast.Name | ast.Attribute)]
-    return any(isinstance(key, ast.Constant) and key.value == entry.name for key in named)
-
-
-# R601: a state of a wrapped model that is loaded into the bare one, or the other way round
-
-
-def _find_prefixes(facts: Facts) -> Iterator[Finding]:
-    loads = facts.select("load_state")
-    for event in [event for event in loads if event.order <= facts.first_step]:
-        model, given = root(event.value), given_state(event)
-        is_only = all(root(other.value) is not model or other is event for other in loads)
-        # only a state that comes from a file, and as it was saved
-        uses = [use for use in facts.select("set_item", "method") if root(use.value) is root(given)]
-        is_changed = any(use.text not in ("get", "keys", "items", "values") for use in uses)
-        if given.kind not in ("field", "checkpoint") or not is_only or is_changed:
-            continue
-        saves = _list_prefixes(facts, model, given)
-        # one of several branches saves the names that are loaded
-        if saves and all(prefix != event.text for _, prefix in saves):
-            save, prefix = saves[0]
-            where = name_line(save, event)
-            saved, loaded = prefix.partition(":")[2], event.text.partition(":")[2]
-            text = f"{where} saves names of the bare model, and this loads them into one with {loaded}"
-            if saved:
-                text = f"{where} saves names that begin with {saved}, and this loads them into the bare model"
-            # an option often decides whether the model is wrapped, and what is saved
-            yield at(event, "R601", text, value=model, save=save, load=event)
+def _find_parts(facts: Facts) -> Iterator[Finding]:
+    """Find a model and its optimizer in two files, which a kill leaves at different steps."""
+    saves = [save for save in facts.training_saves if len(save.entries) == len(save.owners())]
+    kinds = [(save.event, {owner.kind for owner in save.owners()}) for save in saves]
+    states = [event for event, of_file in kinds if "optimizer" in of_file and "model" not in of_file]
+    weights = [event for event, of_file in kinds if "model" in of_file and "optimizer" not in of_file]
+    loaded = {value.kind for value in facts.loaded}
+    for event in states if {"model", "optimizer"} <= loaded else []:
+        beside = [other for other in weights if other.loops == event.loops]
+        if beside:
+            where = name_line(beside[0], event)
+            text = f"the optimizer is in another file than the model of {where}: a kill leaves two steps"
+            yield at(event, "R508", text, save=event)
             return
-
-
-def _list_prefixes(facts: Facts, model: Value, given: Value) -> list[tuple[Event, str]]:
-    """Return the saves of the state of a model that is loaded, and what the names in it begin with."""
-    saves = []
-    for save in facts.training_saves:
-        for entry in [entry for entry in save.entries if entry.owner is model]:
-            flags = root(entry.value).flags
-            is_it = entry.name == (str(given.key) if given.kind == "field" else "")
-            if is_it and "either" not in flags:
-                prefixes = sorted(flag for flag in flags if flag.startswith("prefix:"))
-                saves.append((save.event, "".join(prefixes)))
-    return saves

@@ -31,7 +31,14 @@ SOURCES = [
     Source("Python", r"^random\.seed$", r"^random\.setstate$",
            r"^random\.(random|randint|choice|choices|shuffle|sample|uniform|gauss|randrange|betavariate)$"),
 ]  # fmt: skip
-_SEEDS_ALL = r"(^|\.)(seed_everything|set_seed|set_random_seed|setup_seed|seed_all|init_seeds)$"
+_SEEDS_ALL = (
+    r"(^|\.)(seed_everything|(set|setup|fix|init|make)_?(the_)?(all_)?(random_)?(manual_)?seeds?|seed_all|seed_torch"
+    r"|manual_seed_all)$|^(?!.*random\.)\w+\.seed$"
+)
+# of images, and of activations
+_DRAWS = re.compile(
+    r"transforms\.(\w+\.)?(Random\w+|ColorJitter|TrivialAugment\w*|AutoAugment)$|nn\.(\w+\.)?[Dd]ropout\w*$"
+)
 _SAMPLERS = ("RandomSampler", "WeightedRandomSampler", "SubsetRandomSampler")
 _ASIDE = re.compile(
     r"val|eval|test|log|plot|sample|visual|image|infer|generate|write|save|show|report", re.IGNORECASE
@@ -48,6 +55,7 @@ def check(facts: Facts) -> Iterator[Finding]:
         return
     if not facts.imports(r"bootfile"):
         yield from of_a_restart(_find_random(facts), facts)
+        yield from of_a_restart(_find_splits(facts), facts)
     if not facts.saves_all:
         yield from of_a_restart(_find_generators(facts), facts)
 
@@ -59,7 +67,7 @@ def _find_random(facts: Facts) -> Iterator[Finding]:
     for source in SOURCES:
         seed = _find_seed(facts, source)
         draw, what = _find_draw(facts, source) if seed is not None else (None, "")
-        if seed is None or draw is None or _is_restored(facts, source):
+        if seed is None or draw is None or _is_restored(facts, source, seed):
             continue
         message = (
             f"{source.name} gets the same seed at each start, and {name_line(draw, seed)} draws "
@@ -69,6 +77,19 @@ def _find_random(facts: Facts) -> Iterator[Finding]:
         is_asked = any("seed" in condition.text or _is_once(condition) for condition in seed.conditions)
         is_hint = what == "dropout" or is_asked or _may_be_drawn(facts, seed) or _is_of_data(facts, seed)
         yield at(seed, "R401", message, is_hint, draw=draw)
+
+
+def _find_splits(facts: Facts) -> Iterator[Finding]:
+    """Find a split of the samples that is drawn without a seed."""
+    seeds = facts.calls(f"{_SEEDS_ALL}|" + "|".join(f"{source.seeds}|{source.sets}" for source in SOURCES))
+    first = min((event.order for event in seeds), default=len(facts.events))
+    for event in facts.calls(r"(^|\.)(random_split|train_test_split)$"):
+        is_seeded = bool(event.args.keys() & {"generator", "random_state", 2}) or event.order > first
+        is_ordered = is_constant(event.args.get("shuffle"), False)
+        if event.name == "call" and not is_seeded and not is_ordered and event.order < facts.first_step:
+            name = event.text.rpartition(".")[2]
+            yield at(event, "R405", f"{name}() splits the samples in another way at each start")
+            return
 
 
 def _find_seed(facts: Facts, source: Source) -> Event | None:
@@ -132,14 +153,19 @@ def _may_be_drawn(facts: Facts, seed: Event) -> bool:
     return any(_IS_DRAWN.search(str(dep.key)) for dep in given)
 
 
-def _is_restored(facts: Facts, source: Source) -> bool:
+def _is_restored(facts: Facts, source: Source, seed: Event) -> bool:
+    """Return whether the state of a source is restored from a checkpoint, and not seeded again after that."""
     saves = facts.restart_saves
     keys = {entry.key.partition(".")[0] for save in saves for entry in save.entries}
     # a class with its own state_dict() may save anything
     owners = [owner for save in saves for owner in save.owners()]
     is_own = any(facts.tracer.find_method(owner, "state_dict") for owner in owners)
     is_known = not is_own and not any(save.is_open for save in saves)
+    seeds = [event for event in facts.calls(source.seeds) if not event.conditions and event.name == "call"]
+    last = max((event.order for event in [seed, *seeds] if event.order < facts.first_step), default=0)
     for event in facts.calls(source.sets):
+        if event.order < last and not facts.is_in_training(event):
+            continue
         fields = [dep for dep in list_deps(event.args.get(0, Value())) if dep.kind == "field" and dep.key]
         # restored from this checkpoint, maybe from a dict in it, or from an entry that is not known
         if not is_known or not fields or any(str(one.key) in keys for one in fields):
@@ -159,9 +185,10 @@ def _find_draw(facts: Facts, source: Source) -> tuple[Event | None, str]:
         if is_global and _trains_with(facts, event):
             return event, f"{event.text.rpartition('.')[2]}()"
     for event in facts.select("create", "call") if is_torch else ():
-        is_dropout = re.search(r"nn\.(\w+\.)?(Dropout\w*|dropout\w*)$", event.text) is not None
-        if is_dropout and event.path == facts.tracer.source.path:
-            return event, "dropout"
+        what = "dropout" if "ropout" in event.text else "augmentation"
+        is_drawn = _DRAWS.search(event.text) is not None
+        if is_drawn and (what == "augmentation" or event.path == facts.tracer.source.path):
+            return event, what
     return None, ""
 
 
@@ -194,8 +221,11 @@ def _is_drawn(loader: Value) -> bool:
     sampler = root(loader.parts.get("sampler", Value("none")))
     if generator.kind != "none" or loader.cls is not None:
         return False
-    if sampler.kind == "none":
-        return is_constant(loader.options.get("shuffle") or loader.options.get(2), True)
+    shuffle = loader.options.get("shuffle") or loader.options.get(2) or Value()
+    # `shuffle=sampler is None`: a run of one process shuffles
+    is_alone = shuffle.kind == "compared" and isinstance(shuffle.node.ops[0], ast.Is)
+    if sampler.kind == "none" or is_alone:
+        return is_alone or is_constant(shuffle, True)
     if sampler.key == "BatchSampler":
         sampler = root(sampler.options.get(0) or sampler.options.get("sampler") or sampler)
     # samplers of torch that draw their order from torch's generator if they get none

@@ -170,9 +170,13 @@ def _is_sample(listing: Listing) -> bool:
 
 
 def _is_sorted(listing: Listing) -> bool:
-    """The class sorts."""
+    """The class sorts what is listed, or it is not known what it sorts."""
     calls = [part for part in ast.walk(listing.cls) if isinstance(part, ast.Call)]
-    return any(_SORTS.search(unparse(call.func).rpartition(".")[2]) for call in calls)
+    sorts = [unparse(call) for call in calls if _SORTS.search(unparse(call.func).rpartition(".")[2])]
+    assigns = [part for part in listing.above if isinstance(part, ast.Assign)]
+    name = unparse(assigns[0].targets[0]).rpartition(".")[2] if assigns else ""
+    is_name = name.isidentifier() and not any(isinstance(part, ast.For) for part in listing.above)
+    return any(not is_name or re.search(rf"\b{name}\b", text) for text in sorts)
 
 
 def _loses_order(listing: Listing) -> bool:

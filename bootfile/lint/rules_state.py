@@ -1,18 +1,17 @@
 """Rules about the objects that the loop changes: does a checkpoint have their state, and is it read back?"""
 
-import dataclasses
 import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from bootfile.lint import values
-from bootfile.lint.checkpoints import Save, list_inside
+from bootfile.lint.checkpoints import Save
 from bootfile.lint.facts import Facts, of_a_restart, reads_restored
 from bootfile.lint.record import Event
 from bootfile.lint.sources import unparse
 from bootfile.lint.table import Finding, at, name_line
 from bootfile.lint.values import Value, kind_of, list_deps, root
-from bootfile.lint.walk import describe, is_constant, list_parameter_owners
+from bootfile.lint.walk import describe, given_state, is_constant, list_parameter_owners, split
 
 _EPOCH_NAME = re.compile(r"(epoch|iter|iteration|step)s?\W*$", re.IGNORECASE)
 _CONTINUES = re.compile("resum|restart|continue", re.IGNORECASE)
@@ -38,9 +37,9 @@ class Kind(NamedTuple):
 def check(facts: Facts) -> Iterator[Finding]:
     """Yield the findings about state."""
     yield from of_a_restart(_find_missing(facts), facts)
+    yield from of_a_restart(_find_apex(facts), facts)
     yield from of_a_restart(_find_not_loaded(facts), facts)
     yield from of_a_restart(_find_modules(facts), facts)
-    yield from _check_exact(facts)
 
 
 def _find_missing(facts: Facts) -> Iterator[Finding]:
@@ -56,6 +55,16 @@ def _find_missing(facts: Facts) -> Iterator[Finding]:
         # a restart loads the optimizer, or another file has it, as the one after the last epoch
         is_elsewhere = value in facts.loaded or any(value in other.owners() for other in facts.saves)
         yield describe_missing(value, event, save.event, is_elsewhere and kind == "optimizer")
+
+
+def _find_apex(facts: Facts) -> Iterator[Finding]:
+    """Find the loss scale of apex, which amp.state_dict() has."""
+    scaled = [event for event in facts.calls(r"(^|\.)scale_loss$") if facts.is_in_training(event)]
+    is_kept = bool(facts.calls(r"amp\.state_dict$")) or facts.saves_all or not facts.imports("apex")
+    if scaled and facts.fullest_save is not None and not is_kept:
+        save = facts.fullest_save.event
+        text = f"the loss scale of apex is not in the checkpoint that {name_line(save, scaled[0])} saves"
+        yield at(scaled[0], "R104", text, save=save)
 
 
 def describe_missing(value: Value, event: Event, save: Event, is_hint: bool = False) -> Finding:
@@ -102,9 +111,13 @@ def _follows_epoch(facts: Facts, scheduler: Value) -> bool:
     made = [event.value for event in facts.select("create") if event.value.kind == "scheduler"]
     # also if another branch of the script makes it
     of_name = [one for one in made if one.label and one.label == scheduler.label]
-    is_placed = any(one.options.keys() & _PLACE for one in (scheduler, *of_name))
+    places = [one.options[key] for one in (scheduler, *of_name) for key in one.options.keys() & _PLACE]
+    # `last_epoch=-1` is a new schedule
+    places = [place for place in places if not is_constant(place, -1)]
+    is_placed = any(not _counts_epochs(facts, scheduler, place) for place in places)
     # LambdaLR with a function of the restored epoch
-    if is_placed or any(reads_restored(given) for number, given in scheduler.options.items() if number != 0):
+    others = [given for number, given in scheduler.options.items() if number not in (0, *_PLACE)]
+    if is_placed or any(map(reads_restored, others)):
         return True
     steps = [event for event in facts.select("step") if root(event.value) is scheduler]
     # one of several schedulers, of which the others get the epoch
@@ -114,6 +127,14 @@ def _follows_epoch(facts: Facts, scheduler: Value) -> bool:
     sets = [event for event in facts.select("set_attribute") if event.text in _SET_PLACE]
     is_set = any(root(event.value) is scheduler for event in sets)
     return is_set or any(_steps_to_epoch(facts, event) for event in steps)
+
+
+def _counts_epochs(facts: Facts, scheduler: Value, place: Value) -> bool:
+    """Return whether the place of a schedule is a number of epochs, although each batch steps it."""
+    steps = [event for event in facts.in_training("step") if root(event.value) is scheduler]
+    starts = [split(loop.start or Value())[0] for loop in facts.loops]
+    is_epoch = place.kind in ("field", "shifted") and split(place)[0] in starts
+    return is_epoch and bool(steps) and all(len(event.loops) > 1 for event in steps)
 
 
 def _gets_epoch(event: Event) -> bool:
@@ -126,7 +147,9 @@ def _steps_to_epoch(facts: Facts, event: Event) -> bool:
     """Return whether a step of a scheduler does not depend on the steps before it."""
     # steps before the training bring the schedule to its place
     if not facts.is_in_training(event):
-        return bool(event.loops) or event.order < facts.first_step
+        ends = [root(loop.iterated or Value()).parts.get("end", Value()) for loop in event.loops]
+        is_other = any(_counts_epochs(facts, root(event.value), end) for end in ends)
+        return not is_other and (bool(event.loops) or event.order < facts.first_step)
     given = {dep for argument in event.args.values() for dep in list_deps(argument)}
     is_told = any(dep.kind in ("loop", "counter", "shifted") for dep in given)
     # a warm-up that ends after the first epochs
@@ -182,10 +205,26 @@ def _find_not_loaded(facts: Facts) -> Iterator[Finding]:
 def _comes_back(facts: Facts, value: Value) -> bool:
     """Return whether an object gets its state, needs none, or whether the script reads its entry."""
     names = [entry.name for save in facts.saves for entry in save.entries if entry.owner is value]
-    is_loaded = any(other.kind == value.kind and other.label == value.label for other in facts.loaded)
+    created = [event for event in facts.select("create") if event.value is value and not event.conditions]
+    made = max((event.order for event in created), default=0)
+    name = (value.kind, value.label)
+    of_name = [event for other, event in facts.loaded.items() if (other.kind, other.label) == name]
     is_placed = value.kind == "scheduler" and _follows_epoch(facts, value)
-    is_known = value in facts.loaded or value in facts.escaped or is_loaded or is_placed
-    return is_known or any(map(facts.is_read, names))
+    # it is made again after the object of its name was loaded, or loaded from an entry that no file has
+    is_lost = bool(of_name) and made > max(event.order for event in of_name)
+    is_lost = is_lost or (value in facts.loaded and _is_misread(facts, value, names))
+    if is_placed or value in facts.escaped or is_lost:
+        return is_placed or value in facts.escaped
+    return bool(of_name) or value in facts.loaded or any(map(facts.is_read, names))
+
+
+def _is_misread(facts: Facts, value: Value, names: list[str]) -> bool:
+    """Return whether an object is loaded from an entry that no checkpoint has."""
+    given = given_state(facts.loaded[value])
+    written = {part for save in facts.saves for entry in save.entries for part in entry.key.split(".")}
+    is_open = any(save.is_open for save in facts.saves) or facts.saves_all
+    is_entry = given.kind == "field" and isinstance(given.key, str) and given.of is not None
+    return is_entry and not is_open and bool(names) and all(names) and given.key not in written
 
 
 # Modules that are trained, such as a criterion with weights
@@ -223,64 +262,3 @@ def _is_lost(facts: Facts, save: Save, module: Value) -> bool:
     # a script that saves no module at all has its weights elsewhere, in a way that is not followed
     others = [owner for owner in save.owners() if owner.kind in ("model", "unknown")]
     return not is_part and others[:1] != [] and others[0] is not module
-
-
-# Loops with bootfile.Exact, which saves what it gets by keywords and by run.add()
-
-
-def _check_exact(facts: Facts) -> Iterator[Finding]:
-    """Yield the objects that a loop with Exact changes, and that Exact does not get."""
-    runs = [event for event in facts.select("method") if event.value.key == "Exact"]
-    saves = {
-        event.loops[0]: event for event in runs[::-1] if event.text == "save" and facts.is_in_training(event)
-    }
-    given = _list_given(runs)
-    # without resume() nothing continues; a function that is not known may save the rest
-    is_restart = bool(saves) and any(event.text == "resume" for event in runs) and not facts.saves_all
-    if given is None or not is_restart:
-        return
-    for value, event in facts.changed.items():
-        # the loop of another stage, such as a search for a learning rate, has no save
-        save = saves.get(event.loops[0])
-        is_unknown = facts.is_own_state(value) or "by_name" in value.flags
-        if save is None or is_unknown or _is_given(facts, value, given) or _needs_none_in_exact(facts, value):
-            continue
-        missing = describe_missing(value, event, save)
-        # the class of an average of the project may have its own means
-        is_hint = missing.is_hint and value.kind != "copied" and value.key != "AveragedModel"
-        # a loop with Exact continues by itself when the same command starts it
-        yield dataclasses.replace(missing, is_hint=is_hint, fix=_FIX, resume_with="")
-
-
-def _list_given(runs: list[Event]) -> list[Value] | None:
-    """Return all objects that Exact gets; None if some are not known, as those of `**objects`."""
-    made = {root(event.value) for event in runs}
-    added = [event for event in runs if event.text == "add"]
-    calls = [*[run.node for run in made], *[event.node for event in added]]
-    is_open = any(keyword.arg is None for call in calls for keyword in call.keywords)
-    options = [*[run.options for run in made], *[event.args for event in added]]
-    return None if is_open else [value for given in options for value in given.values()]
-
-
-def _is_given(facts: Facts, value: Value, given: list[Value]) -> bool:
-    """Return whether an object is one that Exact gets, or a part of one, or has its name and kind; or whether
-    the script saves or loads it besides Exact."""
-    kind = "ema" if value.kind == "copied" else value.kind
-    if value in facts.loaded or value in facts.escaped:
-        return True
-    if facts.training_saves and facts.is_saved(value, kind):
-        return True
-    of_kind = [one for one in given if kind_of(one) == value.kind]
-    # the schedules in a SequentialLR
-    parts = [*given, *[option for one in of_kind for option in root(one).options.values()]]
-    inside = {part for one in parts for part in (*list_inside(one), *map(root, list_deps(one)))}
-    is_same = value.label != "" and any(root(one).label == value.label for one in of_kind)
-    return is_same or bool(facts.list_saved_with(value) & inside)
-
-
-def _needs_none_in_exact(facts: Facts, value: Value) -> bool:
-    """Return whether an object is right after a restart without its state."""
-    kind = KINDS["ema" if value.kind == "copied" else value.kind]
-    functions = [option.cls for option in value.options.values() if option.kind in ("function", "method")]
-    is_of_step = any(_OF_STEP.search(unparse(function.node)) for function in functions)
-    return kind.needs_none(facts, value) or (value.kind == "scheduler" and is_of_step)

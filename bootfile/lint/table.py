@@ -105,6 +105,12 @@ RULES = {
         f"{_GITHUB}/kuanghuei/SCAN/pull/19",
         is_repaired=True,
     ),
+    "R303": Rule(
+        "a checkpoint within an epoch, but a restart begins an epoch with its first batch",
+        "some samples are read twice in this epoch, or the rest of it is left out",
+        "save the number of batches too, and skip them in the same order",
+        f"{_GITHUB}/facebookresearch/fairseq/issues/848",
+    ),
     "R305": Rule(
         "batches are skipped in another order",
         "some samples are read twice in this epoch, and others never",
@@ -128,6 +134,13 @@ RULES = {
         is_hint=True,
         is_repaired=True,
     ),
+    "R310": Rule(
+        "the end of the loop moves with its beginning",
+        "each restart trains the whole number of epochs again, and not the rest",
+        "for epoch in range(start_epoch, epochs)",
+        f"{_GITHUB}/huggingface/transformers/issues/28544",
+        is_hint=True,
+    ),
     "R401": Rule(
         "random numbers are seeded at each start, but drawn in the loop",
         "after a restart the random numbers (order, noise, dropout) of the first steps come again",
@@ -141,6 +154,12 @@ RULES = {
         "sorted(os.listdir(folder))",
         f"{_GITHUB}/pytorch/vision/issues/192",
         is_repaired=True,
+    ),
+    "R405": Rule(
+        "the split of the samples is drawn again at each start",
+        "after a restart samples of the evaluation are trained on",
+        "random_split(..., generator=torch.Generator().manual_seed(seed)), or save the split",
+        f"{_GITHUB}/pytorch/pytorch/issues/32467",
     ),
     "R501": Rule(
         "the checkpoint is written over the one before it",
@@ -170,6 +189,20 @@ RULES = {
         "save plain values, such as vars(args), or load your own file with weights_only=False",
         f"{_GITHUB}/nanoporetech/remora/issues/226",
         is_repaired=True,
+    ),
+    "R507": Rule(
+        "a log is opened with mode w at each start",
+        "after a restart the lines of the epochs before are lost",
+        'open(path, "a") if the training continues',
+        f"{_GITHUB}/flairNLP/flair/issues/1718",
+        is_hint=True,
+    ),
+    "R508": Rule(
+        "the model and the optimizer are in two files",
+        "a kill between the two writes leaves states of different steps, with which a restart continues",
+        "save both in one file",
+        f"{_TORCH}/notes/serialization.html",
+        is_hint=True,
     ),
     "R601": Rule(
         "names of a wrapped model are loaded into the bare one",
@@ -208,6 +241,13 @@ RULES = {
         "https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html",
         is_hint=True,
     ),
+    "R704": Rule(
+        "checkpoints only when a result improves",
+        "a restart loses all epochs since the best one",
+        "save the state of each epoch, too, in a file of its own",
+        f"{_GITHUB}/huggingface/pytorch-image-models/issues/98",
+        is_hint=True,
+    ),
     "R801": Rule(
         "checkpoints at the ends of epochs only, and no handler for SIGTERM",
         "when a platform ends the job, the steps since the last epoch are lost",
@@ -220,7 +260,7 @@ RULES = {
 
 # rules of earlier releases, which were rare or often wrong (tests/lint/precision.csv): comments may name them
 RETIRED = (
-    "R102", "R202", "R203", "R204", "R303", "R304", "R306", "R309", "R403", "R404", "R504", "R505", "R603",
+    "R102", "R202", "R203", "R204", "R304", "R306", "R309", "R403", "R404", "R504", "R505", "R603",
 )  # fmt: skip
 
 

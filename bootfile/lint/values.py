@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 STATEFUL = ("model", "optimizer", "scheduler", "scaler", "ema", "generator")
 # kinds that say nothing about a value
 VAGUE = ("unknown", "none", "const")
+_MAKES_NUMBER = re.compile(r"^(torch|numpy)\.(tensor|array|zeros|ones|full|float\d+)$")
+# numbers that a loop counts
+NUMBERS = ("loop", "counter", "shifted")
 
 WRAPPERS = {
     "DistributedDataParallel": "module.", "DDP": "module.", "DataParallel": "module.",
@@ -49,7 +52,8 @@ class Value:
 
 @dataclass(eq=False, slots=True)
 class Loop:
-    """A loop of the script as it was run: of the same text there is one for each call of its function."""
+    """A loop of the script as it was run: of the same text there is one for each call of its function.
+    depth, calls: the number of conditions and of functions around it."""
 
     node: Any
     path: str
@@ -58,6 +62,8 @@ class Loop:
     start: Value | None = None
     iterated: Value | None = None
     function: str = ""
+    depth: int = 0
+    calls: int = 0
     test: "Value | None" = None
 
 
@@ -100,14 +106,25 @@ def list_deps(value: Value) -> set[Value]:
     return seen
 
 
+def is_start(value: Value, depth: int = 0) -> bool:
+    """Return whether a number is the one that a script writes or an option gives: the same at each start."""
+    if value.kind == "unknown":
+        is_made = "from_call" not in value.flags or _MAKES_NUMBER.search(str(value.key)) is not None
+        is_known = is_made and value.label != "" and "undefined" not in value.flags and depth < 4
+        return is_known and all(is_start(dep, depth + 1) for dep in value.deps)
+    return value.kind in ("none", "option") or (value.kind == "const" and not isinstance(value.key, str))
+
+
 def is_restored(value: Value) -> bool:
     """Return whether a value comes from a checkpoint."""
     return any(dep.kind in ("field", "checkpoint") or "restored" in dep.flags for dep in list_deps(value))
 
 
 def join_deps(values: Iterable[Value]) -> frozenset[Value]:
-    """Return what a value depends on that is computed from these."""
-    deps = [value for value in values if value.kind not in ("const", "none", "module", "function", "class")]
+    """Return what a value depends on that is computed from these: a constant only if it has a name, because
+    the loop may change what that holds."""
+    kinds = ("const", "none", "module", "function", "class")
+    deps = [value for value in values if value.kind not in kinds or (value.label and value.kind in VAGUE)]
     return frozenset(deps[:20])
 
 

@@ -24,6 +24,7 @@ class Walk:
         self.texts = " ".join(sorted(tracer.externals))
         self.sources: list[Source] = [tracer.source, *[one.source for one in tracer.imported.values()]]
         self._selected: dict[tuple[str, ...], list[Event]] = {}
+        self._deps: dict[Value, set[Value]] = {}
         self._called: dict[str, list[Event]] = {}
         self.loops = self._find_training_loops()
 
@@ -54,6 +55,12 @@ class Walk:
         """Return the nodes of a kind in a module of the project."""
         source = next((source for source in self.sources if source.path == path), None)
         return source.find(kind) if source is not None else []
+
+    def list_deps(self, value: Value) -> set[Value]:
+        """Return the value and all values from which it was computed. Each question is answered once."""
+        if value not in self._deps:
+            self._deps[value] = list_deps(value)
+        return self._deps[value]
 
     # Loops
 
@@ -115,6 +122,11 @@ def describe(value: Value, kind: str = "") -> str:
 
 def is_constant(value: Value | None, constant: Any) -> bool:
     return value is not None and value.kind in ("const", "none") and value.key is constant
+
+
+def split(value: Value) -> tuple[Value | None, int]:
+    """Return (the number, what is added to it)."""
+    return (value.of, value.offset) if value.kind == "shifted" else (value, 0)
 
 
 def given_state(event: Event) -> Value:

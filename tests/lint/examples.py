@@ -77,7 +77,7 @@ FOLDER = (
     "    def __getitem__(self, index):\n        return torch.load(self.names[index])"
 )
 BEST = 'if loss < best:\n    best = loss\n    torch.save(model.state_dict(), "best.pt")'
-STOP = "patience += 1\nif patience > 3:\n    break"
+STOP = "patience += 1\nif loss < 1:\n    patience = 0\nif patience > 3:\n    break"
 RATE = "steps += 1\nfor group in optimizer.param_groups:\n    group['lr'] = 0.1 * min(1, steps / 100)"
 PADDED = (
     "val_sampler = DistributedSampler(data, shuffle=False)\n"
@@ -136,6 +136,13 @@ RENAMED = [
     'with open("new", "wb") as file:\n    torch.save(state, file)\n'
     'pathlib.Path("new").replace(f"checkpoint_{epoch}.pt")',
 ]
+WITHIN = (
+    "if number % 100 == 99:\n    state = {'optimizer': optimizer.state_dict(), 'epoch': epoch}\n"
+    "    torch.save(state, 'new.pt'); os.replace('new.pt', 'last.pt')"
+)
+SPLIT = "parts = torch.utils.data.random_split(data, [80, 16]{})\nloader = DataLoader(parts[0], 8)"
+APART = "torch.save(model.state_dict(), 'a.pt')\ntorch.save(optimizer.state_dict(), 'b.pt')"
+IMPROVES = f"if loss < best:\n    best = loss\n    {PARTS['write']}"
 SKIP = 'skipped = saved["number"]'
 PLACE = '"number": number'
 
@@ -230,6 +237,12 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
     ),
     "R302": ([{"range": "10"}, {"range": "0, 10", "next": "0"}], [{}, {"range": "10",
     "begin": "if epoch < start:\n    continue"}]),
+    "R303": (
+        [{"step": WITHIN, "write": "pass", "next": 'saved["epoch"]'}, {"step": WITHIN, "write": "pass"}],
+        [{}, {"step": WITHIN.replace("epoch}", "epoch, 'number': number}"), "write": "pass",
+              "next": 'saved["epoch"]', "resume": SKIP,
+              "batch": "if epoch == start and number < skipped:\n    continue"}],
+    ),
     "R305": (
         [{"setup": SHUFFLED, "resume": SKIP, "save": PLACE,
         "batch": "if epoch == start and number < skipped:\n    continue"},
@@ -238,6 +251,10 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
         [{"resume": SKIP, "save": PLACE, "batch": "if epoch == start and number < skipped:\n    continue"},
          {"setup": SHUFFLED, "resume": SKIP, "save": PLACE, "begin": "torch.manual_seed(epoch)",
           "batch": "if epoch == start and number < skipped:\n    continue"}],
+    ),
+    "R310": (
+        [{"range": "start, start + 5"}, {"setup": "epochs = 7", "range": "start, epochs + start"}],
+        [{}, {"setup": "epochs = 7", "range": "start, epochs + 1"}],
     ),
     "R307": (
         [{"setup": DISTRIBUTED},
@@ -268,6 +285,11 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
         [{"top": FOLDER.format(names="sorted(os.listdir(folder))")},
          {"top": FOLDER.format(names="list(range(len(os.listdir(folder))))")}],
     ),
+    "R405": (
+        [{"setup": SPLIT.format("")}, {"setup": SPLIT.format("") + "\ntorch.manual_seed(0)"}],
+        [{"setup": SPLIT.format(", generator=torch.Generator().manual_seed(1)")},
+         {"top": "torch.manual_seed(0)", "setup": SPLIT.format("")}],
+    ),
     "R501": (
         [{"write": 'torch.save(state, "last.pt")'},
         {"write": 'torch.save(state, os.path.join("out", "last.pt"))'}],
@@ -293,6 +315,16 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
         "save": '"args": vars(args)'},
          {"top": "import argparse\nargs = argparse.ArgumentParser().parse_args()", "save": '"args": args',
           "load": ", weights_only=False"}],
+    ),
+    "R507": (
+        [{"setup": "log = open('log.txt', 'w')", "end": "log.write(f'{loss}')"},
+         {"top": "import logging\nlogging.basicConfig(filemode='w')", "end": "logging.log(1)"}],
+        [{"setup": "log = open('log.txt', 'a')", "end": "log.write(f'{loss}')"},
+         {"setup": "log = open('options.txt', 'w')\nlog.write('1')"}],
+    ),
+    "R508": (
+        [{"write": APART}, {"write": APART.replace("\n", "\nprint(1)\n")}],
+        [{}, {"write": f"torch.save(model.state_dict(), 'weights.pt')\n{PARTS['write']}"}],
     ),
     "R601": (
         [{"before": "model = DistributedDataParallel(model)"}, {"before": "model = torch.compile(model)"}],
@@ -329,5 +361,10 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
          {"batch": "if number % 1 == 0:\n    optimizer.step()",
          "step": "if number % 10 == 0:\n    torch.save("
           '{"optimizer": optimizer.state_dict(), "number": number}, f"{number}.pt")', "write": "pass"}],
+    ),
+    "R704": (
+        [{"setup": "best = 9.0", "write": IMPROVES, "save": '"best": best'}, {"setup": "best = None",
+          "write": IMPROVES.replace("loss < best", "best is None or loss < best")}],
+        [{}, {"setup": "best = 9.0", "write": IMPROVES.replace("if loss", "if epoch % 2 == 0 or loss")}],
     ),
 }  # fmt: skip

@@ -9,6 +9,7 @@ from bootfile.lint.table import RETIRED, RULES
 from tests.conftest import ROOT
 from tests.lint import planted, zoo
 from tests.lint.examples import EXAMPLES, write
+from tests.lint.flows import FLOWS
 
 # hints about other packages and about whole scripts: tests/lint/zoo.py has their examples
 OTHERS = {"R701", "R702", "R703", "R801"}
@@ -36,6 +37,12 @@ def test_a_bad_example_is_found(rule, number, tmp_path):
 @pytest.mark.parametrize(("rule", "number"), GOOD)
 def test_a_good_example_is_not_found(rule, number, tmp_path):
     assert rule not in find_rules(write(EXAMPLES[rule][1][number]), tmp_path)
+
+
+@pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.rule)
+def test_each_form_of_a_fault_is_found(flow, tmp_path):
+    assert flow.rule in find_rules(write(flow.bad), tmp_path)
+    assert flow.good is None or flow.rule not in find_rules(write(flow.good), tmp_path)
 
 
 @pytest.mark.parametrize(("rule", "number"), BAD)

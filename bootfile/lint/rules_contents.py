@@ -1,0 +1,177 @@
+"""Rules about the contents of a checkpoint: objects that torch.load() refuses, and names of weights."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from bootfile.lint.checkpoints import Entry, Save
+from bootfile.lint.facts import Facts
+from bootfile.lint.known_defects import asks_for_less
+from bootfile.lint.record import Event
+from bootfile.lint.rules_files import is_checkpoint, path_node, path_of
+from bootfile.lint.sources import unparse
+from bootfile.lint.table import Finding, at, name_line
+from bootfile.lint.values import Value, list_deps, root
+from bootfile.lint.walk import describe, given_state
+
+_NUMPY = re.compile(r"^numpy\.(nan)?(mean|average|median|array|sum|std|max|min|amax|amin|sqrt|exp|float\d+)$")
+
+_WRITES = re.compile(r"^(write|writelines|writerow|append|print|log)$")
+_IS_NEW = re.compile(r"resum|start|continu|exist|append|load|restor", re.IGNORECASE)
+_TELLS_TIME = re.compile(r"time|datetime|now\b|stamp|\bdate|uuid")
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    """Yield the findings about the contents of the checkpoints of a script that continues."""
+    if facts.loops and facts.saves and facts.intent:
+        yield from _find_refused(facts)
+        yield from _find_prefixes(facts)
+        yield from _find_logs(facts)
+
+
+# R506: a checkpoint that torch.load() refuses since PyTorch 2.6
+
+
+def _find_refused(facts: Facts) -> Iterator[Finding]:
+    # weights_only=False reads all objects; a file that the script opens may be one of pickle
+    loads = [event for event in facts.restart_loads() if event.text == "torch.load"]
+    loads = [event for event in loads if not event.args.keys() & {"weights_only", "pickle_module"}]
+    loads = [event for event in loads if all(value.kind != "open" for value in event.args.values())]
+    # the script allows the classes by itself
+    if not loads or facts.calls(r"add_safe_globals|safe_globals"):
+        return
+    # hint: with the release that a list of requirements asks for, all objects are read
+    is_old = asks_for_less(facts, "torch", "2.6")
+    for save in [save for save in facts.saves if save.event.text == "torch.save"]:
+        if not is_checkpoint(save) and not _is_file_of(save, loads[0]):
+            continue
+        for entry in save.entries:
+            what = _describe_object(entry)
+            if what:
+                where = name_line(save.event, loads[0])
+                text = f"torch.load() refuses {what}, which {where} saves, since PyTorch 2.6"
+                # an object that no dict of the script names may be saved as its state
+                is_named = not what.startswith("the object") or _is_written(facts, save, entry)
+                is_hint = is_old or not is_named
+                yield at(loads[0], "R506", text, is_hint, value=entry.value, save=save.event)
+                return
+
+
+def _is_file_of(save: Save, load: Event) -> bool:
+    """Return whether a load may read the file of a save: not "optimizer.pt" instead of "arguments.bin"."""
+    written = _list_names(path_of(save.event), path_node(save.event))
+    read = _list_names(load.args.get(0, Value()), load.node.args[0] if load.node.args else None)
+    return not written or not read or bool(written & read)
+
+
+def _list_names(path: Value, node: ast.AST | None) -> set[str]:
+    """Return the constant names of files in a path."""
+    nodes = [node, *[dep.node for dep in list_deps(path)]]
+    parts = [part for one in nodes if isinstance(one, ast.AST) for part in ast.walk(one)]
+    texts = [path.key, *[part.value for part in parts if isinstance(part, ast.Constant)]]
+    return {text for text in texts if isinstance(text, str) and re.search(r"\w\.\w+$", text)}
+
+
+def _describe_object(entry: Entry) -> str:
+    """Return what an entry is that is more than tensors and numbers; "" for others."""
+    value, base = entry.value, root(entry.value)
+    if base.kind == "args" and "namespace" in base.flags and value.kind == "args":
+        return f"the argparse.Namespace {base.label}"
+    if value.key == "numpy.random.get_state":
+        return "the state of numpy.random"
+    number = _find_numpy(value)
+    if number is not None:
+        return f"a number of NumPy ({number.key}) as {entry.name}"
+    is_settings = value.kind == "unknown" and re.search(r"^(config|cfg|conf)$", value.label)
+    if is_settings and any(str(dep.key) == "yacs.config.CfgNode" for dep in list_deps(value)):
+        return f"the CfgNode {value.label}"
+    is_object = base.kind in ("model", "optimizer", "scheduler", "criterion") and "by_name" not in base.flags
+    return f"the object {describe(base, base.kind)}" if is_object and value.kind != "state" else ""
+
+
+def _find_numpy(value: Value, depth: int = 0) -> Value | None:
+    """Return the call of NumPy that gives a value, also through max() or a name that holds the best one."""
+    if _NUMPY.search(str(value.key)):
+        return value
+    is_passed = value.key in ("max", "min") or (value.kind == "unknown" and value.of is not None)
+    inner = [_find_numpy(dep, depth + 1) for dep in value.deps] if is_passed and depth < 4 else []
+    return next((one for one in inner if one is not None), None)
+
+
+def _is_written(facts: Facts, save: Save, entry: Entry) -> bool:
+    """Return whether a dict of the module that saves has an entry as it stands: `{"model": model}`."""
+    # `torch.save(model, path)`, `torch.save([model, optimizer], path)`
+    if not entry.name or entry.name.isdigit():
+        return True
+    dicts = facts.nodes(save.event.path, ast.Dict)
+    pairs = [pair for part in dicts for pair in zip(part.keys, part.values, strict=True)]
+    named = [key for key, value in pairs if isinstance(value, ast.Name | ast.Attribute)]
+    return any(isinstance(key, ast.Constant) and key.value == entry.name for key in named)
+
+
+# R601: a state of a wrapped model that is loaded into the bare one, or the other way round
+
+
+def _find_prefixes(facts: Facts) -> Iterator[Finding]:
+    loads = facts.select("load_state")
+    for event in [event for event in loads if event.order <= facts.first_step]:
+        model, given = root(event.value), given_state(event)
+        is_only = all(root(other.value) is not model or other is event for other in loads)
+        # only a state that comes from a file, and as it was saved
+        uses = [use for use in facts.select("set_item", "method") if root(use.value) is root(given)]
+        is_changed = any(use.text not in ("get", "keys", "items", "values") for use in uses)
+        if given.kind not in ("field", "checkpoint") or not is_only or is_changed:
+            continue
+        saves = _list_prefixes(facts, model, given)
+        # one of several branches saves the names that are loaded
+        if saves and all(prefix != event.text for _, prefix in saves):
+            save, prefix = saves[0]
+            where = name_line(save, event)
+            saved, loaded = prefix.partition(":")[2], event.text.partition(":")[2]
+            text = f"{where} saves names of the bare model, and this loads them into one with {loaded}"
+            if saved:
+                text = f"{where} saves names that begin with {saved}, and this loads them into the bare model"
+            # an option often decides whether the model is wrapped, and what is saved
+            yield at(event, "R601", text, value=model, save=save, load=event)
+            return
+
+
+def _list_prefixes(facts: Facts, model: Value, given: Value) -> list[tuple[Event, str]]:
+    """Return the saves of the state of a model that is loaded, and what the names in it begin with."""
+    saves = []
+    for save in facts.training_saves:
+        for entry in [entry for entry in save.entries if entry.owner is model]:
+            flags = root(entry.value).flags
+            is_it = entry.name == (str(given.key) if given.kind == "field" else "")
+            if is_it and "either" not in flags:
+                prefixes = sorted(flag for flag in flags if flag.startswith("prefix:"))
+                saves.append((save.event, "".join(prefixes)))
+    return saves
+
+
+# R507: a log that each start empties
+
+
+def _find_logs(facts: Facts) -> Iterator[Finding]:
+    writes = [event for event in facts.in_training("method", "call") if _WRITES.search(event.text)]
+    written = {dep for event in writes for dep in facts.list_deps(event.value)}
+    opened = facts.calls(r"(^|\.)(open|FileHandler|basicConfig)$")
+    # the loop opens it again: `open("log.csv", "a")`
+    again = {
+        unparse(event.node.args[0]) for event in opened if facts.is_in_training(event) and event.node.args
+    }
+    for event in [event for event in opened if event.order < facts.first_step]:
+        is_path = event.name == "method"
+        mode = event.args.get(0 if is_path else 1) or event.args.get("mode") or event.args.get("filemode")
+        is_emptied = mode is not None and mode.kind == "const" and str(mode.key).startswith("w")
+        path = event.value if is_path else event.args.get(0) or event.args.get("filename") or Value()
+        # a folder of each start, whose name has the time
+        names = " ".join(f"{dep.key} {dep.label}" for dep in facts.list_deps(path))
+        is_new = bool(_TELLS_TIME.search(names) or _IS_NEW.search(event.describe_conditions()))
+        is_log = not event.text.endswith("open") or bool(
+            {unparse(part) for part in event.node.args[:1]} & again
+        )
+        is_log = is_log or any(dep.node is event.node for dep in written if dep.key == "open")
+        if is_emptied and is_log and not is_new:
+            yield at(event, "R507", f"each start empties {unparse(event.node)}, to which the loop writes")
+            return
