@@ -4,13 +4,21 @@
     bootfile fix train.py --write    change the files; train.py.orig has the old text
     bootfile fix --exact train.py    make its loop one of bootfile.Exact, which continues exactly after a kill
     bootfile fix --ddp train.py      add blocks with which torchrun trains it on several processes
+    bootfile fix --prove train.py --compare "OUT/*.pt" --resume_with "--resume OUT/last.pt" -- --out OUT
 
-Nothing is executed. A repair changes what a restart does, and nothing else of the file: comments, quotes and
-line ends stay. lint reads the new text: a repair is left out if the finding is still there, or a new one is.
+Nothing is executed without --prove. A repair changes what a restart does, and nothing else of the file:
+comments, quotes and line ends stay. lint reads the new text: a repair is left out if the finding is still
+there, or a new one is.
 What cannot be repaired safely is listed with the reason. A line that says "note" tells what else changes.
+
+--prove runs `bootfile prove` with the script as it is, and with the repairs in a copy of the working folder
+that has links to everything else. It prints what differed before, the lines of the patch, what differs
+afterwards, and whether an uninterrupted run has the same weights, bit for bit.
 
 Exit codes: 0 no findings are left, or hints only; 1 findings are left, or --exact or --ddp cannot place a
 change, and changes nothing; 2 bad input.
+With --prove those of `bootfile prove`: 0 exact with the repairs, and the same weights without a restart; 20
+something differs; 21 unverified; 2 bad input.
 """
 
 import difflib
@@ -20,10 +28,11 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from bootfile.console.parser import Parser
+from bootfile.console.parser import Parser, positive_int
 from bootfile.ground.errors import BadInput, print_line
 from bootfile.lint.cli import as_text
 from bootfile.lint.table import RULES
+from bootfile.prove.cli import split_words
 
 if TYPE_CHECKING:
     from bootfile.fix.engine import Result
@@ -42,7 +51,16 @@ def main(arguments: list[str]) -> int:
     add("--only", metavar="RULES", default="", help="repair these findings only; such as R103,R301")
     add("--no_hints", action="store_true", help="leave out what may be intended")
     add("--json", action="store_true", help="print one JSON object")
-    args = parser.parse_args(arguments)
+    add("--prove", action="store_true", help="run the script before and after, and compare")
+    add("--compare", metavar="FILES", help='with --prove: its files of weights, as "OUT/*.pt"')
+    add("--resume_with", metavar="OPTIONS", help="with --prove: the options of a restart")
+    add("--kills", type=positive_int, default=3, help="with --prove: SIGKILLs of a run (default: 3)")
+    words, options = split_words(arguments)
+    args = parser.parse_args(words)
+    if args.prove != (args.compare is not None) or args.prove != (args.resume_with is not None):
+        raise BadInput("expected --prove together with --compare FILES and --resume_with OPTIONS")
+    if options and not args.prove:
+        raise BadInput("-- is before the options of the script, which only --prove runs")
     only = [rule for rule in args.only.replace(",", " ").split() if rule]
     unknown = [rule for rule in only if rule not in RULES]
     if unknown:
@@ -53,11 +71,15 @@ def main(arguments: list[str]) -> int:
         raise BadInput("the repairs need the package LibCST: pip install 'bootfile[fix]'")
     if args.exact and args.ddp:
         raise BadInput("--exact --ddp: expected one of them; give the other one to the new file")
+    if args.prove and (args.exact or args.ddp or args.write or args.json):
+        raise BadInput("--prove changes no file, and proves repairs only: expected no other mode")
     if args.exact or args.ddp:
         return _change(args)
     from bootfile.fix import engine  # needs LibCST
 
     result = engine.repair(args.script, only, not args.no_hints)
+    if args.prove:
+        return _prove(args, result, options)
     diff = [line for path in sorted(result.new) for line in make_diff(path, result)]
     if args.write:
         write(result)
@@ -66,6 +88,22 @@ def main(arguments: list[str]) -> int:
     else:
         _report(result, [] if args.write else diff)
     return LEFT if any(not finding.is_hint for finding, _ in result.left) else 0
+
+
+def _prove(args: Any, result: "Result", options: list[str]) -> int:
+    """Run the script before and after the repairs, and return the exit code of the comparison."""
+    from bootfile.fix import proved  # imports torch, which a repair does not need
+
+    if not result.new:
+        raise BadInput(f"{args.script}: nothing to prove: 0 repaired, {len(result.left)} left")
+    lines = [line for path in sorted(result.new) for line in make_diff(path, result)]
+    added = sum(line.startswith("+") and not line.startswith("+++") for line in lines)
+    removed = sum(line.startswith("-") and not line.startswith("---") for line in lines)
+    rules = sorted({finding.rule for finding, _ in result.repaired})
+    size = f"{added} lines added, {removed} removed in {', '.join(map(os.path.relpath, result.new))}"
+    notes = [note for _, notes in result.repaired for note in notes]
+    request = proved.Request(args.script, args.compare, args.resume_with, args.kills, options)
+    return proved.prove(request, result.new, f"{size} ({', '.join(rules)})", notes)
 
 
 def _change(args: Any) -> int:

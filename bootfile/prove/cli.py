@@ -46,7 +46,7 @@ def main(arguments: list[str], find_modules: Callable[[str], dict[str, str]] | N
 
     find_modules: finds the modules of a job whose digests are in the proof; default: proof.find_modules().
     """
-    split = arguments.index("--") if "--" in arguments else len(arguments)
+    words, options = split_words(arguments)
     parser = Parser(__doc__, "bootfile prove")
     add = parser.add_argument
     add("job", metavar="JOB", nargs="?", help="the script; its options follow --")
@@ -59,16 +59,12 @@ def main(arguments: list[str], find_modules: Callable[[str], dict[str, str]] | N
     add("--keep", metavar="FOLDER", help="keep the runs in this new or empty folder (default: temporary)")
     add("--compare", metavar="FILES", help='for a script without Bootfile: its weights, as "OUT/*.pt"')
     add("--resume_with", metavar="OPTIONS", help="for a script without Bootfile: options of a restart")
-    words = arguments[:split]
-    if "--resume_with" in words[:-1]:  # its value may look like an option
-        place = words.index("--resume_with")
-        words[place : place + 2] = [f"--resume_with={words[place + 1]}"]
     args = parser.parse_args(words)
     from bootfile.prove import proof, runs  # import torch, which --help does not need
 
     find_modules = find_modules or proof.find_modules
     if args.check:
-        if args.to or args.keep or args.compare or args.resume_with or arguments[split:]:
+        if args.to or args.keep or args.compare or args.resume_with or options:
             raise BadInput("--check runs nothing: expected no other option")
         return runs.check(args.check, args.job, find_modules)
     if not args.job:
@@ -79,4 +75,14 @@ def main(arguments: list[str], find_modules: Callable[[str], dict[str, str]] | N
         raise BadInput("expected --compare FILES together with --resume_with OPTIONS")
     if args.stops and not args.compare:
         raise BadInput("--stops needs --compare FILES: a job of Bootfile saves at the end of a step")
-    return runs.run(args, arguments[split + 1 :], find_modules)
+    return runs.run(args, options, find_modules)
+
+
+def split_words(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Return the words of this command, and the options of the script, which follow --."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    words = arguments[:end]
+    if "--resume_with" in words[:-1]:  # its value may look like an option
+        place = words.index("--resume_with")
+        words[place : place + 2] = [f"--resume_with={words[place + 1]}"]
+    return words, arguments[end + 1 :]
