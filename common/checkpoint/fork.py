@@ -155,7 +155,7 @@ class Fork:
             self.facts = self._find_facts(starts)
         if not names:
             return self._begin(state)
-        # it has a checkpoint of its own, perhaps of a step before K: it is compared with the old run up to K
+        # the new run continues from its own checkpoint; up to the step of --at_step the old run is compared
         if self._skipped:
             state.identity[_SKIPPED] = self._args.skip_steps
         if step_of(names[-1]) < self.facts["step"]:

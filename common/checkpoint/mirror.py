@@ -363,7 +363,7 @@ class Mirror:
         at_url = steps_of(self._files.keys() - self._outdated)
         replaced = sorted(at_url | {step})[: -self.keep]
         self._outdated |= restoring.of_steps(self._files, replaced)
-        # another run may have left a checkpoint of the same step
+        # not this checkpoint: another run may have left one of the same step, which was outdated
         kept = self._find_kept(at_url) | {step}
         self._outdated -= restoring.of_steps(self._outdated, kept)
         for path in self._outdated:

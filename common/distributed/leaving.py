@@ -74,8 +74,8 @@ def end_alone(error: BaseException | None) -> None:
 
 
 def _destroy_group() -> bool:
-    """Destroy the group of nccl, within 3 s. gloo's is not destroyed: in torch 2.1 this deadlocks if a thread
-    of gloo waits for the interpreter's lock. Return whether nothing of nccl is left."""
+    """Destroy the group of nccl, within 3 s, and return whether it is destroyed. Do nothing with gloo, and
+    return True: in torch 2.1 it would deadlock if a thread of gloo waits for the interpreter's lock."""
     if ranks.uses_gloo():
         return True
     module = accelerator.of(accelerator.kind())

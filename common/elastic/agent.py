@@ -345,9 +345,9 @@ class _Agent:
                 self._children[name].kill()  # it must not write
 
     def _hear(self) -> None:
-        """Read what the roll, other agents and processes have announced, if anything is new; each round.
-        "ticks" counts the announcements in the store: one request tells that nothing is new. It also kills
-        what still runs when _limit() has passed."""
+        """Read what the roll, other agents and processes have announced. Each round calls it: the counter
+        "ticks" in the store tells with one request whether anything is new. If the time of _limit() has
+        passed, kill what still runs."""
         if time.monotonic() > self._ends_at:
             self._kill()
         ticks = self._store.add("ticks", 0)

@@ -46,7 +46,7 @@ class Run:
         self.log = Log(args, self.output)
 
     def replaced(self, values: Mapping[str, Any]) -> "Run":
-        """Return this run with other values of its options. Call it before anything is printed or written."""
+        """Return a copy with other values of its options. Call it before anything is printed or written."""
         run = copy.copy(self)
         run.args = self.args.replaced(values)
         run.log = Log(run.args, self.output)
