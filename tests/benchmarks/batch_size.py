@@ -65,12 +65,7 @@ def _parse_args() -> argparse.Namespace:
     parser = make_parser(__doc__)
     add, count = parser.add_argument, arguments.positive_int
     add("--cache_dir", default="output_dir/index", help="for indexes (default: %(default)s)")
-    add(
-        "--arch",
-        type=networks.arch,
-        default="resnet18",
-        help="from torchvision.models (default: resnet18)",
-    )
+    add("--arch", type=networks.arch, default="resnet18", help="from torchvision.models (default: resnet18)")
     add("--data_url", metavar="DIR", help="folder with train/ and val/<class>/* (default: generated)")
     add("--image_size", type=count, default=224, help="default: 224")
     add("--workers", type=count, default=4, help="default: 4")

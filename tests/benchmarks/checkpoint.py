@@ -13,7 +13,6 @@ import contextlib
 import os
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 
 import torch
@@ -27,7 +26,7 @@ from common.compute import models
 from datasets.loaders.engines.memory import make_loader
 from datasets.memory import cifar10
 from datasets.sampling.augment import crop_flip
-from tests.benchmarks.rounds import conditions, divide, make_parser, spread, take_turns, timed
+from tests.benchmarks.rounds import conditions, cpu_seconds, divide, make_parser, spread, take_turns, timed
 
 
 def main():
@@ -54,27 +53,21 @@ def measure_state(parameters: int, rounds: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path, plain = os.path.join(folder, checkpoint.name_of(1)), os.path.join(folder, "plain.pt")
 
-        def save() -> None:
-            with open(plain, "wb") as file:
-                torch.save(copy, file)
-                file.flush()
-                os.fsync(file.fileno())
-
         def to_new_file(path: str, function: Callable[[], object]) -> float:
             """Return the CPU seconds of a write to a new file: a run never replaces a checkpoint, which
             costs more."""
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
-            return _cpu_seconds(function)
+            return cpu_seconds(function)
 
         times = take_turns(
             {
-                "copy": lambda: _cpu_seconds(lambda: copies.make(state)),
-                "digest": lambda: _cpu_seconds(lambda: digest.summarize(1, copy["objects"])),
-                "torch.save": lambda: to_new_file(plain, save),
+                "copy": lambda: cpu_seconds(lambda: copies.make(state)),
+                "digest": lambda: cpu_seconds(lambda: digest.summarize(1, copy["objects"])),
+                "torch.save": lambda: to_new_file(plain, lambda: _save_plainly(copy, plain)),
                 "write": lambda: to_new_file(path, lambda: checkpoint.write(path, copy, step=1)),
-                "torch.load": lambda: _cpu_seconds(lambda: torch.load(plain, weights_only=True)),
-                "read": lambda: _cpu_seconds(lambda: checkpoint.read(path)),
+                "torch.load": lambda: cpu_seconds(lambda: torch.load(plain, weights_only=True)),
+                "read": lambda: cpu_seconds(lambda: checkpoint.read(path)),
             },
             rounds,
         )
@@ -85,10 +78,12 @@ def measure_state(parameters: int, rounds: int) -> None:
         print(f"{name} / {other}: {spread(divide(times[name], times[other]), '.3f', 'x')}")
 
 
-def _cpu_seconds(function: Callable[[], object]) -> float:
-    begin = time.process_time()
-    function()
-    return time.process_time() - begin
+def _save_plainly(state: dict, path: str) -> None:
+    """Save as with torch alone, and wait for the disk."""
+    with open(path, "wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def measure(device: torch.device, rounds: int) -> None:
@@ -119,20 +114,20 @@ def measure(device: torch.device, rounds: int) -> None:
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     copies, blocked = HostCopies(), []
     with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, checkpoint.name_of(1))
-
-        def save():
-            with open(os.path.join(folder, "plain.pt"), "wb") as file:
-                torch.save(state, file)
-                file.flush()
-                os.fsync(file.fileno())
+        path, plain = os.path.join(folder, checkpoint.name_of(1)), os.path.join(folder, "plain.pt")
 
         def copy_and_write():
             made = []
             blocked.append(timed(lambda: made.append(copies.make(state))))
             checkpoint.write(path, made[0])
 
-        times = take_turns({"plain": lambda: timed(save), "ours": lambda: timed(copy_and_write)}, rounds)
+        times = take_turns(
+            {
+                "plain": lambda: timed(lambda: _save_plainly(state, plain)),
+                "ours": lambda: timed(copy_and_write),
+            },
+            rounds,
+        )
     del blocked[0]  # the first one allocates its memory
     print(
         f"a save blocks {statistics.median(blocked) * 1e3:.1f} ms, on the disk after "

@@ -15,7 +15,7 @@ from pathlib import Path
 from bootfile.ground.errors import BadInput
 from bootfile.machine.instructions import LEVELS
 from tests.benchmarks.rounds import conditions, make_parser, print_ratios, take_turns
-from tests.conftest import environment, run
+from tests.conftest import environment, finish, read_until, start
 
 STEPS, FIRST = 12, 3  # of a run; those that warm up
 JOBS = {
@@ -39,24 +39,13 @@ def measure(job: str, level: str) -> float:
         )
         env = environment()
         env.pop("OMP_NUM_THREADS", None)
-        # an evaluation follows the last step: it is ended
-        run("-c", UNTIL_LAST_STEP, *JOBS[job], *options, f"--output_dir={folder}", env=env, fresh=True)
+        running = start(*JOBS[job], *options, f"--output_dir={folder}", env=env, fresh=True)
+        read_until(running, f" step={STEPS}/")
+        running.kill()  # an evaluation would follow
+        finish(running, None)
         lines = map(json.loads, (Path(folder) / "metrics.jsonl").read_text().splitlines())
         seconds = [line["compute_time"] for line in lines if "compute_time" in line]
     return statistics.median(seconds[FIRST:])
-
-
-# Runs the words of its command line as a program, and ends it after the report of the last step.
-UNTIL_LAST_STEP = f"""
-import subprocess, sys
-job = subprocess.Popen([sys.executable, *sys.argv[1:]], stdout=subprocess.PIPE, text=True)
-for line in job.stdout:
-    if " step={STEPS}/" in line:
-        job.kill()
-        break
-else:
-    sys.exit("the job ended before its last step")
-"""
 
 
 def main() -> None:

@@ -11,7 +11,6 @@ A third one is the CPU seconds of rank 0 in a step with the sums of gradients th
 
 import argparse
 import functools
-import time
 from collections.abc import Callable
 
 import torch
@@ -22,7 +21,7 @@ from bootfile.ground import errors
 from common.compute import models
 from common.parallel import exact_shards
 from common.parallel.recheck import sum_bits
-from tests.benchmarks.rounds import conditions, make_parser, print_ratios, take_turns, timed
+from tests.benchmarks.rounds import conditions, cpu_seconds, make_parser, print_ratios, take_turns, timed
 from tests.conftest import free_port
 
 CLASSES, SIDE = 10, 32  # classes and pixels of CIFAR-10
@@ -61,17 +60,12 @@ def measure(rank: int, args: argparse.Namespace, port: int) -> None:
         backward(plain)
         plain_optimizer.step()
 
-    def step_of_shards() -> None:
+    def step_of_shards(has_sums: bool = False) -> None:
         for _ in range(shards.local):
             our_optimizer.zero_grad()
             shards.add(backward(ours))
-        our_optimizer.step()
-
-    def step_with_sums() -> None:
-        for _ in range(shards.local):
-            our_optimizer.zero_grad()
-            shards.add(backward(ours))
-            sum_bits([each.grad for each in ours.parameters()], torch.device("cpu"))
+            if has_sums:
+                sum_bits([each.grad for each in ours.parameters()], torch.device("cpu"))
         our_optimizer.step()
 
     flat = torch.randn(sum(each.numel() for each in plain.parameters()))
@@ -84,20 +78,15 @@ def measure(rank: int, args: argparse.Namespace, port: int) -> None:
             "all_reduce": lambda: torch.distributed.all_reduce(flat),
             "tree": lambda: shards._sum_over_ranks(rows),
         }),
-        (f"{step}, CPU", find_cpu_seconds, {"shards": step_of_shards, "with sums": step_with_sums}),
+        (f"{step}, CPU", cpu_seconds, {
+            "shards": step_of_shards, "with sums": functools.partial(step_of_shards, has_sums=True),
+        }),
     ):  # fmt: skip
         turns = {name: functools.partial(find_seconds, each) for name, each in contestants.items()}
         seconds = take_turns(turns, args.rounds)
         if rank == 0:
             print_ratios(title, seconds, ".3f", "s")
     errors.leave(0)  # the interpreter's teardown aborts if a thread of gloo still runs
-
-
-def find_cpu_seconds(function: Callable[[], object]) -> float:
-    """Return the CPU seconds of this process in a call."""
-    begin = time.process_time()
-    function()
-    return time.process_time() - begin
 
 
 def timed_together(function: Callable[[], object]) -> float:

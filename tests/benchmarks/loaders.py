@@ -8,7 +8,7 @@
 
 A row whose package is not installed is omitted, and the reason is printed. To install all packages:
 
-    pip install nvidia-dali-cuda120 torchcodec webdataset mosaicml-streaming litdata
+    pip install nvidia-dali-cuda120 webdataset mosaicml-streaming litdata
     apt-get install libopencv-dev libturbojpeg0-dev pkg-config g++ && pip install ffcv
 
 If a package needs another version of NumPy, install it in a virtual environment of its own, together with
@@ -36,7 +36,7 @@ Notes on the rows:
   printed). It always resizes by averaging over areas. Its rows named "short" store the pixels of our decoded
   pack, raw or as JPEGs of quality 90; "ffcv-jpeg" stores JPEGs in the size of the files.
 - "decoding" reads and decodes the files, and does nothing else: no loader that decodes whole images can be
-  faster. "decoding-torchcodec" and "decoding-dali" (dynamic mode, 4 files a call) decode with these.
+  faster.
 - "work" also crops, resizes and normalises each image, as our rows do, without a loader.
 - "threads-tar", "tar-shards" and "webdataset" read the same JPEGs in four tar files. WebDataset shuffles the
   tars, and then the samples in a buffer; the other two draw from all images. "streaming" and "litdata" read
@@ -89,7 +89,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels
 THREADS = {"OMP_NUM_THREADS": str(WORKERS), "GOMP_SPINCOUNT": "1000"}  # the environment of all rows
 VERSIONS = (
     "torch", "numpy", "torchvision", "pillow", "simplejpeg", "opencv-python-headless", "pyarrow",
-    "nvidia-dali-cuda120", "torchcodec", "ffcv", "numba", "webdataset", "mosaicml-streaming", "litdata",
+    "nvidia-dali-cuda120", "ffcv", "numba", "webdataset", "mosaicml-streaming", "litdata",
 )  # fmt: skip
 
 
@@ -422,39 +422,12 @@ class Ours(Row):
                 yield images
 
 
-def torchcodec_decoder(contents: list[bytes], memory: np.ndarray):
-    from torchcodec.decoders import decode_jpeg
-
-    for content in contents:
-        image = torch.frombuffer(memory, dtype=torch.uint8, count=len(content))
-        memory[: len(content)] = np.frombuffer(content, np.uint8)  # it does not take bytes
-        yield decode_jpeg(image).permute(1, 2, 0).numpy()
-
-
-def dali_decoder(contents: list[bytes], memory: np.ndarray):
-    import nvidia.dali.experimental.dynamic as dali
-
-    files = dali.Batch([np.frombuffer(content, np.uint8) for content in contents])
-    for image in dali.decoders.image(files, device="cpu").evaluate().tensors:
-        yield np.asarray(image)
-
-
-def simplejpeg_decoder(contents: list[bytes], memory: np.ndarray):
-    import simplejpeg
-
-    for content in contents:
-        yield simplejpeg.decode_jpeg(content, "RGB", buffer=memory)
-
-
 class Decoding(Row):
-    """Reading and decoding alone, in as many threads: the upper limit of a loader that reads the files.
+    """Reading and decoding alone, in as many threads: the upper limit of a loader that reads the files."""
 
-    decoder: a function of the contents of some files and of memory that yields their pixels.
-    """
-
-    def __init__(self, *data, decoder=simplejpeg_decoder):
+    def __init__(self, *data):
         super().__init__(*data)
-        self.paths, self.decoder = [path for path, _ in self.labelled()], decoder
+        self.paths = [path for path, _ in self.labelled()]
         self.pool, self.own = concurrent.futures.ThreadPoolExecutor(WORKERS), threading.local()
 
     def batches(self):
@@ -467,6 +440,8 @@ class Decoding(Row):
         return torch.from_numpy(image[:SIDE, :SIDE].copy()).expand(BATCH, SIDE, SIDE, 3)
 
     def decode(self, first: int) -> np.ndarray:
+        import simplejpeg
+
         if not hasattr(self.own, "memory"):
             torch.set_num_threads(1)
             self.own.memory = np.empty(3 * 2**24, np.uint8)
@@ -474,7 +449,8 @@ class Decoding(Row):
         for path in self.paths[first : first + TASK]:
             with open(path, "rb", buffering=0) as file:
                 contents.append(file.read())
-        for place, image in enumerate(self.decoder(contents, self.own.memory), first):
+        for place, content in enumerate(contents, first):
+            image = simplejpeg.decode_jpeg(content, "RGB", buffer=self.own.memory)
             self.use(place % BATCH, image)
         return image
 
@@ -593,8 +569,6 @@ ROWS = {
     "torchvision": Torchvision,
     "dali-reader": DaliReader,
     "decoding": Decoding,
-    "decoding-torchcodec": partial(Decoding, decoder=torchcodec_decoder),
-    "decoding-dali": partial(Decoding, decoder=dali_decoder),
     "work": Work,
     "threads": partial(Ours, backend="threads"),
     "threads-tar": partial(Ours, backend="threads", tars=True),

@@ -113,6 +113,13 @@ def timed(function: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
+def cpu_seconds(function: Callable[[], object]) -> float:
+    """Return the CPU seconds of this process in a call."""
+    begin = time.process_time()
+    function()
+    return time.process_time() - begin
+
+
 def divide(values: Sequence[float], others: Sequence[float]) -> list[float]:
     """Return the ratio of two contestants in each round."""
     return [value / other for value, other in zip(values, others, strict=True)]

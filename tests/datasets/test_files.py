@@ -85,16 +85,13 @@ def test_several_processes_fetch_once(server, tmp_path):
     assert server.requests == ["/file"]
 
 
-@pytest.mark.parametrize(
-    "path, md5, message",
-    [
-        ("/to-http", MD5, "redirects to http://.* not https"),
-        ("/missing", MD5, "cannot download .*404|Not Found"),
-        ("/cut", MD5, "sent 1000000 of 5120000 bytes"),
-        ("/silent", MD5, "timed out"),
-        ("/file", "0" * 32, f"with md5 {MD5}, expected {'0' * 32}"),
-    ],
-)
+@pytest.mark.parametrize("path, md5, message", [
+    ("/to-http", MD5, "redirects to http://.* not https"),
+    ("/missing", MD5, "cannot download .*404|Not Found"),
+    ("/cut", MD5, "sent 1000000 of 5120000 bytes"),
+    ("/silent", MD5, "timed out"),
+    ("/file", "0" * 32, f"with md5 {MD5}, expected {'0' * 32}"),
+])  # fmt: skip
 def test_failed_download_leaves_nothing(server, tmp_path, monkeypatch, path, md5, message):
     if path == "/silent":
         monkeypatch.setattr("datasets.files._TIMEOUT", 0.5)

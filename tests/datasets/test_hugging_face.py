@@ -38,15 +38,12 @@ def test_the_two_packages_have_no_name_in_common():
 
 @pytest.mark.thorough
 @installed
-@pytest.mark.parametrize(
-    "first",
-    [
-        "from datasets import load_dataset",
-        "import datasets.table",
-        "from datasets.utils import logging",
-        "import datasets; datasets.__version__",
-    ],
-)
+@pytest.mark.parametrize("first", [
+    "from datasets import load_dataset",
+    "import datasets.table",
+    "from datasets.utils import logging",
+    "import datasets; datasets.__version__",
+])  # fmt: skip
 def test_any_first_use_imports_each_module_once(first):
     code = (
         f"import sys, bootfile.sampling.philox\n{first}\n"

@@ -119,11 +119,6 @@ def test_a_file_that_is_not_parquet_is_one_line(tmp_path):
         ParquetRows(f"{tmp_path}/*.parquet")
 
 
-def test_a_column_that_does_not_exist_is_one_line(folder):
-    with pytest.raises(BadInput, match=r"0\.parquet .*no column y; .*x, label, unused"):
-        ParquetRows(f"{folder}/*.parquet", columns=["x", "y"])
-
-
 def test_each_parquet_file_needs_the_columns_but_no_rows(tmp_path):
     table = pyarrow.table({"x": [1, 2]})
     pyarrow.parquet.write_table(table, tmp_path / "0.parquet")

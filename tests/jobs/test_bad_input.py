@@ -13,17 +13,14 @@ def _refused(output_dir, *command, **options):
     return line
 
 
-@pytest.mark.parametrize(
-    "command, message",
-    [
-        ("train.py --batch_size=5000", "batch size 5000 ... larger ... 1438 samples ... at most 1438"),
-        ("train.py --seed=-1", "--seed ... '-1' is not ... 0..2^63-1"),
-        ("train.py --enable_gpu=true", "--enable_gpu=true, but torch"),
-        ("train.py --data_url=/does/not/exist", "data_url /does/not/exist does not exist"),
-        ("train.py --data_url=s3://me:secret@bucket/data", "s3:// ... user name ... password"),
-        ("train_ddp.py --batch_size=101 --processes_per_node=2", "101 is not divisible by 2 processes"),
-    ],
-)
+@pytest.mark.parametrize("command, message", [
+    ("train.py --batch_size=5000", "batch size 5000 ... larger ... 1438 samples ... at most 1438"),
+    ("train.py --seed=-1", "--seed ... '-1' is not ... 0..2^63-1"),
+    ("train.py --enable_gpu=true", "--enable_gpu=true, but torch"),
+    ("train.py --data_url=/does/not/exist", "data_url /does/not/exist does not exist"),
+    ("train.py --data_url=s3://me:secret@bucket/data", "s3:// ... user name ... password"),
+    ("train_ddp.py --batch_size=101 --processes_per_node=2", "101 is not divisible by 2 processes"),
+])  # fmt: skip
 def test_arguments(command, message, tmp_path):
     job, *words = command.split()
     line = _refused(tmp_path / "out", f"jobs/{job}", "--dataset=digits", *words)
@@ -102,13 +99,10 @@ def test_files_without_an_end(kind, tmp_path):
         refused(*command, timeout=60)
 
 
-@pytest.mark.parametrize(
-    "name, value, text",
-    [
-        ("BOOTFILE_ERROR_PIPE", "abc", "x"),
-        ("SM_HOSTS", "[" * 100_000, "SM_HOSTS"),
-    ],
-)
+@pytest.mark.parametrize("name, value, text", [
+    ("BOOTFILE_ERROR_PIPE", "abc", "x"),
+    ("SM_HOSTS", "[" * 100_000, "SM_HOSTS"),
+])  # fmt: skip
 def test_values_of_the_environment(name, value, text, tmp_path):
     job = ("jobs/train.py", "--dataset=digits", *(["--lr=x"] if text == "x" else []))
     assert text in _refused(tmp_path / "out", *job, env=environment(**{name: value}))

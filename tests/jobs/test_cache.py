@@ -12,15 +12,7 @@ from datasets.folders import image_folder, random_folder
 from datasets.loaders import backends
 from datasets.stores import connection, references
 from tests.conftest import environment, finish, names, run, start, start_ranks
-from tests.support.redis_server import (
-    PASSWORD,
-    Opened,
-    RedisServer,
-    files_with,
-    needed,
-    until,
-    with_user,
-)
+from tests.support.redis_server import PASSWORD, Opened, RedisServer, files_with, needed, until, with_user
 
 pytest.importorskip("redis", reason="redis-py is not installed")
 
@@ -66,23 +58,6 @@ def delivered(output) -> bytes:
 
 @pytest.mark.thorough
 @needed
-def test_an_active_job_fills_the_cache_and_takes_it_away(data, tmp_path):
-    with RedisServer(tmp_path) as server:
-        running = start_ranks(
-            *job(data, tmp_path / "out", "--data_backend=kspeed", f"--cache={server.url()}")
-        )
-        with Opened(server.url(), data[1]) as opened:
-            until(lambda: len(each := opened.sets()) == 1 and len(each[0].references) == 2)
-            printed = "".join(finish(each).stdout for each in running)
-            assert opened.sets() == []
-        assert delivered(tmp_path / "out") == data[2]
-        assert re.search(r"waited for data .*[\d.]+% .*\bkspeed\b", printed)
-        assert server.client().dbsize() == 0
-        assert server.client().info("commandstats")["cmdstat_mget"]["calls"] > 4
-
-
-@pytest.mark.thorough
-@needed
 def test_an_offline_set_is_shared_by_two_jobs(data, tmp_path):
     with RedisServer(tmp_path) as server:
         url = server.url(tail="?form=encoded")
@@ -123,9 +98,15 @@ def test_a_killed_job_resumes_and_its_reference_expires(data, tmp_path):
             server.client().zadd(
                 f"bootfile:{stored.name}:leases", {stored.references[0][0]: 1}
             )  # a minute later
-        printed = run(*arguments, f"--cache={server.url()}").stdout
+        running = start_ranks(*arguments, f"--cache={server.url()}")
+        with Opened(server.url(), data[1]) as opened:
+            until(lambda: len(each := opened.sets()) == 1 and len(each[0].references) == 2)
+            printed = "".join(finish(each).stdout for each in running)
+            assert opened.sets() == []
         assert "resumed from" in printed and delivered(tmp_path / "out") == data[2]
+        assert re.search(r"waited for data .*[\d.]+% .*\bkspeed\b", printed)
         assert server.client().dbsize() == 0
+        assert server.client().info("commandstats")["cmdstat_mget"]["calls"] > 4
 
 
 @needed

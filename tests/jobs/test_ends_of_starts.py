@@ -9,17 +9,8 @@ import pytest
 
 from common.run import ends
 from launch.report import runs, tables
-from tests.conftest import (
-    QUICK,
-    ROOT,
-    finish,
-    interrupt,
-    names,
-    processes_of,
-    run,
-    run_ranks,
-    start_until,
-)
+from tests.conftest import QUICK, finish, interrupt, names, processes_of, run, run_ranks, start_until
+from tests.support.exact import changed
 
 # 5 steps an epoch, 3 epochs
 ONE = ("jobs/train.py", *QUICK, "--batch_size=240", "--epochs=3", "--report_every=1", "--save_every=2")
@@ -66,11 +57,7 @@ def test_an_error_is_told_to_the_next_start(tmp_path):
     [end] = ends_of(tmp_path)
     assert end["code"] == 7 and names(end["reason"], "3 steps", "finite loss", "max_bad_steps")
     # one that ends before its first report is told as well, though starts.jsonl lacks it
-    script = tmp_path / "job.py"
-    text = (ROOT / "jobs" / "train.py").read_text().replace("criterion(logits, targets)", "1 / 0", 1)
-    script.write_text(
-        re.sub(r"sys\.path\.insert\(0, .*?\)\)\)\)", f"sys.path.insert(0, {str(ROOT)!r})", text)
-    )
+    script = changed("train.py", tmp_path / "job.py", ("loss = criterion(logits, targets)", "loss = 1 / 0"))
     failed = run(script, *options[1:], code=1)
     assert said(failed.stdout) == f"{end['reason']} at step {end['step']} (exit code 7)"
     assert said(run(*options, "--lr=1e9", code=7).stdout) == (

@@ -14,7 +14,7 @@ import pytest
 from bootfile.exact import files
 from bootfile.ground.exit_codes import DIFFERS, UNVERIFIED
 from bootfile.receipt.reading import read_records
-from bootfile.records import read_states
+from bootfile.records import read_starts, read_states
 from tests.conftest import QUICK, environment, finish, names, records, refused, run, run_ranks, start_until
 from tests.support.exact import changed
 from tests.support.proofs import audit
@@ -29,6 +29,7 @@ JOB = (
 )
 FROM = "jobs/train.py"
 STEPS = 24
+ACCEPTS = "            if checkpoint.accepts(loss):"
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +67,6 @@ def state(folder, step: int) -> str:
     return read_states(str(folder))[step]["digest"]
 
 
-def starts(folder) -> list[dict]:
-    return [json.loads(line) for line in (folder / "starts.jsonl").read_text().splitlines()]
-
-
 def rate(folder, step: int) -> float:
     [rate] = [line["lr"] for line in records(folder) if line["step"] == step and "lr" in line]
     return rate
@@ -83,7 +80,7 @@ def test_a_run_begins_at_a_step_without_a_state(old, tmp_path):
     assert re.search(r"^begins at step 14 of .*/run: steps 9-14 .*again.* compared$", shown, re.M)
     assert re.search(r"^steps 9-14 are those of .*/run; .*6 steps.* 1 state$", shown, re.M)
     assert state(new, STEPS) == state(old, STEPS) and content(old) == before
-    [facts] = starts(new)
+    [facts] = read_starts(str(new))
     parent = {"folder": os.path.realpath(old), "step": 14, "state": 8, "run": facts["parent"]["run"]}
     assert facts["parent"] == parent and facts["settings"]["batch_size"] == 128
     compared = run("-m", "launch", "receipt", old, new).stdout
@@ -107,7 +104,7 @@ def test_other_options_count_from_the_step_on(old, tmp_path):
     first = read_records(str(new))
     assert first["step"].tolist() == list(range(9, 21))
     run(*words, "--max_steps=22")  # the same command continues; its own schedule has changed again
-    known = starts(new)
+    known = read_starts(str(new))
     assert [line["step"] for line in known] == [14, 20] and known[0]["parent"] == known[1]["parent"]
     assert not (new / ".fork").exists()
     assert rate(new, 16) < 0.7 * rate(old, 16)
@@ -118,7 +115,7 @@ def test_a_step_without_any_state_before_it(old, tmp_path):
     new = tmp_path / "new"
     words = (FROM, f"--from={old}", "--at_step=6", "--epochs=4", f"--output_dir={new}")
     # the threads are those of the run, also where others would be chosen
-    [facts] = starts(old)
+    [facts] = read_starts(str(old))
     threads = facts["environment"]["threads"]
     other = environment(OMP_NUM_THREADS=str(threads + 1))
     shown = run(*words, env=other).stdout
@@ -127,7 +124,8 @@ def test_a_step_without_any_state_before_it(old, tmp_path):
     words = words[:-2]
     run(*words, "--epochs=5", f"--threads={threads + 1}", f"--output_dir={new}")
     run(*words, "--epochs=6", f"--output_dir={new}")
-    assert [line["environment"]["threads"] for line in starts(new)] == [threads, threads + 1, threads + 1]
+    used = [start["environment"]["threads"] for start in read_starts(str(new))]
+    assert used == [threads, threads + 1, threads + 1]
 
 
 def test_the_newest_state_is_the_default(old, tmp_path):
@@ -158,7 +156,7 @@ def test_a_state_of_another_run_is_not_continued(old, tmp_path):
     path = str(copy / "checkpoints" / files.name_of(8))
     whole = files.read(path)
     files.write(path, whole | {"run": "f0e1"}, step=8, run="f0e1")
-    known = names_of_runs(old)
+    known = {line["run"] for line in read_states(str(old)).values()}
     line = refused(*JOB, "--epochs=4", f"--output_dir={copy}")
     assert names(line, "step_8.pt", "f0e1", *known, "--from", "--weights")
     line = refused(*JOB, f"--resume={path}", "--evaluate", f"--output_dir={tmp_path}/e")
@@ -169,10 +167,6 @@ def test_a_state_of_another_run_is_not_continued(old, tmp_path):
     assert re.search("^differs: .*step_8.pt: .*f0e1", audit(copy, "--steps=1-8", code=DIFFERS), re.M)
     run(*JOB, f"--weights={path}", "--max_steps=2", f"--output_dir={tmp_path}/weights")
     assert names(run("-m", "launch", "receipt", old, copy, code=1).stdout, "step_8.pt", "f0e1")
-
-
-def names_of_runs(folder) -> set[str]:
-    return {line["run"] for line in read_states(str(folder)).values()}
 
 
 def test_what_has_no_record_is_not_known(old, tmp_path):
@@ -267,16 +261,8 @@ def test_steps_are_left_out(old, tmp_path):
     ]
     assert weights[0] == weights[1] and states[20] != states[21]
 
-    by_hand = changed(
-        "train.py",
-        tmp_path / "by_hand.py",
-        (
-            "            if checkpoint.accepts(loss):",
-            "            if step + 1 in (18, 19, 20, 23):\n"
-            "                loss = loss * float('nan')\n"
-            "            if checkpoint.accepts(loss):",
-        ),
-    )
+    skip = "            if step + 1 in (18, 19, 20, 23):\n                loss = loss * float('nan')\n"
+    by_hand = changed("train.py", tmp_path / "by_hand.py", (ACCEPTS, skip + ACCEPTS))
     other = copy_run(old, tmp_path / "other")
     for step in (20, 24):
         files.discard(str(other / "checkpoints" / files.name_of(step)))
@@ -335,35 +321,24 @@ def test_an_exact_run_continues_on_any_number(tmp_path):
 
 
 def test_a_loop_that_does_not_ask_is_refused(old, tmp_path):
-    other = changed(
-        "train.py",
-        tmp_path / "other.py",
-        (
-            "            if checkpoint.accepts(loss):",
-            "            if True:",
-        ),
-    )
+    other = changed("train.py", tmp_path / "other.py", (ACCEPTS, "            if True:"))
     line = refused(other, f"--from={old}", "--at_step=16", "--skip_steps=18", f"--output_dir={tmp_path}/new")
     assert names(line, "--skip_steps: step 18", "left out", "loop changes", "accepts()")
 
 
-@pytest.mark.parametrize(
-    "words, text",
-    [
-        (("--at_step=14",), "--at_step needs --from"),
-        (("--skip_steps=14",), "--skip_steps needs --from"),
-        (("--from=OLD", "--at_step=99"), "has the steps 1-24"),
-        (("--from=OLD", "--at_step=14", "--skip_steps=14-16"), "after step 14"),
-        (("--from=OLD", "--at_step=16", "--skip_steps=23-25"), "ends at step 24"),
-        (("--from=OLD", "--skip_steps=16-14"), "400-420"),
-        (("--from=OLD", "--seed=7"), "--seed is 0"),
-        (("--from=OLD", "--at_step=14", "--seed=7"), "--seed 7: that of"),
-        (("--from=OLD", "--resume=never"), "leave out --resume"),
-        (("--from=s3://runs/old",), "launch fetch"),
-        (("--from=NONE",), "(starts.jsonl is missing)"),
-    ],
-    ids=lambda words: " ".join(words) if isinstance(words, tuple) else "",
-)
+@pytest.mark.parametrize("words, text", [
+    (("--at_step=14",), "--at_step needs --from"),
+    (("--skip_steps=14",), "--skip_steps needs --from"),
+    (("--from=OLD", "--at_step=99"), "has the steps 1-24"),
+    (("--from=OLD", "--at_step=14", "--skip_steps=14-16"), "after step 14"),
+    (("--from=OLD", "--at_step=16", "--skip_steps=23-25"), "ends at step 24"),
+    (("--from=OLD", "--skip_steps=16-14"), "400-420"),
+    (("--from=OLD", "--seed=7"), "--seed is 0"),
+    (("--from=OLD", "--at_step=14", "--seed=7"), "--seed 7: that of"),
+    (("--from=OLD", "--resume=never"), "leave out --resume"),
+    (("--from=s3://runs/old",), "launch fetch"),
+    (("--from=NONE",), "(starts.jsonl is missing)"),
+], ids=lambda words: " ".join(words) if isinstance(words, tuple) else "")  # fmt: skip
 def test_what_cannot_be_is_refused_in_one_line(old, tmp_path, words, text):
     words = [word.replace("OLD", str(old)).replace("NONE", str(tmp_path / "none")) for word in words]
     line = refused(FROM, *words, f"--output_dir={tmp_path}/new")

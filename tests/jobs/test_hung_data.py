@@ -5,7 +5,8 @@ import signal
 
 import pytest
 
-from tests.conftest import ROOT, finish, start
+from tests.conftest import finish, start
+from tests.support.exact import changed
 
 BLOCK = """
     from bootfile.loaders import reading
@@ -23,12 +24,9 @@ BLOCK = """
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_read_that_hangs_is_named_and_a_signal_saves_the_last_step(tmp_path, workers):
-    fifo, job, output = tmp_path / "fifo", tmp_path / "train.py", tmp_path / "out"
-    text = (ROOT / "jobs/train_own.py").read_text(encoding="utf-8")
+    fifo, output = tmp_path / "fifo", tmp_path / "out"
     line = "    patients = torch.utils.data.TensorDataset(table, progression)  # items are (input, target)\n"
-    folder = "os.path.dirname(os.path.dirname(os.path.abspath(__file__)))"
-    text = text.replace(line, BLOCK.replace("FIFO", repr(str(fifo)))).replace(folder, repr(str(ROOT)))
-    job.write_text(text, encoding="utf-8")
+    job = changed("train_own.py", tmp_path / "train.py", (line, BLOCK.replace("FIFO", repr(str(fifo)))))
     process = start(
         job, "--epochs=100000", "--batch_size=32", "--lr=0.01", "--report_every=1", f"--workers={workers}",
         f"--output_dir={output}", "--epoch_weights=false",

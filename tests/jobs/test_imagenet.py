@@ -14,6 +14,7 @@ from PIL import Image
 
 from bootfile.ground.errors import BadInput
 from bootfile.receipt import receipt
+from bootfile.records import read_starts
 from common.ground import endings
 from datasets.folders import image_folder, splits
 from datasets.loaders import backends
@@ -294,21 +295,6 @@ def test_a_cut_tar_of_images_is_one_line(tmp_path):
     assert names(line, f"{path} is damaged", "tar", "byte 1536")
 
 
-@pytest.mark.thorough
-def test_class_folders_alone_are_split_by_path(generated, tmp_path):
-    """A resume with another share is refused."""
-    root = tmp_path / "flat"
-    shutil.copytree(Path(generated[0].removeprefix("--data_url=")) / "val", root)
-    arguments = (*JOB, f"--data_url={root}", "--batch_size=16", "--max_steps=2", "--save_every=1",
-                 "--data_backend=threads", f"--output_dir={tmp_path / 'out'}")  # fmt: skip
-    printed = run(*arguments, "--val_share=0.25").stdout
-    train, test = map(int, re.search(
-        rf"train=(\d+) test=(\d+) split of {root} by path, --val_share 25%\n", printed).groups())  # fmt: skip
-    assert train + test == 160 and f"data train={train} test={test} " in printed
-    assert [line["val_count"] for line in records(tmp_path / "out") if "val_count" in line] in ([], [test])
-    assert "training data" in run(*arguments, "--max_steps=3", code=2).stderr
-
-
 OF_AN_EARLIER_VERSION = """
 import runpy, sys
 from datasets.loaders import image_folders
@@ -339,10 +325,14 @@ def test_a_run_of_an_earlier_version_keeps_its_split(generated, tmp_path):
     assert f"val_count={test}" in run(*JOB, *options, *weights).stdout
     assert "labels.csv" in run(*JOB, *options, f"--output_dir={tmp_path / 'new'}", code=2).stderr
     (root / "labels.csv").unlink()
-    printed = run(*JOB, *options, "--max_steps=1", f"--output_dir={tmp_path / 'new'}").stdout
-    assert f"split of {root} by path, --val_share 10%\n" in printed, "a new run has the new split"
-    start, = map(json.loads, (tmp_path / "new" / "starts.jsonl").read_text().splitlines())  # fmt: skip
+    new = (*JOB, *options, f"--output_dir={tmp_path / 'new'}")
+    printed = run(*new, "--max_steps=1", "--val_share=0.25").stdout
+    split = rf"train=(\d+) test=(\d+) split of {root} by path, --val_share 25%\n"  # the new one
+    train, test = map(int, re.search(split, printed).groups())
+    assert train + test == 160 and f"data train={train} test={test} " in printed
+    [start] = read_starts(str(tmp_path / "new"))
     assert start["division"] == splits.BY_CLASS
+    assert "training data" in run(*new, "--max_steps=2", code=2).stderr, "a restart with another share"
 
 
 @pytest.mark.thorough

@@ -31,10 +31,7 @@ def trained(output, processes, *options) -> dict:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "engine",
-    [pytest.param(each, marks=[pytest.mark.thorough] * (each != "threads")) for each in ENGINES],
-)
+@pytest.mark.parametrize("engine", ENGINES)
 def test_bits_are_equal(engine, cache, tmp_path):
     """With augmentation, mixup, a clipped norm, micro-batches and an average of the weights."""
     backend = (f"--pack={tmp_path / 'pack'}",) if engine == "pack" else (f"--data_backend={engine}",)
@@ -68,16 +65,13 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "processes, options",
-    [
-        (1, ("--exact_shards=4",)),
-        pytest.param(1, ("--exact_shards=4", "--accumulate=2", "--ema=0.9"), marks=pytest.mark.thorough),
-        pytest.param(2, ("--exact_shards=4",), marks=pytest.mark.thorough),
-        pytest.param(2, ("--accumulate=2",), marks=pytest.mark.thorough),
-        pytest.param(1, (), marks=pytest.mark.thorough),
-    ],
-)
+@pytest.mark.parametrize("processes, options", [
+    (1, ("--exact_shards=4",)),
+    (1, ("--exact_shards=4", "--accumulate=2", "--ema=0.9")),
+    (2, ("--exact_shards=4",)),
+    (2, ("--accumulate=2",)),
+    (1, ()),
+])  # fmt: skip
 def test_a_network_is_compiled_once(processes, options, cache, tmp_path):
     """What watches the losses between two forward passes of a step is not there within them."""
     job = (

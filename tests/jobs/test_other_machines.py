@@ -1,16 +1,15 @@
 """A run that is started again with other threads, by another launcher, or with another instruction set."""
 
-import json
 import shutil
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
+from bootfile.machine import threads
 from bootfile.machine.facts import aten_instructions
 from bootfile.receipt.compare import compare_states
+from bootfile.records import read_starts
 from tests.conftest import QUICK, ROOT, environment, free_port, names, run
 from tests.support.exact import facts
 
@@ -42,8 +41,9 @@ def cut(whole: Path, part: Path, step: int = 2) -> Path:
     return part
 
 
-def read_starts(output: Path) -> list[dict]:
-    return [json.loads(line) for line in (output / "starts.jsonl").read_text().splitlines()]
+def read_environments(output: Path) -> list[dict]:
+    """Return what each start of a run has recorded about its machine."""
+    return [start["environment"] for start in read_starts(str(output))]
 
 
 @pytest.fixture(scope="module")
@@ -63,20 +63,17 @@ def exact(tmp_path_factory) -> Path:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("threads", [1, 2, 4])
 def test_a_restart_keeps_the_threads_of_the_run(threads, whole, tmp_path):
+    """A line names other threads."""
     part = cut(whole, tmp_path / "part")
     printed = train(part, threads=threads).stdout
-    assert names(printed, "2 threads", f"OMP_NUM_THREADS={threads}")
+    if threads == 2:
+        assert "OMP_NUM_THREADS" not in printed
+    else:
+        assert names(printed, "2 threads", f"OMP_NUM_THREADS={threads}")
     assert facts(part) == facts(whole)
-    assert [start["environment"]["threads"] for start in read_starts(part)] == [2, 2]
-
-
-@pytest.mark.thorough
-def test_a_restart_with_the_same_threads_prints_nothing_about_them(whole, tmp_path):
-    part = cut(whole, tmp_path / "part")
-    assert "OMP_NUM_THREADS" not in train(part, threads=2).stdout
-    assert facts(part) == facts(whole)
+    assert [machine["threads"] for machine in read_environments(part)] == [2, 2]
 
 
 @pytest.mark.thorough
@@ -95,39 +92,18 @@ def test_an_option_changes_the_threads_of_a_run_and_receipts_name_them(whole, tm
 def test_each_launcher_gives_the_same_threads(tmp_path):
     """torchrun sets OMP_NUM_THREADS to 1, and this job divides the cores of the node by its processes."""
     job = ("jobs/train_ddp.py", *JOB)
-    starters = {
-        "own": [*job, "--processes_per_node=2"],
-        "torchrun": [
-            "-m",
-            "torch.distributed.run",
-            "--nproc-per-node=2",
-            "--master-port",
-            str(free_port()),
-            *job,
-        ],
-        "launch": [
-            "-m",
-            "torch.distributed.launch",
-            "--nproc-per-node=2",
-            "--master-port",
-            str(free_port()),
-            *job,
-        ],
-    }
+    starters = {"own": [*job, "--processes_per_node=2"]}
+    for name in ("run", "launch"):
+        place = ("--nproc-per-node=2", f"--master-port={free_port()}")
+        starters[name] = ["-m", f"torch.distributed.{name}", *place, *job]
     env = environment()
     del env["OMP_NUM_THREADS"]
     found = []
     for name, command in starters.items():
         run(*command, f"--output_dir={tmp_path / name}", env=env, fresh=True)
         found.append(facts(tmp_path / name))
-        assert read_starts(tmp_path / name)[0]["environment"]["threads"] == max(1, cores() // 2)
+        assert read_environments(tmp_path / name)[0]["threads"] == max(1, threads.share(1) // 2)
     assert found[0] == found[1] == found[2]
-
-
-def cores() -> int:
-    from bootfile.machine import threads
-
-    return threads.share(1)
 
 
 @needs_instructions
@@ -154,15 +130,14 @@ def test_an_exact_job_refuses_another_instruction_set_until_an_option_accepts_it
     assert "bits may differ" in printed
     # from then on this instruction set is that of the run
     assert "bits may differ" not in train(part, job=EXACT, **OTHER_INSTRUCTIONS).stdout
-    starts = read_starts(part)
-    assert [start["environment"]["ATen"] for start in starts] == [used, "DEFAULT", "DEFAULT"]
+    assert [machine["ATen"] for machine in read_environments(part)] == [used, "DEFAULT", "DEFAULT"]
 
 
 @pytest.mark.thorough
 def test_a_level_is_recorded_and_kept(exact, tmp_path):
     output = tmp_path / "any"
     train(output, "--cpu_level=any", job=EXACT)
-    found = read_starts(output)[0]["environment"]
+    [found] = read_environments(output)
     assert [found[name] for name in ("ATen", "oneDNN", "MKL")] == ["DEFAULT", "SSE41", "COMPATIBLE"]
     part = cut(output, tmp_path / "part")
     train(part, "--cpu-level", "any", job=EXACT)
@@ -192,15 +167,14 @@ def test_a_level_in_a_file_comes_too_late(tmp_path):
 LOOP = """
 import sys, torch
 from torch.utils.data import DataLoader, TensorDataset
-from bootfile.exact.loop import Exact
-from bootfile.loaders.torch_loader import torch_loader
+from bootfile import Exact, Job, torch_loader
 torch.manual_seed(0)
 x = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
 loader = torch_loader(DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), 16), torch.device("cpu"), epochs=2)
 model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-same = sys.argv[2] == "yes"
-run = Exact(sys.argv[1], loader, model=model, optimizer=optimizer, save_every=2, same_instructions=same)
+job = Job(same_instructions=sys.argv[2] == "yes")
+run = Exact(sys.argv[1], loader, model=model, optimizer=optimizer, save_every=2, job=job)
 step = run.resume()
 for _ in loader.epochs_from(step):
     for inputs, targets in loader:
@@ -222,25 +196,22 @@ def test_a_loop_of_ones_own_names_or_refuses_another_instruction_set(tmp_path):
     script = tmp_path / "loop.py"
     script.write_text(LOOP)
 
-    def start(*words: str, **variables: str) -> subprocess.CompletedProcess:
-        command = [sys.executable, str(script), str(tmp_path / "out"), *words]
-        env = environment(PYTHONPATH=str(ROOT), **variables)
-        return subprocess.run(command, env=env, capture_output=True, text=True)
-
-    assert start("yes", "stop").returncode == 0
-    refused = start("yes", **OTHER_INSTRUCTIONS)
-    assert refused.returncode != 0 and "this run computed with ATen" in refused.stderr, refused.stderr
+    command = (script, tmp_path / "out")
+    env = environment(PYTHONPATH=str(ROOT))
+    run(*command, "yes", "stop", env=env)
+    other = env | OTHER_INSTRUCTIONS
+    refused = run(*command, "yes", env=other, code=None)
+    assert refused.returncode and "this run computed with ATen" in refused.stderr, refused.stderr
     assert "same_instructions=False" in refused.stderr
-    accepted = start("no", **OTHER_INSTRUCTIONS)
-    assert accepted.returncode == 0 and "bits may differ" in accepted.stdout, accepted
+    assert "bits may differ" in run(*command, "no", env=other).stdout
 
 
 @pytest.mark.thorough
 def test_threads_of_a_loop_of_ones_own_are_those_of_its_checkpoint(tmp_path):
     script = tmp_path / "loop.py"
     script.write_text(textwrap.dedent(LOOP) + "print('threads', torch.get_num_threads())\n")
-    for words, threads in ((["stop"], "3"), ([], "1")):
-        env = environment(PYTHONPATH=str(ROOT), OMP_NUM_THREADS=threads)
+    for words, number in ((["stop"], "3"), ([], "1")):
+        env = environment(PYTHONPATH=str(ROOT), OMP_NUM_THREADS=number)
         shown = run(script, tmp_path / "out", "no", *words, env=env)
     assert shown.stdout.splitlines()[-1] == "threads 3", shown
     assert names(shown.stdout, "3 threads", "OMP_NUM_THREADS=1", "give 1")

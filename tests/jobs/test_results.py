@@ -69,11 +69,7 @@ def test_generated_images_are_learned_without_the_weights_of_epochs(tmp_path):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param(("--custom_data=true", "--max_steps=20"), marks=pytest.mark.thorough),
-        ("--dataset=digits", "--max_steps=40"),
-    ],
+    "options", [("--custom_data=true", "--max_steps=20"), ("--dataset=digits", "--max_steps=40")]
 )
 def test_a_first_run_learns_with_the_rate_of_a_long_one(options, tmp_path):
     """Without the zero weights of models.resnet18() the loss of the validation rises to 40 and more."""

@@ -3,7 +3,8 @@
 import re
 import signal
 
-from tests.conftest import ROOT, finish, run, start_until
+from tests.conftest import finish, run, start_until
+from tests.support.exact import changed
 
 OPTIONS = ("sk", "ak", "pin", "webhook", "bearer", "pat", "cookie", "header", "marked", "hook_url")
 
@@ -11,15 +12,10 @@ OPTIONS = ("sk", "ak", "pin", "webhook", "bearer", "pat", "cookie", "header", "m
 def test_values_of_secret_options_are_nowhere(tmp_path):
     """The options are the user's own; one is not known to the job. A changed secret does not refuse the
     restart, and another option's change is still seen."""
-    text = (ROOT / "jobs" / "train.py").read_text()
-    place = "    args = parser.parse_args()\n"
-    assert text.count(place) == 1
+    place, out = "    args = parser.parse_args()\n", tmp_path / "out"
     own = "".join(f'    data.add_argument("--{name}")\n' for name in OPTIONS if name != "marked")
     own += '    from common.console.arguments import secret\n    data.add_argument("--marked", type=secret)\n'
-    text = text.replace(place, own + place)
-    text = re.sub(r"sys\.path\.insert\(0, .*?\)\)\)\)", f"sys.path.insert(0, {str(ROOT)!r})", text)
-    job, out = tmp_path / "job.py", tmp_path / "out"
-    job.write_text(text)
+    job = changed("train.py", tmp_path / "job.py", (place, own + place))
     usual = (job, "--dataset=digits", "--width=8", "--batch_size=64", "--ignore_unknown=true")
     usual += ("--report_every=1", f"--output_dir={out}")
     values = {name: f"V{name}hunter2" for name in (*OPTIONS, "api_key", "unknown")}

@@ -1,9 +1,9 @@
-"""The seed of a job decides its weights, order and crops; each epoch, step and rank has others."""
+"""The seed of a job decides its weights, order and crops; each epoch and step has others."""
 
 import torch
 
 from bootfile.receipt.reading import read_records
-from tests.conftest import QUICK, run, run_ranks
+from tests.conftest import QUICK, run
 
 JOB = (*QUICK, "--batch_size=240", "--epochs=2", "--save_every=1epoch", "--lr=1e-20")
 
@@ -20,18 +20,8 @@ def test_each_seed_has_weights_order_and_crops_of_its_own(tmp_path):
     others, other_weights = train(tmp_path / "two", 2)
     assert sums.shape == others.shape == (10, 3)
     assert (sums != others).all()
+    # no two steps of the two epochs have the same samples or crops
+    assert all(len({*column}) == len(column) for column in (sums[:, 0].tolist(), sums[:, 2].tolist()))
     assert not torch.isclose(weights, other_weights).any()
     again, same_weights = train(tmp_path / "again", 1)
     assert (again == sums).all() and torch.equal(weights, same_weights)
-
-
-def test_no_two_steps_of_two_epochs_have_the_same_samples_or_crops(tmp_path):
-    sums, _ = train(tmp_path / "one", 1)
-    assert all(len({*column}) == len(column) for column in (sums[:, 0].tolist(), sums[:, 2].tolist()))
-
-
-def test_ranks_share_the_batches_and_the_seed(tmp_path):
-    run("jobs/train.py", *JOB, "--seed=3", f"--output_dir={tmp_path / 'one'}")
-    run_ranks("jobs/train_ddp.py", *JOB, "--seed=3", f"--output_dir={tmp_path / 'two'}")
-    one, two = (read_records(str(tmp_path / name))["sums"] for name in ("one", "two"))
-    assert (one == two).all()

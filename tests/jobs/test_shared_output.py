@@ -92,17 +92,14 @@ def test_a_second_job_is_refused_while_the_first_one_lives(tmp_path):
     assert records(output)[-1]["step"] == 7 and not (output / ".lock").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["--resume=never"], ["checkpoints/step_1.pt", "use another --output_dir"]),
-        (["--resume=never", "--seed=5", "--max_steps=1"], ["checkpoints/step_3.pt", "best.pth"]),
-        (["--resume=OTHER"], ["checkpoints/step_3.pt", "leave out --resume"]),
-        (["--resume=nowhere"], ["leave out --resume nowhere"]),
-        (["--batch_size=120"], ["its --batch_size is 240, this run's is 120"]),
-        (["--max_steps=2"], ["step_3.pt", "of step 3", "ends at step 2"]),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "named"), [
+    (["--resume=never"], ["checkpoints/step_1.pt", "use another --output_dir"]),
+    (["--resume=never", "--seed=5", "--max_steps=1"], ["checkpoints/step_3.pt", "best.pth"]),
+    (["--resume=OTHER"], ["checkpoints/step_3.pt", "leave out --resume"]),
+    (["--resume=nowhere"], ["leave out --resume nowhere"]),
+    (["--batch_size=120"], ["its --batch_size is 240, this run's is 120"]),
+    (["--max_steps=2"], ["step_3.pt", "of step 3", "ends at step 2"]),
+])  # fmt: skip
 def test_results_are_not_replaced(finished, used, arguments, named):
     before = snapshot(used)
     other = str(finished / "checkpoints" / "step_2.pt")
@@ -145,8 +142,11 @@ def test_a_run_that_was_killed_before_its_first_save_begins_anew(tmp_path):
     job.communicate()
     assert not (tmp_path / "checkpoints").exists()
     assert "holds results" in refused(*command, "--seed=2")
-    run(*command, "--max_steps=7")
+    shown = run(*command, "--max_steps=7").stdout
+    line = r"warning: .* step \d+ without a save: .* step 1\. .* 5 minutes: --save_every 300s"
+    assert re.search(line, shown)
     assert [line["step"] for line in records(tmp_path)] == [1, 2, 3, 4, 5, 5, 6, 7, 7]
+    assert "without a save" not in run(*command, "--max_steps=8").stdout
 
 
 @pytest.fixture(scope="module")

@@ -122,15 +122,11 @@ def test_a_failing_process_ends_the_others():
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("job", "streams"),
-    [
-        (["jobs/train.py"], ">/dev/full 2>&1"),
-        (["jobs/train.py"], "| head -1 >/dev/null"),
-        (["jobs/train_ddp.py", "--processes_per_node=2"], ">&- 2>&- <&-"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("job", "streams"), [
+    (["jobs/train.py"], ">/dev/full 2>&1"),
+    (["jobs/train.py"], "| head -1 >/dev/null"),
+    (["jobs/train_ddp.py", "--processes_per_node=2"], ">&- 2>&- <&-"),
+], ids=str)  # fmt: skip
 def test_output_that_cannot_be_printed_changes_nothing(job, streams, tmp_path):
     words = [sys.executable, *job, *SMALL, "--max_steps=1", f"--output_dir={tmp_path}"]
     command = ["bash", "-o", "pipefail", "-c", f"{shlex.join(words)} {streams}"]

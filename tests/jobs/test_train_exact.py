@@ -27,9 +27,9 @@ KILLED = (
 )
 
 
-def trained(tmp_path, job, processes, *options, **more) -> dict:
+def trained(tmp_path, job, processes, *options, usual=SMALL) -> dict:
     output = tmp_path / str(processes)
-    run_ranks(job, *SMALL, *options, f"--output_dir={output}", ranks=processes, **more)
+    run_ranks(job, *usual, *options, f"--output_dir={output}", ranks=processes)
     return facts(output)
 
 
@@ -51,18 +51,9 @@ def test_sgd_is_equal_on_1_to_8_processes(tmp_path):
 @pytest.mark.thorough
 def test_without_the_tree_the_bits_differ(tmp_path):
     """all_reduce in place of the tree: so the test above can fail."""
-    job = changed(
-        "train_exact.py",
-        tmp_path / "job.py",
-        (
-            "    shards.attach(forward)",
-            "    def add(rows):\n"
-            "        torch.distributed.all_reduce(rows)\n"
-            "        return rows[0]\n\n"
-            "    shards._sum_over_ranks = add\n"
-            "    shards.attach(forward)",
-        ),
-    )
+    attach = "    shards.attach(forward)"
+    add = "    shards._sum_over_ranks = lambda rows: torch.distributed.all_reduce(rows) or rows[0]\n"
+    job = changed("train_exact.py", tmp_path / "job.py", (attach, add + attach))
     assert trained(tmp_path, job, 8) != trained(tmp_path, job, 1)
 
 
@@ -85,9 +76,7 @@ def test_a_table_with_dropout_and_the_users_metrics(tmp_path):
     changes = ("torch.nn.ReLU(), ", "torch.nn.ReLU(), torch.nn.Dropout(0.3), ")
     job = changed(make_job(ddp=True, amp=False, exact=True), tmp_path / "job.py", changes)
     options = ("--batch_size=32", "--max_steps=24", "--save_every=8", "--report_every=1", "--lr=0.01")
-    for processes in (1, 2, 8):
-        run_ranks(job, *options, f"--output_dir={tmp_path / str(processes)}", ranks=processes)
-    one, two, eight = (facts(tmp_path / str(processes)) for processes in (1, 2, 8))
+    one, two, eight = (trained(tmp_path, job, processes, usual=options) for processes in (1, 2, 8))
     assert two == one and eight == one and "val_r2" in one["figures"][-1]
 
 
@@ -149,9 +138,7 @@ def test_unusual_parts_have_the_same_bits(tmp_path):
     a schedule and a step that depend on the loss."""
     job = changed(make_job(ddp=True, amp=False, exact=True), tmp_path / "job.py", *UNUSUAL)
     options = ("--batch_size=32", "--max_steps=24", "--save_every=3", "--report_every=1", "--lr=0.01")
-    for processes in (1, 4):
-        run_ranks(job, *options, f"--output_dir={tmp_path / str(processes)}", ranks=processes)
-    one, four = (facts(tmp_path / str(processes)) for processes in (1, 4))
+    one, four = (trained(tmp_path, job, processes, usual=options) for processes in (1, 4))
     assert four == one and "criterion.level" in one["state"][24]
     assert len({line["lr"] for line in one["figures"] if "lr" in line}) > 1
 
@@ -195,7 +182,19 @@ def test_more_processes_than_shards_are_one_line(tmp_path):
         assert names(line, "--exact_shards 2", "power of two", "4 processes")
 
 
+# on one process it would be the value of shard 0
+LAZY = """
+    class Scaled(torch.nn.Module):
+        scale = None
+
+        def forward(self, logits):
+            self.scale = logits.detach().std() if self.scale is None else self.scale
+            return logits / self.scale
+
+    model = torch.nn.Sequential(model, Scaled())
+"""
 CHANGES = {
+    "--exact_shards: the model: output 0 changes": (MODEL, LAZY + MODEL),
     "cudnn.benchmark is True": (MODEL, MODEL + "    torch.backends.cudnn.benchmark = True\n"),
     "the criterion communicates": (
         LOSS, LOSS + "            torch.distributed.all_reduce(loss.detach())\n",
@@ -213,21 +212,3 @@ def test_a_change_that_breaks_the_promise_is_one_line_before_the_first_step(reas
         (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
         assert reason in line
     assert not (tmp_path / "output" / "state.jsonl").exists()
-
-
-def test_a_value_that_each_process_keeps_from_its_first_shard_is_refused(tmp_path):
-    """On one process it is that of shard 0."""
-    lazy = """
-    class Scaled(torch.nn.Module):
-        scale = None
-
-        def forward(self, logits):
-            self.scale = logits.detach().std() if self.scale is None else self.scale
-            return logits / self.scale
-
-    model = torch.nn.Sequential(model, Scaled())
-"""
-    job = changed("train_exact.py", tmp_path / "job.py", (MODEL, lazy + MODEL))
-    for result in run_ranks(job, *SMALL, f"--output_dir={tmp_path / 'output'}", code=2):
-        (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-        assert "--exact_shards: the model: output 0 changes" in line

@@ -95,18 +95,14 @@ def test_a_replay_has_the_bits_of_a_run_without_the_samples(old, whole, listed, 
 def test_it_is_the_loop_that_drops_the_rows(whole, listed, tmp_path):
     """The other samples keep their batch and their crops."""
     ids = read(listed)
-    by_hand = changed(
-        "train.py",
-        tmp_path / "by_hand.py",
-        (
-            "            optimizer.zero_grad()\n",
-            "            optimizer.zero_grad()\n"
-            "            ids = train_loader.batch.ids.tolist()\n"
-            f"            rest = [place for place, id in enumerate(ids) if id not in {ids}]\n"
-            "            inputs = inputs[rest].contiguous(memory_format=torch.channels_last)\n"
-            "            targets = targets[rest]\n",
-        ),
+    line = "            optimizer.zero_grad()\n"
+    rest = (
+        "            ids = train_loader.batch.ids.tolist()\n"
+        f"            rest = [place for place, id in enumerate(ids) if id not in {ids}]\n"
+        "            inputs = inputs[rest].contiguous(memory_format=torch.channels_last)\n"
+        "            targets = targets[rest]\n"
     )
+    by_hand = changed("train.py", tmp_path / "by_hand.py", (line, line + rest))
     words = [word for word in JOB[1:] if "sample_losses" not in word]
     run(by_hand, *words, f"--output_dir={tmp_path}/hand")
     assert sums(tmp_path / "hand")["epoch_4.pth"] == sums(whole)["epoch_4.pth"]

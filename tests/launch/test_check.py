@@ -43,22 +43,19 @@ def test_a_plain_machine(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "variables", "code", "wrong"),
-    [
-        # The first error gives the exit code; the others are also printed.
-        (
-            ["--output_dir=FILE"], {"MA_NUM_GPUS": "8"}, 10,
-            {"accelerators": "promised 8 .*sees 0", "outputs": "FILE"},
-        ),
-        (["--output_dir=FILE/below"], {}, 12, {"outputs": "FILE/below cannot be written"}),
-        (["--output_dir=s3://bucket/key"], {"BOOTFILE_SCRATCH": "/dev/null"}, 12, {"outputs": "/dev/null/"}),
-        (
-            [f"--init_method=tcp://{NO_HOST}:6666", "--rank=1", "--world_size=2"], {}, 14,
-            {"master": f"{NO_HOST}:6666; .*does not resolve"},
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("arguments", "variables", "code", "wrong"), [
+    # The first error gives the exit code; the others are also printed.
+    (
+        ["--output_dir=FILE"], {"MA_NUM_GPUS": "8"}, 10,
+        {"accelerators": "promised 8 .*sees 0", "outputs": "FILE"},
+    ),
+    (["--output_dir=FILE/below"], {}, 12, {"outputs": "FILE/below cannot be written"}),
+    (["--output_dir=s3://bucket/key"], {"BOOTFILE_SCRATCH": "/dev/null"}, 12, {"outputs": "/dev/null/"}),
+    (
+        [f"--init_method=tcp://{NO_HOST}:6666", "--rank=1", "--world_size=2"], {}, 14,
+        {"master": f"{NO_HOST}:6666; .*does not resolve"},
+    ),
+])  # fmt: skip
 def test_errors_have_exit_codes_and_name_the_value(
     arguments, variables, code, wrong, tmp_path, monkeypatch, capsys
 ):

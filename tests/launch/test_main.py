@@ -19,14 +19,11 @@ from tests.conftest import ROOT, environment, run
 PATH = os.environ | {"PYTHONPATH": str(ROOT)}
 
 
-@pytest.mark.parametrize(
-    ("verb", "said"),
-    [
-        ([], "usage: "),
-        (["chekc"], "error: .*'chekc': .*mean check"),
-        (["train"], "error: .*'train': expected new, check, "),
-    ],
-)
+@pytest.mark.parametrize(("verb", "said"), [
+    ([], "usage: "),
+    (["chekc"], "error: .*'chekc': .*mean check"),
+    (["train"], "error: .*'train': expected new, check, "),
+])  # fmt: skip
 def test_no_verb_or_an_unknown_one(verb, said):
     script = "import atexit, runpy, sys; atexit.register(lambda: print('torch' in sys.modules))\n"
     script += "runpy.run_module('launch', run_name='__main__', alter_sys=True)"
@@ -90,17 +87,11 @@ def test_help_and_the_records_of_runs_need_neither_torch_nor_hugging_face(tmp_pa
     assert run("-c", helps, fresh=True).stdout.endswith("imported: set()\n")
 
 
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (PermissionError(13, "Permission denied", "/x/y"), "stub: /x/y: Permission denied"),
-        (OSError(28, "No space left on device"), "stub: No space left on device"),
-        (
-            UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
-            "stub: .*not UTF-8",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("error", "said"), [
+    (PermissionError(13, "Permission denied", "/x/y"), "stub: /x/y: Permission denied"),
+    (OSError(28, "No space left on device"), "stub: No space left on device"),
+    (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "stub: .*not UTF-8"),
+])  # fmt: skip
 def test_files_that_cannot_be_used_are_one_line(error, said, monkeypatch):
     def fail(arguments: list[str]) -> int:
         raise error

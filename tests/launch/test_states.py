@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bootfile.exact import digest, files
-from bootfile.receipt import compare  #
+from bootfile.receipt import compare
 from bootfile.receipt.receipt import Receipt
 from bootfile.records import STATES, cut_states, read_states, write_state
 from tests.conftest import run
@@ -89,14 +89,6 @@ def test_the_report_compares_the_states_too(tmp_path):
     assert "differs at 33: optimizer.state.3.momentum_buffer" in page
 
 
-@pytest.mark.parametrize("line", ['{"step": "11"}', '{"step": 11, "digest": 5, "parts": []}', ""])
-def test_lines_of_another_form_are_left_out(tmp_path, line):
-    whole, other = _make(tmp_path / "whole"), _make(tmp_path / "other")
-    lines = (other / STATES).read_text().splitlines()
-    (other / STATES).write_text("\n".join([line, *lines[1:]]))
-    assert _receipt(whole, other, code=0)[1] == "state equal at steps 22, 33"
-
-
 def test_a_digest_of_version_0_25_is_read_and_not_compared_with_a_later_one(tmp_path):
     """A run that continues keeps its old lines."""
     whole, old, continued = (str(_make(tmp_path / name)) for name in ("whole", "old", "continued"))
@@ -150,15 +142,9 @@ def test_the_numbers_of_parameter_groups(tmp_path):
     assert compare.compare_states(first, str(tmp_path / "e"))[1].startswith("differs at 1: ")
 
 
-def test_equal_bits_have_equal_digests():
+def test_the_order_of_the_objects_does_not_count():
     objects = _objects(1)
-    other = _objects(1)
-    other["model"]["conv.weight"] = other["model"]["conv.weight"].to(memory_format=torch.channels_last)
-    other = dict(reversed(other.items()))
-    assert digest.summarize(1, objects) == digest.summarize(1, other)
-    for value in (torch.tensor(-0.0), torch.tensor(0), torch.zeros(1), torch.tensor(0.0).half(), 0.0, None):
-        zero, changed = ({"model": {"weight": each}} for each in (torch.tensor(0.0), value))
-        assert digest.summarize(1, zero)["digest"] != digest.summarize(1, changed)["digest"]
+    assert digest.summarize(1, dict(reversed(objects.items()))) == digest.summarize(1, objects)
 
 
 @pytest.mark.parametrize("lost", [0, 9])

@@ -54,13 +54,10 @@ def test_a_plain_script(project):
     assert lines[0][0] != lines[1][0]
 
 
-@pytest.mark.parametrize(
-    ("package", "name", "files", "code"),
-    [
-        ("transformers", "hugging_face.py", "out/last.pt", 0),
-        ("lightning", "lightning_module.py", "out/end.pt", 20),
-    ],
-)
+@pytest.mark.parametrize(("package", "name", "files", "code"), [
+    ("transformers", "hugging_face.py", "out/last.pt", 0),
+    ("lightning", "lightning_module.py", "out/end.pt", 20),
+])  # fmt: skip
 def test_a_trainer(package, name, files, code, project):
     for each in {package, "accelerate"} if package == "transformers" else {package}:
         if not importlib.util.find_spec(each):

@@ -9,19 +9,9 @@ from bootfile.records import read_states
 from tests.conftest import ROOT
 
 _OF_TIME = {
-    "time",
-    "images_per_s",
-    "samples_per_s",
-    "tokens_per_s",
-    "data_time",
-    "ranks",
-    "compute_time",
-    "memory_mb",
-    "generations",
-    "lost_processes",
-    "lost_seconds",
-    "useful_share",
-}
+    "time", "images_per_s", "samples_per_s", "tokens_per_s", "data_time", "ranks", "compute_time",
+    "memory_mb", "generations", "lost_processes", "lost_seconds", "useful_share",
+}  # fmt: skip
 
 
 def facts(output: Path) -> dict:

@@ -43,12 +43,8 @@ def run(cells: list[str]) -> list[str]:
 
 def _without_places(text: str, runs: str) -> str:
     """Return the text without the names of folders and of the host of this machine."""
-    for place, name in (
-        (runs, "RUNS"),
-        (str(ROOT), "bootfile"),
-        (sys.prefix, "venv"),
-        (socket.gethostname(), "host"),
-    ):
+    places = {runs: "RUNS", str(ROOT): "bootfile", sys.prefix: "venv", socket.gethostname(): "host"}
+    for place, name in places.items():
         text = text.replace(place, name)
     return re.sub(r"pid=\d+", "pid=1234", text)
 

@@ -39,29 +39,14 @@ class ObjectStoreServer:
 
     def __init__(self, *buckets: str, tls: Path | None = None):
         self.port = free_port()
-        options = []
+        words = [sys.executable, "-c", _SERVER, str(os.getpid()), "-H", "127.0.0.1", "-p", str(self.port)]
         if tls:
-            options = ["-s", "-c", str(tls / "server.pem"), "-k", str(tls / "server.pem")]
+            words += ["-s", "-c", str(tls / "server.pem"), "-k", str(tls / "server.pem")]
         self._trusted = str(tls / "ca.pem") if tls else None
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                _SERVER,
-                str(os.getpid()),
-                "-H",
-                "127.0.0.1",
-                "-p",
-                str(self.port),
-                *options,
-            ],
-            env=environment(**CREDENTIALS),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        self.environment = CREDENTIALS | {
-            "AWS_ENDPOINT_URL_S3": f"{'https' if tls else 'http'}://127.0.0.1:{self.port}"
-        }
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self.process = subprocess.Popen(words, env=environment(**CREDENTIALS), **quiet)
+        url = f"{'https' if tls else 'http'}://127.0.0.1:{self.port}"
+        self.environment = CREDENTIALS | {"AWS_ENDPOINT_URL_S3": url}
         wait_for_port(self.port, self.process)
         for bucket in buckets:
             self.create(bucket)

@@ -23,9 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = {
-    "cache": ("preload", "check", "ls", "rm"),
-}
+PARTS = {"cache": ("preload", "check", "ls", "rm")}
 BLOCK = re.compile(r"(<!-- options: (.+?) -->\n).*?(<!-- end of options -->)", re.DOTALL)
 
 _DEFAULT = re.compile(r"[ (;]*default: [^()]*\)?$")

@@ -226,26 +226,23 @@ def test_validation_gives_back_what_it_took(folder, cache):
 # wrong use
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"batch_size": 0}, "batch_size 0 is not a number above 0"),
-        ({"batch_size": 51}, r"\b51 is larger .*\(50 samples\)"),
-        ({"workers": 0}, "workers 0"),
-        ({"min_crop_size": 1.5}, "min_crop_size 1.5"),
-        ({"size": 64, "val_size": 40}, "val_size 40 is smaller than size 64"),
-        ({"world_size": 2}, "needs a rank"),
-        ({"world_size": 2, "rank": 2}, r"rank 2 is not in 0\.\.1"),
-        ({"backend": "fast"}, "data_backend fast"),
-        ({"val_batch_size": 0}, "val_batch_size 0"),
-        ({"backend": "threads", "use_dali": True}, "use_dali=True and backend='threads' contradict"),
-        pytest.param(
-            {"use_dali": True, "dali_cpu": False},
-            "dali-gpu: it needs a GPU",
-            marks=pytest.mark.skipif(torch.cuda.is_available() or bool(MISSING), reason="a GPU, or no DALI"),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("options", "reason"), [
+    ({"batch_size": 0}, "batch_size 0 is not a number above 0"),
+    ({"batch_size": 51}, r"\b51 is larger .*\(50 samples\)"),
+    ({"workers": 0}, "workers 0"),
+    ({"min_crop_size": 1.5}, "min_crop_size 1.5"),
+    ({"size": 64, "val_size": 40}, "val_size 40 is smaller than size 64"),
+    ({"world_size": 2}, "needs a rank"),
+    ({"world_size": 2, "rank": 2}, r"rank 2 is not in 0\.\.1"),
+    ({"backend": "fast"}, "data_backend fast"),
+    ({"val_batch_size": 0}, "val_batch_size 0"),
+    ({"backend": "threads", "use_dali": True}, "use_dali=True and backend='threads' contradict"),
+    pytest.param(
+        {"use_dali": True, "dali_cpu": False},
+        "dali-gpu: it needs a GPU",
+        marks=pytest.mark.skipif(torch.cuda.is_available() or bool(MISSING), reason="a GPU, or no DALI"),
+    ),
+])  # fmt: skip
 def test_bad_arguments(options, reason, folder, cache):
     with pytest.raises(BadInput, match=reason):
         dataset_of(folder, cache, **options)

@@ -40,17 +40,14 @@ def unmount(path):
     path.symlink_to("/mnt/disk/that/is/gone")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "train",
-        "train/banana",
-        "train/banana/deep",
-        "train/banana.v2",
-        "train/apple/0.jpg",
-        "train/apple/more",
-    ],
-)
+@pytest.mark.parametrize("name", [
+    "train",
+    "train/banana",
+    "train/banana/deep",
+    "train/banana.v2",
+    "train/apple/0.jpg",
+    "train/apple/more",
+])  # fmt: skip
 def test_a_link_to_nothing_is_refused(data, load, name):
     if not (data / name).exists():
         (data / name).mkdir()

@@ -29,34 +29,31 @@ def make(root, *names, count=3):
     return root
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        # splits, masks and parts that earlier versions refused, too
-        "train_images test_images",
-        "Test_set Train_set",
-        "DIV2K_train_HR DIV2K_valid_HR",
-        "train2017 val2017",
-        "trainA trainB testA testB",
-        "tr va",
-        "trainset testset",
-        "training_data test_images",
-        "cats_train cats_test dogs_train dogs_test",
-        "Training PublicTest PrivateTest",
-        "imagesTr labelsTr imagesTs",
-        "images masks",
-        "JPEGImages SegmentationClass SegmentationObject",
-        "ISIC_Training_Input ISIC_Training_GroundTruth",
-        "HAM10000_images_part_1 HAM10000_images_part_2",
-        "images_001 images_002 images_003",
-        "fold1 fold2 fold3",
-        # classes that only their names could tell from these
-        "test_tube bat cat",
-        "with_mask without_mask",
-        "label_0 label_1",
-        "part_7 part_12",
-    ],
-)
+@pytest.mark.parametrize("names", [
+    # splits, masks and parts that earlier versions refused, too
+    "train_images test_images",
+    "Test_set Train_set",
+    "DIV2K_train_HR DIV2K_valid_HR",
+    "train2017 val2017",
+    "trainA trainB testA testB",
+    "tr va",
+    "trainset testset",
+    "training_data test_images",
+    "cats_train cats_test dogs_train dogs_test",
+    "Training PublicTest PrivateTest",
+    "imagesTr labelsTr imagesTs",
+    "images masks",
+    "JPEGImages SegmentationClass SegmentationObject",
+    "ISIC_Training_Input ISIC_Training_GroundTruth",
+    "HAM10000_images_part_1 HAM10000_images_part_2",
+    "images_001 images_002 images_003",
+    "fold1 fold2 fold3",
+    # classes that only their names could tell from these
+    "test_tube bat cat",
+    "with_mask without_mask",
+    "label_0 label_1",
+    "part_7 part_12",
+])  # fmt: skip
 def test_names_of_folders_that_may_be_no_classes(tmp_path, load, names):
     root = make(tmp_path / "data", *names.split())
     with pytest.raises(BadInput) as error:

@@ -221,14 +221,8 @@ BAD = {
         small("img/1.png", "img/1.bmp", "gt/1.png"),
         r"ROOT/train: img/1\.bmp and img/1\.png .*same name",
     ),
-    "another size": (
-        uneven,
-        r"\b1 of 1 .*ROOT/train .*size: img/a/1\.png \(40x36 .*gt/a/1\.png \(39x36 ",
-    ),
-    "a bad image": (
-        broken,
-        r"\b1 of 2 .*ROOT/train .*bad: ROOT/train/gt/a/1\.png: .*empty \(0 bytes\)",
-    ),
+    "another size": (uneven, r"\b1 of 1 .*ROOT/train .*size: img/a/1\.png \(40x36 .*gt/a/1\.png \(39x36 "),
+    "a bad image": (broken, r"\b1 of 2 .*ROOT/train .*bad: ROOT/train/gt/a/1\.png: .*empty \(0 bytes\)"),
 }
 
 

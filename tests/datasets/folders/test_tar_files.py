@@ -77,18 +77,14 @@ def test_the_index_is_made_once_and_again_if_a_file_changes(tmp_path):
         tar_files.load_index(tar_files.find(f"{tmp_path}/*.tar"), scan, None)
 
 
-@pytest.mark.parametrize(
-    "damage, offset",
-    [
-        (lambda tar: tar[:900], 0),  # in the content of the first file, whose header is at 0
-        (lambda tar: tar[:1536], 1536),  # between two files
-        (lambda tar: tar[:1600], 1536),  # in the header of the second file
-        (lambda tar: tar[:1536] + b"\1" * 512 + tar[2048:], 1536),
-        (gzip.compress, 0),
-        (lambda tar: b"", 0),
-    ],
-    ids=["cut content", "cut between files", "cut header", "header", "gzip", "empty"],
-)
+@pytest.mark.parametrize("damage, offset", [
+    (lambda tar: tar[:900], 0),  # in the content of the first file, whose header is at 0
+    (lambda tar: tar[:1536], 1536),  # between two files
+    (lambda tar: tar[:1600], 1536),  # in the header of the second file
+    (lambda tar: tar[:1536] + b"\1" * 512 + tar[2048:], 1536),
+    (gzip.compress, 0),
+    (lambda tar: b"", 0),
+], ids=["cut content", "cut between files", "cut header", "header", "gzip", "empty"])  # fmt: skip
 def test_a_damaged_tar_is_one_line_with_its_path_and_byte(tmp_path, damage, offset):
     path = tars.write(tmp_path / "0.tar", FILES)
     path.write_bytes(damage(path.read_bytes()))
@@ -177,27 +173,16 @@ def test_tars_without_splits_are_divided_by_the_names_of_the_images(tmp_path):
     assert [train, val] == others and train | val == set(names) and not train & val and 4 < len(val) < 25
 
 
-@pytest.mark.parametrize(
-    "names, files, message",
-    [
-        (["train.tar"], [("1.jpg", b""), ("1.cls", b"cat")], "sample 1: expected a number"),
-        (["train.tar"], [("1.txt", b"")], "holds no image"),
-        (["test.tar"], [("a/1.jpg", b"")], "no file .*train .*training"),
-        (["train.tar"], [("1.jpg", b""), ("1.cls", b"7")], r"label 7 is not in 0\.\.0"),
-        (
-            ["train.tar"],
-            [("a/1.jpg", b""), ("a/1.cls", b"cat")],
-            r"train\.tar: sample a/1: expected a number",
-        ),
-        (["train.tar"], [("../a/1.jpg", b"")], r"train\.tar: \.\./a/1\.jpg"),
-        (
-            ["images.tar"],
-            [("data/a/1.jpg", b""), ("data/b/2.jpg", b"")],
-            "one class, data: expected",
-        ),
-        (["images.tar"], [("val/a/1.jpg", b"")], "split train"),
-    ],
-)
+@pytest.mark.parametrize("names, files, message", [
+    (["train.tar"], [("1.jpg", b""), ("1.cls", b"cat")], "sample 1: expected a number"),
+    (["train.tar"], [("1.txt", b"")], "holds no image"),
+    (["test.tar"], [("a/1.jpg", b"")], "no file .*train .*training"),
+    (["train.tar"], [("1.jpg", b""), ("1.cls", b"7")], r"label 7 is not in 0\.\.0"),
+    (["train.tar"], [("a/1.jpg", b""), ("a/1.cls", b"cat")], r"train\.tar: sample a/1: expected a number"),
+    (["train.tar"], [("../a/1.jpg", b"")], r"train\.tar: \.\./a/1\.jpg"),
+    (["images.tar"], [("data/a/1.jpg", b""), ("data/b/2.jpg", b"")], "one class, data: expected"),
+    (["images.tar"], [("val/a/1.jpg", b"")], "split train"),
+])  # fmt: skip
 def test_bad_tar_files_are_one_line(tmp_path, names, files, message):
     for name in names:
         tars.write(tmp_path / name, files)
@@ -233,26 +218,23 @@ def test_names_with_dots_in_class_folders_without_cls(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "names, message",
-    [
-        (
-            ["10.00.jpg", "10.00.cls", "10.01.jpg", "10.01.cls"],
-            r"sample 10 has 00\.jpg, 00\.cls, 01\.jpg, 01\.cls: ",
-        ),
-        (
-            ["a/10.00.jpg", "a/10.00.cls", "b/11.00.jpg", "b/11.00.cls"],
-            r"sample a/10 has 00\.jpg, 00\.cls: expected",
-        ),
-        (["1.jpg", "2.jpg", "1.cls", "2.cls"], r"sample 1: .*\bcls .*not next"),
-        (["1.jpg", "1.png", "1.cls"], r"sample 1 has jpg, png, cls: expected"),
-        (["1.jpg", "1.cls", "2.jpg"], r"sample 2 has jpg: expected one .cls"),
-        (["cat/1.jpg", "cat/1.cls", "dog/2.jpg"], r"sample dog/2 has jpg: expected one .cls"),
-        (["1.jpg", "1.cls", "2.heic", "2.cls"], r"sample 2 has heic, cls: expected"),
-        (["1.jpg", "1.cls", "1.jpg"], r"1\.jpg is there twice"),
-        (["cat/1.jpg", "dog/1.jpg", "cat/1.jpg"], r"cat/1\.jpg is there twice"),
-    ],
-)
+@pytest.mark.parametrize("names, message", [
+    (
+        ["10.00.jpg", "10.00.cls", "10.01.jpg", "10.01.cls"],
+        r"sample 10 has 00\.jpg, 00\.cls, 01\.jpg, 01\.cls: ",
+    ),
+    (
+        ["a/10.00.jpg", "a/10.00.cls", "b/11.00.jpg", "b/11.00.cls"],
+        r"sample a/10 has 00\.jpg, 00\.cls: expected",
+    ),
+    (["1.jpg", "2.jpg", "1.cls", "2.cls"], r"sample 1: .*\bcls .*not next"),
+    (["1.jpg", "1.png", "1.cls"], r"sample 1 has jpg, png, cls: expected"),
+    (["1.jpg", "1.cls", "2.jpg"], r"sample 2 has jpg: expected one .cls"),
+    (["cat/1.jpg", "cat/1.cls", "dog/2.jpg"], r"sample dog/2 has jpg: expected one .cls"),
+    (["1.jpg", "1.cls", "2.heic", "2.cls"], r"sample 2 has heic, cls: expected"),
+    (["1.jpg", "1.cls", "1.jpg"], r"1\.jpg is there twice"),
+    (["cat/1.jpg", "dog/1.jpg", "cat/1.jpg"], r"cat/1\.jpg is there twice"),
+])  # fmt: skip
 def test_samples_that_are_no_samples_of_webdataset_are_refused(tmp_path, names, message):
     tars.write(tmp_path / "train.tar", [(name, b"1") for name in names])
     with pytest.raises(BadInput, match=rf"train\.tar.*{message}"):

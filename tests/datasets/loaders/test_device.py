@@ -97,15 +97,12 @@ def test_memory_is_used_again_once_it_is_free():
     assert len(places) <= 2
 
 
-@pytest.mark.parametrize(
-    "rates, chosen",
-    [
-        ({"threads": 900.0, "dali-gpu": 2500.0}, "dali-gpu"),
-        ({"threads": 6000.0, "dali": 5500.0, "dali-gpu": 9000.0}, "threads"),
-        ({"threads": 3000.0, "dali": 2000.0}, "threads"),
-        ({}, ""),
-    ],
-)
+@pytest.mark.parametrize("rates, chosen", [
+    ({"threads": 900.0, "dali-gpu": 2500.0}, "dali-gpu"),
+    ({"threads": 6000.0, "dali": 5500.0, "dali-gpu": 9000.0}, "threads"),
+    ({"threads": 3000.0, "dali": 2000.0}, "threads"),
+    ({}, ""),
+])  # fmt: skip
 def test_a_gpu_decodes_only_if_the_host_is_too_slow(rates, chosen):
     assert backends.choose(rates) == chosen
 

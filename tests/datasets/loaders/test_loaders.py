@@ -9,6 +9,7 @@ import pickle
 import re
 import subprocess
 import threading
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,6 @@ from datasets.stores import forms, pack
 from datasets.stores.files import FileStore, scaled
 from tests.conftest import LONGEST, ROOT, finish, start, wait_until
 from tests.support import pictures, tars
-from tests.support.packs import damaged
 from tests.support.receipts import sums_of
 
 CPU = torch.device("cpu")
@@ -363,6 +363,12 @@ def test_the_share_of_waiting_is_logged_with_a_hint_if_it_is_large(waited, share
 
 
 # packs
+
+
+def damaged(store: pack.PackStore) -> list[int]:
+    """Return the ids of the stored samples whose checksum is another one."""
+    rows = ((id, *store.stored(id)) for id in range(len(store.index)))
+    return [id for id, sample, checksum in rows if zlib.crc32(sample.content) != checksum]
 
 
 def test_a_pack_is_used_again_and_never_for_other_data(index, folder, tmp_path, capfd):

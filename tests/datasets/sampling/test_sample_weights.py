@@ -52,16 +52,13 @@ def test_weights_of_images_by_their_paths(data, tmp_path):
         read_class_weights(str(tmp_path / "file"), index)
 
 
-@pytest.mark.parametrize(
-    "text, named",
-    [
-        ("cat 1", "1 of 2 class .*: sea gull"),
-        ("cat x\nsea gull 1", ": cat x: "),
-        ("cat", ": cat: "),
-        ("cat 1\nsea gull 1\ndog 1", "class .*: dog"),
-        ("cat 1\nsea gull 1\ncat 2", ": cat 2: "),
-    ],
-)
+@pytest.mark.parametrize("text, named", [
+    ("cat 1", "1 of 2 class .*: sea gull"),
+    ("cat x\nsea gull 1", ": cat x: "),
+    ("cat", ": cat: "),
+    ("cat 1\nsea gull 1\ndog 1", "class .*: dog"),
+    ("cat 1\nsea gull 1\ncat 2", ": cat 2: "),
+])  # fmt: skip
 def test_a_file_of_weights_that_is_not_complete_is_refused(text, named, tmp_path):
     (tmp_path / "file").write_text(text)
     with pytest.raises(BadInput, match=named):

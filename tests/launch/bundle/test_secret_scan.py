@@ -180,18 +180,15 @@ def test_a_secret_stays_out_of_what_is_printed(mine, tmp_path, capsys):
     assert re.search(r"--allow_secret base\.txt: no file .*packed", message)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "password = os.environ['BOOTFILE_CACHE_PASSWORD']", 'PASSWORD = "BOOTFILE_CACHE_PASSWORD"',
-        'password = ""', "password: <your password>", "password: ${PW}", "pwd: /home/me", "secret = None",
-        "parser.add_argument('--password', help='the password of the server')", "max_tokens: 4096",
-        '"pad_token": "<pad>"', '"eos_token": "</s>"', "token: 123456", "AKIAIOSFODNN7EXAMPLE",
-        "redis://[user@]host[:port]", "https://user:password@host/data", "redis://user:***@host",
-        'f"redis://{user}:{password}@{host}"', "sha256: " + 64 * "a", "key = 'layer4.2.conv3.weight'",
-        "git+https://git@host/repository.git", "http://host:8080/@scope/x", "task = 'risk-assessment'",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("line", [
+    "password = os.environ['BOOTFILE_CACHE_PASSWORD']", 'PASSWORD = "BOOTFILE_CACHE_PASSWORD"',
+    'password = ""', "password: <your password>", "password: ${PW}", "pwd: /home/me", "secret = None",
+    "parser.add_argument('--password', help='the password of the server')", "max_tokens: 4096",
+    '"pad_token": "<pad>"', '"eos_token": "</s>"', "token: 123456", "AKIAIOSFODNN7EXAMPLE",
+    "redis://[user@]host[:port]", "https://user:password@host/data", "redis://user:***@host",
+    'f"redis://{user}:{password}@{host}"', "sha256: " + 64 * "a", "key = 'layer4.2.conv3.weight'",
+    "git+https://git@host/repository.git", "http://host:8080/@scope/x", "task = 'risk-assessment'",
+])  # fmt: skip
 @pytest.mark.parametrize("name", ["a.py", "a.yaml"])
 def test_false_alarms(name, line):
     assert secret_scan.scan(name, line.encode()) == []

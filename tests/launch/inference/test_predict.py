@@ -19,9 +19,14 @@ from launch.inference.trained import load
 from tests.conftest import names, records, run
 
 
-def _accuracy(path) -> float:
+def _read(path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file."""
     with open(path, newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+        return list(csv.DictReader(file))
+
+
+def _accuracy(path) -> float:
+    rows = _read(path)
     return sum(row["class_1"] == row["path"].split("/")[0] for row in rows) / len(rows)
 
 
@@ -34,8 +39,7 @@ def test_the_accuracy_is_that_of_the_run(trained, tmp_path):
                  "--to", tmp_path / "all.csv")  # fmt: skip
     assert result.stdout == f"{tmp_path / 'all.csv'}: 160 images; resnet18, 10 classes\n"
     assert _accuracy(tmp_path / "all.csv") == accuracy
-    with open(tmp_path / "all.csv", newline="") as file:
-        row = next(csv.DictReader(file))
+    row = _read(tmp_path / "all.csv")[0]
     probabilities = [float(row[f"probability_{rank}"]) for rank in range(1, 6)]
     assert probabilities == sorted(probabilities, reverse=True) and sum(probabilities) <= 1 + 1e-5
 
@@ -48,8 +52,7 @@ def test_classes_that_pandas_does_not_read_as_text_have_numbers(trained, tmp_pat
     names = ["NA", "null", "None", "007", "1e3", "TRUE", "nan", "", "a,b", "N/A"]
     (tmp_path / "run" / "classes.json").write_text(json.dumps(names))
     predict.main([str(tmp_path / "run"), str(data / "val" / "class_3"), "--to", str(tmp_path / "all.csv")])
-    with open(tmp_path / "all.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = _read(tmp_path / "all.csv")
     before = ["path", "error"]
     for rank in range(1, 6):
         before += [f"class_{rank}", f"probability_{rank}"]
@@ -105,8 +108,7 @@ def test_one_image_is_printed(trained, tmp_path, capsys, monkeypatch):
     output, data = trained
     monkeypatch.chdir(tmp_path)
     predict.main([str(output), str(data / "val" / "class_3"), "--to", "all.csv"])
-    with open("all.csv", newline="") as file:
-        row = next(csv.DictReader(file))
+    row = _read("all.csv")[0]
     capsys.readouterr()
     assert predict.main([str(output), str(data / "val" / "class_3" / row["path"])]) == 0
     printed = [line.split(" ") for line in capsys.readouterr().out.splitlines()]
@@ -173,8 +175,7 @@ def test_weights_of_a_job_of_your_own(trained, tmp_path, capsys):
     assert load(str(tmp_path), model=f"{tmp_path}/model.py:build").size == 48
     assert predict.main([*command, f"{model}:build", "--image_size=32"]) == 0
     assert ": 160 images; " in capsys.readouterr().out
-    with open(tmp_path / "found.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = _read(tmp_path / "found.csv")
     assert {row["class_1"] for row in rows} <= {"a", "b", "c"} and len(rows) == 160
 
 
@@ -195,12 +196,11 @@ def test_unreadable_images_are_named(trained, tmp_path, capsys):
     target = tmp_path / "found.csv"
     assert predict.main([str(output), str(tmp_path / "class_3"), "--to", str(target)]) == 0
     assert "16 images, 5 of them unreadable; " in capsys.readouterr().out
-    with open(target, newline="") as file:
-        rows = {row["path"]: row for row in csv.DictReader(file)}
-    assert "not a known image" in rows[victims[0].name]["error"]
-    assert "is empty" in rows[victims[1].name]["error"] and "No such file" in rows[victims[2].name]["error"]
-    assert "has 1000000000000 bytes" in rows[victims[3].name]["error"]
-    assert "not a regular file" in rows[victims[4].name]["error"]
+    rows = {row["path"]: row for row in _read(target)}
+    reasons = (
+        "not a known image", "is empty", "No such file", "has 1000000000000 bytes", "not a regular file",
+    )  # fmt: skip
+    assert all(part in rows[path.name]["error"] for path, part in zip(victims, reasons, strict=True))
     assert (
         all(bool(row["error"]) != bool(row["class_1"]) == bool(row["number_1"]) for row in rows.values())
         and len(rows) == 16
@@ -270,10 +270,7 @@ def test_what_is_refused(trained, tmp_path, capsys):
         ((tmp_path / "alone.pth", data), "starts.jsonl .*no network"),
         ((tmp_path / "alone.pth", data, "--arch=resnet50", "--image_size=32"), "belong to another network"),
         ((output / "best.pth", tmp_path), "contains no images"),
-        (
-            (output / "best.pth", data, "--to", tmp_path / "mine.csv"),
-            "mine.csv .*not made by",
-        ),
+        ((output / "best.pth", data, "--to", tmp_path / "mine.csv"), "mine.csv .*not made by"),
     ):
         with pytest.raises(BadInput, match=message):
             predict.main([*map(str, arguments)])

@@ -425,14 +425,11 @@ def test_skypilot_file(layout):
         _check_layout("skypilot", nodes, gpus, task["envs"], [*words, counted])
 
 
-@pytest.mark.parametrize(
-    ("platform", "old", "new", "message"),
-    [
-        ("pai-dlc", 'workspace_id = "12345"', "", "[platform.pai-dlc] 'workspace_id' is undefined"),
-        ("sagemaker", 'code = "s3://', 'code = "obs://', "sagemaker reads s3:// only: obs://bucket/code"),
-        ("slurm", "[platform.slurm]", "[platform.slurm]\nunused = 1", "unused: unknown key: expected one"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("platform", "old", "new", "message"), [
+    ("pai-dlc", 'workspace_id = "12345"', "", "[platform.pai-dlc] 'workspace_id' is undefined"),
+    ("sagemaker", 'code = "s3://', 'code = "obs://', "sagemaker reads s3:// only: obs://bucket/code"),
+    ("slurm", "[platform.slurm]", "[platform.slurm]\nunused = 1", "unused: unknown key: expected one"),
+])  # fmt: skip
 def test_what_a_template_does_not_accept(platform, old, new, message, tmp_path):
     with pytest.raises(BadInput, match=re.escape(message)):
         templates.render(platform, _config(tmp_path, _example((old, new)), platform), "run-1")

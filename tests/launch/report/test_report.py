@@ -195,18 +195,15 @@ def test_resume_never_begins_anew(tmp_path):
     assert len(page.tables["Starts and restarts"]) == 2
 
 
-@pytest.mark.parametrize(
-    ("content", "note"),
-    [
-        ("", "metrics.jsonl is missing or empty"),
-        ('{"step": 1, "epoch": 1, "loss": 2.0}\n{"step": 2, "lo', "jsonl: 1 lines could not be read"),
-        ('{"step": 1, "loss": 2}\nnon\n[1]\n{"step": 2, "loss": 1}\n', "2 lines could not be read"),
-        ('{"step": 1, "loss": NaN}\n{"step": 2, "loss": 1e999}\n', "loss: 2 of 2 values are NaN"),
-        ('{"loss": 1}\n{"step": "x"}\n{"step": NaN}\n{"step": -1}\n', "4 lines could not be read"),
-        ('{"step": 1, "loss": 1' + "0" * 5000 + "}\n", "1 lines could not be read"),
-        ('{"step": 1, "epoch": 1e300, "loss": 1' + "0" * 400 + ', "time": 1e300}\n', "1 of 1 values are NaN"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("content", "note"), [
+    ("", "metrics.jsonl is missing or empty"),
+    ('{"step": 1, "epoch": 1, "loss": 2.0}\n{"step": 2, "lo', "jsonl: 1 lines could not be read"),
+    ('{"step": 1, "loss": 2}\nnon\n[1]\n{"step": 2, "loss": 1}\n', "2 lines could not be read"),
+    ('{"step": 1, "loss": NaN}\n{"step": 2, "loss": 1e999}\n', "loss: 2 of 2 values are NaN"),
+    ('{"loss": 1}\n{"step": "x"}\n{"step": NaN}\n{"step": -1}\n', "4 lines could not be read"),
+    ('{"step": 1, "loss": 1' + "0" * 5000 + "}\n", "1 lines could not be read"),
+    ('{"step": 1, "epoch": 1e300, "loss": 1' + "0" * 400 + ', "time": 1e300}\n', "1 of 1 values are NaN"),
+])  # fmt: skip
 def test_files_that_are_not_whole(content, note, tmp_path, capsys):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text(content)
@@ -349,16 +346,13 @@ def test_two_runs_that_cover_each_other_are_told_apart(tmp_path):
     assert widths[:3] == ["5.0", "1.5", "1.5"]
 
 
-@pytest.mark.parametrize(
-    ("change", "rows"),
-    [
-        ({}, [["owl", "0", "0", "–", "–"], ["cat", "10", "9", "90.00%", "dog (1)"]]),
-        ({"matrix": None}, [["dog", "10", "6", "60.00%", "–"]]),
-        ({"classes": ["one"]}, [["1", "10", "6", "60.00%", "0 (3)"]]),
-        ({"count": "x"}, None),
-        ({"correct": [1]}, None),
-    ],
-)
+@pytest.mark.parametrize(("change", "rows"), [
+    ({}, [["owl", "0", "0", "–", "–"], ["cat", "10", "9", "90.00%", "dog (1)"]]),
+    ({"matrix": None}, [["dog", "10", "6", "60.00%", "–"]]),
+    ({"classes": ["one"]}, [["1", "10", "6", "60.00%", "0 (3)"]]),
+    ({"count": "x"}, None),
+    ({"correct": [1]}, None),
+])  # fmt: skip
 def test_a_table_of_classes(change, rows, tmp_path):
     matrix = [[9, 1, 0], [3, 6, 1], [0, 0, 0]]
     counts = {"step": 40, "classes": ["cat", "dog", "owl"], "count": [10, 10, 0], "correct": [9, 6, 0]}

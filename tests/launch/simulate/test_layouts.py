@@ -31,12 +31,9 @@ def one_node(tmp_path_factory):
 
 
 # Each way in which the processes of a node are started. test_topology.py has all platforms.
-@pytest.mark.parametrize(
-    ("nodes", "processes", "platform"),
-    [
-        (4, 1, "modelarts"), (2, 2, "modelarts"), (2, 2, "pai-dlc"), (2, 2, "azureml"), (2, 2, "slurm"),
-        (2, 2, "torchrun"), (2, 2, "modelarts-npu"), (2, 2, "modelarts-npu-torchrun"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("nodes", "processes", "platform"), [
+    (4, 1, "modelarts"), (2, 2, "modelarts"), (2, 2, "pai-dlc"), (2, 2, "azureml"), (2, 2, "slurm"),
+    (2, 2, "torchrun"), (2, 2, "modelarts-npu"), (2, 2, "modelarts-npu-torchrun"),
+])  # fmt: skip
 def test_every_layout_trains_the_same(nodes, processes, platform, one_node, tmp_path):
     assert _weights(tmp_path, nodes, processes, platform) == one_node

@@ -234,15 +234,12 @@ def test_settings_in_the_home_folder_are_not_fetched(server, url, tmp_path, laun
         assert (own / "me/.ssh/authorized_keys").read_bytes() == b"key"
 
 
-@pytest.mark.parametrize(
-    ("objects", "here", "message"),
-    [
-        ({"a": b"1", "../x": b"2"}, {}, "key ../x"),
-        ({"a/b": b"1"}, {"a": b"file"}, "its folder is a file"),
-        ({"a/b": b"1"}, {"a/b/c": b"file"}, "Is a directory"),
-        ({".bootfile-lease.json": b"{}"}, {}, "no files below"),
-    ],
-)
+@pytest.mark.parametrize(("objects", "here", "message"), [
+    ({"a": b"1", "../x": b"2"}, {}, "key ../x"),
+    ({"a/b": b"1"}, {"a": b"file"}, "its folder is a file"),
+    ({"a/b": b"1"}, {"a/b/c": b"file"}, "Is a directory"),
+    ({".bootfile-lease.json": b"{}"}, {}, "no files below"),
+])  # fmt: skip
 def test_what_cannot_be_fetched(server, url, tmp_path, launch, objects, here, message):
     put(server, url, objects)
     folder_of(tmp_path / "in" / "back", here)
@@ -299,15 +296,12 @@ def test_clean_removes_what_it_showed_and_nothing_else(server, url, launch, monk
     }
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["FOLDER", "--clean"], "--clean uploads nothing: leave out "),
-        (["FOLDER", "--keep", "2"], "need --clean"),
-        (["FOLDER", "--yes"], "need --clean"),
-        ([], "no FOLDER"),
-    ],
-)
+@pytest.mark.parametrize(("words", "said"), [
+    (["FOLDER", "--clean"], "--clean uploads nothing: leave out "),
+    (["FOLDER", "--keep", "2"], "need --clean"),
+    (["FOLDER", "--yes"], "need --clean"),
+    ([], "no FOLDER"),
+])  # fmt: skip
 def test_an_upload_or_a_clean(url, tmp_path, launch, words, said):
     folder = folder_of(tmp_path / "data", {"a": b"1"})
     words = [folder if word == "FOLDER" else word for word in words]
