@@ -28,7 +28,7 @@ ALLOWED = {
 # The rooms of two packages. A room imports only rooms after it.
 ROOMS = {
     "bootfile": [
-        "__main__", "cli", "prove", "fix", "lint", "history", "loaders", "receipt", "exact", "sampling",
+        "__main__", "cli", "fix", "prove", "lint", "history", "loaders", "receipt", "exact", "sampling",
         "machine", "processes", "records", "console", "ground",
     ],
     "common": [
@@ -189,8 +189,8 @@ def test_a_plain_job_loads_no_slow_package(tmp_path):
     assert not slow & set(imported)
 
 
-CUDA_ONLY = {  # they use NVIDIA's libraries, or are the one module that knows the accelerator
-    "bootfile.ground.accelerator", "common.platform.node", "datasets.compat.alias.dali",
+CUDA_ONLY = {  # NVIDIA's libraries; the module that knows the accelerator; a patch for other scripts
+    "bootfile.fix.ddp", "bootfile.ground.accelerator", "common.platform.node", "datasets.compat.alias.dali",
     "datasets.compat.dali_dataset",
 }  # fmt: skip
 
