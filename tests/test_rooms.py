@@ -190,6 +190,7 @@ def test_a_plain_job_loads_no_slow_package(tmp_path):
 
 
 CUDA_ONLY = {  # they use NVIDIA's libraries, or are the one module that knows the accelerator
+    "bootfile.fix.ddp",  # in the text of a script
     "bootfile.ground.accelerator", "common.platform.node", "datasets.compat.alias.dali",
     "datasets.compat.dali_dataset",
 }  # fmt: skip
