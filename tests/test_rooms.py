@@ -189,8 +189,9 @@ def test_a_plain_job_loads_no_slow_package(tmp_path):
     assert not slow & set(imported)
 
 
-CUDA_ONLY = {  # NVIDIA's libraries; the module that knows the accelerator; a patch for other scripts
-    "bootfile.fix.ddp", "bootfile.ground.accelerator", "common.platform.node", "datasets.compat.alias.dali",
+CUDA_ONLY = {  # they use NVIDIA's libraries, or are the one module that knows the accelerator
+    "bootfile.fix.ddp",  # in the text of a script
+    "bootfile.ground.accelerator", "common.platform.node", "datasets.compat.alias.dali",
     "datasets.compat.dali_dataset",
 }  # fmt: skip
 

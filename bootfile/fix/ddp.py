@@ -102,6 +102,7 @@ class _Distributed(Training):
         self._wrap_model()
         self._sum_figures()
         self._take_turns()
+        self.notes.append(f"start it with: torchrun --nproc_per_node=2 {self.script.path}")
         # places of edits do not depend on their order, but for those at one place
         self.blocks.sort(key=self._line)
         for number, block in enumerate(self.blocks, 1):

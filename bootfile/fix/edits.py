@@ -97,13 +97,13 @@ class Script(Places):
             self.insert_before(first, lines)
         else:
             text = self._lay_out(lines, self.indent(line))
-            # above the comments of the first statement
-            while self.text[self.start_of_line(line - 1) : self.end_of_line(line - 1)].lstrip()[:1] in (
-                "",
-                "#",
-            ):
+            while self._is_comment(line - 1):  # those of the first statement
                 line -= 1
             self._plan(self.start_of_line(line), self.start_of_line(line), text)
+
+    def _is_comment(self, line: int) -> bool:
+        """Return whether a line is blank, or has a comment only."""
+        return self.text[self.start_of_line(line) : self.end_of_line(line)].strip()[:1] in ("", "#")
 
     def guard(self, first: ast.stmt, last: ast.stmt, header: str) -> None:
         """Put statements of one block, from the first to the last, below a line such as `if rank == 0:`."""

@@ -69,6 +69,7 @@ class _ExactLoop(Training):
             if self._pair_batches():
                 imports = ["from functools import partial", *imports, *_WHOLE]
             self.script.insert_after(last_import(self.script), imports)
+            self.notes.append('the checkpoints go to the folder "OUT": edit its name as you like')
             self._place_start()
             self._place_batches()
             self._place_ends()
@@ -210,6 +211,10 @@ class _ExactLoop(Training):
         for node in walk_own(self.batches.body, ast.For, ast.While):
             if isinstance(node, ast.Continue):
                 self.script.insert_before(node, lines)
+            elif isinstance(node, ast.Break):
+                self.notes.append(
+                    f"line {node.lineno}: `break` within an epoch may only end the whole training"
+                )
         if not isinstance(self.batches.body[-1], ast.Continue | ast.Break):
             self.script.insert_after(self.batches.body[-1], lines)
         for node in walk_own(self.epochs.body):
