@@ -11,6 +11,8 @@ from bootfile.lint.sources import trains_itself, unparse
 from bootfile.lint.values import Value, kind_of, root
 
 DEEPEST = 14
+# methods of a path that give the same name each time
+_JOINS = ("joinpath", "with_suffix", "with_name", "resolve", "absolute", "expanduser", "as_posix")
 # bases of other packages -> the kind of a class of the project
 _BASES = {
     "Optimizer": "optimizer", "LRScheduler": "scheduler", "_LRScheduler": "scheduler", "Sampler": "sampler",
@@ -71,7 +73,9 @@ class Calls(Functions):
             return known
         made = self._made_by_call(call.node, [call.called, *call.arguments.values()])
         made.flags |= {"listing"} if call.name in LISTINGS else set()
-        made.node = call.node if call.name == "format" else None
+        made.node = call.node if call.name in ("format", "open") else None
+        made.key = call.name if call.name == "open" else None
+        made.flags |= {"joined"} if call.name in _JOINS else set()
         return made
 
     def _call_object(self, call: Call) -> Value:

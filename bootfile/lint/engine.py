@@ -9,9 +9,12 @@ from collections.abc import Iterable, Iterator
 from bootfile.ground.errors import BadInput
 from bootfile.lint import (
     known_defects,
+    rules_batches,
+    rules_best,
     rules_contents,
     rules_counters,
     rules_epochs,
+    rules_exact,
     rules_files,
     rules_random,
     rules_samples,
@@ -25,8 +28,11 @@ from bootfile.lint.trace import Tracer
 
 _CHECKS = (
     rules_state.check,
+    rules_exact.check,
+    rules_best.check,
     rules_counters.check,
     rules_epochs.check,
+    rules_batches.check,
     rules_random.check,
     rules_samples.check,
     rules_files.check,

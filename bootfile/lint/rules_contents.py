@@ -8,7 +8,7 @@ from bootfile.lint.checkpoints import Entry, Save
 from bootfile.lint.facts import Facts
 from bootfile.lint.known_defects import asks_for_less
 from bootfile.lint.record import Event
-from bootfile.lint.rules_files import is_checkpoint, path_of
+from bootfile.lint.rules_files import is_checkpoint, path_node, path_of
 from bootfile.lint.sources import unparse
 from bootfile.lint.table import Finding, at, name_line
 from bootfile.lint.values import Value, list_deps, root
@@ -59,24 +59,16 @@ def _find_refused(facts: Facts) -> Iterator[Finding]:
 
 def _is_file_of(save: Save, load: Event) -> bool:
     """Return whether a load may read the file of a save: not "optimizer.pt" instead of "arguments.bin"."""
-    written = _list_names(path_of(save.event))
-    read = _list_names(load.args.get(0, Value()))
+    written = _list_names(path_of(save.event), path_node(save.event))
+    read = _list_names(load.args.get(0, Value()), load.node.args[0] if load.node.args else None)
     return not written or not read or bool(written & read)
 
 
-def _list_names(path: Value) -> set[str]:
+def _list_names(path: Value, node: ast.AST | None) -> set[str]:
     """Return the constant names of files in a path."""
-    deps = list_deps(path)
-    texts = [
-        path.key,
-        *[
-            part.value
-            for dep in deps
-            if dep.node
-            for part in ast.walk(dep.node)
-            if isinstance(part, ast.Constant)
-        ],
-    ]
+    nodes = [node, *[dep.node for dep in list_deps(path)]]
+    parts = [part for one in nodes if isinstance(one, ast.AST) for part in ast.walk(one)]
+    texts = [path.key, *[part.value for part in parts if isinstance(part, ast.Constant)]]
     return {text for text in texts if isinstance(text, str) and re.search(r"\w\.\w+$", text)}
 
 
@@ -163,14 +155,23 @@ def _list_prefixes(facts: Facts, model: Value, given: Value) -> list[tuple[Event
 def _find_logs(facts: Facts) -> Iterator[Finding]:
     writes = [event for event in facts.in_training("method", "call") if _WRITES.search(event.text)]
     written = {dep for event in writes for dep in facts.list_deps(event.value)}
-    for event in facts.calls(r"(^|\.)(open|FileHandler|basicConfig)$"):
-        mode = event.args.get(1) or event.args.get("mode") or event.args.get("filemode") or Value()
-        is_emptied = mode.kind == "const" and str(mode.key).startswith("w")
-        path = event.args.get(0) or event.args.get("filename") or Value()
+    opened = facts.calls(r"(^|\.)(open|FileHandler|basicConfig)$")
+    # the loop opens it again: `open("log.csv", "a")`
+    again = {
+        unparse(event.node.args[0]) for event in opened if facts.is_in_training(event) and event.node.args
+    }
+    for event in [event for event in opened if event.order < facts.first_step]:
+        is_path = event.name == "method"
+        mode = event.args.get(0 if is_path else 1) or event.args.get("mode") or event.args.get("filemode")
+        is_emptied = mode is not None and mode.kind == "const" and str(mode.key).startswith("w")
+        path = event.value if is_path else event.args.get(0) or event.args.get("filename") or Value()
         # a folder of each start, whose name has the time
         names = " ".join(f"{dep.key} {dep.label}" for dep in facts.list_deps(path))
         is_new = bool(_TELLS_TIME.search(names) or _IS_NEW.search(event.describe_conditions()))
-        is_log = event.text != "open" or any(dep.node is event.node for dep in written if dep.key == "open")
-        if is_emptied and is_log and not is_new and event.order < facts.first_step:
+        is_log = not event.text.endswith("open") or bool(
+            {unparse(part) for part in event.node.args[:1]} & again
+        )
+        is_log = is_log or any(dep.node is event.node for dep in written if dep.key == "open")
+        if is_emptied and is_log and not is_new:
             yield at(event, "R507", f"each start empties {unparse(event.node)}, to which the loop writes")
             return

@@ -3,18 +3,14 @@
 import ast
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from bootfile.lint import values
 from bootfile.lint.checkpoints import Save
 from bootfile.lint.facts import Facts, of_a_restart
-from bootfile.lint.record import Event
-from bootfile.lint.rules_counters import is_result
-from bootfile.lint.rules_files import is_checkpoint, varies
 from bootfile.lint.sources import unparse
 from bootfile.lint.table import Finding, at, name_line
 from bootfile.lint.values import Loop, Value, kind_of, list_deps, root
-from bootfile.lint.walk import describe, is_constant
+from bootfile.lint.walk import split
 
 _COUNTS = re.compile(r"step|iter|epoch|batch|^it$|^i$", re.IGNORECASE)
 _NUMBER = re.compile("epoch|step|iter|progress|state")
@@ -31,8 +27,6 @@ def check(facts: Facts) -> Iterator[Finding]:
     yield from of_a_restart(_find_wrong_step(facts), facts)
     yield from of_a_restart(_find_first_epoch(facts), facts)
     yield from of_a_restart(_find_moved_end(facts), facts)
-    yield from of_a_restart(_find_within(facts), facts)
-    yield from of_a_restart(_find_skips(facts), facts)
 
 
 # R301: the saved number plus what is added to it
@@ -40,13 +34,13 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 def _find_wrong_epoch(facts: Facts) -> Iterator[Finding]:
     for loop in facts.loops:
-        start, added = _split(loop.start or Value())
+        start, added = split(loop.start or Value())
         is_field = start is not None and start.kind == "field" and start.key is not None
         if start is None or not is_field or loop.value is None or _has_several_starts(facts, loop):
             continue
         for save in facts.saves:
             # the saved number is that of the loop plus an offset; a restart begins `added` after it
-            pairs = [(entry.name, *_split(entry.value)) for entry in save.entries]
+            pairs = [(entry.name, *split(entry.value)) for entry in save.entries]
             offsets = [
                 offset for name, number, offset in pairs if number is loop.value and name == str(start.key)
             ]
@@ -56,11 +50,6 @@ def _find_wrong_epoch(facts: Facts) -> Iterator[Finding]:
             if message:
                 yield at(loop, "R301", message, value=start, save=save.event, added=added)
                 return
-
-
-def _split(value: Value) -> tuple[Value | None, int]:
-    """Return (the number, what is added to it)."""
-    return (value.of, value.offset) if value.kind == "shifted" else (value, 0)
 
 
 def _has_several_starts(facts: Facts, loop: Loop) -> bool:
@@ -94,7 +83,7 @@ def _judge(facts: Facts, loop: Loop, save: Save, total: int) -> str:
 def _find_planned(facts: Facts) -> Iterator[Finding]:
     """Find a checkpoint whose number of the epoch is that of the last one that is planned."""
     for loop in facts.loops:
-        start, _ = _split(loop.start or Value())
+        start, _ = split(loop.start or Value())
         key = start.key if start is not None and start.kind == "field" else None
         for save in facts.training_saves if key is not None else ():
             numbers = [entry.value for entry in save.entries if entry.name == str(key)]
@@ -108,7 +97,7 @@ def _find_planned(facts: Facts) -> Iterator[Finding]:
 def _find_wrong_step(facts: Facts) -> Iterator[Finding]:
     """Find a counter that a checkpoint has before the step that it follows is counted."""
     for counter in facts.tracer.counters:
-        start, added = _split(counter.of or Value())
+        start, added = split(counter.of or Value())
         counts = [one for one in facts.in_training("set_name", "set_attribute") if one.args[0] is counter]
         counts = [one for one in counts if isinstance(one.node, ast.AugAssign | ast.Assign)]
         if start is None or start.kind != "field" or len({one.line for one in counts}) != 1:
@@ -119,7 +108,7 @@ def _find_wrong_step(facts: Facts) -> Iterator[Finding]:
             one for one in steps if kind_of(one.value) == "optimizer" and one.conditions == count.conditions
         ]
         for save in facts.training_saves if steps else ():
-            pairs = [(entry.name, *_split(entry.value)) for entry in save.entries]
+            pairs = [(entry.name, *split(entry.value)) for entry in save.entries]
             offsets = [
                 offset for name, number, offset in pairs if number is counter and name == str(start.key)
             ]
@@ -217,94 +206,8 @@ def _find_moved_end(facts: Facts) -> Iterator[Finding]:
         sums = [dep for dep in facts.list_deps(end) if isinstance(getattr(dep.node, "op", None), ast.Add)]
         is_moved = any(len(dep.deps) > 1 and values.is_restored(dep) for dep in sums)
         # the same with a constant, of which more than one is added
-        first, added = _split(end)
+        first, added = split(end)
         is_moved = is_moved or (added > 1 and first in facts.list_deps(loop.start or Value()))
         if is_moved and loop.start is not None and values.is_restored(loop.start):
             message = "each restart trains all epochs again: the end of the loop moves with its beginning"
             yield at(loop, "R310", message, value=loop.start)
-
-
-# R303: a checkpoint within an epoch
-
-
-def _find_within(facts: Facts) -> Iterator[Finding]:
-    """Find a checkpoint between two batches, with which a restart begins an epoch at its first batch."""
-    skips: list[Any] = [
-        *_list_skips(facts),
-        *facts.calls(r"islice$|skip|fast_forward|advance|state_dict_loader"),
-    ]
-    # `if waiting > 0: waiting -= 1; continue`
-    for event in facts.in_training("test"):
-        is_skip = isinstance(getattr(event.node, "body", [None])[-1], ast.Continue)
-        deps = facts.list_deps(event.value) if is_skip else set()
-        is_counted = any(dep.kind in ("counter", "field") or "restored" in dep.flags for dep in deps)
-        skips += [event] if is_counted and not any(dep.kind == "modulo" for dep in deps) else []
-    loaded = {value.kind for value in facts.loaded} & {"loader", "sampler", "dataset"}
-    if facts.restores_all or skips or loaded or facts.imports(r"(^| )(torchdata|bootfile)\b"):
-        return
-    for save in facts.training_saves:
-        event = save.event
-        steps = [step for step in facts.in_training("step", "backward") if step.loops[:2] == event.loops[:2]]
-        inner = event.loops[1].iterated if len(event.loops) > 1 else None
-        # the last batch of an epoch is its end
-        is_last = any("len(" in test.text or "last" in test.text for test in event.conditions)
-        read = facts.list_deps(inner) if inner is not None else set()
-        is_data = any(kind_of(value) in ("loader", "dataset") for value in read)
-        # the file that is loaded has one name, and this one has others
-        loads = {dep for load in facts.restart_loads() for dep in facts.list_deps(load.args.get(0, Value()))}
-        is_other = varies(facts, save) and not any(
-            dep.kind in _CHOSEN or "listing" in dep.flags for dep in loads
-        )
-        # that of the best result is not the one of a restart
-        tests = [test.value for test in event.conditions[event.loops[0].depth :]]
-        compared = [dep for test in tests for dep in facts.list_deps(test) if dep.kind == "compared"]
-        ordered = [dep for dep in compared if isinstance(dep.node.ops[0], _ORDERS)]
-        is_best = any(is_result(facts, dep) for dep in ordered)
-        if not steps or not is_data or is_last or is_other or is_best or not is_checkpoint(save):
-            continue
-        start, added = _split(event.loops[0].start or Value())
-        message = "a restart from a checkpoint within an epoch begins an epoch with its first batch"
-        if start is not None and start.kind == "field" and added == 1:
-            message = (
-                "a restart from a checkpoint within an epoch begins with the next one: the rest is left out"
-            )
-        yield at(event, "R303", message, save=event)
-        return
-
-
-# R305: batches that are skipped in an order that is not the one before the restart
-
-
-def _find_skips(facts: Facts) -> Iterator[Finding]:
-    orders = facts.calls(_SETS_ORDER)
-    is_kept = any(facts.is_in_training(event) or event.text.endswith("set_rng_state") for event in orders)
-    # accelerate restores the order of the first epoch, unless set_epoch() tells it the number
-    is_kept = is_kept or (facts.restores_all and not facts.is_accelerated)
-    for event, loader in _list_skips(facts) if not is_kept else ():
-        options = root(loader).options
-        # torch draws a new order at the restart: the skipped batches are other ones
-        if is_constant(options.get("shuffle"), True) and "generator" not in options:
-            name = describe(loader)
-            message = (
-                f"batches are skipped in an order that is not the one before the restart: {name} shuffles"
-            )
-            yield at(event, "R305", message, value=loader)
-
-
-def _list_skips(facts: Facts) -> Iterator[tuple[Event, Value]]:
-    """Yield where batches are skipped by a number of the checkpoint, and the loader."""
-    for event in facts.in_training("test"):
-        # `if number < start: continue`
-        inner = event.loops[-1]
-        is_skip = isinstance(event.node, ast.If) and isinstance(event.node.body[-1], ast.Continue)
-        is_of_loop = inner.value is not None and inner.value in list_deps(event.value)
-        if is_skip and is_of_loop and inner.iterated is not None and values.is_restored(event.value):
-            read = [inner.iterated, *list_deps(inner.iterated)]
-            loaders = [value for value in read if kind_of(value) == "loader"]
-            yield from ((event, loader) for loader in loaders[:1])
-    # `for batch in islice(loader, start, None)`, accelerate's skip_first_batches(loader, start)
-    for event in facts.calls(r"itertools\.islice$|skip_first_batches$"):
-        loader, start = event.args.get(0, Value()), event.args.get(1, Value())
-        is_restored = facts.is_in_training(event) and values.is_restored(start)
-        if is_restored and kind_of(loader) == "loader":
-            yield event, loader

@@ -33,6 +33,7 @@ def check(facts: Facts) -> Iterator[Finding]:
         yield from _find_in_place(facts)
         yield from _find_newest(facts)
         yield from _find_all_ranks(facts)
+        yield from _find_parts(facts)
 
 
 def is_checkpoint(save: Save) -> bool:
@@ -154,7 +155,7 @@ def _changes(facts: Facts, value: Value) -> bool:
         return value.kind != "loop" or is_here
     # a function that is not known may return another name each time; join() does not
     is_opaque = "from_call" in value.flags and value.node is None
-    is_opaque = is_opaque and not value.flags & {"fixed"} and not _JOINS.search(str(value.key))
+    is_opaque = is_opaque and not value.flags & {"fixed", "joined"} and not _JOINS.search(str(value.key))
     return is_here and ("element" in value.flags or is_opaque)
 
 
@@ -244,3 +245,22 @@ def _is_of_rank(event: Event) -> bool:
     is_unknown = any(dep.kind == "unknown" and not dep.deps and dep.path == "" for dep in deps)
     is_rank = is_unknown or any(dep.kind == "rank" for dep in deps) or "BytesIO" in text or "uuid" in text
     return is_rank or _OF_RANK.search(" ".join(names)) is not None
+
+
+# R508: files that belong together
+
+
+def _find_parts(facts: Facts) -> Iterator[Finding]:
+    """Find a model and its optimizer in two files, which a kill leaves at different steps."""
+    saves = [save for save in facts.training_saves if len(save.entries) == len(save.owners())]
+    kinds = [(save.event, {owner.kind for owner in save.owners()}) for save in saves]
+    states = [event for event, of_file in kinds if "optimizer" in of_file and "model" not in of_file]
+    weights = [event for event, of_file in kinds if "model" in of_file and "optimizer" not in of_file]
+    loaded = {value.kind for value in facts.loaded}
+    for event in states if {"model", "optimizer"} <= loaded else []:
+        beside = [other for other in weights if other.loops == event.loops]
+        if beside:
+            where = name_line(beside[0], event)
+            text = f"the optimizer is in another file than the model of {where}: a kill leaves two steps"
+            yield at(event, "R508", text, save=event)
+            return

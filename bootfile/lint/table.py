@@ -175,6 +175,13 @@ RULES = {
         f"{_GITHUB}/flairNLP/flair/issues/1718",
         is_hint=True,
     ),
+    "R508": Rule(
+        "the model and the optimizer are in two files",
+        "a kill between the two writes leaves states of different steps, with which a restart continues",
+        "save both in one file",
+        f"{_TORCH}/notes/serialization.html",
+        is_hint=True,
+    ),
     "R601": Rule(
         "names of a wrapped model are loaded into the bare one",
         "the restart ends with missing keys, or with strict=False nothing is loaded",

@@ -9,24 +9,20 @@ import ast
 from typing import Any
 
 from bootfile.lint import values
-from bootfile.lint.names import Names
+from bootfile.lint.branches import Branches
 from bootfile.lint.record import MOST_STEPS, Class, Condition, Frame, Function, Module, TooLarge
 from bootfile.lint.sources import (
     FUNCTIONS,
     find_counted,
-    is_main_test,
-    list_assigned,
     list_called,
     place_of_entry,
     unparse,
     walk_loop,
 )
-from bootfile.lint.values import Loop, Value, kind_of
-
-_TERMINAL = (ast.Return, ast.Continue, ast.Raise, ast.Break)
+from bootfile.lint.values import Loop, Value
 
 
-class Tracer(Names):
+class Tracer(Branches):
     """Walks over a script: its modules and statements."""
 
     def run(self) -> None:
@@ -142,77 +138,6 @@ class Tracer(Names):
         if node.value is not None:
             frame.returned.append(self.value(node.value))
 
-    def _do_if(self, node: ast.If) -> None:
-        test = self.value(node.test)
-        text = unparse(node.test)
-        chosen = self._choose_branch(node)
-        if chosen is not None:
-            self._block(chosen)
-            return
-        self._event("test", test, {}, node, text)
-        branches = [(node.body, True), (node.orelse, False)]
-        for body, is_true in [(body, is_true) for body, is_true in branches if body]:
-            count = len(self.events)
-            self._conditions.append(Condition(text, test, is_true, node))
-            self._block(body)
-            self._conditions.pop()
-            if any(event.name == "load" for event in self.events[count:]):
-                self._restore_with_load(body)
-        # what follows `if rank != 0: return` runs only on rank 0
-        if isinstance(node.body[-1], _TERMINAL) and not node.orelse:
-            self._conditions.append(Condition(text, test, False, node))
-
-    def _restore_with_load(self, body: list[ast.stmt]) -> None:
-        """Mark the numbers that a branch with a load sets, such as one from the name of the file: a restart
-        continues with them."""
-        names = self._frames[-1].names
-        for name in set().union(*map(list_assigned, body)):
-            value = names.get(name, Value())
-            if value.kind in ("unknown", *values.NUMBERS):
-                value.flags.add("restored")
-
-    def _choose_branch(self, node: ast.If) -> list[ast.stmt] | None:
-        """Return the branch that is taken; None if that is not known."""
-        test = node.test
-        if is_main_test(test):
-            main = self._frames[-1].names.get("__name__")
-            return node.body if main is not None and main.key == "__main__" else []
-        # `if True:`, and `hasattr(part, "state_dict")` for an object that is known to have a state
-        is_true = bool(test.value) if isinstance(test, ast.Constant) else self._is_given(test)
-        is_true = True if self._has_state(test) else is_true
-        return None if is_true is None else node.body if is_true else node.orelse
-
-    def _has_state(self, test: ast.expr) -> bool:
-        is_call = isinstance(test, ast.Call) and len(test.args) == 2
-        if not isinstance(test, ast.Call) or not is_call or unparse(test.func) != "hasattr":
-            return False
-        name = getattr(test.args[1], "value", None)
-        kind = kind_of(self.value(test.args[0]))
-        return name in ("state_dict", "load_state_dict") and kind in values.STATEFUL
-
-    def _is_given(self, test: ast.expr) -> bool | None:
-        """Return the value of a test of a parameter to which the call gives True, False or a dict: `flag`,
-        `not flag`, `state is None`, `state is not None`. None if it is another test."""
-        frame = self._frames[-1]
-        is_negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
-        compared = test if isinstance(test, ast.Compare) else None
-        part: Any = test.operand if isinstance(test, ast.UnaryOp) else test
-        if compared:
-            part = compared.left
-        name = part.id if isinstance(part, ast.Name) and (compared or is_negated or part is test) else ""
-        given = frame.given.get(name)
-        if given is None or frame.node is None:
-            return None
-        if compared is not None:
-            is_none = (
-                isinstance(compared.comparators[0], ast.Constant) and compared.comparators[0].value is None
-            )
-            # the function may have changed it before the test
-            is_same = given.kind == "dict" and frame.names.get(name) is given
-            return not isinstance(compared.ops[0], ast.Is) if is_none and is_same else None
-        is_flag = given.kind == "const" and name not in list_assigned(frame.node)
-        return (given.key is not is_negated) if is_flag else None
-
     def _do_for(self, node: ast.For) -> None:
         iterated = self.value(node.iter)
         # a loop over few known objects, as `for optimizer in (a, b)`, is walked once for each of them
@@ -284,22 +209,6 @@ class Tracer(Names):
         del self._conditions[count:]
 
     _do_asyncwith = _do_with
-
-    def _do_try(self, node: ast.Try) -> None:
-        self._block(node.body)
-        for handler in node.handlers:
-            self._conditions.append(Condition("except", Value(), True, handler))
-            self._block(handler.body)
-            self._conditions.pop()
-        self._block(node.orelse)
-        self._block(node.finalbody)
-
-    def _do_match(self, node: Any) -> None:
-        value = self.value(node.subject)
-        for case in node.cases:
-            self._conditions.append(Condition("case", value, True, case))
-            self._block(case.body)
-            self._conditions.pop()
 
     def _do_functiondef(self, node: Any) -> None:
         frame = self._frames[-1]

@@ -124,6 +124,11 @@ def is_constant(value: Value | None, constant: Any) -> bool:
     return value is not None and value.kind in ("const", "none") and value.key is constant
 
 
+def split(value: Value) -> tuple[Value | None, int]:
+    """Return (the number, what is added to it)."""
+    return (value.of, value.offset) if value.kind == "shifted" else (value, 0)
+
+
 def given_state(event: Event) -> Value:
     """Return what a call of load_state_dict() gets."""
     return event.args.get(0) or event.args.get("state_dict") or Value()

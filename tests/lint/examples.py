@@ -141,6 +141,7 @@ WITHIN = (
     "    torch.save(state, 'new.pt'); os.replace('new.pt', 'last.pt')"
 )
 SPLIT = "parts = torch.utils.data.random_split(data, [80, 16]{})\nloader = DataLoader(parts[0], 8)"
+APART = "torch.save(model.state_dict(), 'a.pt')\ntorch.save(optimizer.state_dict(), 'b.pt')"
 IMPROVES = f"if loss < best:\n    best = loss\n    {PARTS['write']}"
 SKIP = 'skipped = saved["number"]'
 PLACE = '"number": number'
@@ -320,6 +321,10 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
          {"top": "import logging\nlogging.basicConfig(filemode='w')", "end": "logging.log(1)"}],
         [{"setup": "log = open('log.txt', 'a')", "end": "log.write(f'{loss}')"},
          {"setup": "log = open('options.txt', 'w')\nlog.write('1')"}],
+    ),
+    "R508": (
+        [{"write": APART}, {"write": APART.replace("\n", "\nprint(1)\n")}],
+        [{}, {"write": f"torch.save(model.state_dict(), 'weights.pt')\n{PARTS['write']}"}],
     ),
     "R601": (
         [{"before": "model = DistributedDataParallel(model)"}, {"before": "model = torch.compile(model)"}],

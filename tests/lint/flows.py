@@ -130,6 +130,11 @@ FLOWS = [
         {"begin": "steps = 0", "step": "steps += 1\nif steps > 1000:\n    break"},
     ),
     Flow("R107", {"setup": "steps = 0", "step": "steps += 1\ntorch.save(model.state_dict(), f'{steps}.pt')"}),
+    Flow(
+        "R107",
+        {"setup": "losses = []", "end": "losses.append(loss.item())\nnp.save('losses.npy', losses)"},
+        {"begin": "losses = []", "end": "losses.append(loss.item())\nnp.save('losses.npy', losses)"},
+    ),
     Flow("R401", {**RANDOM, "before": SEEDS}, {**RANDOM, "setup": f"{SEEDS}\n{SHUFFLED}"}),
     Flow(
         "R501",
