@@ -95,18 +95,20 @@ def _find_in_place(facts: Facts) -> Iterator[Finding]:
 
 
 def _takes_newest(facts: Facts, load: Event) -> bool:
-    """Return whether a load chooses its file in a folder by itself."""
-    deps = [dep for value in load.args.values() for dep in facts.list_deps(value)]
-    # `for number in range(999, 0, -1): if os.path.isfile(name): load(name)`
-    # what a part of a file raises may be handled
-    tries = [
-        node for node in facts.nodes(load.path, ast.Try) if node.lineno <= load.line <= (node.end_lineno or 0)
-    ]
-    if tries:
+    """Return whether a load chooses its file in a folder by itself, and expects that it is whole."""
+    # what a part of a file raises may be handled here, or where the file is chosen
+    listed = [load, *[other for other in facts.select("load") if _is_listed(facts, other)]]
+    tries = [(other.line, node) for other in listed for node in facts.nodes(other.path, ast.Try)]
+    if any(node.lineno <= line <= (node.end_lineno or 0) for line, node in tries):
         return False
+    # `for number in range(999, 0, -1): if os.path.isfile(name): load(name)`
     is_found = bool(load.loops) and not facts.is_in_training(load)
     is_searched = is_found and any(_EXISTS.search(test.text) for test in load.conditions)
-    return is_searched or any("listing" in dep.flags for dep in deps)
+    return is_searched or _is_listed(facts, load)
+
+
+def _is_listed(facts: Facts, load: Event) -> bool:
+    return any("listing" in dep.flags for value in load.args.values() for dep in facts.list_deps(value))
 
 
 def _is_renamed(facts: Facts, save: Save) -> bool:

@@ -11,7 +11,7 @@ from bootfile.lint.record import Event
 from bootfile.lint.sources import unparse
 from bootfile.lint.table import Finding, at, name_line
 from bootfile.lint.values import Value, kind_of, list_deps, root
-from bootfile.lint.walk import describe, given_state, is_constant, list_parameter_owners
+from bootfile.lint.walk import describe, given_state, is_constant, list_parameter_owners, split
 
 _EPOCH_NAME = re.compile(r"(epoch|iter|iteration|step)s?\W*$", re.IGNORECASE)
 _CONTINUES = re.compile("resum|restart|continue", re.IGNORECASE)
@@ -132,8 +132,8 @@ def _follows_epoch(facts: Facts, scheduler: Value) -> bool:
 def _counts_epochs(facts: Facts, scheduler: Value, place: Value) -> bool:
     """Return whether the place of a schedule is a number of epochs, although each batch steps it."""
     steps = [event for event in facts.in_training("step") if root(event.value) is scheduler]
-    starts = [dep for loop in facts.loops for dep in list_deps(loop.start or Value()) if dep.kind == "field"]
-    is_epoch = place.kind in ("field", "shifted") and bool(list_deps(place) & set(starts))
+    starts = [split(loop.start or Value())[0] for loop in facts.loops]
+    is_epoch = place.kind in ("field", "shifted") and split(place)[0] in starts
     return is_epoch and bool(steps) and all(len(event.loops) > 1 for event in steps)
 
 
