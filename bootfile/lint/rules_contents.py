@@ -160,7 +160,7 @@ def _find_logs(facts: Facts) -> Iterator[Finding]:
     again = {
         unparse(event.node.args[0]) for event in opened if facts.is_in_training(event) and event.node.args
     }
-    for event in [event for event in opened if event.order < facts.first_step]:
+    for event in [event for event in opened if not facts.is_in_training(event)]:
         is_path = event.name == "method"
         mode = event.args.get(0 if is_path else 1) or event.args.get("mode") or event.args.get("filemode")
         is_emptied = mode is not None and mode.kind == "const" and str(mode.key).startswith("w")

@@ -6,7 +6,7 @@ must not. A row without the second one is a further form of the row before it.
 
 from typing import NamedTuple
 
-from tests.lint.examples import BEST, SHUFFLED
+from tests.lint.examples import BEST, PARTS, SHUFFLED, WITHIN, write
 
 
 class Flow(NamedTuple):
@@ -80,6 +80,31 @@ RANDOM = {
     "resume": 'torch.set_rng_state(saved["random"])',
 }
 SEEDS = "torch.manual_seed(0)"
+OPTIONS = "import argparse\nargs = argparse.ArgumentParser().parse_args()"
+# a run of one process shuffles
+ALONE = "sampler = None\nloader = DataLoader(data, 8, shuffle=sampler is None, sampler=sampler)"
+PLACED = "scheduler = CosineAnnealingLR(optimizer, 100, last_epoch=start - 1)"
+CAUGHT_UP = "scheduler = CosineAnnealingLR(optimizer, 100)\nfor _ in range(start):\n    scheduler.step()"
+SCHEDULED = {
+    "setup": "scheduler = StepLR(optimizer, 3)",
+    "end": "scheduler.step()",
+    "save": '"scheduler": scheduler.state_dict()',
+}
+CRITIC = {
+    "setup": "critic = nn.Linear(4, 1)\n"
+    "optimizer = torch.optim.SGD([*model.parameters(), *critic.parameters()])",
+    "save": '"critic": critic.state_dict()',
+}
+COUNTED = {"setup": "steps = 0", "resume": 'steps = saved["steps"]', "write": "pass"}
+SAVES = (
+    "state = {'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'steps': steps}\n"
+    "torch.save(state, 'new.pt')\nos.replace('new.pt', 'last.pt')"
+)
+NEWEST = (
+    "def newest(folder):\n"
+    "    names = sorted(name for name in os.listdir(folder) if name.startswith('epoch'))\n"
+    "    return os.path.join(folder, names[-1])"
+)
 
 FLOWS = [
     *[Flow("R108", bad, {**bad, **SAVED}) for bad in STARTED],
@@ -136,6 +161,44 @@ FLOWS = [
         {"begin": "losses = []", "end": "losses.append(loss.item())\nnp.save('losses.npy', losses)"},
     ),
     Flow("R401", {**RANDOM, "before": SEEDS}, {**RANDOM, "setup": f"{SEEDS}\n{SHUFFLED}"}),
+    Flow("R401", {"top": SEEDS, "setup": ALONE}, {"setup": ALONE}),
+    Flow(
+        "R103", {"before": PLACED, "step": "scheduler.step()"}, {"before": PLACED, "end": "scheduler.step()"}
+    ),
+    Flow(
+        "R103",
+        {"before": CAUGHT_UP, "step": "scheduler.step()"},
+        {"before": CAUGHT_UP, "end": "scheduler.step()"},
+    ),
+    Flow("R103", {"before": PLACED.replace("start - 1", "-1"), "end": "scheduler.step()"}),
+    Flow(
+        "R201",
+        {
+            **SCHEDULED,
+            "resume": 'if "schedular" in saved:\n    scheduler.load_state_dict(saved["schedular"])',
+        },
+        {
+            **SCHEDULED,
+            "resume": 'if "scheduler" in saved:\n    scheduler.load_state_dict(saved["scheduler"])',
+        },
+    ),
+    Flow("R201", {"before": "optimizer = torch.optim.Adam(model.parameters())"}),
+    Flow("R201", CRITIC, {**CRITIC, "resume": 'critic.load_state_dict(saved["critic"])'}),
+    Flow("R301", {**COUNTED, "step": f"{SAVES}\nsteps += 1"}, {**COUNTED, "step": f"steps += 1\n{SAVES}"}),
+    Flow(
+        "R301",
+        {
+            "top": OPTIONS,
+            "range": "start, args.epochs",
+            "write": f"state['epoch'] = args.epochs\n{PARTS['write']}",
+        },
+        {"top": OPTIONS, "range": "start, args.epochs"},
+    ),
+    Flow("R303", {"step": WITHIN, "write": "pass", "next": 'saved["epoch"]'}),
+    Flow(
+        "R502",
+        {"top": NEWEST, "file": "newest('out')", "write": "torch.save(state, f'out/epoch_{epoch}.pt')"},
+    ),
     Flow(
         "R501",
         {"write": NUMBERED, "file": "max(glob.glob('out/*.pt'), key=os.path.getmtime)"},
@@ -148,3 +211,22 @@ FLOWS = [
         {"setup": "criterion = nn.BCELoss()", "save": '"loss": criterion.state_dict()'},
     ),
 ]
+
+# the newest of numbered files is found by trying each number
+SEARCHES = (
+    write(
+        {
+            "top": SEEDS,
+            "setup": f"{SHUFFLED}\nscheduler = StepLR(optimizer, 3)",
+            "end": "scheduler.step()",
+            "write": "torch.save(model.state_dict(), f'epoch_{epoch}.pt')",
+        }
+    )
+    .replace("lr=0.1", "lr=0.1, momentum=0.9")
+    .replace(
+        'if os.path.exists("last.pt"):\n',
+        "for number in range(99, -1, -1):\n    name = f'epoch_{number}.pt'\n    if os.path.isfile(name):\n"
+        "        model.load_state_dict(torch.load(name))\n        start = number + 1\n        break\n"
+        "if False:\n",
+    )
+)

@@ -9,7 +9,7 @@ from bootfile.lint.table import RETIRED, RULES
 from tests.conftest import ROOT
 from tests.lint import planted, zoo
 from tests.lint.examples import EXAMPLES, write
-from tests.lint.flows import FLOWS
+from tests.lint.flows import FLOWS, SEARCHES
 
 # hints about other packages and about whole scripts: tests/lint/zoo.py has their examples
 OTHERS = {"R701", "R702", "R703", "R801"}
@@ -43,6 +43,10 @@ def test_a_good_example_is_not_found(rule, number, tmp_path):
 def test_each_form_of_a_fault_is_found(flow, tmp_path):
     assert flow.rule in find_rules(write(flow.bad), tmp_path)
     assert flow.good is None or flow.rule not in find_rules(write(flow.good), tmp_path)
+
+
+def test_a_loop_that_looks_for_the_newest_file_is_the_load_of_a_restart(tmp_path):
+    assert {"R101", "R103", "R401", "R501"} <= set(find_rules(SEARCHES, tmp_path))
 
 
 @pytest.mark.parametrize(("rule", "number"), BAD)
