@@ -68,7 +68,9 @@ def _list_names(path: Value, node: ast.AST | None) -> set[str]:
     """Return the constant names of files in a path."""
     nodes = [node, *[dep.node for dep in list_deps(path)]]
     parts = [part for one in nodes if isinstance(one, ast.AST) for part in ast.walk(one)]
-    texts = [path.key, *[part.value for part in parts if isinstance(part, ast.Constant)]]
+    texts = [part.value for part in parts if isinstance(part, ast.Constant)]
+    if path.kind == "const":
+        texts.append(path.key)
     return {text for text in texts if isinstance(text, str) and re.search(r"\w\.\w+$", text)}
 
 

@@ -215,10 +215,12 @@ def _is_not_called(listing: Listing) -> bool:
 def _is_only_counted(listing: Listing) -> bool:
     """`self.files = os.listdir(folder)`, and then only `len(self.files)`."""
     statement = listing.above[0]
-    is_kept = isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Attribute)
+    is_kept = isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Attribute | ast.Name)
     target = unparse(statement.targets[0]) if is_kept else ""
-    counted = sum(unparse(part) == f"len({target})" for part in ast.walk(listing.cls)) if is_kept else 0
-    uses = [part for part in ast.walk(listing.cls) if isinstance(part, ast.Attribute)]
+    # a name is one of the method
+    around = listing.function if target.isidentifier() else listing.cls
+    counted = sum(unparse(part) == f"len({target})" for part in ast.walk(around)) if is_kept else 0
+    uses = [part for part in ast.walk(around) if isinstance(part, ast.Attribute | ast.Name)]
     # the assignment itself is a use, too
     return counted > 0 and counted + 1 == sum(unparse(part) == target for part in uses)
 
