@@ -1,6 +1,7 @@
 """Repair the findings of a script one after another, and withdraw a repair that lint does not confirm."""
 
 import contextlib
+import dataclasses
 import os
 import re
 from collections import Counter
@@ -83,8 +84,11 @@ def repair(path: str, only: Collection[str] = (), is_hint_repaired: bool = True)
     project, result = Project(path), Result()
     reasons: dict[tuple[str, str, str], str] = {}
     order = list(REPAIRS)
+    # the user knows the lines of the old text
+    first: dict[tuple[str, str, str], Finding] = {}
     while True:
         findings, facts = project.lint(project.contents)
+        first = first or {describe(one): one for one in findings}
         chosen = [one for one in findings if not only or one.rule in only]
         chosen = [one for one in chosen if is_hint_repaired or not one.is_hint]
         todo = [one for one in chosen if one.rule in REPAIRS and describe(one) not in reasons]
@@ -93,13 +97,15 @@ def repair(path: str, only: Collection[str] = (), is_hint_repaired: bool = True)
         finding = min(todo, key=lambda one: (order.index(one.rule), one))
         try:
             job = _attempt(project, finding, facts, findings)
-            result.repaired.append((finding, job.notes))
+            shown = _show(first.get(describe(finding), finding), path)
+            result.repaired.append((shown, job.notes))
             project.contents.update({name: script.render() for name, script in job.scripts.items()})
         except CannotEdit as error:
             reasons[describe(finding)] = str(error)
     for finding in chosen:
         reason = reasons.get(describe(finding), "there is no repair of this rule")
-        result.left.append((finding, reason))
+        shown = _show(first.get(describe(finding), finding), path)
+        result.left.append((dataclasses.replace(shown, is_hint=finding.is_hint), reason))
     for name, data in project.contents.items():
         result.old[name], result.new[name] = sources.read(name).data, data
     return result
@@ -117,6 +123,11 @@ def change(path: str, make: Callable[[Script], list[str]]) -> tuple[Result, list
     except (CannotEdit, SyntaxError) as error:
         raise CannotPlace(f"the new text cannot be made: {error}") from error
     return Result({path: data}, {path: new}), notes
+
+
+def _show(finding: Finding, script: str) -> Finding:
+    """Return a finding with the paths that the user sees."""
+    return dataclasses.replace(finding, path=os.path.relpath(finding.path), script=os.path.relpath(script))
 
 
 def _attempt(project: Project, finding: Finding, facts: Facts, findings: list[Finding]) -> Job:

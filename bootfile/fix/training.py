@@ -50,9 +50,9 @@ class _Recorder(Tracer):
         finally:
             self._calls.pop()
 
-    def _open_loop(self, node: Any, iterated: Value) -> Loop:
-        loop = super()._open_loop(node, iterated)
-        frame = self._frames[-1]
+    def open_loop(self, node: Any, iterated: Value) -> Loop:
+        loop = super().open_loop(node, iterated)
+        frame = self.frames[-1]
         names = {**frame.module.names, **(frame.outer or {}), **frame.names}
         self.places[loop] = Place(names, frozenset(frame.names), tuple(self._calls))
         return loop

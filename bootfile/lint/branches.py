@@ -38,7 +38,7 @@ class Branches(Names):
     def _restore_with_load(self, body: list[ast.stmt]) -> None:
         """Mark the numbers that a branch with a load sets, such as one from the name of the file: a restart
         continues with them."""
-        names = self._frames[-1].names
+        names = self.frames[-1].names
         for name in set().union(*map(list_assigned, body)):
             value = names.get(name, Value())
             if value.kind in ("unknown", *values.NUMBERS):
@@ -48,7 +48,7 @@ class Branches(Names):
         """Return the branch that is taken; None if that is not known."""
         test = node.test
         if is_main_test(test):
-            main = self._frames[-1].names.get("__name__")
+            main = self.frames[-1].names.get("__name__")
             return node.body if main is not None and main.key == "__main__" else []
         # `if True:`, and `hasattr(part, "state_dict")` for an object that is known to have a state
         is_true = bool(test.value) if isinstance(test, ast.Constant) else self._is_given(test)
@@ -66,7 +66,7 @@ class Branches(Names):
     def _is_given(self, test: ast.expr) -> bool | None:
         """Return the value of a test of a parameter to which the call gives True, False or a dict: `flag`,
         `not flag`, `state is None`, `state is not None`. None if it is another test."""
-        frame = self._frames[-1]
+        frame = self.frames[-1]
         is_negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
         compared = test if isinstance(test, ast.Compare) else None
         part: Any = test.operand if isinstance(test, ast.UnaryOp) else test

@@ -135,7 +135,7 @@ class Calls(Functions):
         self._stack.append(function.node)
         functions = self._functions
         self._functions = (*functions, getattr(function.node, "name", ""))
-        self._frames.append(frame)
+        self.frames.append(frame)
         count = len(self._conditions)
         # @torch.no_grad(), @rank_zero_only: under it the whole function is conditional
         for decorator in getattr(function.node, "decorator_list", []):
@@ -147,7 +147,7 @@ class Calls(Functions):
                 self._block(function.node.body)
         finally:
             del self._conditions[count:]
-            self._frames.pop()
+            self.frames.pop()
             self._stack.pop()
             self._functions = functions
         # several returns: their values are merged, as those of two branches

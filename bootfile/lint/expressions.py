@@ -44,7 +44,7 @@ class Expressions(Calls):
         return Value("const", key=node.value, line=node.lineno, loops=tuple(self._loops))
 
     def _of_name(self, node: ast.Name) -> Value:
-        frame = self._frames[-1]
+        frame = self.frames[-1]
         # as Python: the function, the function around it, the module, and then the builtins
         for names in (frame.names, frame.outer, frame.module.names):
             if names is not None and node.id in names:
@@ -237,7 +237,7 @@ class Expressions(Calls):
         return Value("text", deps=values.join_deps(inner), line=node.lineno, node=node)
 
     def _of_lambda(self, node: ast.Lambda) -> Value:
-        frame = self._frames[-1]
+        frame = self.frames[-1]
         outer = frame.names if frame.function else None
         return Value("function", "lambda", self._path(), node.lineno, cls=Function(node, frame.module, outer))
 

@@ -149,7 +149,7 @@ class Functions(Methods):
     # Other packages
 
     def _super(self, call: Call) -> Value:
-        frame = self._frames[-1]
+        frame = self.frames[-1]
         owner = frame.names.get("self", Value())
         bases = frame.owner.node.bases if frame.owner is not None else []
         # the first base of the project; those of other packages cannot be entered
@@ -209,23 +209,23 @@ class Functions(Methods):
         # only the script itself runs what stands under `if __name__ == "__main__"`
         module.names["__name__"] = Value("const", key="__main__" if main else "")
         module.names["__file__"] = Value("path", "__file__")
-        self._frames.append(Frame(module, module.names))
+        self.frames.append(Frame(module, module.names))
         try:
             self._block(module.source.tree.body)
         finally:
-            self._frames.pop()
+            self.frames.pop()
 
     def _do_import(self, node: ast.Import) -> None:
         for alias in node.names:
             name = alias.asname or alias.name.partition(".")[0]
             full = alias.name if alias.asname else name
-            self._frames[-1].names[name] = self._import(alias.name, full, 0, node)
+            self.frames[-1].names[name] = self._import(alias.name, full, 0, node)
 
     def _do_importfrom(self, node: ast.ImportFrom) -> None:
         module = node.module or ""
         path = self.project.find(module, node.level, self._path())
         loaded = self._load(path) if path else None
-        names = self._frames[-1].names
+        names = self.frames[-1].names
         for alias in node.names:
             full = f"{module}.{alias.name}"
             inner = self.project.find(full.lstrip("."), node.level, self._path())

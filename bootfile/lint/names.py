@@ -23,7 +23,7 @@ class Names(Expressions):
             method(target, value, node, keep)
 
     def _set_name(self, target: ast.Name, value: Value, node: Any, keep: bool) -> None:
-        frame = self._frames[-1]
+        frame = self.frames[-1]
         name = target.id
         named = self._named(value, name, node)
         is_outer = frame.outer is not None and name in frame.outer
@@ -207,7 +207,7 @@ class Names(Expressions):
 
     @contextlib.contextmanager
     def _bound(self, names: dict[str, Value]) -> Any:
-        frame = self._frames[-1]
+        frame = self.frames[-1]
         before = {name: frame.names.get(name) for name in names}
         frame.names.update(names)
         yield

@@ -143,7 +143,7 @@ class Recorder:
         self.missed: set[str] = set()  # project functions that were too deep
         self._loops: list[Loop] = []
         self._conditions: list[Condition] = []
-        self._frames: list[Frame] = []
+        self.frames: list[Frame] = []
         self._stack: list[Any] = []
         self._functions: tuple[str, ...] = ()  # the names of those in _stack
         self._methods: dict[type, Any] = {}  # the method for each class of the syntax tree
@@ -164,7 +164,7 @@ class Recorder:
         self.events.append(Event(name, value, args, node, *place, self._functions, len(self.events), text))
 
     def _path(self) -> str:
-        return self._frames[-1].module.source.path
+        return self.frames[-1].module.source.path
 
     def _make(self, kind: str, node: Any, deps: Iterable[Value] = (), **fields: Any) -> Value:
         """Return a value that is made at a place of the script."""
@@ -176,7 +176,7 @@ class Recorder:
         return self._make("unknown", node, deps, loops=tuple(self._loops), flags={"from_call"})
 
     def _keep_binding(self, value: Value, name: str, node: Any) -> None:
-        function = self._frames[-1].node
+        function = self.frames[-1].node
         self.bound.append(Binding(value, name, function, node, self._path(), len(self.events)))
 
     # What the subclasses follow
@@ -199,13 +199,13 @@ class Recorder:
     # Classes of the project
 
     def _in_module(self, cls: Class, node: Any) -> Value:
-        self._frames.append(Frame(cls.module, cls.names or cls.module.names))
+        self.frames.append(Frame(cls.module, cls.names or cls.module.names))
         # in the module of the class, and without events: nothing runs here
         self._muted += 1
         try:
             return self.value(node)
         finally:
-            self._frames.pop()
+            self.frames.pop()
             self._muted -= 1
 
     def _find_method(self, cls: Class, name: str, depth: int = 0) -> Function | None:

@@ -120,7 +120,10 @@ def _is_renamed(facts: Facts, save: Save) -> bool:
             continue
         first = event.value if event.name == "method" else event.args.get(0, Value())
         texts = {unparse(node) for node in (first.node, *event.node.args[:1]) if node is not None}
+        # `with open(new, "wb") as file: torch.save(state, file)`
+        opened = save.event.describe_conditions()
         is_text = bool(texts & set(map(unparse, _path_nodes(save.event))))
+        is_text = is_text or any(f"open({text}," in opened for text in texts if text)
         is_known = event.text.rpartition(".")[2] in _MOVES and root(first).kind != "unknown"
         is_same = path in facts.list_deps(first) or (first.kind == "const" and first.key == path.key)
         if not is_known or is_same or is_text:

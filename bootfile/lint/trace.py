@@ -42,7 +42,7 @@ class Tracer(Branches):
     def _run_uncalled(self, module: Module) -> None:
         """Walk over the functions of a module that no statement of it has called: main() first, and each
         class: __init__() and its methods."""
-        self._frames.append(Frame(module, module.names))
+        self.frames.append(Frame(module, module.names))
         kinds = (*FUNCTIONS, ast.ClassDef)
         functions = [node for node in module.source.tree.body if isinstance(node, kinds)]
         functions.sort(key=place_of_entry)
@@ -62,7 +62,7 @@ class Tracer(Branches):
             # a main() that a command of the package calls may leave the training to an object
             if not self._mentions_training(node) and not self._trains():
                 self._walked = walked
-        self._frames.pop()
+        self.frames.pop()
 
     def _mentions_training(self, node: ast.AST) -> bool:
         for part in ast.walk(node):
@@ -134,7 +134,7 @@ class Tracer(Branches):
         self._assign(node.target, result, node, keep=True)
 
     def _do_return(self, node: ast.Return) -> None:
-        frame = self._frames[-1]
+        frame = self.frames[-1]
         if node.value is not None:
             frame.returned.append(self.value(node.value))
 
@@ -149,7 +149,7 @@ class Tracer(Branches):
             self._block(node.orelse)
             return
         # any other loop is walked once
-        loop = self._open_loop(node, iterated)
+        loop = self.open_loop(node, iterated)
         self._read_loader(iterated, node)
         element = self._element(iterated, node, loop)
         self._assign(node.target, element, node, keep=True)
@@ -160,7 +160,7 @@ class Tracer(Branches):
     _do_asyncfor = _do_for
 
     def _do_while(self, node: ast.While) -> None:
-        loop = self._open_loop(node, Value())
+        loop = self.open_loop(node, Value())
         loop.test = self.value(node.test)
         self._event("test", loop.test, {}, node, unparse(node.test))
         loop.start = loop.test
@@ -168,8 +168,8 @@ class Tracer(Branches):
         self._loops.pop()
         self._block(node.orelse)
 
-    def _open_loop(self, node: Any, iterated: Value) -> Loop:
-        frame = self._frames[-1]
+    def open_loop(self, node: Any, iterated: Value) -> Loop:
+        frame = self.frames[-1]
         loop = Loop(node, self._path(), node.lineno, iterated=iterated, function=frame.function)
         loop.depth, loop.calls = len(self._conditions), len(self._functions)
         self._make_counters(node, loop)
@@ -211,7 +211,7 @@ class Tracer(Branches):
     _do_asyncwith = _do_with
 
     def _do_functiondef(self, node: Any) -> None:
-        frame = self._frames[-1]
+        frame = self.frames[-1]
         # the names of a module are known from everywhere; those of a function only within it
         outer = frame.names if frame.function else None
         is_class = isinstance(node, ast.ClassDef)
@@ -225,6 +225,6 @@ class Tracer(Branches):
     _do_classdef = _do_functiondef
 
     def _do_global(self, node: Any) -> None:
-        self._frames[-1].shared.update(node.names)
+        self.frames[-1].shared.update(node.names)
 
     _do_nonlocal = _do_global

@@ -30,7 +30,7 @@ def test_the_command_prints_a_diff(script):
     text = script.read_text()
     done = run("-m", "bootfile", "fix", script, cwd=script.parent, env=environment(PYTHONPATH=str(ROOT)))
     assert script.read_text() == text and not (script.parent / "train.py.orig").exists()
-    assert "4 repaired, 0 left" in done.stdout and '+    start = saved["epoch"] + 1' in done.stdout
+    assert "5 repaired, 0 left" in done.stdout and '+    start = saved["epoch"] + 1' in done.stdout
     if shutil.which("patch"):
         diff = done.stdout[: done.stdout.index("train.py:")]
         subprocess.run(["patch", "-p1"], input=diff, text=True, cwd=script.parent, check=True)
@@ -76,7 +76,7 @@ def test_json_has_the_edits_as_ranges(script, capsys):
         lines[edit["start"]["line"] - 1 : edit["end"]["line"] - 1] = [edit["text"]]
     assert cli.main(["train.py", "--write"]) == 0
     assert "".join(lines) == script.read_text()
-    assert {row["rule"] for row in result["repaired"]} == {"R103", "R108", "R301", "R801"}
+    assert {row["rule"] for row in result["repaired"]} == {"R103", "R108", "R301", "R501", "R801"}
     assert result["left"] == []
 
 

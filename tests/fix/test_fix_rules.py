@@ -11,7 +11,7 @@ from bootfile.lint.table import RULES
 from tests.lint import planted
 from tests.lint.examples import EXAMPLES, write
 
-BAD = [(rule, number) for rule in EXAMPLES for number in range(len(EXAMPLES[rule][0]))]
+BAD = [(rule, number) for rule in REPAIRS if rule in EXAMPLES for number in range(len(EXAMPLES[rule][0]))]
 # forms of the step with two branches, of which a test at the place of the save says nothing
 LEFT = {("R602", number) for number in (1, 2, 4, 5, 6, 7)}
 # planted faults that are left: states that Fabric and Accelerate restore, and a step in a with block
