@@ -197,10 +197,11 @@ SCRIPTS = {"module": MODULE, "main": MAIN, "helper": HELPER, "class": CLASS}
 # It imports torch once, and starts each group of runs as processes of its own. A run: folder, script,
 # arguments, environment, and step -> signal, which comes at the end of this step.
 _RUNNER = """
-import json, os, runpy, sys, traceback
+import json, os, runpy, sys, time, traceback
 import torch._dynamo  # an optimizer imports it
 import torch.nn.parallel
 from bootfile.exact.loop import Exact
+from bootfile.processes import signals
 
 def start(run):
     pid = os.fork()
@@ -217,6 +218,9 @@ def start(run):
         def end(exact):
             if exact.loader.step == run["step"]:
                 os.kill(os.getpid(), run["signal"])
+                # another thread reads the signal: the few steps that are left may be faster
+                while not signals.asked():
+                    time.sleep(0.01)
             return end_step(exact)
         Exact.end_step = end
         runpy.run_path(run["script"], run_name="__main__")
