@@ -19,7 +19,7 @@ from bootfile.fix.checkpoint import (
 from bootfile.fix.edits import Script
 from bootfile.fix.places import CannotEdit
 from bootfile.fix.scope import Reach
-from bootfile.lint.record import Class, Event
+from bootfile.lint.record import Class
 from bootfile.lint.sources import unparse
 from bootfile.lint.values import Value, root
 
@@ -117,18 +117,20 @@ def save_number(job: Job) -> None:
     """Save and load a counter or a best result (R107, R108)."""
     event = job.find("event")
     targets = getattr(event.node, "targets", None) or [getattr(event.node, "target", None)]
-    name = unparse(targets[0]) if isinstance(event, Event) else event.label
+    name = unparse(targets[0]) if targets[0] is not None else getattr(event, "label", "")
+    if not name or root(job.find("value")).kind not in ("const", "counter"):
+        raise CannotEdit("it is not a number that a statement of the loop sets")
     checkpoint = find_checkpoint(job)
-    places = [*[place[:2] for place in checkpoint.dicts], (checkpoint.path, checkpoint.anchor)]
+    places = [place[:2] for place in checkpoint.dicts]
     functions = [job.scope.function(path, node) for path, node in places]
     for (path, node), function in zip(places, functions, strict=True):
         if path != event.path or not job.scope.is_bound(name, path, node, function):
             raise CannotEdit(f"{name} may not be bound in line {node.lineno} of {os.path.basename(path)}")
     same = [one for one in job.facts.tracer.bound if one.name == name and one.path == event.path]
-    check_order(job, checkpoint, same)
     first = min(save.event.order for save in job.facts.restart_saves)
     last = max(one.order for one in job.facts.events if job.facts.is_in_training(one))
     later = [one for one in same if first < one.order <= last]
+    functions.append(job.scope.function(checkpoint.path, checkpoint.anchor))
     if later or ("." not in name and len({*functions}) > 1):
         line = later[0].node.lineno if later else event.line
         raise CannotEdit(f"{name} changes in line {line}, after the checkpoint is saved, or elsewhere")
@@ -137,7 +139,18 @@ def save_number(job: Job) -> None:
         if key not in place[2].parts:
             # a number of NumPy is more than torch.load() accepts
             add_entry(job, place, key, f"float({name})" if job.finding.rule == "R108" else name)
-    load_entry(job, checkpoint, Reach(name), key, f"{name} = {{}}")
+    path, anchor = checkpoint.path, checkpoint.anchor
+    here = job.scope.function(path, anchor)
+    try:
+        check_order(job, checkpoint, same)
+        if path != event.path or not job.scope.is_bound(name, path, anchor, here):
+            raise CannotEdit(f"{name} may not be bound in line {anchor.lineno} of {os.path.basename(path)}")
+        load_entry(job, checkpoint, Reach(name), key, f"{name} = {{}}")
+    except CannotEdit:
+        _, loop = find_loop(job, checkpoint)
+        if path != event.path or not job.scope.is_bound(name, path, loop, here):
+            raise
+        load_before_loop(job, checkpoint, "", key, [f"{name} = {{}}"])
 
 
 def _has_state(job: Job, value: Value) -> bool:

@@ -29,11 +29,11 @@ def save_at_sigterm(job: Job) -> None:
     depth = min(len(one.conditions) for one in facts.events if one.loops[:1] == (loop,))
     tests = [one for one in save.conditions[depth:] if isinstance(one.node, ast.If)]
     script = job.open(loop.path)
-    if len(tests) == 1 and tests[0].is_true and tests[0].node is inside[0] and is_modulo(tests[0].node.test):
-        is_sum = isinstance(tests[0].node.test, ast.BoolOp | ast.IfExp)
-        script.wrap(
-            tests[0].node.test, "(" if is_sum else "", (")" if is_sum else "") + " or sigterm.is_set()"
-        )
+    test = tests[0].node.test if len(tests) == 1 and tests[0].node in inside and tests[0].is_true else None
+    # `if args.save and epoch % 5 == 0` may mean that nothing is to be saved
+    is_rhythm = isinstance(test, ast.Compare) or isinstance(getattr(test, "op", None), ast.Or)
+    if is_rhythm and is_modulo(test):
+        script.wrap(test, "(", ") or sigterm.is_set()")
     elif tests:
         raise CannotEdit("a condition decides whether an epoch is saved")
     signal, system, threading = (script.add_import(name) for name in ("signal", "sys", "threading"))

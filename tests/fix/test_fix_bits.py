@@ -88,6 +88,8 @@ KINDS = {
         "loader = DataLoader(data, 4, shuffle=True, generator=g)"}),
     "counter": ("R107", {"setup": "steps = 0", "step": STEPPED}),
     "best": ("R108", {"setup": RISING, "end": BEST}),
+    "best that is set later": ("R108", {
+        "setup": RISING.partition("\n")[0], "before": "best = 9.0", "end": BEST}),
     "criterion": ("R109", {
         "setup": "head = nn.Linear(4, 4)\n"
         "optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)",

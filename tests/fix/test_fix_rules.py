@@ -192,3 +192,13 @@ def test_a_module_that_another_script_uses_is_left(tmp_path):
     )
     result = repair(str(path), ["R301"])
     assert result.new == {} and "other.py" in result.left[0][1]
+
+
+def test_a_rhythm_of_saves_gives_way_to_sigterm(tmp_path):
+    """Each fifth epoch is saved, and the one in which the signal comes; an option may turn all saves off."""
+    path = tmp_path / "script.py"
+    saves = "torch.save(state, 'new.pt'); os.replace('new.pt', 'last.pt')"
+    path.write_text(write({"write": f"if epoch % 5 == 0:\n    {saves}"}))
+    assert b"if (epoch % 5 == 0) or sigterm.is_set():" in repair(str(path), ["R801"]).new[str(path)]
+    path.write_text(write({"write": f"if len(data) > 3 and epoch % 5 == 0:\n    {saves}"}))
+    assert repair(str(path), ["R801"]).new == {}
