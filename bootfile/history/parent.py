@@ -55,10 +55,10 @@ class Parent:
             self._records = dict(zip(records["step"].tolist(), records["sums"], strict=True))
         self._digests = read_states(self.folder)
         self._shards = {}
-        for step, sums in read_shards(self.folder).items():
+        for number, sums in read_shards(self.folder).items():
             # a start without --recheck may have computed the step again, and then its sums are old
-            if start_of(self._known, step)["settings"].get("recheck"):
-                self._shards[step] = sums
+            if start_of(self._known, number)["settings"].get("recheck"):
+                self._shards[number] = sums
         paths = files.list_newest_first(os.path.join(self.folder, CHECKPOINTS))
         last = max([0, *self._records, *self._digests, *map(files.step_of, paths)])
         if step is not None and not 0 <= step <= last:

@@ -211,7 +211,7 @@ class CodeFolder:
             source = os.path.join(self.root, path)
             for imported in imports.find(f"{script_folder}/{path}", source, folders, _in(above)):
                 name = imported.name.partition(".")[0]
-                outside = [path for path in imported.modules if not path.startswith(f"{script_folder}/")]
+                outside = [module for module in imported.modules if not module.startswith(f"{script_folder}/")]
                 if outside and not imported.is_optional and not _is_installed(name):
                     raise BadInput(
                         f"{path}:{imported.line} imports {imported.name}, and {outside[-1]} is above the "

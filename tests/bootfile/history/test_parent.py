@@ -1,12 +1,14 @@
 """What the records of an old run tell about steps that were computed again: the shards that differ."""
 
+import json
 import re
 
 import numpy as np
 import pytest
 
+from bootfile.ground.files import append_lines
 from bootfile.history import parent
-from bootfile.records import write_shards
+from bootfile.records import STARTS, write_shards, write_state
 
 OLD = {5: [1, 2, 3, 4], 6: [5, 6, 7, 8]}
 STATE = {"step": 6, "format": 2, "digest": "aa", "parts": {"model.fc": "1"}}
@@ -45,6 +47,16 @@ def test_a_rank_of_an_elastic_job_is_not_known(tmp_path, monkeypatch):
     run = make_parent(monkeypatch, world_size=2, elastic=True)
     write_shards(str(tmp_path), {5: [1, 2, 9, 4]})
     assert "differ: shard 2 of step 5 had" in run.check(str(tmp_path), 6, OTHER)
+
+
+@pytest.mark.parametrize("asked", [None, 2])
+def test_the_step_is_the_one_that_is_asked_for_also_with_recorded_shards(asked, tmp_path, monkeypatch):
+    monkeypatch.setattr(parent.Parent, "_find_state", lambda self, paths, step: ("step_4.pt", 4, "run"))
+    start = {"step": 0, "settings": {"recheck": 1}, "environment": {}, "script": "job.py"}
+    append_lines(str(tmp_path / STARTS), json.dumps(start) + "\n")
+    write_state(str(tmp_path), STATE)
+    write_shards(str(tmp_path), OLD)
+    assert parent.Parent(str(tmp_path), asked).step == (asked or 4)
 
 
 def make_parent(monkeypatch, world_size: int, **settings) -> parent.Parent:
