@@ -234,7 +234,7 @@ class Pace(Plugin):
     # Called by the loop.
 
     def numbers(self) -> list[float]:
-        """Choose the parameters with hooks anew if no backward pass was noticed. Nothing is sent."""
+        """Choose the parameters with hooks again if no backward pass was noticed. Nothing is sent."""
         self._is_queued = False  # also after a backward pass that has failed
         if self._had_backward:
             self._tries = _TRIES

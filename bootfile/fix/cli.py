@@ -166,7 +166,7 @@ def _lines(data: bytes) -> list[str]:
 
 
 def write(result: "Result") -> None:
-    """Change the files, and keep each old one beside it. Raises BadInput if such a copy exists."""
+    """Change the files, and keep each old one as FILE.orig. Raises BadInput if such a copy exists."""
     for path in result.new:
         if os.path.lexists(f"{path}.orig"):
             raise BadInput(f"{path}.orig: exists already: move it away, it is not overwritten")

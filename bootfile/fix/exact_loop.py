@@ -102,7 +102,7 @@ class _ExactLoop(Training):
                 self.miss(load, "it continues a training by itself: remove it, as Exact does this")
 
     def _pair_batches(self) -> bool:
-        """Take batches apart that are no pairs of inputs and targets, and return whether they are others."""
+        """Take batches apart that are not pairs of inputs and targets, and return whether they are others."""
         target: Any = self.batches.target
         if find_call(self.batches.iter, "enumerate") and isinstance(target, ast.Tuple):
             target = target.elts[-1]

@@ -52,7 +52,7 @@ class Places:
         return self._starts[line - 1] + len(text.decode("utf-8"))
 
     def source(self, node: Any) -> str:
-        """Return the text of a node, as it stands in the file."""
+        """Return the text of a node, as the file has it."""
         start, end = self.span(node)
         return self.text[start:end]
 

@@ -122,7 +122,7 @@ class Training:
         self.missing.append(f"line {getattr(node, 'lineno', 0) or node.line}: {text}")
 
     def check_loader(self) -> None:
-        """Note a loader that is not a DataLoader of torch, or whose order nobody knows."""
+        """Note a loader that is not a DataLoader of torch, or whose order is not known."""
         made = [event.text for event in self.facts.select("create") if event.value is self.loader]
         if not made or not made[0].startswith("torch.utils.data."):
             self.miss(self.batches, "expected batches of a DataLoader of torch")

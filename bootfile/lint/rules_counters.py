@@ -117,7 +117,7 @@ def _matters(facts: Facts, one: Carried, use: Use) -> bool:
     if use.kind == "stop":
         return is_set_back and is_number
     if use.kind == "end":
-        # the epochs of one start, beside the number of all
+        # the epochs of one start, in addition to the number of all
         loops = {loop for event in one.sets for loop in event.loops if find_counted(event.node) is not None}
         is_beside = any(values.is_restored(loop.start) for loop in loops if loop.start and len(loops) == 1)
         return one.is_counter and not sets and not is_beside

@@ -263,9 +263,9 @@ def _find_parts(facts: Facts) -> Iterator[Finding]:
     weights = [event for event, of_file in kinds if "model" in of_file and "optimizer" not in of_file]
     loaded = {value.kind for value in facts.loaded}
     for event in states if {"model", "optimizer"} <= loaded else []:
-        beside = [other for other in weights if other.loops == event.loops]
-        if beside:
-            where = name_line(beside[0], event)
+        others = [other for other in weights if other.loops == event.loops]
+        if others:
+            where = name_line(others[0], event)
             text = f"the optimizer is in another file than the model of {where}: a kill leaves two steps"
             yield at(event, "R508", text, save=event)
             return

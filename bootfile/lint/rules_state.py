@@ -189,7 +189,7 @@ def _find_not_loaded(facts: Facts) -> Iterator[Finding]:
     is_restart = bool(kinds & {"optimizer", "scheduler"} or any(map(values.is_restored, starts)))
     is_restart = is_restart or _CONTINUES.search(way) is not None
     seen: set[Value] = set()
-    # a model beside the one that is loaded, such as a discriminator
+    # another model than the one that is loaded, such as a discriminator
     optimizers = [value for value in facts.changed if value.kind == "optimizer"]
     trained = {owner for value in optimizers for owner in list_parameter_owners(value) if "model" in kinds}
     for save in facts.saves:

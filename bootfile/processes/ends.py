@@ -39,7 +39,7 @@ class Process:
 
     def read_status(self) -> int | None:
         """Return the status of an ended process, as os.waitpid() does. Return None if it is not known: on
-        Linux before 6.15, nobody can read it after the parent."""
+        Linux before 6.15, it cannot be read after the parent."""
         if self.descriptor is not None:
             # Linux 6.15 gives the status also after the parent has read it
             buffer = bytearray(struct.pack("Q", _HAS_EXIT).ljust(64, b"\0"))

@@ -116,7 +116,7 @@ def watch(grace: float, store: "Store | None" = None) -> None:
     allows no handlers, it prints a warning. Signals that the user ignores or the job handles stay as they
     are. A forked child (a DataLoader's worker) ignores the signals; its parent ends it (forked_signals.py).
 
-    grace: the process ends with exit_code() if it still runs so many seconds after a signal. A second SIGINT
+    grace: seconds after a signal until the process ends with exit_code() if it still runs. A second SIGINT
         ends it at once.
     store: shared by the processes of the job, which send each other the signal through it. A platform may
         send it to one node only, and ranks that evaluate do not communicate otherwise.

@@ -43,7 +43,7 @@ _RATES = (
 
 
 def _colour(name: str | int) -> str:
-    """Return the colour that stands in a drawing for a CSS variable of the page. name: the variable, or the
+    """Return the colour that a drawing has for a CSS variable of the page. name: the variable, or the
     place of a run among the runs."""
     if isinstance(name, int):
         name = f"c{name % len(DASHES)}"

@@ -45,7 +45,7 @@ def find(script, kind, number=0):
 
 
 def changed(change, text=TEXT):
-    """The lines that an edit adds and takes away, and the same with tabs and with CRLF."""
+    """The lines that an edit adds and removes, and the same with tabs and with CRLF."""
     new = edit(text.encode(), change).decode()
     tabs = text.replace("    ", "\t").encode()
     assert edit(tabs, change).decode().replace("\t", "    ") == new

@@ -168,7 +168,7 @@ class _Processes:
 
 @pytest.fixture
 def processes(monkeypatch):
-    """Return a function that makes _Processes of so many nodes, with so many processes each."""
+    """Return a function that makes _Processes of several nodes, with several processes each."""
     if not CAN_FORK:
         pytest.skip("--elastic needs torch 2.6")
     return functools.partial(_Processes, monkeypatch)
