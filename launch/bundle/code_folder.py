@@ -211,7 +211,8 @@ class CodeFolder:
             source = os.path.join(self.root, path)
             for imported in imports.find(f"{script_folder}/{path}", source, folders, _in(above)):
                 name = imported.name.partition(".")[0]
-                outside = [module for module in imported.modules if not module.startswith(f"{script_folder}/")]
+                inside = f"{script_folder}/"
+                outside = [module for module in imported.modules if not module.startswith(inside)]
                 if outside and not imported.is_optional and not _is_installed(name):
                     raise BadInput(
                         f"{path}:{imported.line} imports {imported.name}, and {outside[-1]} is above the "
