@@ -122,8 +122,8 @@ class Saver:
         def undo() -> None:
             self._take_back(line)
 
-        first_part = write_parts if self.by_rank else capture
-        self._submit(_Task(files.name_of(step), first_part, write, undo, step))
+        capture_rest = write_parts if self.by_rank else capture
+        self._submit(_Task(files.name_of(step), capture_rest, write, undo, step))
 
     def write_alone(self, state: dict[str, Any], run: str) -> None:
         """Write a checkpoint at once, in place of rank 0, which is lost. Called on one other rank, whose

@@ -263,14 +263,14 @@ class Mirror:
                 self._send(names, snapshots)
                 is_stored = bool(checkpoint_files) and self._files.keys() >= set(checkpoint_files)
                 # the checkpoint that this start has loaded replaces no other one
-                is_replaced = is_stored and self._newest_step > self._start_step
-                if is_replaced:
+                replaces_others = is_stored and self._newest_step > self._start_step
+                if replaces_others:
                     self._retire(step)
                 self._write_list()
         finally:
             shutil.rmtree(os.path.join(self.folder, SNAPSHOTS), ignore_errors=True)
         deleted = set(self._outdated)
-        if not is_replaced:  # a restart may need those that the list still names
+        if not replaces_others:  # a restart may need those that the list still names
             deleted -= self._files.keys()
         if deleted and not self._keeps_all:
             self.lease.check()

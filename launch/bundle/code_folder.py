@@ -211,8 +211,8 @@ class CodeFolder:
             source = os.path.join(self.root, path)
             for imported in imports.find(f"{script_folder}/{path}", source, folders, _in(above)):
                 name = imported.name.partition(".")[0]
-                below = f"{script_folder}/"
-                outside = [module for module in imported.modules if not module.startswith(below)]
+                inside = f"{script_folder}/"
+                outside = [module for module in imported.modules if not module.startswith(inside)]
                 if outside and not imported.is_optional and not _is_installed(name):
                     raise BadInput(
                         f"{path}:{imported.line} imports {imported.name}, and {outside[-1]} is above the "
