@@ -36,6 +36,7 @@ VERBS = {  # verb: (module with main(arguments) -> exit code, what it does)
     "export": ("launch.inference.export", "export the network of a run: ONNX or torch.export"),
     "prove": ("launch.prove", "run a job with kills and restarts, and show whether it continues exactly"),
     "lint": cli.VERBS["lint"],
+    "fix": cli.VERBS["fix"],
     "receipt": cli.VERBS["receipt"],
     "audit": (
         "bootfile.history.cli",

@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> int:
             f"--only {args.only}: unknown rule {unknown[0]}: bootfile lint --explain lists none such"
         )
     if importlib.util.find_spec("libcst") is None:
-        raise BadInput("the repairs need the package LibCST: pip install 'bootfile[fix]'")
+        raise BadInput("the repairs need LibCST: pip install libcst (it is in the extra bootfile[fix])")
     if args.exact and args.ddp:
         raise BadInput("--exact --ddp: expected one of them; give the other one to the new file")
     if args.prove and (args.exact or args.ddp or args.write or args.json):

@@ -82,7 +82,7 @@ def test_json_has_the_edits_as_ranges(script, capsys):
 
 def test_without_libcst(script, monkeypatch):
     monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(BadInput, match=r"pip install 'bootfile\[fix\]'"):
+    with pytest.raises(BadInput, match="pip install libcst"):
         cli.main(["train.py"])
 
 
