@@ -32,7 +32,7 @@ def save_at_sigterm(job: Job) -> None:
     test = tests[0].node.test if len(tests) == 1 and tests[0].node in inside and tests[0].is_true else None
     # `if args.save and epoch % 5 == 0` may mean that nothing is to be saved
     is_rhythm = isinstance(test, ast.Compare) or isinstance(getattr(test, "op", None), ast.Or)
-    if is_rhythm and is_modulo(test):
+    if test is not None and is_rhythm and is_modulo(test):
         script.wrap(test, "(", ") or sigterm.is_set()")
     elif tests:
         raise CannotEdit("a condition decides whether an epoch is saved")
