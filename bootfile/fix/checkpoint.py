@@ -160,6 +160,16 @@ def _find_display(job: Job, value: Value) -> tuple[str, Any, Value]:
     return value.path, found[0], value
 
 
+def find_moment(job: Job, checkpoint: Checkpoint) -> int:
+    """Return when an epoch first makes a dict that is saved: what changes later is not in it, also if the
+    file is written later."""
+    inside = {part for _, node, _ in checkpoint.dicts for part in ast.walk(node)}
+    made = [event.order for event in job.facts.events if event.node in inside]
+    saved = [save.event.order for save in job.facts.restart_saves]
+    first = job.facts.first_step
+    return min([order for order in made if order > first] or saved)
+
+
 def choose_key(checkpoint: Checkpoint, name: str) -> str:
     """Return a key that no dict of the checkpoint has."""
     key = name.rpartition(".")[2]

@@ -166,18 +166,23 @@ def _lines(data: bytes) -> list[str]:
 
 
 def write(result: "Result") -> None:
-    """Change the files, and keep each old one as FILE.orig. Raises BadInput if such a copy exists."""
+    """Change the files, and keep each old one as FILE.orig. Raises BadInput if such a copy exists, or if a
+    file may not be written."""
     for path in result.new:
+        if not os.stat(path).st_mode & 0o222:
+            raise BadInput(f"{path}: read-only: nothing is changed")
         if os.path.lexists(f"{path}.orig"):
             raise BadInput(f"{path}.orig: exists already: move it away, it is not overwritten")
     for path, data in result.new.items():
         with open(f"{path}.orig", "xb") as file:
             file.write(result.old[path])
-        temporary = f"{path}.new"
+        # a link stays, and the file to which it leads changes
+        target = os.path.realpath(path)
+        temporary = f"{target}.new"
         with open(temporary, "xb") as file:
             file.write(data)
-        os.chmod(temporary, os.stat(path).st_mode & 0o7777)
-        os.replace(temporary, path)
+        os.chmod(temporary, os.stat(target).st_mode & 0o7777)
+        os.replace(temporary, target)
 
 
 def list_edits(path: str, result: "Result") -> Iterator[dict[str, Any]]:

@@ -169,9 +169,9 @@ class Script(Places):
             self._plan(close or 0, close or 0, text)
             return
         last = parts[-1]
-        children = [
-            child for child in last.children if child in self.spans and not isinstance(child, cst.Comma)
-        ]
+        # the space after an argument is a part of it
+        apart = (cst.Comma, cst.BaseParenthesizableWhitespace)
+        children = [child for child in last.children if child in self.spans and not isinstance(child, apart)]
         end = max(self.spans[part][1] for part in (last, *children))
         after, has_comma = end, isinstance(last.comma, cst.Comma)
         if has_comma:

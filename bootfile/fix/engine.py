@@ -96,6 +96,7 @@ def repair(path: str, only: Collection[str] = (), is_hint_repaired: bool = True)
             break
         finding = min(todo, key=lambda one: (order.index(one.rule), one))
         try:
+            _check_order(finding, findings)
             job = _attempt(project, finding, facts, findings)
             shown = _show(first.get(describe(finding), finding), path)
             result.repaired.append((shown, job.notes))
@@ -123,6 +124,13 @@ def change(path: str, make: Callable[[Script], list[str]]) -> tuple[Result, list
     except (CannotEdit, SyntaxError) as error:
         raise CannotPlace(f"the new text cannot be made: {error}") from error
     return Result({path: data}, {path: new}), notes
+
+
+def _check_order(finding: Finding, findings: list[Finding]) -> None:
+    """Raise CannotEdit if a repair needs one that was not possible or not chosen."""
+    left = [one.rule for one in findings if one.rule in ("R101", "R103")]
+    if finding.rule == "R302" and left:
+        raise CannotEdit(f"{left[0]} is left: later epochs need the optimizer and its learning rate")
 
 
 def _show(finding: Finding, script: str) -> Finding:

@@ -1,10 +1,12 @@
 """Repairs of the files of checkpoints: how they are written, chosen and read."""
 
 import ast
+import itertools
 import re
 from typing import Any
 
 from bootfile.fix.checkpoint import Job
+from bootfile.fix.edits import Script
 from bootfile.fix.places import CannotEdit
 from bootfile.lint.record import Event
 from bootfile.lint.sources import unparse
@@ -26,21 +28,34 @@ def write_whole(job: Job) -> None:
         raise CannotEdit(
             "all ranks may write the file: the temporary name would be that of another rank, too"
         )
+    if any("%" in part.text and "rank" in part.text for part in save.conditions):
+        raise CannotEdit("a process of each node writes the file: they would rename one temporary file")
     script = job.open(save.path)
     os_name = script.add_import("os")
     path: Any = save.node.args[1]
     target = script.source(path)
-    if script.find_bound() & {"new_path", "new_file", "final_path"} or "\n" in target:
-        raise CannotEdit("a name of the repair has another meaning here, or the path has several lines")
+    if "\n" in target:
+        raise CannotEdit("the path has several lines")
+    final_path, new_path, new_file = _choose_names(script)
     if not isinstance(path, ast.Name | ast.Attribute | ast.Constant):
-        script.insert_before(statement, [f"final_path = {target}"])
-        target = "final_path"
+        script.insert_before(statement, [f"{final_path} = {target}"])
+        target = final_path
     new = f"{target[:-1]}.new{target[-1]}" if isinstance(path, ast.Constant) else f'f"{{{target}}}.new"'
-    script.insert_before(statement, [f"new_path = {new}"])
-    script.guard(statement, statement, 'with open(new_path, "wb") as new_file:')
-    script.replace(path, "new_file")
-    synced = ["    new_file.flush()", f"    {os_name}.fsync(new_file.fileno())"]
-    script.insert_after(statement, [*synced, f"{os_name}.replace(new_path, {target})"])
+    script.insert_before(statement, [f"{new_path} = {new}"])
+    script.guard(statement, statement, f'with open({new_path}, "wb") as {new_file}:')
+    script.replace(path, new_file)
+    synced = [f"    {new_file}.flush()", f"    {os_name}.fsync({new_file}.fileno())"]
+    script.insert_after(statement, [*synced, f"{os_name}.replace({new_path}, {target})"])
+
+
+def _choose_names(script: Script) -> list[str]:
+    """Return names for a path, for another one and for a file, which the script does not have yet."""
+    names, bound = ["final_path", "new_path", "new_file"], script.find_bound()
+    for number in itertools.count(2):
+        if not bound & {*names}:
+            break
+        names = [f"final_path_{number}", f"new_path_{number}", f"new_file_{number}"]
+    return names
 
 
 def choose_by_number(job: Job) -> None:

@@ -11,6 +11,7 @@ from bootfile.fix.checkpoint import (
     choose_key,
     find_checkpoint,
     find_loop,
+    find_moment,
     is_distributed,
     load_before_loop,
     load_entry,
@@ -46,7 +47,7 @@ def save_object(job: Job) -> None:
     if value.kind == "generator":
         check_random(job, checkpoint, value)
     else:
-        _check_steps(job, value)
+        _check_steps(job, checkpoint, value)
     names = [reach(job, value, *place[:2]) for place in checkpoint.dicts]
     key = choose_key(checkpoint, names[0].name)
     for place, one in zip(checkpoint.dicts, names, strict=True):
@@ -99,9 +100,9 @@ def _write_rate(value: Value, name: str) -> list[str]:
     return [f"for group, rate in {groups}:", '    group["lr"] = rate']
 
 
-def _check_steps(job: Job, value: Value) -> None:
+def _check_steps(job: Job, checkpoint: Checkpoint, value: Value) -> None:
     """Raise CannotEdit if an epoch changes an object after it has saved it."""
-    first = min(save.event.order for save in job.facts.restart_saves)
+    first = find_moment(job, checkpoint)
     steps = [one for one in job.facts.in_training("step", "method") if root(one.value) is value]
     steps = [one for one in steps if one.text in ("", "step", "update", "update_parameters")]
     # the state of an optimizer has the learning rate, which its scheduler sets
@@ -127,7 +128,7 @@ def save_number(job: Job) -> None:
         if path != event.path or not job.scope.is_bound(name, path, node, function):
             raise CannotEdit(f"{name} may not be bound in line {node.lineno} of {os.path.basename(path)}")
     same = [one for one in job.facts.tracer.bound if one.name == name and one.path == event.path]
-    first = min(save.event.order for save in job.facts.restart_saves)
+    first = find_moment(job, checkpoint)
     last = max(one.order for one in job.facts.events if job.facts.is_in_training(one))
     later = [one for one in same if first < one.order <= last]
     functions.append(job.scope.function(checkpoint.path, checkpoint.anchor))
@@ -175,9 +176,8 @@ def check_random(job: Job, checkpoint: Checkpoint, generator: Value | None = Non
     if not saves or any(len(save.loops) > 1 for save in saves):
         raise CannotEdit("the checkpoint is saved within an epoch, whose order has begun before")
     draws = [*facts.select("iterate"), *facts.calls(_RANDOM)]
-    later = [
-        one for one in draws if facts.is_in_training(one) and one.order > min(save.order for save in saves)
-    ]
+    moment = find_moment(job, checkpoint)
+    later = [one for one in draws if facts.is_in_training(one) and one.order > moment]
     if later:
         raise CannotEdit(f"random numbers are drawn in line {later[0].line}, after the checkpoint is saved")
     between = [one for one in draws if checkpoint.order < one.order and not facts.is_in_training(one)]

@@ -32,13 +32,17 @@ def save_at_sigterm(job: Job) -> None:
     test = tests[0].node.test if len(tests) == 1 and tests[0].node in inside and tests[0].is_true else None
     # `if args.save and epoch % 5 == 0` may mean that nothing is to be saved
     is_rhythm = isinstance(test, ast.Compare) or isinstance(getattr(test, "op", None), ast.Or)
+    must_stop = "sigterm.is_set()"
     if test is not None and is_rhythm and is_modulo(test):
-        script.wrap(test, "(", ") or sigterm.is_set()")
+        # the flag is read once in an epoch: a signal after the test waits for the next one
+        script.wrap(test, "(", ") or must_stop")
+        script.insert_before(tests[0].node, [f"must_stop = {must_stop}"])
+        must_stop = "must_stop"
     elif tests:
         raise CannotEdit("a condition decides whether an epoch is saved")
     signal, system, threading = (script.add_import(name) for name in ("signal", "sys", "threading"))
-    if "sigterm" in script.find_bound():
-        raise CannotEdit("the name sigterm has another meaning here")
+    if {"sigterm", "must_stop"} & script.find_bound():
+        raise CannotEdit("the names sigterm and must_stop have another meaning here")
     script.insert_before(
         loop.node,
         [
@@ -47,7 +51,7 @@ def save_at_sigterm(job: Job) -> None:
             f"{signal}.signal({signal}.SIGTERM, lambda *_: sigterm.set())",
         ],
     )
-    script.insert_after(last, ["if sigterm.is_set():", f"    {system}.exit(128 + {signal}.SIGTERM)"])
+    script.insert_after(last, [f"if {must_stop}:", f"    {system}.exit(128 + {signal}.SIGTERM)"])
 
 
 def _calls(statement: ast.stmt, functions: tuple[str, ...]) -> bool:

@@ -133,7 +133,7 @@ def test_the_source_distribution_has_the_package_only(source, tmp_path):
 @pytest.mark.thorough
 def test_help_and_the_names_import_no_torch(installed, tmp_path):
     shown = call(installed / "bootfile", "--help", cwd=tmp_path).stdout
-    assert re.findall(r"^  (\w+) ", shown, re.MULTILINE) == ["lint", "prove", "receipt"]
+    assert re.findall(r"^  (\w+) ", shown, re.MULTILINE) == ["lint", "fix", "prove", "receipt"]
     assert call(installed / "bootfile", "--version", cwd=tmp_path).stdout == f"bootfile {__version__}\n"
     code = (
         "import importlib.util, sys, bootfile, bootfile.cli\n"

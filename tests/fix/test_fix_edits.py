@@ -116,6 +116,22 @@ def test_entries_arguments_and_parameters():
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("end", ["b=2,  # last\n", "b=2  # last\n", "b=2,\n", "b=2\n"])
+def test_an_argument_is_added_in_a_line_of_its_own(end):
+    text = f"f(dict(\n    a=1,\n    {end}), x)\n"
+
+    def change(script):
+        call = next(
+            one
+            for one in ast.walk(script.tree)
+            if isinstance(one, ast.Call) and one.lineno == 1 and one.keywords
+        )
+        script.add_argument(call, "c=3")
+
+    new = edit(text.encode(), change).decode()
+    assert new == text.replace("b=2,", "b=2").replace("b=2", "b=2,").replace("\n), x)", "\n    c=3,\n), x)")
+
+
 def test_an_expression_is_replaced_and_wrapped():
     def change(script):
         script.replace(node(script, "model.state_dict()"), "None")

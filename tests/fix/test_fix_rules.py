@@ -96,6 +96,36 @@ def test_an_object_that_changes_after_the_save_is_left(tmp_path):
     assert "after the checkpoint is saved" in reason
 
 
+def test_an_object_that_changes_between_the_dict_and_the_file_is_left(tmp_path):
+    write = 'scheduler.step()\ntorch.save(state, "new.pt"); os.replace("new.pt", "last.pt")'
+    reason = left(tmp_path, "R103", setup="scheduler = StepLR(optimizer, 3)", write=write)
+    assert "after the checkpoint is saved" in reason
+
+
+def test_random_numbers_that_are_drawn_between_the_dict_and_the_file_are_left(tmp_path):
+    write = 'torch.randn(3)\ntorch.save(state, "new.pt"); os.replace("new.pt", "last.pt")'
+    parts = {"top": "torch.manual_seed(0)", "setup": "loader = DataLoader(data, 8, shuffle=True)"}
+    reason = left(tmp_path, "R401", **parts, write=write)
+    assert "after the checkpoint is saved" in reason
+
+
+def test_a_file_of_weights_before_the_checkpoint(tmp_path):
+    """A number may change after the file of the best weights: the checkpoint has it."""
+    end = (
+        "loss = loss.item()\nif loss < best:\n    best = loss\n    bad = 0\n"
+        '    torch.save(model.state_dict(), "best.pt")\nelse:\n    bad += 1'
+    )
+    write_whole = 'torch.save(state, "last.pt")\nif bad > 3:\n    break'
+    path = tmp_path / "script.py"
+    path.write_text(write({"before": "best = 9.0\nbad = 0", "end": end, "write": write_whole}))
+    result = repair(str(path))
+    new = result.new[str(path)].decode()
+    assert [finding.rule for finding, _ in result.left] == [], result.left
+    assert '"bad": bad' in new and "bad = bad_state" in new
+    # two files are written whole: each has names of its own
+    assert "os.replace(new_path, " in new and "os.replace(new_path_2, " in new
+
+
 def test_random_numbers_of_several_processes_are_left(tmp_path):
     setup = 'dist.init_process_group("gloo")\nloader = DataLoader(data, 8, shuffle=True)'
     write = 'if dist.get_rank() == 0:\n    torch.save(state, "new.pt"); os.replace("new.pt", "last.pt")'
@@ -199,6 +229,9 @@ def test_a_rhythm_of_saves_gives_way_to_sigterm(tmp_path):
     path = tmp_path / "script.py"
     saves = "torch.save(state, 'new.pt'); os.replace('new.pt', 'last.pt')"
     path.write_text(write({"write": f"if epoch % 5 == 0:\n    {saves}"}))
-    assert b"if (epoch % 5 == 0) or sigterm.is_set():" in repair(str(path), ["R801"]).new[str(path)]
+    new = repair(str(path), ["R801"]).new[str(path)]
+    # the flag is read once: an epoch that was not saved does not end the script
+    assert b"must_stop = sigterm.is_set()\n    if (epoch % 5 == 0) or must_stop:" in new
+    assert new.count(b"sigterm.is_set()") == 1 and b"if must_stop:\n        sys.exit" in new
     path.write_text(write({"write": f"if len(data) > 3 and epoch % 5 == 0:\n    {saves}"}))
     assert repair(str(path), ["R801"]).new == {}
