@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 from bootfile.fix.edits import Script
+from bootfile.fix.empty_epoch import find_needs
 from bootfile.fix.numbers import find_numbers
 from bootfile.fix.training import Training, find_call, last_import, walk_own
 from bootfile.lint.sources import unparse
@@ -64,6 +65,8 @@ class _ExactLoop(Training):
     def plan(self) -> None:
         self.check_loader()
         self._check()
+        for node, text in find_needs(self.batches, self.parents):
+            self.miss(node, text)
         if not self.missing:
             imports = ["from bootfile import Exact, torch_loader", *(_NUMBERS if self.numbers else [])]
             if self._pair_batches():

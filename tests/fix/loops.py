@@ -132,7 +132,7 @@ def train_one_epoch(model, loader, optimizer, scaler):
         scaler.update()
         total += loss.item()
         count += 1
-    return total / count
+    return total / max(count, 1)
 
 
 def run(out, epochs=3):

@@ -157,3 +157,28 @@ def test_a_restart_that_an_option_asks_for_may_stay(tmp_path):
     assert any("without `args.resume`" in note for note in notes), notes
     new = script.render().decode()
     assert "epochs=args.epochs + 1 - start)" in new and "epoch += start - 1" in new
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("/ len(loader)", "/ i", "i is not set"),
+        ("        total += loss.item()", "        total += 1", None),
+        (
+            'print(f"epoch {epoch}: {total / len(loader):.4f}")',
+            "print(loss.item())",
+            "loss is not set",
+        ),
+        ("{total / len(loader):.4f}", "{1 / total:.4f}", "total is 0"),
+    ],
+)
+def test_what_needs_a_batch_at_the_end_of_an_epoch_is_named(tmp_path, old, new, line):
+    """A restart from the checkpoint of an epoch's last step has no batch left in this epoch."""
+    text = MODULE.replace(old, new, 1)
+    assert text != MODULE
+    if line is None:
+        fix(tmp_path, text)
+        return
+    with pytest.raises(CannotPlace) as error:
+        fix(tmp_path, text)
+    assert any(line in text for text in error.value.lines)
