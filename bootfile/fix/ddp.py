@@ -87,9 +87,8 @@ class _Distributed(Training):
         if self.missing:
             return
         imports = last_import(self.script)
-        self._add(
-            "after", imports, "find the rank of this process: torchrun sets RANK and LOCAL_RANK", *_IMPORTS
-        )
+        reason = "find the rank of this process: torchrun sets RANK and LOCAL_RANK"
+        self._add("after", imports, reason, *_IMPORTS)
         self._add(
             "after",
             imports,
@@ -150,10 +149,9 @@ class _Distributed(Training):
         lines += ["    logging.disable(logging.WARNING)"] if self.script.imported("logging") else []
         lines += ['    os.environ["WANDB_MODE"] = "disabled"'] if self.script.imported("wandb") else []
         opened = [event for event in self.facts.calls(r"^open$") if event.path == self.script.path]
-        modes = {
-            str(mode.key) for event in opened for mode in (event.args.get(1), event.args.get("mode")) if mode
-        }
-        return [*lines, *(_OPEN if any(set(mode) & set("wax+") for mode in modes) else [])]
+        modes = [event.args.get(1) or event.args.get("mode") for event in opened]
+        is_written = any(set(str(mode.key)) & set("wax+") for mode in modes if mode)
+        return [*lines, *_OPEN] if is_written else lines
 
     def _connect(self, imports: ast.stmt) -> None:
         """Connect the processes where all is made that trains: in a function, below `if __name__ ==
@@ -171,7 +169,9 @@ class _Distributed(Training):
         last = (entry or self.tree).body[-1]
         where = "before" if isinstance(last, ast.Return) else "after"
         self._add(where, last, "the processes disconnect", "torch.distributed.destroy_process_group()")
-        for part in [node for node in ast.walk(self.tree) if isinstance(node, ast.Assign)]:
+        for part in ast.walk(self.tree):
+            if not isinstance(part, ast.Assign):
+                continue
             name = unparse(part.targets[0])
             if name.isidentifier() and "cuda:" in unparse(part.value):
                 line = f'    {name} = torch.device("cuda", int(os.environ["LOCAL_RANK"]))'
@@ -202,9 +202,8 @@ class _Distributed(Training):
         name, _ = self.find(self.outer, model)
         attribute = name.rpartition(".")[2]
         lines = []
-        if any(
-            re.search(rb"BatchNorm|torchvision|timm|resnet", source.data) for source in self.facts.sources
-        ):
+        has_statistics = re.compile(rb"BatchNorm|torchvision|timm|resnet").search
+        if any(has_statistics(source.data) for source in self.facts.sources):
             lines.append("if torch.cuda.is_available():  # statistics of the global batch")
             lines.append(f"    {name} = torch.nn.SyncBatchNorm.convert_sync_batchnorm({name})")
         if "DataParallel" in model.flags:  # the names of the weights in its files are those of DDP
@@ -239,21 +238,19 @@ class _Distributed(Training):
         around: Any = self.parents[self.batches]
         block: list[Any] = around.body
         place = block.index(self.batches)
-        begun = {
-            unparse(node).split("=")[0].strip(" ()") for node in block[:place] if isinstance(node, ast.Assign)
-        }
-        begun = {name for names in begun for name in names.split(", ")}
+        begun: set[str] = set()
+        for node in block[:place]:
+            if isinstance(node, ast.Assign):
+                begun.update(unparse(node).split("=")[0].strip(" ()").split(", "))
         after = "\n".join(map(unparse, block[place + 1 :]))
-        added = [node.target for node in walk_own(self.batches.body) if isinstance(node, ast.AugAssign)]
-        names = [unparse(target) for target in added if unparse(target) in begun]
-        names = [name for name in dict.fromkeys(names) if re.search(rf"\b{name}\b", after)]
+        nodes = walk_own(self.batches.body)
+        added = dict.fromkeys(unparse(node.target) for node in nodes if isinstance(node, ast.AugAssign))
+        names = [name for name in added if name in begun and re.search(rf"\b{name}\b", after)]
         if not names:
             return
-        lines = [
-            f"figures = [None] * {_SIZE}",
-            f"torch.distributed.all_gather_object(figures, [{', '.join(names)}])",
-        ]
-        lines.append(f"{', '.join(names)}{',' * (len(names) == 1)} = map(sum, zip(*figures, strict=True))")
+        listed = ", ".join(names)
+        lines = [f"figures = [None] * {_SIZE}", f"torch.distributed.all_gather_object(figures, [{listed}])"]
+        lines.append(f"{listed}{',' * (len(names) == 1)} = map(sum, zip(*figures, strict=True))")
         loader, _ = self.find(self.inner, self.loader)
         for name in names:  # a mean over batches: each rank has as many as one device
             if re.search(rf"\b{name}\b[^\n,]*/ *\(?len\({re.escape(loader)}\)", after):
@@ -262,7 +259,9 @@ class _Distributed(Training):
 
     def _take_turns(self) -> None:
         """Let one rank after the other do what fails, or reads half of a file, if two do it at once."""
-        for call in [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]:
+        for call in ast.walk(self.tree):
+            if not isinstance(call, ast.Call):
+                continue
             given = {keyword.arg: unparse(keyword.value) for keyword in call.keywords}
             statement = self._statement(call)
             around = self.parents.get(statement)

@@ -155,11 +155,8 @@ class Script(Places):
         """Add a parameter at the end of those of a function, such as `scheduler=None`."""
         found = self.find_function(node).params
         parts = [*found.posonly_params, *found.params, *found.kwonly_params]
-        if (
-            not parts
-            or found.star_kwarg is not None
-            or found.star_arg not in (None, cst.MaybeSentinel.DEFAULT)
-        ):
+        has_stars = found.star_kwarg is not None or found.star_arg not in (None, cst.MaybeSentinel.DEFAULT)
+        if not parts or has_stars:
             raise CannotEdit(f"{node.name}() has no list of parameters that can be extended")
         self._add(parts, None, text)
 

@@ -88,13 +88,13 @@ def repair(path: str, only: Collection[str] = (), is_hint_repaired: bool = True)
     first: dict[tuple[str, str, str], Finding] = {}
     while True:
         findings, facts = project.lint(project.contents)
-        first = first or {describe(one): one for one in findings}
-        chosen = [one for one in findings if not only or one.rule in only]
-        chosen = [one for one in chosen if is_hint_repaired or not one.is_hint]
-        todo = [one for one in chosen if one.rule in REPAIRS and describe(one) not in reasons]
+        first = first or {describe(finding): finding for finding in findings}
+        asked = [finding for finding in findings if not only or finding.rule in only]
+        chosen = [finding for finding in asked if is_hint_repaired or not finding.is_hint]
+        todo = [finding for finding in chosen if finding.rule in REPAIRS and describe(finding) not in reasons]
         if not todo or facts is None:
             break
-        finding = min(todo, key=lambda one: (order.index(one.rule), one))
+        finding = min(todo, key=lambda finding: (order.index(finding.rule), finding))
         try:
             _check_order(finding, findings)
             job = _attempt(project, finding, facts, findings)
@@ -128,7 +128,7 @@ def change(path: str, make: Callable[[Script], list[str]]) -> tuple[Result, list
 
 def _check_order(finding: Finding, findings: list[Finding]) -> None:
     """Raise CannotEdit if a repair needs one that was not possible or not chosen."""
-    left = [one.rule for one in findings if one.rule in ("R101", "R103")]
+    left = [other.rule for other in findings if other.rule in ("R101", "R103")]
     if finding.rule == "R302" and left:
         raise CannotEdit(f"{left[0]} is left: later epochs need the optimizer and its learning rate")
 
@@ -156,8 +156,9 @@ def _attempt(project: Project, finding: Finding, facts: Facts, findings: list[Fi
     if later[describe(finding)] >= before[describe(finding)]:
         raise CannotEdit("not safe: lint still has the finding after the repair")
     # of most rules lint tells the first finding only: the next one is not new
-    rules = [Counter(rule for rule, _, _ in one.elements()) for one in (before, later)]
-    new = [one for one in later - before if one[0] != finding.rule or rules[1][one[0]] > rules[0][one[0]]]
+    counts = [sum(found[key] for key in found if key[0] == finding.rule) for found in (before, later)]
+    is_more = counts[1] > counts[0]
+    new = [described for described in later - before if described[0] != finding.rule or is_more]
     if new:
         rule, _, message = min(new)
         raise CannotEdit(f"not safe: the repair leads to {rule}: {message}")

@@ -58,9 +58,8 @@ class _ExactLoop(Training):
         self.of_epochs, self.of_all = find_numbers(self, self.holder)
         self.numbers = [*self.of_epochs, *self.of_all]
         call = find_call(self.epochs.iter, "range", "trange")
-        self.range: Any = (
-            call if call and len(call.args) < 3 and isinstance(self.epochs.target, ast.Name) else None
-        )
+        is_plain = call and len(call.args) < 3 and isinstance(self.epochs.target, ast.Name)
+        self.range: Any = call if is_plain else None
 
     def plan(self) -> None:
         self.check_loader()
@@ -98,9 +97,8 @@ class _ExactLoop(Training):
             tests = [test for test in load.conditions if "(" not in test.text]
             options = [test.text for test in tests if _ASKS.search(test.text) or _is_option(test.value)]
             if options:
-                self.notes.append(
-                    f"line {load.line}: start without `{options[0]}` from now on: Exact continues the run"
-                )
+                text = f"start without `{options[0]}` from now on: Exact continues the run"
+                self.notes.append(f"line {load.line}: {text}")
             else:
                 self.miss(load, "it continues a training by itself: remove it, as Exact does this")
 
@@ -118,9 +116,8 @@ class _ExactLoop(Training):
             text = text if text.startswith(("(", "[")) else f"({text})"
             self.script.replace(target, f"{text}, _" if target is self.batches.target else f"({text}, _)")
         loader, _ = self.find(self.outer, self.loader)
-        self.script.insert_before(
-            self.epochs, [f"{loader}.collate_fn = partial(whole_batch, {loader}.collate_fn)"]
-        )
+        line = f"{loader}.collate_fn = partial(whole_batch, {loader}.collate_fn)"
+        self.script.insert_before(self.epochs, [line])
         return True
 
     def _place_start(self) -> None:
@@ -145,21 +142,24 @@ class _ExactLoop(Training):
             self.script.insert_first(self.epochs, [f"{epoch} {change}  # the loader counts from 1"])
 
     def _device(self) -> str:
-        devices = [name for name, value in self.outer.names.items() if value.key == "torch.device"]
-        return (
-            devices[0] if devices else f"next({self.find(self.outer, self.models[0])[0]}.parameters()).device"
-        )
+        """Return the device of the training as an expression."""
+        for name, value in self.outer.names.items():
+            if value.key == "torch.device":
+                return name
+        model, _ = self.find(self.outer, self.models[0])
+        return f"next({model}.parameters()).device"
 
     def _seed(self) -> str:
         """Return the seed of the script as an argument, if its names are known at the loop."""
         for event in self.facts.calls(r"^torch\.manual_seed$"):
-            for given in event.node.args:
-                names = {node.id for node in ast.walk(given) if isinstance(node, ast.Name)}
+            for seed in event.node.args:
+                names = {node.id for node in ast.walk(seed) if isinstance(node, ast.Name)}
                 if names <= self.outer.local and (not names or event.path == self.script.path):
-                    return f", seed={unparse(given)}"
+                    return f", seed={unparse(seed)}"
         return ""
 
     def _count_epochs(self, stop: Any, start: str) -> str:
+        """Return the number of epochs of `range(start, stop)` as an expression."""
         text = self.script.source(stop)
         text = f"({text})" if isinstance(stop, ast.IfExp | ast.BoolOp) else text
         if isinstance(stop, ast.BinOp) and isinstance(stop.op, ast.Add) and unparse(stop.right) == start:
@@ -189,10 +189,12 @@ class _ExactLoop(Training):
         """Let the loop read the loader of Exact, also by a bar such as `bar = tqdm(loader)`."""
         text, _ = self.find(self.inner, self.loader)
         bars = {node.id for node in ast.walk(self.batches.iter) if isinstance(node, ast.Name)} - {text}
-        around = [self.epochs, *[function for function, _ in self.calls]]
-        nodes = [node for one in around for node in ast.walk(one) if isinstance(node, ast.Assign)]
-        read = [self.batches.iter, *[node.value for node in nodes if unparse(node.targets[0]) in bars]]
-        names = [node for one in read for node in ast.walk(one) if unparse(node) == text]
+        read = [self.batches.iter]
+        for around in (self.epochs, *[function for function, _ in self.calls]):
+            for node in ast.walk(around):
+                if isinstance(node, ast.Assign) and unparse(node.targets[0]) in bars:
+                    read.append(node.value)
+        names = [node for expression in read for node in ast.walk(expression) if unparse(node) == text]
         for node in names:
             self.script.replace(node, f"{self.name}.loader")  # type: ignore[arg-type]
         if not names:
@@ -215,9 +217,8 @@ class _ExactLoop(Training):
             if isinstance(node, ast.Continue):
                 self.script.insert_before(node, lines)
             elif isinstance(node, ast.Break):
-                self.notes.append(
-                    f"line {node.lineno}: `break` within an epoch may only end the whole training"
-                )
+                text = "`break` within an epoch may only end the whole training"
+                self.notes.append(f"line {node.lineno}: {text}")
         if not isinstance(self.batches.body[-1], ast.Continue | ast.Break):
             self.script.insert_after(self.batches.body[-1], lines)
         for node in walk_own(self.epochs.body):

@@ -26,7 +26,10 @@ def find_numbers(training: Training, holder: str) -> Numbers:
     bodies = [training.epochs.body, *[function.body for function in functions]]
     nodes = [node for function in functions for node in ast.walk(function)]
     # a function between the loops has names of its own
-    shared = {name for node in nodes if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
+    shared: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Global | ast.Nonlocal):
+            shared.update(node.names)
     if holder:
         shared |= {f"self.{name}" for name in root(training.outer.names["self"]).parts}
     changed: dict[str, bool] = {}  # name -> whether the loop adds to it
@@ -40,8 +43,11 @@ def find_numbers(training: Training, holder: str) -> Numbers:
     first = [pair for node in ast.walk(training.tree) if node not in inside for pair in _list_set(node)]
     numbers = {text for text, value in first if _NUMBER.fullmatch(unparse(value))}
     displays = {text for text, value in first if isinstance(value, _DISPLAYS)}
-    kept = [text for text, adds in changed.items() if text in numbers or (adds and text not in displays)]
-    kept = [text for text in kept if not any(_is_reset(body, text) for body in bodies)]
+    kept = []
+    for text, adds in changed.items():
+        is_number = text in numbers or (adds and text not in displays)
+        if is_number and not any(_is_reset(body, text) for body in bodies):
+            kept.append(text)
     of_epochs = [text for text in kept if functions and text not in shared]
     return Numbers(of_epochs, [text for text in kept if text not in of_epochs])
 

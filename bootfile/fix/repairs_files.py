@@ -66,10 +66,9 @@ def choose_by_number(job: Job) -> None:
     sorts = [node for node in calls if _compares(node)]
     # the one that leads to the load: the line of the listing or of a name that is made of it
     listed = job.find("value")
-    near = [node for node in sorts if unparse(node.func) in ("sorted", "max")]
-    near = [node for node in near if node.lineno >= listed.line] + [
-        node for node in sorts if node not in near and node.lineno >= listed.line
-    ]
+    near = [node for node in sorts if node.lineno >= listed.line]
+    # of two in one line, sorted() or max() and not .sort()
+    near.sort(key=lambda node: unparse(node.func) not in ("sorted", "max"))
     if not near or listed.path != load.path:
         raise CannotEdit("the call that sorts the names is not found")
     script = job.open(load.path)

@@ -50,9 +50,9 @@ def save_object(job: Job) -> None:
         _check_steps(job, checkpoint, value)
     names = [reach(job, value, *place[:2]) for place in checkpoint.dicts]
     key = choose_key(checkpoint, names[0].name)
-    for place, one in zip(checkpoint.dicts, names, strict=True):
-        text = get.format(one.name)
-        add_entry(job, place, key, f"{text} if {one.guard} else None" if one.guard else text)
+    for place, reached in zip(checkpoint.dicts, names, strict=True):
+        text = get.format(reached.name)
+        add_entry(job, place, key, f"{text} if {reached.guard} else None" if reached.guard else text)
     _load(job, checkpoint, value, key, put)
 
 
@@ -60,9 +60,12 @@ def load_object(job: Job) -> None:
     """Load the state of an object that is saved (R201)."""
     value = root(job.find("value"))
     checkpoint = find_checkpoint(job)
-    entries = [entry for _, _, saved in checkpoint.dicts for entry in saved.parts.items()]
-    states = [(key, root(part)) for key, part in entries if root(part).kind == "state"]
-    keys = [key for key, state in states if state.of is not None and root(state.of) is value]
+    keys = []
+    for _, _, saved in checkpoint.dicts:
+        for key, part in saved.parts.items():
+            owner = root(part).of if root(part).kind == "state" else None
+            if owner is not None and root(owner) is value:
+                keys.append(key)
     put = _GENERATORS.get(value.key, ("", ""))[1] if value.kind == "generator" else _STATE[1]
     if not keys or not put:
         raise CannotEdit("the entry is not one of the dict that is loaded")
@@ -71,10 +74,12 @@ def load_object(job: Job) -> None:
 
 def _load(job: Job, checkpoint: Checkpoint, value: Value, key: str, put: str) -> None:
     """Load a state where the others are loaded, or before the loop if the object is made in between."""
-    made = [one for one in job.facts.tracer.bound if root(one.value) is value and one.function is not None]
-    made += [one for one in job.facts.tracer.bound if root(one.value) is value and one.function is None]
+    bound = [binding for binding in job.facts.tracer.bound if root(binding.value) is value]
+    made = [binding for binding in bound if not isinstance(binding.node, ast.arg)]
+    # an error names a line of a function first
+    made.sort(key=lambda binding: binding.function is None)
     try:
-        check_order(job, checkpoint, [one for one in made if not isinstance(one.node, ast.arg)])
+        check_order(job, checkpoint, made)
         target = reach(job, value, checkpoint.path, checkpoint.anchor)
         load_entry(job, checkpoint, target, key, put.replace("{}", target.name, 1))
     except CannotEdit as error:
@@ -102,14 +107,17 @@ def _write_rate(value: Value, name: str) -> list[str]:
 
 def _check_steps(job: Job, checkpoint: Checkpoint, value: Value) -> None:
     """Raise CannotEdit if an epoch changes an object after it has saved it."""
-    first = find_moment(job, checkpoint)
-    steps = [one for one in job.facts.in_training("step", "method") if root(one.value) is value]
-    steps = [one for one in steps if one.text in ("", "step", "update", "update_parameters")]
+    moment = find_moment(job, checkpoint)
+    changes = []
+    for event in job.facts.in_training("step", "method"):
+        if root(event.value) is value and event.text in ("", "step", "update", "update_parameters"):
+            changes.append(event)
     # the state of an optimizer has the learning rate, which its scheduler sets
-    for one in job.facts.in_training("step"):
-        first_of = root(root(one.value).parts.get("first", Value()))
-        steps += [one] if root(one.value).kind == "scheduler" and first_of is value else []
-    later = [one for one in steps if one.order > first]
+    for event in job.facts.in_training("step"):
+        scheduler = root(event.value)
+        if scheduler.kind == "scheduler" and root(scheduler.parts.get("first", Value())) is value:
+            changes.append(event)
+    later = [event for event in changes if event.order > moment]
     if later:
         raise CannotEdit(f"{value.label} changes in line {later[0].line}, after the checkpoint is saved")
 
@@ -127,10 +135,11 @@ def save_number(job: Job) -> None:
     for (path, node), function in zip(places, functions, strict=True):
         if path != event.path or not job.scope.is_bound(name, path, node, function):
             raise CannotEdit(f"{name} may not be bound in line {node.lineno} of {os.path.basename(path)}")
-    same = [one for one in job.facts.tracer.bound if one.name == name and one.path == event.path]
-    first = find_moment(job, checkpoint)
-    last = max(one.order for one in job.facts.events if job.facts.is_in_training(one))
-    later = [one for one in same if first < one.order <= last]
+    bound = job.facts.tracer.bound
+    same = [binding for binding in bound if binding.name == name and binding.path == event.path]
+    moment = find_moment(job, checkpoint)
+    last = max(other.order for other in job.facts.events if job.facts.is_in_training(other))
+    later = [binding for binding in same if moment < binding.order <= last]
     functions.append(job.scope.function(checkpoint.path, checkpoint.anchor))
     if later or ("." not in name and len({*functions}) > 1):
         line = later[0].node.lineno if later else event.line
@@ -158,9 +167,10 @@ def _has_state(job: Job, value: Value) -> bool:
     """Return whether an object has state_dict() and load_state_dict(), as far as its class is known."""
     if not isinstance(value.cls, Class):
         return True
-    names = ("state_dict", "load_state_dict")
-    own = [job.facts.tracer.find_method(value, name) for name in names]
-    return all(own) or (not any(own) and bool(value.cls.node.bases))
+    methods = [job.facts.tracer.find_method(value, name) for name in ("state_dict", "load_state_dict")]
+    # a class without any of both may get them from its bases
+    may_inherit = not any(methods) and bool(value.cls.node.bases)
+    return all(methods) or may_inherit
 
 
 # Random numbers
@@ -177,11 +187,12 @@ def check_random(job: Job, checkpoint: Checkpoint, generator: Value | None = Non
         raise CannotEdit("the checkpoint is saved within an epoch, whose order has begun before")
     draws = [*facts.select("iterate"), *facts.calls(_RANDOM)]
     moment = find_moment(job, checkpoint)
-    later = [one for one in draws if facts.is_in_training(one) and one.order > moment]
+    inside = [draw for draw in draws if facts.is_in_training(draw)]
+    outside = [draw for draw in draws if not facts.is_in_training(draw)]
+    later = [draw for draw in inside if draw.order > moment]
     if later:
         raise CannotEdit(f"random numbers are drawn in line {later[0].line}, after the checkpoint is saved")
-    between = [one for one in draws if checkpoint.order < one.order and not facts.is_in_training(one)]
-    between = [one for one in between if one.order < facts.first_step]
+    between = [draw for draw in outside if checkpoint.order < draw.order < facts.first_step]
     if generator is not None and between:
         raise CannotEdit(f"line {between[0].line} may draw from it after the checkpoint is loaded")
 
@@ -198,7 +209,9 @@ def save_random(job: Job) -> None:
         add_entry(job, place, "random_states", "get_random_states()")
     # below the imports, and above what may call them
     nodes = [checkpoint.anchor, *[node for _, node, _ in checkpoint.dicts]]
-    used = [part for node in nodes for part in [node, *job.scope.above(checkpoint.path, node)]]
+    used: list[ast.AST] = []
+    for node in nodes:
+        used += [node, *job.scope.above(checkpoint.path, node)]
     body = job.scope.trees[checkpoint.path].body
     first = min(number for number, part in enumerate(body) if part in used)
     imports = [part for part in body[:first] if isinstance(part, ast.Import | ast.ImportFrom)]
@@ -206,6 +219,7 @@ def save_random(job: Job) -> None:
 
 
 def _write_functions(script: Script) -> list[str]:
+    """Return the lines of two functions. Raises CannotEdit if a name that they need has another meaning."""
     torch, numpy, python = (script.imported(name) for name in ("torch", "numpy", "random"))
     if not torch or script.find_bound() & {"get_random_states", "set_random_states"}:
         raise CannotEdit("torch is not imported by its name, or a name of the repair has another meaning")

@@ -71,18 +71,10 @@ def save_after_step(job: Job) -> None:
     names = {part.id for part in ast.walk(test.node.test) if isinstance(part, ast.Name)}
     inner = save.loops[-1]
     body = inner.node.body
-    changed = {
-        one.id
-        for part in body
-        for one in ast.walk(part)
-        if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
-    }
-    if (
-        inner.node is not step.loops[-1].node
-        or test.node not in body
-        or around not in body
-        or names & changed
-    ):
+    nodes = [node for statement in body for node in ast.walk(statement) if isinstance(node, ast.Name)]
+    changed = {node.id for node in nodes if isinstance(node.ctx, ast.Store)}
+    is_in_body = inner.node is step.loops[-1].node and test.node in body and around in body
+    if not is_in_body or names & changed:
         raise CannotEdit("the test of the step may have another result where the script saves")
     script = job.open(save.path)
     if "save_is_due" in script.find_bound():

@@ -45,6 +45,7 @@ class Scope:
         return next((part for part in self.above(path, node) if isinstance(part, FUNCTIONS)), None)
 
     def cls(self, path: str, node: ast.AST) -> Any:
+        """Return the class around a node; None outside of classes."""
         return next((part for part in self.above(path, node) if isinstance(part, ast.ClassDef)), None)
 
     def statement(self, path: str, node: ast.AST) -> Any:
@@ -55,9 +56,11 @@ class Scope:
     def block(self, path: str, statement: ast.stmt) -> list[ast.stmt]:
         """Return the statements of the block with a statement."""
         around: Any = self.parents[path][statement]
-        fields = [getattr(around, name, None) for name in ("body", "orelse", "finalbody")]
-        found = [part for part in fields if isinstance(part, list) and statement in part]
-        return found[0] if found else [statement]
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(around, name, None)
+            if isinstance(block, list) and statement in block:
+                return block
+        return [statement]
 
     # Names
 
@@ -76,30 +79,43 @@ class Scope:
 
     def _list_bindings(self, base: Value, path: str, function: Any, cls: Any) -> list[Binding]:
         """Return the bindings of an object that a place may see: those of its function first."""
-        mine = [one for one in self.facts.tracer.bound if one.path == path and root(one.value) is base]
+        visible: list[Binding] = []
+        for binding in self.facts.tracer.bound:
+            is_of_object = binding.path == path and root(binding.value) is base
+            if is_of_object and self._is_visible(binding, function, cls):
+                visible.append(binding)
         # the bare object before its wrapper, whose state has other names
-        mine.sort(key=lambda one: (one.function is not function, one.value.kind == "wrapped"))
-        found: dict[str, Binding] = {}
-        for one in mine:
-            is_member = one.name.startswith("self.") and cls is not None and self.cls(path, one.node) is cls
-            is_seen = one.function is function or one.function is None or is_member
-            if is_seen and one.name.replace(".", "").isidentifier():
-                found.setdefault(one.name, one)
-        return list(found.values())
+        visible.sort(key=lambda binding: (binding.function is not function, binding.value.kind == "wrapped"))
+        by_name: dict[str, Binding] = {}
+        for binding in visible:
+            by_name.setdefault(binding.name, binding)
+        return list(by_name.values())
+
+    def _is_visible(self, binding: Binding, function: Any, cls: Any) -> bool:
+        """Return whether a binding has a plain name in a function, in its module or in its class."""
+        if not binding.name.replace(".", "").isidentifier():
+            return False
+        if binding.function is function or binding.function is None:
+            return True
+        is_attribute = binding.name.startswith("self.") and cls is not None
+        return is_attribute and self.cls(binding.path, binding.node) is cls
 
     def _check(self, base: Value, binding: Binding, path: str, node: ast.AST, used: str) -> Reach:
+        """Return how the name of a binding reaches an object at a node. Raises CannotEdit if it does not."""
         name = binding.name
         same = self._same_name(binding, path)
-        mine = [one for one in same if root(one.value) is base]
-        others = [one for one in same if one not in mine]
+        of_object = [other for other in same if root(other.value) is base]
+        of_others = [other for other in same if root(other.value) is not base]
         function = binding.function if "." in name else self.function(path, node)
         if binding.function is None and function is not None and name in list_local(function):
             raise CannotEdit(f"{name} has another meaning in {function.name}()")
         # what the name was before does not matter if a statement with the object always runs
-        is_last = all(one.order < binding.order for one in others) and not any(map(_may_be_none, mine))
-        if is_last and self.is_bound(name, path, node, binding.function, {one.node for one in mine}):
+        is_last = all(other.order < binding.order for other in of_others)
+        statements = {other.node for other in of_object}
+        is_object = is_last and not any(map(_may_be_none, of_object))
+        if is_object and self.is_bound(name, path, node, binding.function, statements):
             return Reach(name)
-        if any(root(one.value).kind != "none" for one in others):
+        if any(root(other.value).kind != "none" for other in of_others):
             raise CannotEdit(f"{name} is also the name of another object")
         if self.is_bound(name, path, node, binding.function):
             return Reach(name, f"{name} is not None")
@@ -110,11 +126,12 @@ class Scope:
 
     def _same_name(self, binding: Binding, path: str) -> list[Binding]:
         """Return all bindings of a name in its function, or of an attribute in its class."""
-        of_name = [one for one in self.facts.tracer.bound if one.name == binding.name and one.path == path]
+        bound = self.facts.tracer.bound
+        same = [other for other in bound if other.name == binding.name and other.path == path]
         if "." in binding.name:
             cls = self.cls(path, binding.node)
-            return [one for one in of_name if self.cls(path, one.node) is cls]
-        return [one for one in of_name if one.function is binding.function]
+            return [other for other in same if self.cls(path, other.node) is cls]
+        return [other for other in same if other.function is binding.function]
 
     def _find_test(self, binding: Binding, path: str, node: ast.AST) -> str:
         """Return the test under which an object is made, if it is the only one, and can be asked again."""
@@ -130,6 +147,7 @@ class Scope:
         return unparse(around.test) if is_here and is_after else ""
 
     def _comes_after(self, path: str, first: ast.stmt, node: ast.AST) -> bool:
+        """Return whether a node is in a statement that follows another one in its block."""
         block = self.block(path, first)
         later = block[block.index(first) + 1 :] if first in block else []
         return any(part in later for part in [node, *self.above(path, node)])
@@ -147,19 +165,24 @@ class Scope:
             return True
         if function is not here:
             return False
-        parameters = [part.arg for part in ast.walk(here.args) if isinstance(part, ast.arg)] if here else []
-        is_given = name in parameters and (by is None or any(isinstance(one, ast.arg) for one in by))
-        return is_given or self._is_bound_before(name, path, node)
+        is_parameter = here is not None and name in _list_parameters(here)
+        if is_parameter and (by is None or any(isinstance(statement, ast.arg) for statement in by)):
+            return True
+        return self._is_bound_before(name, path, node)
 
     def _is_bound_before(self, name: str, path: str, node: ast.AST) -> bool:
+        """Return whether a statement before a node, or around it, binds a name in the same function."""
         cls = self.cls(path, node)
         inner: Any = self.statement(path, node)
         for outer in self.above(path, inner):
-            targets = [*_targets(outer)] if inner in getattr(outer, "body", []) else []
-            block = self.block(path, inner) if isinstance(inner, ast.stmt) else []
-            before = block[: block.index(inner)] if inner in block else []
-            if name in targets or any(self._binds(part, name, cls) for part in before):
+            # `for name in ...:`, `with ... as name:`
+            if inner in getattr(outer, "body", []) and name in _targets(outer):
                 return True
+            if isinstance(inner, ast.stmt):
+                block = self.block(path, inner)
+                before = block[: block.index(inner)]
+                if any(self._binds(statement, name, cls) for statement in before):
+                    return True
             if isinstance(outer, FUNCTIONS):
                 return False
             inner = outer
@@ -168,10 +191,11 @@ class Scope:
     def _is_made(self, name: str, path: str, node: ast.AST) -> bool:
         """Return whether __init__() of the class makes an attribute in each case."""
         cls = self.cls(path, node)
-        functions = [part for part in cls.body if isinstance(part, FUNCTIONS)] if cls is not None else []
-        makers = [part for part in functions if part.name == "__init__"]
-        is_inside = bool(makers) and self.function(path, node) is makers[0]
-        return bool(makers) and not is_inside and any(self._binds(part, name, cls) for part in makers[0].body)
+        for function in getattr(cls, "body", []):
+            if isinstance(function, FUNCTIONS) and function.name == "__init__":
+                is_inside = self.function(path, node) is function
+                return not is_inside and any(self._binds(part, name, cls) for part in function.body)
+        return False
 
     def _binds(self, statement: Any, name: str, cls: Any) -> bool:
         """Return whether a statement binds a name in each case."""
@@ -189,15 +213,23 @@ class Scope:
             handlers = all(any_of(part.body) or _leaves(part.body) for part in statement.handlers)
             return any_of(statement.finalbody) or (handlers and any_of([*statement.body, *statement.orelse]))
         # `self.build_optimizer()` in __init__()
-        call = statement.value if isinstance(statement, ast.Expr) else None
-        called = unparse(call.func) if isinstance(call, ast.Call) and cls is not None else ""
-        methods = [part for part in getattr(cls, "body", []) if isinstance(part, FUNCTIONS)]
-        if called.startswith("self.") and "." in name:
-            return any(any_of(part.body) for part in methods if f"self.{part.name}" == called)
+        called = _called_method(statement)
+        if called and cls is not None and "." in name:
+            methods = [part for part in cls.body if isinstance(part, FUNCTIONS)]
+            return any(any_of(method.body) for method in methods if method.name == called)
         return name in _targets(statement) and (self._by is None or statement in self._by)
 
 
+def _called_method(statement: Any) -> str:
+    """Return the method that a statement such as `self.build()` calls; "" for other statements."""
+    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
+        return ""
+    holder, _, name = unparse(statement.value.func).partition(".")
+    return name if holder == "self" else ""
+
+
 def _leaves(block: list[Any]) -> bool:
+    """Return whether nothing after a block runs once it has run."""
     return bool(block) and isinstance(block[-1], _LEAVES)
 
 
@@ -213,33 +245,44 @@ def _targets(statement: Any) -> list[str]:
         targets = [item.optional_vars for item in statement.items if item.optional_vars is not None]
     else:
         return []
-    parts = [part for target in targets for part in (getattr(target, "elts", None) or [target])]
-    return [unparse(part) for part in parts]
+    names: list[str] = []
+    for target in targets:
+        names += map(unparse, getattr(target, "elts", None) or [target])
+    return names
 
 
 def _may_be_none(binding: Binding) -> bool:
     """Return whether the expression that binds a name, or the default of a parameter, may be None."""
-    given = getattr(binding.node, "value", None)
-    if isinstance(binding.node, ast.arg):
-        arguments = binding.function.args
-        last = [*arguments.posonlyargs, *arguments.args][-len(arguments.defaults) :]
-        pairs = [
-            *zip(last, arguments.defaults, strict=False),
-            *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
-        ]
-        branches = [default for part, default in pairs if part is binding.node]
-    else:
-        branches = [given.body, given.orelse] if isinstance(given, ast.IfExp) else []
-    return any(isinstance(part, ast.Constant) and part.value is None for part in branches)
+    node = binding.node
+    value = getattr(node, "value", None)
+    choices: list[ast.expr | None] = []
+    if isinstance(node, ast.arg):
+        choices = [_find_default(binding.function.args, node)]
+    elif isinstance(value, ast.IfExp):
+        choices = [value.body, value.orelse]
+    return any(isinstance(choice, ast.Constant) and choice.value is None for choice in choices)
+
+
+def _find_default(arguments: ast.arguments, parameter: ast.arg) -> ast.expr | None:
+    """Return the default of a parameter; None if it has none."""
+    positional = [*arguments.posonlyargs, *arguments.args]
+    without = [None] * (len(positional) - len(arguments.defaults))
+    defaults = [*without, *arguments.defaults, *arguments.kw_defaults]
+    places = zip([*positional, *arguments.kwonlyargs], defaults, strict=True)
+    return next((default for other, default in places if other is parameter), None)
+
+
+def _list_parameters(function: Any) -> set[str]:
+    """Return the names of the parameters of a function."""
+    return {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
 
 
 def list_local(function: Any) -> set[str]:
     """Return the names that are local to a function."""
-    stored = [
-        part.id
-        for part in ast.walk(function)
-        if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
-    ]
-    parameters = [part.arg for part in ast.walk(function.args) if isinstance(part, ast.arg)]
-    shared = [name for part in ast.walk(function) if isinstance(part, ast.Global) for name in part.names]
-    return {*stored, *parameters} - {*shared}
+    local, shared = _list_parameters(function), set()
+    for node in ast.walk(function):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            local.add(node.id)
+        elif isinstance(node, ast.Global):
+            shared.update(node.names)
+    return local - shared

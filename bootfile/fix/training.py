@@ -83,9 +83,8 @@ class Training:
         loader = _find_loader(loops[1]) if len(loops) > 1 else None
         is_apart = any(event.loops[:2] != loops[:2] for event in steps)
         if loader is None or is_apart or not isinstance(loops[0].node, ast.For):
-            raise CannotPlace(
-                f"line {loops[0].line}: expected a `for` over epochs with one over a DataLoader in it"
-            )
+            form = "a `for` over epochs with one over a DataLoader in it"
+            raise CannotPlace(f"line {loops[0].line}: expected {form}")
         others = {loop.path for loop in loops[:2]} - {script.path}
         if others:
             raise CannotPlace(f"the loop is in another file, which is not edited: {', '.join(others)}")
@@ -136,13 +135,14 @@ class Training:
         CannotPlace if it has no name there."""
         found: dict[str, Value] = {}
         for name, value in place.names.items():
-            known = {name: value}
+            written = {name: value}
             if value.kind in ("instance", "dict") and name != "super":
                 form = "{}.{}" if value.kind == "instance" else "{}[{!r}]"
-                known |= {form.format(name, key): part for key, part in root(value).parts.items()}
-            found |= {
-                text: part for text, part in known.items() if root(part) is wanted and text not in found
-            }
+                for key, part in root(value).parts.items():
+                    written[form.format(name, key)] = part
+            for text, part in written.items():
+                if root(part) is wanted:
+                    found.setdefault(text, part)
         if not found:
             line = (self.epochs if place is self.outer else self.batches).lineno
             raise CannotPlace(f"line {line}: no name of the {wanted.kind} {wanted.label} is known here")
@@ -188,7 +188,9 @@ def last_import(script: Script) -> ast.stmt:
     """Return the last import at the top of a file, above its blocks. Raises CannotPlace if there is none."""
     above = script.text.partition("\n###")[0].count("\n") + 1
     last = None
-    for node in [node for node in script.tree.body if node.lineno <= above]:
+    for node in script.tree.body:
+        if node.lineno > above:
+            break
         if isinstance(node, ast.Import | ast.ImportFrom):
             last = node
         elif last is not None and not isinstance(node, ast.Expr | ast.If | ast.Try | ast.Assign):

@@ -23,8 +23,9 @@ class Branches(Names):
             self._block(chosen)
             return
         self._event("test", test, {}, node, text)
-        branches = [(node.body, True), (node.orelse, False)]
-        for body, is_true in [(body, is_true) for body, is_true in branches if body]:
+        for body, is_true in ((node.body, True), (node.orelse, False)):
+            if not body:
+                continue
             count = len(self.events)
             self._conditions.append(Condition(text, test, is_true, node))
             self._block(body)
@@ -50,14 +51,16 @@ class Branches(Names):
         if is_main_test(test):
             main = self.frames[-1].names.get("__name__")
             return node.body if main is not None and main.key == "__main__" else []
-        # `if True:`, and `hasattr(part, "state_dict")` for an object that is known to have a state
         is_true = bool(test.value) if isinstance(test, ast.Constant) else self._is_given(test)
-        is_true = True if self._has_state(test) else is_true
-        return None if is_true is None else node.body if is_true else node.orelse
+        if self._has_state(test):
+            is_true = True
+        if is_true is None:
+            return None
+        return node.body if is_true else node.orelse
 
     def _has_state(self, test: ast.expr) -> bool:
-        is_call = isinstance(test, ast.Call) and len(test.args) == 2
-        if not isinstance(test, ast.Call) or not is_call or unparse(test.func) != "hasattr":
+        """Return whether a test is `hasattr(part, "state_dict")` of an object that is known to have it."""
+        if not isinstance(test, ast.Call) or len(test.args) != 2 or unparse(test.func) != "hasattr":
             return False
         name = getattr(test.args[1], "value", None)
         kind = kind_of(self.value(test.args[0]))
@@ -77,9 +80,8 @@ class Branches(Names):
         if given is None or frame.node is None:
             return None
         if compared is not None:
-            is_none = (
-                isinstance(compared.comparators[0], ast.Constant) and compared.comparators[0].value is None
-            )
+            other = compared.comparators[0]
+            is_none = isinstance(other, ast.Constant) and other.value is None
             # the function may have changed it before the test
             is_same = given.kind == "dict" and frame.names.get(name) is given
             return not isinstance(compared.ops[0], ast.Is) if is_none and is_same else None

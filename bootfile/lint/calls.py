@@ -120,17 +120,14 @@ class Calls(Functions):
             return unknown
         frame = Frame(function.module, {}, function.names, name, function.node, owner=function.owner)
         self._bind(function.node, args, named, frame.names)
-        # the arguments by which a call decides which branch the function takes
-        flags = {
-            part: one
-            for part, one in frame.names.items()
-            if one.kind == "const" and isinstance(one.key, bool)
-        }
-        frame.given = {**flags, **{part: one for part, one in frame.names.items() if one.kind == "dict"}}
         parameters = {part.arg: part for part in ast.walk(function.node.args) if isinstance(part, ast.arg)}
-        for part, one in frame.names.items():
-            place = (parameters.get(part, function.node), function.module.source.path, len(self.events))
-            self.bound.append(Binding(one, part, function.node, *place))
+        for parameter, value in frame.names.items():
+            place = (parameters.get(parameter, function.node), function.module.source.path, len(self.events))
+            self.bound.append(Binding(value, parameter, function.node, *place))
+            # the arguments by which a call decides which branch the function takes
+            is_flag = value.kind == "const" and isinstance(value.key, bool)
+            if is_flag or value.kind == "dict":
+                frame.given[parameter] = value
         self._walked.add(function.node)
         self._stack.append(function.node)
         functions = self._functions

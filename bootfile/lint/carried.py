@@ -36,8 +36,12 @@ class Carried(NamedTuple):
     @property
     def is_counter(self) -> bool:
         """Whether the loop adds constants to it."""
-        counts = [event for event in self.sets if find_counted(event.node) is not None]
-        return bool(counts) and not any("sum" in event.args[0].flags for event in counts)
+        return bool(self.counts) and not any("sum" in event.args[0].flags for event in self.counts)
+
+    @property
+    def counts(self) -> list[Event]:
+        """The assignments that add a number to it."""
+        return [event for event in self.sets if find_counted(event.node) is not None]
 
 
 def list_carried(facts: Facts) -> list[Carried]:
@@ -47,10 +51,10 @@ def list_carried(facts: Facts) -> list[Carried]:
         start = first_of(event)
         # a name of a function that the loop calls is a new one at each call
         is_local = event.name == "set_name" and len(event.functions) > event.loops[0].calls
-        is_outer = values.is_start(start) and not any(loop in facts.loops for loop in start.loops)
-        is_outer = is_outer and not is_local
+        is_before = values.is_start(start) and not any(loop in facts.loops for loop in start.loops)
         # an option such as --start_epoch is the number of the restart
-        if is_outer and not (start.kind == "option" and OFFSET.search(start.label)):
+        is_offset = start.kind == "option" and OFFSET.search(start.label)
+        if is_before and not is_local and not is_offset:
             of_start.setdefault(start, []).append(event)
     # `history.append(loss)`, `if loss < min(history)`
     for event in facts.in_training("method"):
@@ -65,7 +69,9 @@ def first_of(event: Event) -> Value:
     value, name = event.args[1], last_part(event.text)
     for _ in range(6):
         is_changed = value.kind in ("counter", "shifted", "unknown") and last_part(value.label) == name
-        value = value.of if is_changed and value.of is not None else value
+        if not is_changed or value.of is None:
+            break
+        value = value.of
     return value
 
 
@@ -75,19 +81,21 @@ def conditions_within(event: Event) -> list[Condition]:
 
 
 def last_part(name: str) -> str:
+    """Return the last name of `trainer.best`, or the key of `best["loss"]`."""
     return re.split(r"[.\[]", name.rstrip("]"))[-1].strip("'\"")
 
 
 def is_compared(facts: Facts, start: Value, value: Value, is_equal: bool = False) -> bool:
     """Return whether a test compares a number, or the smallest or largest of a list, with another one.
     is_equal: `counter == limit` is such a test, too."""
-    for compared in [dep for dep in facts.list_deps(value) if dep.kind == "compared"]:
-        deps = facts.list_deps(compared)
-        is_extreme = any(EXTREME.search(str(dep.key)) for dep in deps)
+    for compared in facts.list_deps(value):
+        if compared.kind != "compared":
+            continue
+        deps, operator = facts.list_deps(compared), compared.node.ops[0]
         # `if loss == min(losses)`
-        is_ordered = isinstance(compared.node.ops[0], _ORDERS) or is_extreme
-        is_ordered = is_ordered or (is_equal and isinstance(compared.node.ops[0], ast.Eq))
-        if start in deps and is_ordered and (start.kind != "list" or is_extreme):
+        is_extreme = any(EXTREME.search(str(dep.key)) for dep in deps)
+        is_ordered = isinstance(operator, _ORDERS) or (is_equal and isinstance(operator, ast.Eq))
+        if start in deps and (is_extreme or (is_ordered and start.kind != "list")):
             return True
     return False
 
@@ -99,35 +107,38 @@ def is_result(facts: Facts, value: Value) -> bool:
     if any(_TELLS_TIME.search(f"{dep.key} {dep.label}") for dep in deps if "from_call" in dep.flags):
         return False
     plain = ("const", "none", "option", "args", "range", "module", "list", "compared", *values.NUMBERS)
-    return any(
-        "from_call" in dep.flags or "sum" in dep.flags or (dep.kind not in plain and not dep.deps)
-        for dep in deps
-    )
+    for dep in deps:
+        is_other = dep.kind not in plain and not dep.deps
+        if is_other or dep.flags & {"from_call", "sum"}:
+            return True
+    return False
 
 
 def is_restored(
-    facts: Facts, one: Carried, is_best: bool = False, others: AbstractSet[str] = frozenset()
+    facts: Facts, number: Carried, is_best: bool = False, others: AbstractSet[str] = frozenset()
 ) -> bool:
     """Return whether a name gets a value of a checkpoint anywhere. is_best: the checkpoint may call it by
     another name for the best result. others: keys of other numbers."""
-    last = last_part(one.name)
-    sets = [event for event in facts.select(*SETS) if not facts.is_in_training(event)]
-    restored = [
-        event for event in sets if last_part(event.text) == last and values.is_restored(event.args[0])
-    ]
-    # the same name in another function is another one
-    here = [event.functions for event in one.sets if event.name == "set_name"]
-    if any(event.name != "set_name" or not here or event.functions in here for event in restored):
-        return True
+    name = last_part(number.name)
+    here = [event.functions for event in number.sets if event.name == "set_name"]
+    for event in facts.select(*SETS):
+        # the same name in another function is another one
+        is_same = event.name != "set_name" or not here or event.functions in here
+        is_outside = last_part(event.text) == name and not facts.is_in_training(event)
+        if is_same and is_outside and values.is_restored(event.args[0]):
+            return True
     # the script reads an entry of nearly the same name, and what it does with it is not followed
     reads = {event.value for event in facts.select("read")}
-    keys = {str(value.key or "") for value in reads - _list_followed(facts)} - {""}
-    keys = {key for key in keys if key == last or key not in others}
-    return any(key in last or last in key or (is_best and _BEST_KEY.search(key)) for key in keys)
+    for key in {str(value.key or "") for value in reads - _list_followed(facts)} - {""}:
+        is_near = key in name or name in key or (is_best and _BEST_KEY.search(key))
+        if is_near and (key == name or key not in others):
+            return True
+    return False
 
 
 def _list_followed(facts: Facts) -> set[Value]:
     """Return the entries of checkpoints that names, attributes or objects get."""
-    sets = [event.args[0] for event in facts.select(*SETS)]
-    given = [value for event in facts.select("load_state") for value in event.args.values()]
-    return {dep for value in (*sets, *given) for dep in facts.list_deps(value) if dep.kind == "field"}
+    given = [event.args[0] for event in facts.select(*SETS)]
+    for event in facts.select("load_state"):
+        given += event.args.values()
+    return {dep for value in given for dep in facts.list_deps(value) if dep.kind == "field"}

@@ -40,6 +40,7 @@ KEYS = {
     "generator": r"rng|gener|random|seed|sampler|loader",
     "model": r"model|net|state|weight|module|param",
 }
+_REGISTERS = ("prepare", "register_for_checkpointing")
 _AVERAGED = ("copied", "ema", "dict")
 _UNKNOWN = ("unknown", "attribute", "option", "module", "list", "dict")
 _UNKNOWN_OWNERS = ("unknown", "attribute", "none", "option")
@@ -88,13 +89,10 @@ class Checkpoints(Walk):
         # a file that is written after the last epoch is of no use to a restart
         self.restart_saves = self.training_saves or self.saves
         self.fullest_save = max(self.restart_saves, key=lambda save: len(save.entries), default=None)
-        self.escaped = {
-            part
-            for event in self.select("call", "missed", "method")
-            if _gives_away(event)
-            for value in event.args.values()
-            for part in list_inside(value)
-        }
+        self.escaped: set[Value] = set()
+        for event in self.select("call", "missed", "method"):
+            if _gives_away(event):
+                self.escaped.update(*map(list_inside, event.args.values()))
         self.kept_by = self._find_keepers()
 
     def _read(self, event: Event) -> Save | None:
@@ -116,12 +114,8 @@ class Checkpoints(Walk):
             second = args.get(1, Value())
             return _read_save(event, second if kind_of(second) == "dict" else args.get(0, Value()))
         if event.text == "save_state" and event.value.key == "Accelerator":
-            registered = [
-                Entry(value.label, value)
-                for other in self.select("method")
-                if other.text in ("prepare", "register_for_checkpointing")
-                for value in other.args.values()
-            ]
+            calls = [call for call in self.select("method") if call.text in _REGISTERS]
+            registered = [Entry(value.label, value) for call in calls for value in call.args.values()]
             return Save(event, registered, False)
         return None
 
@@ -165,9 +159,9 @@ class Checkpoints(Walk):
 
     @cached_property
     def _text_of_hooks(self) -> str:
-        hooks = [
-            value for event in self.calls(r"^register_save_state_pre_hook$") for value in event.args.values()
-        ]
+        """The functions that accelerate calls before it saves, as text."""
+        calls = self.calls(r"^register_save_state_pre_hook$")
+        hooks = [value for call in calls for value in call.args.values()]
         return "\n".join(unparse(value.cls.node) for value in hooks if value.kind == "function")
 
     @cached_property

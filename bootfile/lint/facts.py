@@ -86,8 +86,8 @@ class Facts(Checkpoints):
     def restart_loads(self) -> list[Event]:
         """Return the loads of the file that a restart continues from, and not those of pretrained weights."""
         # the file from which the optimizer is loaded is that of a restart
-        given = [event.args.values() for value, event in self.loaded.items() if value.kind == "optimizer"]
-        sources = {dep for of_event in given for value in of_event for dep in list_deps(value)}
+        loads = [event for value, event in self.loaded.items() if value.kind == "optimizer"]
+        sources = {dep for load in loads for value in load.args.values() for dep in list_deps(value)}
         return [event for event in self.loads if root(event.value) in sources] or self.loads[-1:]
 
     def is_read(self, name: str) -> bool:
@@ -107,9 +107,8 @@ class Facts(Checkpoints):
             return "optimizer"
         starts = [loop.start for loop in self.loops if loop.start is not None]
         reads = [event for event in self.select("read") if event.order < self.first_step]
-        is_counter = any(
-            _COUNTER.search(str(event.value.key or "")) and self._is_kept(event) for event in reads
-        )
+        counters = [event for event in reads if _COUNTER.search(str(event.value.key or ""))]
+        is_counter = any(map(self._is_kept, counters))
         is_later = is_counter or self._begins_later() or self._names_start(starts)
         if any(map(values.is_restored, starts)) or (bool(self.loads) and is_later):
             return "counter"
@@ -118,9 +117,11 @@ class Facts(Checkpoints):
 
     def _is_kept(self, event: Event) -> bool:
         """Return whether a statement keeps what it reads, and does not only print it."""
-        around = [node for node in self.nodes(event.path, ast.Expr) if isinstance(node.value, ast.Call)]
-        around = [node for node in around if node.lineno <= event.line <= (node.end_lineno or node.lineno)]
-        return not any(_SHOWS.search(unparse(node.value.func)) for node in around)
+        for node in self.nodes(event.path, ast.Expr):
+            is_around = node.lineno <= event.line <= (node.end_lineno or node.lineno)
+            if is_around and isinstance(node.value, ast.Call) and _SHOWS.search(unparse(node.value.func)):
+                return False
+        return True
 
     def _begins_later(self) -> bool:
         """Return whether the number of the first epoch or step is an option such as --start_epoch, or is read
@@ -157,11 +158,11 @@ class Facts(Checkpoints):
         """Return whether all that leads to the load of the optimizer names weights, and no restart."""
         for value, event in self.loaded.items():
             # the conditions, functions and options on the way to the load: --pretrained is not a restart
-            loads = list_deps(event.args.get(0, Value()))
-            options = [
-                part.label for dep in loads for given in dep.options.values() for part in list_deps(given)
-            ]
-            names = " ".join([event.describe_conditions(), *event.functions, *options])
+            way = [event.describe_conditions(), *event.functions]
+            for load in list_deps(event.args.get(0, Value())):
+                for option in load.options.values():
+                    way += [dep.label for dep in list_deps(option)]
+            names = " ".join(way)
             is_weights = _WEIGHTS.search(names) is not None and not _RESUME.search(names)
             if value.kind == "optimizer" and not is_weights:
                 return False
@@ -170,10 +171,11 @@ class Facts(Checkpoints):
     def trainers(self) -> list[Event]:
         """Return where a trainer of another package is made, which saves and restores by itself."""
         made = [event for event in self.calls(_TRAINERS) if event.name == "call"]
-        own = [event for event in self.select("create") if event.value.kind != "model"]
-        own = [event for event in own if hasattr(event.value.cls, "node")]
-        for event in own:
-            made += [event for base in event.value.cls.node.bases if _TRAINER_BASES.search(unparse(base))]
+        for event in self.select("create"):
+            bases = getattr(getattr(event.value.cls, "node", None), "bases", [])
+            is_trainer = any(_TRAINER_BASES.search(unparse(base)) for base in bases)
+            if is_trainer and event.value.kind != "model":
+                made.append(event)
         return sorted(made, key=lambda event: event.order)
 
 

@@ -53,13 +53,10 @@ class Methods(Recorder):
         for value in [root(value) for value in given if kind_of(value) == "optimizer"]:
             self._event("step", value, call.arguments, call.node)
         # `scheduler.step(noise, t, latents)` is one of a diffusion model
-        is_other = (name == "step" and base.kind == "scheduler" and len(call.args) > 1) or (
-            name == "backward" and base.kind == "module"
-        )
-        rows = [
-            row for row in MEANINGS if row.method == name and row.kind in ("", base.kind) and not is_other
-        ]
-        for row in rows:
+        is_of_diffusion = name == "step" and base.kind == "scheduler" and len(call.args) > 1
+        is_other = is_of_diffusion or (name == "backward" and base.kind == "module")
+        rows = [row for row in MEANINGS if row.method == name and row.kind in ("", base.kind)]
+        for row in rows if not is_other else ():
             prefix = prefix_of(call.called) if row.event == "load_state" else ""
             self._event(row.event, base, call.arguments, call.node, prefix)
         # `net.load(path)` of a network that is not known

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bootfile.lint import values
-from bootfile.lint.carried import is_result
+from bootfile.lint.carried import conditions_within, is_result
 from bootfile.lint.facts import Facts, of_a_restart
 from bootfile.lint.record import Event
 from bootfile.lint.rules_files import is_checkpoint, varies
@@ -29,47 +29,65 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 def _find_within(facts: Facts) -> Iterator[Finding]:
     """Find a checkpoint between two batches, with which a restart begins an epoch at its first batch."""
-    skips: list[Any] = [
-        *_list_skips(facts),
-        *facts.calls(r"islice$|skip|fast_forward|advance|state_dict_loader"),
-    ]
-    # `if waiting > 0: waiting -= 1; continue`
-    for event in facts.in_training("test"):
-        is_skip = isinstance(getattr(event.node, "body", [None])[-1], ast.Continue)
-        deps = facts.list_deps(event.value) if is_skip else set()
-        is_counted = any(dep.kind in ("counter", "field") or "restored" in dep.flags for dep in deps)
-        skips += [event] if is_counted and not any(dep.kind == "modulo" for dep in deps) else []
+    skips: list[Any] = [*_list_skips(facts)]
+    skips += facts.calls(r"islice$|skip|fast_forward|advance|state_dict_loader")
+    skips += [event for event in facts.in_training("test") if _skips_by_number(facts, event)]
     loaded = {value.kind for value in facts.loaded} & {"loader", "sampler", "dataset"}
     if facts.restores_all or skips or loaded or facts.imports(r"(^| )(torchdata|bootfile)\b"):
         return
     for save in facts.training_saves:
         event = save.event
         steps = [step for step in facts.in_training("step", "backward") if step.loops[:2] == event.loops[:2]]
-        inner = event.loops[1].iterated if len(event.loops) > 1 else None
         # the last batch of an epoch is its end
         is_last = any("len(" in test.text or "last" in test.text for test in event.conditions)
-        read = facts.list_deps(inner) if inner is not None else set()
-        is_data = any(kind_of(value) in ("loader", "dataset") for value in read)
+        is_between = bool(steps) and not is_last and _is_in_data_loop(facts, event)
         # the file that is loaded has one name, and this one has others
-        loads = {dep for load in facts.restart_loads() for dep in facts.list_deps(load.args.get(0, Value()))}
-        is_other = varies(facts, save) and not any(
-            dep.kind in _CHOSEN or "listing" in dep.flags for dep in loads
-        )
-        # that of the best result is not the one of a restart
-        tests = [test.value for test in event.conditions[event.loops[0].depth :]]
-        compared = [dep for test in tests for dep in facts.list_deps(test) if dep.kind == "compared"]
-        ordered = [dep for dep in compared if isinstance(dep.node.ops[0], _ORDERS)]
-        is_best = any(is_result(facts, dep) for dep in ordered)
-        if not steps or not is_data or is_last or is_other or is_best or not is_checkpoint(save):
+        is_other = varies(facts, save) and not _chooses_file(facts)
+        # the file of the best result is not that of a restart
+        if not is_between or is_other or _is_of_best(facts, event) or not is_checkpoint(save):
             continue
         start, added = split(event.loops[0].start or Value())
-        message = "a restart from a checkpoint within an epoch begins an epoch with its first batch"
+        begins = "an epoch with its first batch"
         if start is not None and start.kind == "field" and added == 1:
-            message = (
-                "a restart from a checkpoint within an epoch begins with the next one: the rest is left out"
-            )
+            begins = "with the next one: the rest is left out"
+        message = f"a restart from a checkpoint within an epoch begins {begins}"
         yield at(event, "R303", message, save=event)
         return
+
+
+def _skips_by_number(facts: Facts, event: Event) -> bool:
+    """Return whether a test skips a batch by a counter: `if waiting > 0: waiting -= 1; continue`."""
+    if not isinstance(getattr(event.node, "body", [None])[-1], ast.Continue):
+        return False
+    deps = facts.list_deps(event.value)
+    is_counted = any(dep.kind in ("counter", "field") or "restored" in dep.flags for dep in deps)
+    return is_counted and not any(dep.kind == "modulo" for dep in deps)
+
+
+def _is_in_data_loop(facts: Facts, event: Event) -> bool:
+    """Return whether the second loop around an event reads data."""
+    iterated = event.loops[1].iterated if len(event.loops) > 1 else None
+    read = facts.list_deps(iterated) if iterated is not None else set()
+    return any(kind_of(value) in ("loader", "dataset") for value in read)
+
+
+def _chooses_file(facts: Facts) -> bool:
+    """Return whether a restart loads a file of any name: one of an option, or of a list of files."""
+    for load in facts.restart_loads():
+        deps = facts.list_deps(load.args.get(0, Value()))
+        if any(dep.kind in _CHOSEN or "listing" in dep.flags for dep in deps):
+            return True
+    return False
+
+
+def _is_of_best(facts: Facts, event: Event) -> bool:
+    """Return whether a test in the loop compares a result before an event."""
+    for test in conditions_within(event):
+        for compared in facts.list_deps(test.value):
+            is_ordered = compared.kind == "compared" and isinstance(compared.node.ops[0], _ORDERS)
+            if is_ordered and is_result(facts, compared):
+                return True
+    return False
 
 
 # R305: batches that are skipped in an order that is not the one before the restart
@@ -84,10 +102,8 @@ def _find_skips(facts: Facts) -> Iterator[Finding]:
         options = root(loader).options
         # torch draws a new order at the restart: the skipped batches are other ones
         if is_constant(options.get("shuffle"), True) and "generator" not in options:
-            name = describe(loader)
-            message = (
-                f"batches are skipped in an order that is not the one before the restart: {name} shuffles"
-            )
+            message = "batches are skipped in an order that is not the one before the restart: "
+            message += f"{describe(loader)} shuffles"
             yield at(event, "R305", message, value=loader)
 
 
@@ -100,8 +116,9 @@ def _list_skips(facts: Facts) -> Iterator[tuple[Event, Value]]:
         is_of_loop = inner.value is not None and inner.value in list_deps(event.value)
         if is_skip and is_of_loop and inner.iterated is not None and values.is_restored(event.value):
             read = [inner.iterated, *list_deps(inner.iterated)]
-            loaders = [value for value in read if kind_of(value) == "loader"]
-            yield from ((event, loader) for loader in loaders[:1])
+            loader = next((value for value in read if kind_of(value) == "loader"), None)
+            if loader is not None:
+                yield event, loader
     # `for batch in islice(loader, start, None)`, accelerate's skip_first_batches(loader, start)
     for event in facts.calls(r"itertools\.islice$|skip_first_batches$"):
         loader, start = event.args.get(0, Value()), event.args.get(1, Value())

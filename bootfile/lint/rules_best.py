@@ -37,23 +37,23 @@ def _find_best(facts: Facts, carried: list[Carried]) -> Iterator[Finding]:
     # a copy of the last checkpoint is a file of the best one, too
     writes = [save.event for save in facts.training_saves]
     writes += [event for event in facts.calls(_COPIES) if facts.is_in_training(event)]
-    for one in carried:
-        results = [event for event in one.sets if _keeps_best(facts, event, one.start)]
-        event = results[0] if results else None
-        name = one.name if event is None or one.start.kind == "list" else event.text
-        if event is None or _is_of_first_stage(facts, event) or not _decides(facts, one.start, writes):
+    for number in carried:
+        start = number.start
+        event = next((event for event in number.sets if _keeps_best(facts, event, start)), None)
+        if event is None or _is_of_first_stage(facts, event) or not _decides(facts, start, writes):
             continue
-        if is_restored(facts, one, is_best=True):
+        if is_restored(facts, number, is_best=True):
             continue
-        holders = [
-            save for save in facts.saves if any(last_part(name) in entry.key for entry in save.entries)
-        ]
+        name, first = event.text, start.key
+        if start.kind == "list":
+            name, first = number.name, "no results"
+        key = last_part(name)
+        holders = [save.event for save in facts.saves if any(key in entry.key for entry in save.entries)]
         where = "and not in the checkpoint"
         if holders:
-            where = f"although the checkpoint of {name_line(holders[-1].event, event)} has it"
-        start = "no results" if one.start.kind == "list" else one.start.key
-        message = f"{name} begins with {start} at each start, {where}"
-        yield at(event, "R108", message, value=one.start, save=[save.event for save in holders])
+            where = f"although the checkpoint of {name_line(holders[-1], event)} has it"
+        message = f"{name} begins with {first} at each start, {where}"
+        yield at(event, "R108", message, value=start, save=holders)
 
 
 def _find_early(facts: Facts) -> Iterator[Finding]:

@@ -33,16 +33,15 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 
 def _find_refused(facts: Facts) -> Iterator[Finding]:
-    # weights_only=False reads all objects; a file that the script opens may be one of pickle
-    loads = [event for event in facts.restart_loads() if event.text == "torch.load"]
-    loads = [event for event in loads if not event.args.keys() & {"weights_only", "pickle_module"}]
-    loads = [event for event in loads if all(value.kind != "open" for value in event.args.values())]
+    loads = [load for load in facts.restart_loads() if _may_refuse(load)]
     # the script allows the classes by itself
     if not loads or facts.calls(r"add_safe_globals|safe_globals"):
         return
     # hint: with the release that a list of requirements asks for, all objects are read
     is_old = asks_for_less(facts, "torch", "2.6")
-    for save in [save for save in facts.saves if save.event.text == "torch.save"]:
+    for save in facts.saves:
+        if save.event.text != "torch.save":
+            continue
         if not is_checkpoint(save) and not _is_file_of(save, loads[0]):
             continue
         for entry in save.entries:
@@ -57,6 +56,14 @@ def _find_refused(facts: Facts) -> Iterator[Finding]:
                 return
 
 
+def _may_refuse(load: Event) -> bool:
+    """Return whether a load is one of torch.load() with its default, which reads tensors and numbers only."""
+    if load.text != "torch.load" or load.args.keys() & {"weights_only", "pickle_module"}:
+        return False
+    # a file that the script opens may be one of pickle
+    return all(value.kind != "open" for value in load.args.values())
+
+
 def _is_file_of(save: Save, load: Event) -> bool:
     """Return whether a load may read the file of a save: not "optimizer.pt" instead of "arguments.bin"."""
     written = _list_names(path_of(save.event), path_node(save.event))
@@ -66,11 +73,10 @@ def _is_file_of(save: Save, load: Event) -> bool:
 
 def _list_names(path: Value, node: ast.AST | None) -> set[str]:
     """Return the constant names of files in a path."""
-    nodes = [node, *[dep.node for dep in list_deps(path)]]
-    parts = [part for one in nodes if isinstance(one, ast.AST) for part in ast.walk(one)]
-    texts = [part.value for part in parts if isinstance(part, ast.Constant)]
-    if path.kind == "const":
-        texts.append(path.key)
+    texts = [path.key] if path.kind == "const" else []
+    for expression in [node, *[dep.node for dep in list_deps(path)]]:
+        if isinstance(expression, ast.AST):
+            texts += [part.value for part in ast.walk(expression) if isinstance(part, ast.Constant)]
     return {text for text in texts if isinstance(text, str) and re.search(r"\w\.\w+$", text)}
 
 
@@ -105,10 +111,12 @@ def _is_written(facts: Facts, save: Save, entry: Entry) -> bool:
     # `torch.save(model, path)`, `torch.save([model, optimizer], path)`
     if not entry.name or entry.name.isdigit():
         return True
-    dicts = facts.nodes(save.event.path, ast.Dict)
-    pairs = [pair for part in dicts for pair in zip(part.keys, part.values, strict=True)]
-    named = [key for key, value in pairs if isinstance(value, ast.Name | ast.Attribute)]
-    return any(isinstance(key, ast.Constant) and key.value == entry.name for key in named)
+    for node in facts.nodes(save.event.path, ast.Dict):
+        for key, value in zip(node.keys, node.values, strict=True):
+            is_key = isinstance(key, ast.Constant) and key.value == entry.name
+            if is_key and isinstance(value, ast.Name | ast.Attribute):
+                return True
+    return False
 
 
 # R601: a state of a wrapped model that is loaded into the bare one, or the other way round
@@ -116,13 +124,14 @@ def _is_written(facts: Facts, save: Save, entry: Entry) -> bool:
 
 def _find_prefixes(facts: Facts) -> Iterator[Finding]:
     loads = facts.select("load_state")
-    for event in [event for event in loads if event.order <= facts.first_step]:
+    for event in loads:
         model, given = root(event.value), given_state(event)
         is_only = all(root(other.value) is not model or other is event for other in loads)
         # only a state that comes from a file, and as it was saved
         uses = [use for use in facts.select("set_item", "method") if root(use.value) is root(given)]
         is_changed = any(use.text not in ("get", "keys", "items", "values") for use in uses)
-        if given.kind not in ("field", "checkpoint") or not is_only or is_changed:
+        is_saved = given.kind in ("field", "checkpoint") and not is_changed
+        if event.order > facts.first_step or not is_saved or not is_only:
             continue
         saves = _list_prefixes(facts, model, given)
         # one of several branches saves the names that are loaded
@@ -141,11 +150,12 @@ def _find_prefixes(facts: Facts) -> Iterator[Finding]:
 def _list_prefixes(facts: Facts, model: Value, given: Value) -> list[tuple[Event, str]]:
     """Return the saves of the state of a model that is loaded, and what the names in it begin with."""
     saves = []
+    name = str(given.key) if given.kind == "field" else ""
     for save in facts.training_saves:
-        for entry in [entry for entry in save.entries if entry.owner is model]:
+        for entry in save.entries:
             flags = root(entry.value).flags
-            is_it = entry.name == (str(given.key) if given.kind == "field" else "")
-            if is_it and "either" not in flags:
+            is_given = entry.owner is model and entry.name == name
+            if is_given and "either" not in flags:
                 prefixes = sorted(flag for flag in flags if flag.startswith("prefix:"))
                 saves.append((save.event, "".join(prefixes)))
     return saves
@@ -159,10 +169,9 @@ def _find_logs(facts: Facts) -> Iterator[Finding]:
     written = {dep for event in writes for dep in facts.list_deps(event.value)}
     opened = facts.calls(r"(^|\.)(open|FileHandler|basicConfig)$")
     # the loop opens it again: `open("log.csv", "a")`
-    again = {
-        unparse(event.node.args[0]) for event in opened if facts.is_in_training(event) and event.node.args
-    }
-    for event in [event for event in opened if not facts.is_in_training(event)]:
+    inside = [event for event in opened if facts.is_in_training(event)]
+    opened_again = {unparse(event.node.args[0]) for event in inside if event.node.args}
+    for event in opened:
         is_path = event.name == "method"
         mode = event.args.get(0 if is_path else 1) or event.args.get("mode") or event.args.get("filemode")
         is_emptied = mode is not None and mode.kind == "const" and str(mode.key).startswith("w")
@@ -170,10 +179,10 @@ def _find_logs(facts: Facts) -> Iterator[Finding]:
         # a folder of each start, whose name has the time
         names = " ".join(f"{dep.key} {dep.label}" for dep in facts.list_deps(path))
         is_new = bool(_TELLS_TIME.search(names) or _IS_NEW.search(event.describe_conditions()))
-        is_log = not event.text.endswith("open") or bool(
-            {unparse(part) for part in event.node.args[:1]} & again
-        )
-        is_log = is_log or any(dep.node is event.node for dep in written if dep.key == "open")
+        is_logger = not event.text.endswith("open")
+        is_again = any(unparse(argument) in opened_again for argument in event.node.args[:1])
+        is_written = any(dep.node is event.node for dep in written if dep.key == "open")
+        is_log = (is_logger or is_again or is_written) and not facts.is_in_training(event)
         if is_emptied and is_log and not is_new:
             yield at(event, "R507", f"each start empties {unparse(event.node)}, to which the loop writes")
             return

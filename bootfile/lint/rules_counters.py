@@ -64,22 +64,23 @@ def _find_counters(facts: Facts, carried: list[Carried]) -> Iterator[Finding]:
     writes = [event for event in facts.calls(_FILES) if event.order > facts.first_step]
     uses += [Use("figures", event, value) for event in writes for value in event.args.values()]
     is_told = False
-    for one in carried:
-        used = [use for use in uses if one.start in facts.list_deps(use.given) and _matters(facts, one, use)]
-        used = [use for use in used if not _has_offset(facts, use, one)]
+    for number in carried:
+        of_number = [use for use in uses if number.start in facts.list_deps(use.given)]
+        needed = [use for use in of_number if _matters(facts, number, use)]
+        used = [use for use in needed if not _has_offset(facts, use, number)]
         if not used:
             continue
         first = min(used, key=lambda use: list(_WORDS).index(use.kind))
         is_figure = first.kind == "figures"
-        if _may_come_back(facts, one, first) or (is_figure and (is_told or _has_values(facts, one))):
+        if _may_come_back(facts, number, first) or (is_figure and (is_told or _has_values(facts, number))):
             continue
         is_told = is_told or is_figure
         where = "begins again at each start and is not in the checkpoint"
-        message = f"{one.name} {where}, but {_WORDS[first.kind]} on it"
+        message = f"{number.name} {where}, but {_WORDS[first.kind]} on it"
         # a schedule may have another way to find its place
-        is_hint = first.kind in ("log", "figures") or (first.kind == "rate" and one.is_counter)
-        counter = next((event.value for event in one.sets if event.value.kind == "counter"), one.start)
-        yield at(one.sets[0], "R107", message, is_hint, value=counter, use=first.event)
+        is_hint = first.kind in ("log", "figures") or (first.kind == "rate" and number.is_counter)
+        counter = next((event.value for event in number.sets if event.value.kind == "counter"), number.start)
+        yield at(number.sets[0], "R107", message, is_hint, value=counter, use=first.event)
 
 
 def _list_uses(event: Event) -> Iterator[Use]:
@@ -105,51 +106,51 @@ def _list_ends(event: Event) -> Iterator[Use]:
         yield Use("end", event, event.value)
 
 
-def _matters(facts: Facts, one: Carried, use: Use) -> bool:
+def _matters(facts: Facts, number: Carried, use: Use) -> bool:
     """Return whether the training depends on a number by a use of this kind."""
-    sets = [event for event in one.sets if find_counted(event.node) is None]
+    sets = [event for event in number.sets if find_counted(event.node) is None]
     sets = [event for event in sets if not values.is_restored(event.args[0]) or event.args[0].kind == "loop"]
     # early stopping sets its number back, or to the epoch of the best result, at some times only
     is_set_back = bool(sets) and all(conditions_within(event) for event in sets)
-    is_number = one.is_counter or any(event.args[0].kind in values.NUMBERS for event in sets)
-    if use.kind in ("stop", "end") and not is_compared(facts, one.start, use.given, one.is_counter):
+    is_number = number.is_counter or any(event.args[0].kind in values.NUMBERS for event in sets)
+    if use.kind in ("stop", "end") and not is_compared(facts, number.start, use.given, number.is_counter):
         return False
     if use.kind == "stop":
         return is_set_back and is_number
     if use.kind == "end":
         # the epochs of one start, in addition to the number of all
-        loops = {loop for event in one.sets for loop in event.loops if find_counted(event.node) is not None}
+        loops = {loop for event in number.counts for loop in event.loops}
         is_beside = any(values.is_restored(loop.start) for loop in loops if loop.start and len(loops) == 1)
-        return one.is_counter and not sets and not is_beside
-    if one.start.kind == "list":
+        return number.is_counter and not sets and not is_beside
+    if number.start.kind == "list":
         return use.kind == "figures"
-    return use.kind in ("rate", "order") or (one.is_counter and not sets)
+    return use.kind in ("rate", "order") or (number.is_counter and not sets)
 
 
-def _has_values(facts: Facts, one: Carried) -> bool:
+def _has_values(facts: Facts, number: Carried) -> bool:
     """Return whether another branch gives the name of a list values, such as those of a file."""
-    sets = [event for event in facts.select(*SETS) if event.text.rpartition(".")[2] == one.name]
-    return any(event.args[0] is not one.start for event in sets)
+    sets = [event for event in facts.select(*SETS) if event.text.rpartition(".")[2] == number.name]
+    return any(event.args[0] is not number.start for event in sets)
 
 
-def _has_offset(facts: Facts, use: Use, one: Carried) -> bool:
+def _has_offset(facts: Facts, use: Use, number: Carried) -> bool:
     """Return whether a use adds the number before the restart to a counter."""
     others = [dep for dep in facts.list_deps(use.given) if dep.kind not in (*_OBJECTS, "counter")]
-    return any(OFFSET.search(dep.label) for dep in others if dep is not one.start)
+    return any(OFFSET.search(dep.label) for dep in others if dep is not number.start)
 
 
-def _may_come_back(facts: Facts, one: Carried, use: Use) -> bool:
+def _may_come_back(facts: Facts, number: Carried, use: Use) -> bool:
     """Return whether a checkpoint has a number, or a loop brings it to its value again."""
     # a number that is read for the training loop is not that of a sampler of its own
-    starts = [
-        dep for loop in facts.loops for dep in facts.list_deps(loop.start or Value()) if dep.kind == "field"
-    ]
-    others = {str(dep.key) for dep in starts if dep.key is not None} if use.kind == "order" else set()
-    if is_restored(facts, one, others=others):
+    others: set[str] = set()
+    for loop in facts.loops if use.kind == "order" else ():
+        starts = [dep for dep in facts.list_deps(loop.start or Value()) if dep.kind == "field"]
+        others.update(str(dep.key) for dep in starts if dep.key is not None)
+    if is_restored(facts, number, others=others):
         return True
     # `while step >= milestones[index]: index += 1` catches up
     loops = [event for event in facts.in_training("test") if isinstance(event.node, ast.While)]
     inner = [event.node for event in loops if event.loops[0].node is not event.node]
-    lines = [event.line for event in one.sets if find_counted(event.node) is not None]
+    lines = [event.line for event in number.counts]
     is_caught_up = any(node.lineno <= line <= (node.end_lineno or 0) for node in inner for line in lines)
     return is_caught_up and use.kind == "rate"

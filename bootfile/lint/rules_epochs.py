@@ -39,17 +39,24 @@ def _find_wrong_epoch(facts: Facts) -> Iterator[Finding]:
         if start is None or not is_field or loop.value is None or _has_several_starts(facts, loop):
             continue
         for save in facts.saves:
+            if not save.event.loops or save.event.loops[0] is not loop:
+                continue
             # the saved number is that of the loop plus an offset; a restart begins `added` after it
-            pairs = [(entry.name, *split(entry.value)) for entry in save.entries]
-            offsets = [
-                offset for name, number, offset in pairs if number is loop.value and name == str(start.key)
-            ]
-            is_inside = bool(save.event.loops) and save.event.loops[0] is loop
-            told = [_judge(facts, loop, save, offset + added) for offset in offsets if is_inside]
-            message = next((text for text in told if text), "")
-            if message:
-                yield at(loop, "R301", message, value=start, save=save.event, added=added)
-                return
+            for offset in _list_offsets(save, str(start.key), loop.value):
+                message = _judge(facts, loop, save, offset + added)
+                if message:
+                    yield at(loop, "R301", message, value=start, save=save.event, added=added)
+                    return
+
+
+def _list_offsets(save: Save, key: str, number: Value) -> list[int]:
+    """Return what a checkpoint adds to a number that it has under a key; [] if it does not have it."""
+    offsets = []
+    for entry in save.entries:
+        saved, offset = split(entry.value)
+        if saved is number and entry.name == key:
+            offsets.append(offset)
+    return offsets
 
 
 def _has_several_starts(facts: Facts, loop: Loop) -> bool:
@@ -103,21 +110,15 @@ def _find_wrong_step(facts: Facts) -> Iterator[Finding]:
         if start is None or start.kind != "field" or len({one.line for one in counts}) != 1:
             continue
         count = counts[-1]
-        steps = [one for one in facts.in_training("step") if one.loops == count.loops]
-        steps = [
-            one for one in steps if kind_of(one.value) == "optimizer" and one.conditions == count.conditions
-        ]
+        beside = [step for step in facts.in_training("step") if step.loops == count.loops]
+        same = [step for step in beside if step.conditions == count.conditions]
+        steps = [step for step in same if kind_of(step.value) == "optimizer"]
         for save in facts.training_saves if steps else ():
-            pairs = [(entry.name, *split(entry.value)) for entry in save.entries]
-            offsets = [
-                offset for name, number, offset in pairs if number is counter and name == str(start.key)
-            ]
+            offsets = _list_offsets(save, str(start.key), counter)
             is_early = steps[-1].order < save.event.order < count.order and save.event.loops == count.loops
             if offsets and is_early and offsets[0] + added == 0:
-                where = name_line(save.event, count)
-                message = (
-                    f"{counter.label} is counted after {where} has saved it: a restart does this step again"
-                )
+                message = f"{counter.label} is counted after {name_line(save.event, count)} has saved it"
+                message += ": a restart does this step again"
                 yield at(count, "R301", message, value=start, save=save.event)
                 return
 
@@ -132,14 +133,11 @@ def _find_first_epoch(facts: Facts) -> Iterator[Finding]:
     for loop in facts.loops:
         saves = [save for save in facts.training_saves if save.event.loops[0] is loop]
         # of several loops, that of the objects that are loaded
-        stepped = {
-            root(event.value) for event in facts.select("step") if event.loops and event.loops[0] is loop
-        }
+        steps = [step for step in facts.select("step") if step.loops and step.loops[0] is loop]
+        stepped = {root(step.value) for step in steps}
         is_of_load = len(facts.loops) == 1 or bool(stepped & facts.loaded.keys())
         # `for epoch in range(...)` from a constant: a loop that begins with a variable may be restored
-        is_first = (
-            loop.start is not None and _counts_from_constant(loop) and not _finds_its_place(facts, loop)
-        )
+        is_first = _counts_from_constant(loop) and not _finds_its_place(facts, loop)
         if not saves or not is_of_load or not is_first or loop.start is None:
             continue
         last = max(loads, key=lambda event: event.order)
@@ -188,12 +186,13 @@ def _finds_its_place(facts: Facts, loop: Loop) -> bool:
 def _adds_offset(loop: Loop) -> bool:
     """Return whether the loop adds a variable to its number, as `step = number + first_step`."""
     number = unparse(getattr(loop.node, "target", loop.node))
-    sums = [
-        part for part in ast.walk(loop.node) if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Add)
-    ]
-    pairs = [pair for part in sums for pair in ((part.left, part.right), (part.right, part.left))]
-    variables = ast.Name | ast.Attribute | ast.Subscript
-    return any(unparse(one) == number and isinstance(other, variables) for one, other in pairs)
+    for node in ast.walk(loop.node):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            for term, other in ((node.left, node.right), (node.right, node.left)):
+                is_variable = isinstance(other, ast.Name | ast.Attribute | ast.Subscript)
+                if is_variable and unparse(term) == number:
+                    return True
+    return False
 
 
 # R310: an end that moves with the beginning

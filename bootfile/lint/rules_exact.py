@@ -10,7 +10,7 @@ from bootfile.lint.record import Event
 from bootfile.lint.rules_state import KINDS, describe_missing
 from bootfile.lint.sources import unparse
 from bootfile.lint.table import Finding
-from bootfile.lint.values import Value, kind_of, list_deps, root
+from bootfile.lint.values import Loop, Value, kind_of, list_deps, root
 
 _FIX = "give it to Exact by a keyword, or to run.add() before run.resume(): both save and restore it"
 # a schedule that reads the step from an object, as `lambda _: rate(loader.step)`
@@ -20,9 +20,10 @@ _OF_STEP = re.compile(r"\.(\w+_)?(step|epoch)s?\b")
 def check(facts: Facts) -> Iterator[Finding]:
     """Yield the objects that a loop with Exact changes, and that Exact does not get."""
     runs = [event for event in facts.select("method") if event.value.key == "Exact"]
-    saves = {
-        event.loops[0]: event for event in runs[::-1] if event.text == "save" and facts.is_in_training(event)
-    }
+    saves: dict[Loop, Event] = {}
+    for event in runs:
+        if event.text == "save" and facts.is_in_training(event):
+            saves.setdefault(event.loops[0], event)
     given = _list_given(runs)
     # without resume() nothing continues; a function that is not known may save the rest
     is_restart = bool(saves) and any(event.text == "resume" for event in runs) and not facts.saves_all
@@ -45,10 +46,13 @@ def _list_given(runs: list[Event]) -> list[Value] | None:
     """Return all objects that Exact gets; None if some are not known, as those of `**objects`."""
     made = {root(event.value) for event in runs}
     added = [event for event in runs if event.text == "add"]
-    calls = [*[run.node for run in made], *[event.node for event in added]]
-    is_open = any(keyword.arg is None for call in calls for keyword in call.keywords)
-    options = [*[run.options for run in made], *[event.args for event in added]]
-    return None if is_open else [value for given in options for value in given.values()]
+    calls = [(run.node, run.options) for run in made] + [(event.node, event.args) for event in added]
+    given: list[Value] = []
+    for call, arguments in calls:
+        if any(keyword.arg is None for keyword in call.keywords):
+            return None
+        given += arguments.values()
+    return given
 
 
 def _is_given(facts: Facts, value: Value, given: list[Value]) -> bool:

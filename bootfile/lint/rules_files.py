@@ -49,6 +49,7 @@ def path_of(event: Event) -> Value:
 
 
 def path_node(event: Event) -> Any:
+    """Return the syntax of the path of a save; None if it has none."""
     arguments = getattr(event.node, "args", [])
     place = 0 if event.name == "method" and arguments else 1
     named = [keyword.value for keyword in getattr(event.node, "keywords", []) if keyword.arg == "f"]
@@ -65,18 +66,24 @@ def _path_nodes(event: Event) -> list[ast.AST]:
 
 
 def _find_in_place(facts: Facts) -> Iterator[Finding]:
-    saves = [save for save in facts.training_saves if not _is_single(save) and not _is_renamed(facts, save)]
-    saves = [save for save in saves if "os.name" not in save.event.describe_conditions()]
-    fixed = [save for save in saves if not varies(facts, save)]
-    others = [save for save in saves if save not in fixed]
+    fixed, others = [], []
+    for save in facts.training_saves:
+        is_safe = _is_single(save) or _is_renamed(facts, save)
+        if is_safe or "os.name" in save.event.describe_conditions():
+            continue
+        if varies(facts, save):
+            others.append(save)
+        else:
+            fixed.append(save)
     numbered = [save for save in others if is_checkpoint(save)]
     loads = [load for load in facts.restart_loads() if _takes_newest(facts, load)]
     # `copyfile(f"{epoch}.pt", "best.pt")`
     paths = [path_of(save.event) for save in numbered]
-    copies = [event for event in facts.calls(r"(^|\.)copy(file|2)?$") if facts.is_in_training(event)]
-    copies = [
-        event for event in copies if event.args.get(0) in paths and not _moves(facts, event.args.get(1))
-    ]
+    copies = []
+    for event in facts.calls(r"(^|\.)copy(file|2)?$"):
+        is_of_numbered = facts.is_in_training(event) and event.args.get(0) in paths
+        if is_of_numbered and not _moves(facts, event.args.get(1)):
+            copies.append(event)
     if fixed:
         event = max(fixed, key=lambda save: (is_checkpoint(save), len(save.entries))).event
         name = unparse(path_node(event)) or "the same file each time"
@@ -138,18 +145,14 @@ def varies(facts: Facts, save: Save) -> bool:
     is_known = save.event.text in _WRITES or save.event.value.key in ("Accelerator", "Fabric")
     if path.kind == "none" or not is_known:
         return True
-    deps = facts.list_deps(path)
-    is_unknown = (
-        path.kind not in ("const", "text", "unknown", "path", "option", "checkpoint") and not path.deps
-    )
-    return (
-        is_unknown
-        or any(_changes(facts, dep) for dep in deps)
-        or any(map(_names_step, _path_nodes(save.event)))
-    )
+    is_followed = path.kind in ("const", "text", "unknown", "path", "option", "checkpoint")
+    if not is_followed and not path.deps:
+        return True
+    return _moves(facts, path) or any(map(_names_step, _path_nodes(save.event)))
 
 
 def _moves(facts: Facts, path: Value | None) -> bool:
+    """Return whether a path is another one in each pass of the loop; it may be if it is not known."""
     return path is None or any(_changes(facts, dep) for dep in facts.list_deps(path))
 
 
@@ -159,9 +162,9 @@ def _changes(facts: Facts, value: Value) -> bool:
     if value.kind in ("loop", "shifted", "counter"):
         return value.kind != "loop" or is_here
     # a function that is not known may return another name each time; join() does not
-    is_opaque = "from_call" in value.flags and value.node is None
-    is_opaque = is_opaque and not value.flags & {"fixed", "joined"} and not _JOINS.search(str(value.key))
-    return is_here and ("element" in value.flags or is_opaque)
+    is_call = "from_call" in value.flags and value.node is None
+    is_plain = bool(value.flags & {"fixed", "joined"}) or _JOINS.search(str(value.key)) is not None
+    return is_here and ("element" in value.flags or (is_call and not is_plain))
 
 
 def _names_step(node: ast.AST) -> bool:
@@ -187,10 +190,8 @@ def _is_single(save: Save) -> bool:
 
 
 def _find_newest(facts: Facts) -> Iterator[Finding]:
-    writes = [
-        *[save.event for save in facts.saves],
-        *facts.calls(r"^os\.re(name|place)s?$|^(rename|replace)$"),
-    ]
+    writes = [save.event for save in facts.saves]
+    writes += facts.calls(r"^os\.re(name|place)s?$|^(rename|replace)$")
     deps = [dep for event in writes for value in event.args.values() for dep in list_deps(value)]
     nodes = [event.node for event in writes] + [dep.node for dep in deps if isinstance(dep.node, ast.AST)]
     names = " ".join(map(unparse, nodes))
@@ -236,8 +237,7 @@ def _find_all_ranks(facts: Facts) -> Iterator[Finding]:
 
 def _is_of_one_process(save: Save) -> bool:
     """Return whether a checkpoint has a model of DataParallel, with which one process has all GPUs."""
-    flags: set[str] = set()
-    flags = flags.union(*[owner.flags for owner in save.owners()])
+    flags: set[str] = set().union(*[owner.flags for owner in save.owners()])
     return "DataParallel" in flags and not flags & {"DistributedDataParallel", "DDP"}
 
 

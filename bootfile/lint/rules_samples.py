@@ -140,6 +140,7 @@ def _list_listings(source: Source) -> Iterator[Listing]:
 
 
 def _is_dataset(node: ast.ClassDef) -> bool:
+    """Return whether a class is a data set, by its methods and bases."""
     names = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
     is_sized = "__len__" in names or any("Dataset" in unparse(base) for base in node.bases)
     return "__getitem__" in names and is_sized
@@ -165,12 +166,12 @@ def _mentions(source: Source, cls: ast.ClassDef) -> bool:
 
 
 def _is_sample(listing: Listing) -> bool:
-    """A method of one sample, or of a count."""
+    """Return whether the method is that of one sample, or of their number."""
     return listing.function.name in ("__getitem__", "__len__")
 
 
 def _is_sorted(listing: Listing) -> bool:
-    """The class sorts what is listed, or it is not known what it sorts."""
+    """Return whether the class sorts what is listed, or something that is not known."""
     calls = [part for part in ast.walk(listing.cls) if isinstance(part, ast.Call)]
     sorts = [unparse(call) for call in calls if _SORTS.search(unparse(call.func).rpartition(".")[2])]
     assigns = [part for part in listing.above if isinstance(part, ast.Assign)]
@@ -180,7 +181,7 @@ def _is_sorted(listing: Listing) -> bool:
 
 
 def _loses_order(listing: Listing) -> bool:
-    """What is listed is counted or tested, or becomes a set or a dict."""
+    """Return whether what is listed is counted or tested, or becomes a set or a dict."""
     for part in listing.above:
         name = unparse(part.func).rpartition(".")[2] if isinstance(part, ast.Call) else ""
         if name in _WITHOUT_ORDER or isinstance(part, ast.Compare | ast.SetComp | ast.DictComp | ast.If):
@@ -191,7 +192,8 @@ def _loses_order(listing: Listing) -> bool:
 
 
 def _becomes_keys(listing: Listing) -> bool:
-    """`files = os.listdir(folder)`, `{name: ... for name in files}`: the script sets the order elsewhere."""
+    """Return whether the names become keys, in an order that the script sets elsewhere:
+    `files = os.listdir(folder)`, `{name: ... for name in files}`."""
     assigns = [part for part in listing.above if isinstance(part, ast.Assign)]
     dicts = [part for part in ast.walk(listing.function) if isinstance(part, ast.DictComp)]
     read = [unparse(part.generators[0].iter) for part in dicts]
@@ -199,13 +201,13 @@ def _becomes_keys(listing: Listing) -> bool:
 
 
 def _is_drawn(listing: Listing) -> bool:
-    """The data set draws its samples, and does not read their number."""
+    """Return whether the data set draws its samples, and does not read their number."""
     methods = [part for part in listing.cls.body if getattr(part, "name", "") == "__getitem__"]
     return ignores_index(methods[0])
 
 
 def _is_not_called(listing: Listing) -> bool:
-    """A static method that the class does not call; others may call one that is not static."""
+    """Return whether the method is static and its class does not call it; others may call one that is not."""
     function = listing.function
     is_static = any(unparse(part) == "staticmethod" for part in function.decorator_list)
     read = [part.attr for part in ast.walk(listing.cls) if isinstance(part, ast.Attribute)]
@@ -213,7 +215,7 @@ def _is_not_called(listing: Listing) -> bool:
 
 
 def _is_only_counted(listing: Listing) -> bool:
-    """`self.files = os.listdir(folder)`, and then only `len(self.files)`."""
+    """Return whether the names are only counted: `self.files = os.listdir(folder)`, `len(self.files)`."""
     statement = listing.above[0]
     is_kept = isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Attribute | ast.Name)
     target = unparse(statement.targets[0]) if is_kept else ""
@@ -226,26 +228,23 @@ def _is_only_counted(listing: Listing) -> bool:
 
 
 def _leaves_nothing(listing: Listing) -> bool:
-    """The method gives nothing to its class or its caller: it writes files that others read."""
+    """Return whether the method gives nothing to its class or caller: it writes files that others read."""
     given = tuple(f"{name.arg}{mark}" for name in listing.function.args.args for mark in ".[")
     for part in ast.walk(listing.function):
         # `self.files = names`, `self.files.append(name)`, `self.add(name)`, `names.append(name)`
         is_change = isinstance(part, ast.Call) or isinstance(getattr(part, "ctx", None), ast.Store)
-        is_result = isinstance(part, ast.Yield | ast.YieldFrom) or bool(
-            isinstance(part, ast.Return) and part.value
-        )
+        is_return = isinstance(part, ast.Return) and part.value is not None
+        is_result = is_return or isinstance(part, ast.Yield | ast.YieldFrom)
         if is_result or (is_change and unparse(part).startswith(given)):
             return False
     return True
 
 
 def _is_for_evaluation(listing: Listing) -> bool:
-    """Under `if split == "test"`."""
-    tests = [
-        part for part in listing.above if isinstance(part, ast.If) and _OF_SPLIT.search(unparse(part.test))
-    ]
-    inside = [inner for test in tests for part in test.body for inner in ast.walk(part)]
-    return listing.node in inside
+    """Return whether a listing is under `if split == "test"`."""
+    branches = [part for part in listing.above if isinstance(part, ast.If)]
+    body = [part for branch in branches if _OF_SPLIT.search(unparse(branch.test)) for part in branch.body]
+    return any(listing.node in ast.walk(part) for part in body)
 
 
 SPARED: tuple[Callable[[Listing], bool], ...] = (

@@ -110,11 +110,11 @@ def _follows_epoch(facts: Facts, scheduler: Value) -> bool:
     """Return whether a scheduler is told the epoch, or steps up to it again."""
     made = [event.value for event in facts.select("create") if event.value.kind == "scheduler"]
     # also if another branch of the script makes it
-    of_name = [one for one in made if one.label and one.label == scheduler.label]
-    places = [one.options[key] for one in (scheduler, *of_name) for key in one.options.keys() & _PLACE]
+    same = [other.options for other in made if other.label and other.label == scheduler.label]
+    places = [options[key] for options in (scheduler.options, *same) for key in options.keys() & _PLACE]
     # `last_epoch=-1` is a new schedule
-    places = [place for place in places if not is_constant(place, -1)]
-    is_placed = any(not _counts_epochs(facts, scheduler, place) for place in places)
+    told = [place for place in places if not is_constant(place, -1)]
+    is_placed = not all(_counts_epochs(facts, scheduler, place) for place in told)
     # LambdaLR with a function of the restored epoch
     others = [given for number, given in scheduler.options.items() if number not in (0, *_PLACE)]
     if is_placed or any(map(reads_restored, others)):
@@ -214,10 +214,11 @@ def _comes_back(facts: Facts, value: Value) -> bool:
     of_name = [event for other, event in facts.loaded.items() if (other.kind, other.label) == name]
     is_placed = value.kind == "scheduler" and _follows_epoch(facts, value)
     # it is made again after the object of its name was loaded, or loaded from an entry that no file has
-    is_lost = bool(of_name) and made > max(event.order for event in of_name)
-    is_lost = is_lost or (value in facts.loaded and _is_misread(facts, value, names))
-    if is_placed or value in facts.escaped or is_lost:
-        return is_placed or value in facts.escaped
+    is_made_later = bool(of_name) and made > max(event.order for event in of_name)
+    if is_placed or value in facts.escaped:
+        return True
+    if is_made_later or (value in facts.loaded and _is_misread(facts, value, names)):
+        return False
     return bool(of_name) or value in facts.loaded or any(map(facts.is_read, names))
 
 
@@ -253,11 +254,9 @@ def _is_lost(facts: Facts, save: Save, module: Value) -> bool:
     """Return whether a checkpoint has other modules, but neither this one nor one that it is made of."""
     is_known = module.kind in ("model", "criterion") and "by_name" not in module.flags and module.of is None
     inner = [part for part in module.options.values() if kind_of(part) == "model"]
-    if (
-        not is_known
-        or facts.is_own_state(module)
-        or any(facts.is_saved(one, "model") for one in (module, *inner))
-    ):
+    if not is_known or facts.is_own_state(module):
+        return False
+    if any(facts.is_saved(part, "model") for part in (module, *inner)):
         return False
     # an attribute of another module is in the state of that one
     sets = [event for event in facts.select("set_attribute") if root(event.args[0]) is module]

@@ -235,13 +235,8 @@ def find_counted(node: Any) -> Any:
         return None
     target = node.targets[0]
     is_sum = isinstance(node.value.op, ast.Add) and isinstance(node.value.right, ast.Constant)
-    if (
-        is_sum
-        and isinstance(target, ast.Name | ast.Attribute)
-        and unparse(target) == unparse(node.value.left)
-    ):
-        return target
-    return None
+    is_name = is_sum and isinstance(target, ast.Name | ast.Attribute)
+    return target if is_name and unparse(target) == unparse(node.value.left) else None
 
 
 def walk_loop(node: Any) -> list[ast.AST]:
