@@ -68,7 +68,7 @@ NOT_FOR_A_GPU = {  # beginnings of names -> reason
     "resume.py::test_a_checkpoint_of_a_version": _BITS,
     "resume.py::test_a_batch_may_be_counted_by_process": "expects the threads of a CPU in the log",
     "resume.py::test_an_output_that_fills_up": "mounts a disk",
-    "replicas.py::test_what_is_right_has_no_warning": _WARNING,
+    "train_own.py::test_what_is_right_has_no_warning": _WARNING,
     "finetune.py::test_a_frozen_backbone": _BITS,
 }
 _RESULT = re.compile(r"^\[gw\d+\] \[ *\d+%\] (PASSED|FAILED|ERROR|SKIPPED) (tests/.*?) *$", re.MULTILINE)
