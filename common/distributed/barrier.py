@@ -129,7 +129,7 @@ def gather(
             _look_for_lost(store, doing, beats, world_size, silence)
         if heartbeat.seconds > limit:
             missing = [other for other in range(world_size) if not store.add(f"here/{other}", 0)]
-            text = f"{absent} of {world_size} processes did not arrive {doing}".rstrip()
+            text = f"{len(missing)} of {world_size} processes did not arrive {doing}".rstrip()
             text += f" within {limit:.0f} s: ranks {missing[:_SHOWN]}"
             _report(store, world_size, NO_RENDEZVOUS, text)
         elif not is_waker:
