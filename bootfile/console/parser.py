@@ -197,7 +197,7 @@ class Parser(argparse.ArgumentParser):
         if given in self._option_string_actions:
             return given
         if not given.startswith("--"):
-            short = given[:2]  # of -j5
+            short = given[:2]  # "-j" in "-j5"
             return short if short in self._option_string_actions else None
         name = plain(given)
         return self.by_name().get(self.other_names.get(name, name))

@@ -38,7 +38,7 @@ def leaves(objects: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     parts: Iterable[tuple[Any, Any]]
     if isinstance(value, dict):
-        if value.keys() >= {"state", "param_groups"}:  # of an optimizer
+        if value.keys() >= {"state", "param_groups"}:  # the state of an optimizer
             groups = [without_kernels(group) for group in value["param_groups"]]
             value = {"state": value["state"], "param_groups": groups}
         parts = value.items()

@@ -332,7 +332,7 @@ def discard(path: str) -> None:
     # the data first: if the job is killed in between, a .json alone is left, which is not a checkpoint
     for file in (path, f"{path}.json", folder):
         with contextlib.suppress(OSError):
-            os.unlink(file)  # of the folder only a link to another run; a folder itself is deleted below
+            os.unlink(file)  # a link to the folder of another run, too; a folder itself is deleted below
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -102,7 +102,7 @@ class Machines:
         """Set the threads of this process: those that the user names, those of the run, or a first number."""
         # all ranks gather: the cores of a node are divided by the processes that it has
         place = threads.find_place()
-        usual = threads.choose(ranks.gather_objects(list(place)))  # of a new run on this node
+        usual = threads.choose(ranks.gather_objects(list(place)))  # what a new run on this node would have
         # the user first, then the run: a restart on more cores keeps the bits
         number = self._wanted_threads or saved or usual
         if saved and not self._wanted_threads and usual != saved:

@@ -28,7 +28,7 @@ class Verdict(NamedTuple):
     """The result of one step."""
 
     bad: bool  # an optimizer step was skipped, or must be skipped; the same on every rank
-    loss: float  # of this rank, if the loss or a gradient was not finite; else NaN
+    loss: float  # loss of this rank, if it or a gradient was not finite; else NaN
     norm: float  # the same of the gradients
 
 

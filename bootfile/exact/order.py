@@ -18,7 +18,7 @@ from bootfile.exact.optimizer_steps import find_optimizers
 class Order(TypedDict):
     """Names in the order of their places."""
 
-    parameters: list[str]  # of the modules, those of the model first
+    parameters: list[str]  # names of the parameters of all modules, those of the model first
     # optimizer -> group -> names of its parameters; "" for a tensor that no module has
     groups: dict[str, list[list[str]]]
     held: dict[str, list[list[str]]]  # the same of optimizers that another object holds, as "scheduler.0"

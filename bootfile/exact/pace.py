@@ -118,7 +118,7 @@ class Slow(NamedTuple):
 
     ranks: tuple[int, ...]  # one rank, or all of a node
     phase: str  # in which they differ most from the other ranks
-    seconds: float  # of a step in this phase
+    seconds: float  # time of a step in this phase
     others: float  # the median of the other ranks
     cost: float  # seconds of each step in which the other ranks wait for them
     duration: float  # seconds of a step

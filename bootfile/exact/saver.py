@@ -28,7 +28,7 @@ class _Task(NamedTuple):
     capture: Callable[[], Mapping[str, Any]]  # returns the state; called in the thread of the loop
     write: Callable[[dict[str, Any]], object]  # writes a copy of it, on rank 0, in the thread of the writer
     undo: Callable[[], object]  # called if one of the two fails
-    step: int = 0  # of a whole state; 0: only weights
+    step: int = 0  # number of the step of a whole state; 0: only weights
 
 
 class Saver:

@@ -44,9 +44,9 @@ class _Finished(NamedTuple):
     """What the state after a step has, and a later step may change before its optimizer step."""
 
     step: int
-    marks: tuple[Any, ...]  # of all tensors that must not change
-    schedule: dict[str, Any]  # of RunState
-    counts: dict[str, Any]  # of RunState
+    marks: tuple[Any, ...]  # marks of all tensors that must not change
+    schedule: dict[str, Any]  # RunState.schedule
+    counts: dict[str, Any]  # RunState.counts
     groups: dict[str, list[dict[str, Any]]]  # optimizer -> its hyperparameters
 
 

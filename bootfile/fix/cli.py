@@ -64,9 +64,7 @@ def main(arguments: list[str]) -> int:
     only = [rule for rule in args.only.replace(",", " ").split() if rule]
     unknown = [rule for rule in only if rule not in RULES]
     if unknown:
-        raise BadInput(
-            f"--only {args.only}: unknown rule {unknown[0]}: bootfile lint --explain lists none such"
-        )
+        raise BadInput(f"--only {args.only}: {unknown[0]} is not a rule: expected some of {', '.join(RULES)}")
     if importlib.util.find_spec("libcst") is None:
         raise BadInput("the repairs need LibCST: pip install libcst (it is in the extra bootfile[fix])")
     if args.exact and args.ddp:
@@ -161,7 +159,7 @@ def make_diff(path: str, result: "Result") -> Iterator[str]:
 
 
 def _lines(data: bytes) -> list[str]:
-    # of \n only, as patch and git do; a carriage return is a part of its line
+    # lines end with \n only, as for patch and git; a carriage return is a part of its line
     return data.decode("utf-8", "surrogateescape").replace("\n", "\n\0").removesuffix("\0").split("\0")
 
 

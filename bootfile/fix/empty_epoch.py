@@ -1,15 +1,18 @@
 """Find what needs a batch after the loop over batches: a restart at the end of an epoch has none left."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from bootfile.fix.training import walk_own
 from bootfile.lint.sources import FUNCTIONS
 
 
-def find_needs(batches: ast.For, parents: dict[ast.AST, ast.AST]) -> Iterator[tuple[ast.AST, str]]:
-    """Yield (a node after the loop over batches, why it fails without a batch)."""
+def find_needs(
+    batches: ast.For, parents: dict[ast.AST, ast.AST], restored: Collection[str]
+) -> Iterator[tuple[ast.AST, str]]:
+    """Yield (a node after the loop over batches, why it fails without a batch). restored: the numbers that a
+    checkpoint has."""
     after = _list_later(batches, parents)
     inside = [*walk_own([batches])]
     earlier = _find_set_before(batches, parents)
@@ -17,15 +20,15 @@ def find_needs(batches: ast.For, parents: dict[ast.AST, ast.AST]) -> Iterator[tu
     added = [
         node.target for node in inside if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add)
     ]
-    counts = {target.id for target in added if isinstance(target, ast.Name)}
+    counts = {target.id for target in added if isinstance(target, ast.Name)} - {*restored}
     for node in walk_own(after):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             unset.discard(node.id)
         elif isinstance(node, ast.Name) and node.id in unset:
             unset.discard(node.id)
             yield node, f"{node.id} is not set after a restart at the end of an epoch: set it before the loop"
-        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and _name(node.right) in counts:
-            count = _name(node.right)
+        elif _find_divisor(node) in counts:
+            count = _find_divisor(node)
             yield node, f"{count} is 0 after a restart at the end of an epoch: divide by max({count}, 1)"
 
 
@@ -67,5 +70,11 @@ def _find_stored(nodes: list[ast.AST]) -> set[str]:
     return {node.id for node in stored}
 
 
-def _name(node: ast.AST) -> str:
-    return node.id if isinstance(node, ast.Name) else ""
+def _find_divisor(node: ast.AST) -> str:
+    """Return the name by which a node divides; "" if there is none."""
+    divisor: ast.AST | None = None
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        divisor = node.right
+    elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div):
+        divisor = node.value
+    return divisor.id if isinstance(divisor, ast.Name) else ""

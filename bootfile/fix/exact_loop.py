@@ -64,7 +64,7 @@ class _ExactLoop(Training):
     def plan(self) -> None:
         self.check_loader()
         self._check()
-        for node, text in find_needs(self.batches, self.parents):
+        for node, text in find_needs(self.batches, self.parents, self.numbers):
             self.miss(node, text)
         if not self.missing:
             imports = ["from bootfile import Exact, torch_loader", *(_NUMBERS if self.numbers else [])]

@@ -21,7 +21,7 @@ class _Finished(NamedTuple):
 
     step: int
     due: Due  # what the step had still to do
-    counts: dict[str, Any]  # of RunState
+    counts: dict[str, Any]  # RunState.counts
     receipt: dict[str, Any]  # its state
     shared: list[torch.Tensor]  # the sums of steps that the receipt does not cover
     running: torch.Tensor | None  # Exact's sums of the metrics since the last report

@@ -4,6 +4,10 @@ import json
 import subprocess
 import sys
 
+import pytest
+
+from bootfile.fix.edits import Script
+from bootfile.fix.training import CannotPlace
 from tests.conftest import ROOT, environment
 
 # everything at the level of the module; a schedule of epochs
@@ -253,6 +257,16 @@ def describe(folder, script, *arguments, log="log.txt", step=0, signal=0, **vari
         "step": step,
         "signal": int(signal),
     }
+
+
+def refuse(make, path, text):
+    """Return the lines on what a change cannot place in a script. No edit is left."""
+    path.write_text(text)
+    script = Script(str(path), text.encode())
+    with pytest.raises(CannotPlace) as error:
+        make(script)
+    assert script.render() == text.encode()
+    return error.value.lines
 
 
 def run_all(groups):

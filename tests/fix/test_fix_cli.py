@@ -8,6 +8,7 @@ import pytest
 
 from bootfile.fix import cli
 from bootfile.ground.errors import BadInput
+from bootfile.lint import cli as lint_cli
 from tests.conftest import ROOT, environment, run
 from tests.lint.examples import BEST, write
 
@@ -116,3 +117,16 @@ def test_the_hook_for_pre_commit_runs_lint(script):
     environ = environment(PYTHONPATH=str(ROOT))
     done = run("-m", "bootfile", *arguments, "train.py", cwd=script.parent, env=environ, code=1)
     assert "R103" in done.stdout
+
+
+def test_the_first_screen_of_the_readme_is_what_the_commands_print(tmp_path, monkeypatch, capsys):
+    """README.md leaves out lines as "...": the others are printed, in their order."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROOT / "guides" / "first" / "train.py", tmp_path)
+    for command, main in (("lint train.py", lint_cli.main), ("fix train.py --only R103", cli.main)):
+        shown = (ROOT / "README.md").read_text().partition(f"    $ bootfile {command}\n")[2]
+        shown = [line.removeprefix("    ") for line in shown.partition("    $ ")[0].splitlines()]
+        lines = [line.removesuffix(" ...") for line in shown if line.strip() and line != "..."]
+        main(command.split()[1:])
+        printed = iter(capsys.readouterr().out.splitlines())
+        assert lines and all(line in printed for line in lines), lines
