@@ -8,6 +8,7 @@
 # make compat   the quick tests with the oldest versions that are supported, on Python 3.10 and 3.11
 # make zoo      known defects of other trainers in their released packages: do the receipt and prove find them?
 # make gpu      on a machine with a GPU: is all of it right there, and how fast?
+# make docs     the pages as a site with a search in two languages, in build/site
 # make setup | lint | benchmark | benchmark-gpu | clean
 
 PYTHON ?= python3
@@ -16,6 +17,7 @@ RUN := $(VENV)/bin/python
 COMPAT := .venv-compat
 ZOO := .venv-zoo
 REAL := .venv-real
+DOCS := .venv-docs
 REAL_TESTS := tests/real tests/datasets/stores/test_redis_store.py
 # A test that hangs fails after LIMIT seconds and shows where; one that hangs in C ends its process a little later.
 # xdist gives the tests of a process that has ended to others, and then may wait for ever: the run ends there.
@@ -58,6 +60,11 @@ compat: $(foreach python,$(COMPAT_PYTHON),$(COMPAT)/$(notdir $(python))/installe
 	  $$(dirname $$installed)/bin/python $(PYTEST) $(LIMIT) -n 3 -m "not gpu and not thorough and not real" $(COMPAT_TESTS) || status=$$?; \
 	  $$(dirname $$installed)/bin/python -m pytest tests/faults/test_platform_image.py || status=$$?; \
 	done; exit $$status
+
+# Broken links and anchors are errors. `pytest tests/site` then tests the site in Chromium.
+docs: $(DOCS)/installed
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict -q
+	@echo "build/site/index.html; to search in it: $(DOCS)/bin/python -m http.server -d build/site --bind 127.0.0.1"
 
 # CASES: names of tests/zoo/cases.py (default: all).
 zoo: $(ZOO)/installed
@@ -140,6 +147,11 @@ $(REAL)/installed: requirements.txt tests/requirements.txt tests/real/install.sh
 	@sh tests/real/install.sh $(REAL)/bin/python
 	@touch $@
 
+$(DOCS)/installed: docs/requirements.txt
+	$(PYTHON) -m venv --clear $(DOCS)
+	$(DOCS)/bin/python tests/install.py -r docs/requirements.txt
+	@touch $@
+
 packages:
 	@command -v ip >/dev/null || sh tests/install_packages.sh optional iproute2
 	@command -v redis-server >/dev/null || sh tests/install_packages.sh optional redis-server
@@ -149,7 +161,7 @@ emulator:
 	@command -v qemu-x86_64 >/dev/null || sh tests/install_packages.sh optional qemu-user
 
 clean:
-	rm -rf $(VENV) $(COMPAT) $(ZOO) $(REAL) .pytest_cache .ruff_cache .mypy_cache build bootfile.egg-info
+	rm -rf $(VENV) $(COMPAT) $(ZOO) $(REAL) $(DOCS) .pytest_cache .ruff_cache .mypy_cache build bootfile.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: emulator portable train demo test quick thorough real compat zoo gpu benchmark benchmark-gpu lint setup packages clean
+.PHONY: docs emulator portable train demo test quick thorough real compat zoo gpu benchmark benchmark-gpu lint setup packages clean
