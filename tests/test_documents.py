@@ -201,13 +201,20 @@ def test_files_that_it_names(name):
         assert path in _NEW or any((each / path).exists() for each in near), path
 
 
-@pytest.mark.parametrize("name", READMES)
-def test_the_diff_of_the_readme(name):
+def test_the_diff_of_a_job():
     variant, base = (
         (ROOT / "jobs" / job).read_text(encoding="utf-8") for job in ("train_ddp.py", "train.py")
     )
-    [shown] = read_blocks(TEXT[name], "diff")
+    [shown] = read_blocks(TEXT["jobs/README.md"], "diff")
     assert shown in diff(variant, base)
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_the_diff_of_the_readme_gives_the_loop_of_the_package(name):
+    [shown] = read_blocks(TEXT[name], "diff")
+    [loop, *_] = read_blocks(TEXT["bootfile/README.md"], "python")
+    kept = [line[2:] for line in shown.splitlines() if line[0] in "+ " and line.strip() != "..."]
+    assert len(kept) > 7 and not set(kept) - set(loop.splitlines())
 
 
 def find_uneven_rows(text: str) -> list[str]:

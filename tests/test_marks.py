@@ -33,7 +33,7 @@ def test_variant_without_blocks_is_its_base(path, base):
 
 @pytest.mark.parametrize("path, base", PAIRS, ids=lambda path: path.name)
 def test_command_in_the_readme_shows_only_the_docstring(path, base):
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    readme = (ROOT / "jobs" / "README.md").read_text(encoding="utf-8")
     command = re.search(r"^sed .*\| diff .*$", readme, re.MULTILINE).group()
     command = command.replace("jobs/train_ddp.py", f"jobs/{path.name}").replace(
         "jobs/train.py", f"jobs/{base.name}"
