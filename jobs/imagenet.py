@@ -180,8 +180,8 @@ def main() -> None:
     # Your own augmentation: train_loader.transform = a function of (images uint8 [n, 3, H, W], labels).
 
     torch.manual_seed(args.seed)
-    # A GPU tries cuDNN's algorithms for each convolution once, and takes the fastest.
-    torch.backends.cudnn.benchmark = not shards
+    # cuDNN tries its algorithms for each convolution once: another run may find another one the fastest.
+    torch.backends.cudnn.benchmark = not (shards or torch.are_deterministic_algorithms_enabled())
     model = classifiers.build(args.arch, classes, args.image_size, args.model_kwargs)
     model = model.to(device).to(memory_format=torch.channels_last)
     if args.freeze:

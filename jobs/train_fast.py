@@ -133,7 +133,8 @@ def main() -> None:
     from common.compute import precision
     from common.parallel.compilation import compile_module
 
-    torch.backends.cudnn.benchmark = True  # a GPU tries cuDNN's algorithms for each convolution once
+    # cuDNN tries its algorithms for each convolution once: another run may find another one the fastest
+    torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
     if precision.half_type(device) == torch.float16:
         log.info("warning: this GPU has no units for bfloat16 (before Ampere): use jobs/train_amp.py")
     if args.compile if args.compile is not None else device.type != "cpu":

@@ -57,6 +57,16 @@ def test_the_host_waits_for_nothing(name, monkeypatch, tmp_path):
     assert isinstance(recorder.loader.engine, Resident) == ("train_fast" in name)
 
 
+@pytest.mark.parametrize("name", ["train_fast", "imagenet"])
+def test_cudnn_chooses_no_algorithm_by_its_time_if_they_must_be_deterministic(name, monkeypatch, tmp_path):
+    torch.use_deterministic_algorithms(True)
+    try:
+        fake_gpu.run_steps(monkeypatch, tmp_path, *JOBS[name][0], capability=AMPERE)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert not torch.backends.cudnn.benchmark
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", [name for name in JOBS if "float16" in name])
 def test_gradients_are_unscaled_before_the_step_and_the_scale_changes_after_it(name, monkeypatch, tmp_path):
