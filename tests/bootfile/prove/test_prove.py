@@ -179,7 +179,8 @@ def test_most_runs_are_forks_and_a_fork_alone_makes_no_difference(fault, starts,
     new, first, then = (f"{how} True True" for how in ("new process", "fork", starts))
     assert logs["the-same-again,-in-other-surroundings"][-2:] == [new, "end"]
     assert logs["reference"] == [first, "end"] + [new, "end"] * (first != then)
-    assert logs["killed-and-restarted"] == [then, then, "end"]
+    # on a busy machine the run may end before its kill: prove then tries again
+    assert logs["killed-and-restarted"][-3:] == [then, then, "end"]
     assert logs["restarted-from-a-damaged-checkpoint"] == [then, "end"]
 
 
