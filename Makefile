@@ -63,7 +63,7 @@ compat: $(foreach python,$(COMPAT_PYTHON),$(COMPAT)/$(notdir $(python))/installe
 
 # Broken links and anchors are errors. `pytest tests/site` then tests the site in Chromium.
 docs: $(DOCS)/installed
-	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict -q
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
 	@echo "build/site/index.html; to search in it: $(DOCS)/bin/python -m http.server -d build/site --bind 127.0.0.1"
 
 # CASES: names of tests/zoo/cases.py (default: all).
