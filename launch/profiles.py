@@ -6,6 +6,7 @@ machine's address cannot all use it. This module starts nothing.
 """
 
 import json
+import math
 import os
 import re
 from typing import NamedTuple
@@ -18,8 +19,10 @@ VARIABLES = re.compile(  # names of variables that a platform or a launcher sets
     r"(MA|VC|VK|PET|SLURM|SRUN|SM|MLP|SKYPILOT|DSTACK|AZUREML|TORCHELASTIC|RANK|ASCEND_DEVICE"
     r"|OMPI|PMIX?|MV2|MVP|PALS|JSM|HOROVOD|FLUX|AWS_BATCH)_.*|MPI_LOCAL(RANKID|NRANKS)"
     r"|((LOCAL|NODE|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|ROLE_NAME|NPROC_PER_NODE|MASTER_(ADDR|PORT)|PYTHONPATH"
-    r"|BOOTFILE_STARTED.*"
+    r"|BOOTFILE_STARTED.*|JOB_COMPLETION_INDEX"
 )
+_GRACE = 25.0  # the default of --grace, in seconds
+_AFTER_GRACE = 35  # seconds of a pod after --grace, for the end of its processes
 
 
 class Folders(NamedTuple):
@@ -45,6 +48,18 @@ class Start(NamedTuple):
     prefix: list[str]
     arguments: list[str]
     environment: dict[str, str]
+
+
+def find_pod_grace(grace: str) -> int:
+    """Return the seconds that Kubernetes waits from SIGTERM to SIGKILL (terminationGracePeriodSeconds).
+    grace: the value of --grace, "" for its default. Raises BadInput."""
+    try:
+        seconds = math.ceil(float(grace or _GRACE))
+    except (ValueError, OverflowError):  # inf is no integer
+        seconds = 0
+    if seconds < 1:
+        raise BadInput(f"--grace {grace} is not a number of seconds above 0")
+    return seconds + _AFTER_GRACE
 
 
 def make_rank_table(host_names: list[str], processes: int) -> str:

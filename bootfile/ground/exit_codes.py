@@ -9,6 +9,10 @@ DIFFERS = 20
 UNVERIFIED = 21
 TIME_LIMIT = 124
 
+# After these the same command continues: a scheduler starts it again, a limited number of times. 1 is also
+# the code of torchrun, and of a loop that has lost a rank. 128 + n: a signal.
+RESTARTED = (1, NO_RENDEZVOUS, LOST_CONTACT, NOT_SAVED, TIME_LIMIT, 129, 134, 137, 138, 143, 152, 158)
+
 _CODES = {
     0: "done",
     1: "an error in the program: its traceback is in the log",

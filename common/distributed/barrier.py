@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 import torch
 
-from bootfile.ground.errors import BAD_INPUT, BadInput
+from bootfile.ground.errors import BadInput
 from bootfile.ground.heartbeat import Heartbeat
 from bootfile.processes import ranks, texts
 from common.ground.endings import NO_RENDEZVOUS, NoRendezvous
@@ -77,8 +77,8 @@ def wait_for_all(name: str, doing: str, error: BadInput | None = None) -> None:
     Every rank calls it, also one that has an error: the others would wait for it.
 
     name: the name of the barrier. doing: completes "waiting for 3 of 8 processes ...". error: the reason why
-    this process cannot continue. Raises BadInput with the same text on every rank if one has an error or is
-    lost, and NoRendezvous after six hours.
+    this process cannot continue. Raises BadInput with the same text on every rank if one has an error, and
+    NoRendezvous if one is lost, or after six hours.
     """
     store = ranks.store()
     if store:
@@ -217,4 +217,4 @@ def _look_for_lost(
             beats[rank] = count, now
         elif now - beats[rank][1] > silence and not is_here:
             text = f"rank {rank} sent no heartbeat for {silence:.0f} s while the others waited for it {doing}"
-            _report(store, world_size, BAD_INPUT, text)
+            _report(store, world_size, NO_RENDEZVOUS, text)

@@ -31,6 +31,8 @@ from common.platform import network
 from common.platform.platforms import has_local_rank_0
 from common.platform.topology import Topology
 
+_PREFIX = "bootfile/{}"  # of the keys of one start
+_START = "start"  # the barrier of all ranks
 _POLL = 0.2  # seconds
 _BUSY = 10.0  # seconds for a port to become free: after a restart the old process may still hold it
 _ANSWER = 20.0  # seconds for a server that accepts connections to answer as a store
@@ -52,11 +54,14 @@ def meet(topology: Topology, timeout: float, backend: str) -> torch.distributed.
     deadline = time.monotonic() + timeout
     # rank 0 listens here, unless torchrun's agent does; the others try until it does
     store = connect(topology, timeout, deadline)
+    while _is_of_earlier_start(store, topology):
+        _wait_for_end(store, deadline)
+        store = connect(topology, timeout, deadline)
     # A restarted job must not read the old values if torchrun's agent keeps its store. Rank 0's own store is
     # new, and then the counts may differ: an agent that came later has restarted less often.
     is_agents = os.environ.get(AGENT_STORE) == "True"
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_agents else "0"
-    store = torch.distributed.PrefixStore(f"bootfile/{attempt}", store)
+    store = torch.distributed.PrefixStore(_PREFIX.format(attempt), store)
     bound = deadline - time.monotonic() + _ANSWER
     try:
         no_answer = f"the store at {_address(topology)} stopped answering"
@@ -65,7 +70,7 @@ def meet(topology: Topology, timeout: float, backend: str) -> torch.distributed.
             # not raised here: the other ranks would wait at the barrier for this one
             error, world_size = _claim(store, topology, backend)
             rest = deadline - time.monotonic()
-            barrier.gather(store, "start", "", error, topology.rank, world_size, rest)
+            barrier.gather(store, _START, "", error, topology.rank, world_size, rest)
             if store.add("without token", 0):  # some ranks cannot read it: requests to stop have none
                 token = ""
             # from here on a request to stop in the store is believed only with this token
@@ -76,6 +81,32 @@ def meet(topology: Topology, timeout: float, backend: str) -> torch.distributed.
             f"processes ({str(error).splitlines()[0]}); see the log of rank 0"
         ) from error
     return store
+
+
+def _is_of_earlier_start(store: torch.distributed.Store, topology: Topology) -> bool:
+    """Return whether this rank has already met the others in this store: a scheduler has replaced a lost
+    process before the others have noticed its loss. The store of torchrun's agent is not one of a start."""
+    if topology.rank == 0 or os.environ.get(AGENT_STORE) == "True":
+        return False
+    store = torch.distributed.PrefixStore(_PREFIX.format(0), store)
+    all_met = torch.distributed.PrefixStore(_START, store)
+    is_error = bool(texts.read(all_met, "error"))
+    return not is_error and all_met.add("here", 0) >= topology.world_size
+
+
+def _wait_for_end(store: torch.distributed.Store, deadline: float) -> None:
+    """Wait until rank 0 of an earlier start has ended, and its store with it. Raises NoRendezvous."""
+    heartbeat = Heartbeat()
+    with contextlib.suppress(RuntimeError):  # the store has closed
+        while store.add("greetings", 0):
+            if time.monotonic() > deadline:
+                raise NoRendezvous(
+                    "the other processes are those of an earlier start, and did not end: they run without "
+                    "this one, or two nodes have the same rank"
+                )
+            if has_local_rank_0():
+                heartbeat.beat("waiting until the other processes of the earlier start have ended")
+            time.sleep(_POLL)
 
 
 def count_different(store: torch.distributed.Store, topology: Topology, name: str, timeout: float) -> int:

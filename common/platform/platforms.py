@@ -157,7 +157,8 @@ def _read(platform: Platform, env: Mapping[str, str]) -> Claim | None:
         if hosts:
             sizes.append((f"{name}={','.join(hosts)} ({len(hosts)} hosts)", len(hosts)))
     # if the job has one node, some platforms set the index of another task
-    if sizes and sizes[0][1] < 2 and rank_names[0] != "RANK":
+    is_of_job = bool({"RANK", "JOB_COMPLETION_INDEX"} & {*rank_names})
+    if sizes and sizes[0][1] < 2 and not is_of_job:
         ranks = [(f"{rank_names[0]} (one node)", 0)]
     for name, values in ((platform.names("{nodes}")[0], sizes), (rank_names[0], ranks)):
         if not values:
@@ -348,7 +349,7 @@ _READERS = (
     _mpi,  # started inside a job of a platform
     _rank_table,  # on ModelArts, so before it
     _of("modelarts-custom"), _of("volcengine"), _sagemaker, _of("skypilot"), _of("dstack"), _slurm,
-    _of("kubeflow"), _of("kubeflow-v2"), _volcano, _of("pai-dlc"), partial(_read, PLAIN),
+    _of("kubeflow"), _of("kubernetes"), _of("kubeflow-v2"), _volcano, _of("pai-dlc"), partial(_read, PLAIN),
 )  # fmt: skip
 
 

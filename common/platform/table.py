@@ -75,6 +75,10 @@ _PAI_DLC = Platform(
     source="pai-dlc-or-baidu",
     marks=("NPROC_PER_NODE RANK", "NPROC_PER_NODE WORLD_SIZE"),
 )
+_PYTORCHJOB = Platform(
+    _PET | {"RANK": "{node}", "WORLD_SIZE": "{world_size}"} | _MASTER,
+    source="kubeflow", marks=("PET_NNODES WORLD_SIZE",),
+)  # fmt: skip
 
 PROFILES: dict[str, Platform] = {
     # The preset image starts one boot file per node. With several nodes, arguments give the node's rank and
@@ -136,11 +140,15 @@ PROFILES: dict[str, Platform] = {
         },
         each_rank=True,
     ),
-    # The PyTorchJob operator mixes levels: RANK is the pod's, WORLD_SIZE counts pods x processes.
-    "kubeflow": Platform(
-        _PET | {"RANK": "{node}", "WORLD_SIZE": "{world_size}"} | _MASTER,
-        source="kubeflow", marks=("PET_NNODES WORLD_SIZE",),
+    # A pod of an Indexed Job. The controller sets the index only. The manifest of `submit` sets the options
+    # of torchrun, which must agree with it; Trainer does so, too.
+    "kubernetes": Platform(
+        _PET | {"JOB_COMPLETION_INDEX": "{node}"},
+        source="kubernetes", marks=("JOB_COMPLETION_INDEX PET_NNODES",),
     ),
+    # The PyTorchJob operator mixes levels: RANK is the pod's, WORLD_SIZE counts pods x processes.
+    "kubeflow": _PYTORCHJOB,
+    "kubeflow-v1": _PYTORCHJOB,
     # Trainer sets only torchrun's options. A job without torchrun must read them itself.
     "kubeflow-v2": Platform(_PET, source="kubeflow-v2", marks=("PET_NNODES",)),
     # A master task and a worker task with the pytorch plugin: RANK and WORLD_SIZE count pods, while

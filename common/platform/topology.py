@@ -107,7 +107,7 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str], gpus: int = 0) -> 
     2. Arguments: --init_method, --rank, --world_size. They count nodes, as on ModelArts. Missing values are
        taken from 3 or 4.
     3. The environment of a launcher of MPI or of a platform, the most specific first: ModelArts, Volcengine,
-       SageMaker, SkyPilot, dstack, Slurm, Kubeflow, Volcano, PAI-DLC or Baidu.
+       SageMaker, SkyPilot, dstack, Slurm, Kubeflow, Kubernetes, Volcano, PAI-DLC or Baidu.
     4. RANK and WORLD_SIZE without a variable of a platform, which count nodes.
     5. Otherwise: one node.
 

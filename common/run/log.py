@@ -131,7 +131,7 @@ class Log:
         if self.parent:
             facts["parent"] = self.parent
         # nothing is written yet: a run that fails in its first step leaves the files of the last start
-        self._files.begin(Beginning(step, run, repeats, continues, loader.receipt, facts))
+        self._files.begin(Beginning(step, total_steps, run, repeats, continues, loader.receipt, facts))
         # also if the job forgets to close the log, or fails
         endings.at_end("results", self._end)
         endings.at_end("upload", self._record_error)  # before the last upload

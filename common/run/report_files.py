@@ -24,11 +24,12 @@ _MOST_CLASSES = 100  # with more classes the matrix is not written
 class Beginning(NamedTuple):
     """What the files need of the start of a training.
 
-    step, run, repeats, continues: as for Log.start(). receipt: of the training loader. facts:
+    step, total_steps, run, repeats, continues: as for Log.start(). receipt: of the training loader. facts:
     what starts.jsonl gets with the first report.
     """
 
     step: int
+    total_steps: int | None
     run: str
     repeats: bool
     continues: bool
@@ -87,12 +88,16 @@ class ReportFiles:
             self._open_trackers(self._trackers)
 
     def _open_trackers(self, opened: dict[str, Any]) -> None:
-        """Add the trackers of the run to `opened`, by name: TensorBoard, and --tracker. open() calls it
-        once."""
+        """Add the trackers of the run to `opened`, by name: TensorBoard, the TrainJob if this is one, and
+        --tracker. open() calls it once."""
         begun = self._beginning
         # each has its own warning: one that fails does not keep the others from opening
         with self._reported("TensorBoard"):
             opened["TensorBoard"] = _TensorBoard(self._output.folder, begun.step - begun.repeats)
+        if "KUBEFLOW_TRAINER_SERVER_URL" in os.environ:  # the controller of TrainJobs sets it
+            from common.run.train_job import TrainJob  # most jobs are none
+
+            opened["the TrainJob"] = TrainJob(begun.step, begun.total_steps)
         name = vars(self._args).get("tracker")  # jobs without a training have none
         if name:
             from common.run import trackers  # most jobs have none

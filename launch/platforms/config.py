@@ -22,7 +22,7 @@ else:
     pydantic = import_optional("pydantic", "job.toml is checked with pydantic")
 
 _Other = Literal[
-    "pai-dlc", "sagemaker", "kubeflow", "slurm", "skypilot"
+    "pai-dlc", "sagemaker", "kubeflow", "kubeflow-v1", "kubernetes", "slurm", "skypilot"
 ]  # platforms for whose tools a file is written
 PLATFORMS = ("modelarts", *get_args(_Other))
 UNBUFFERED = "PYTHONUNBUFFERED"  # otherwise a killed node loses its last log lines

@@ -9,21 +9,27 @@ service.
 
 import json
 import os
+import re
 import shlex
 from typing import Any
 
 from bootfile.ground.errors import BadInput, import_optional
+from bootfile.ground.exit_codes import RESTARTED
 from launch.platforms.config import JobConfig
 from launch.platforms.request import make_outputs
+from launch.profiles import find_pod_grace
 
 jinja2 = import_optional("jinja2", "job files need jinja2")
 meta = import_optional("jinja2.meta", "job files need jinja2", "jinja2")
 
 _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "templates")
+_LONGEST_LABEL = 44
 COMMANDS = {  # platform: (file in templates/, command that submits FILE)
     "pai-dlc": ("pai-dlc.json", 'aliyun pai-dlc create-job --body "$(cat FILE)"'),
     "sagemaker": ("sagemaker.json", "aws sagemaker create-training-job --cli-input-json file://FILE"),
     "kubeflow": ("kubeflow.yaml", "kubectl create -f FILE"),
+    "kubeflow-v1": ("kubeflow-v1.yaml", "kubectl create -f FILE"),
+    "kubernetes": ("kubernetes.yaml", "kubectl create -f FILE"),
     "slurm": ("slurm.sh", "sbatch FILE"),
     "skypilot": ("skypilot.yaml", "sky jobs launch FILE"),
 }
@@ -42,6 +48,9 @@ def render(platform: str, config: JobConfig, run: str, resume_from: str | None =
     outputs = make_outputs(config.outputs | table.outputs, run, resume_from)
     values: dict[str, Any] = {
         "run": run,
+        "label": _make_label(run),
+        "pod_grace": find_pod_grace(config.parameters.get("grace", "")),
+        "restarted": RESTARTED,
         "job": config.job,
         "nodes": config.resources.node_count,
         "gpus": config.resources.gpus_per_node,
@@ -92,6 +101,13 @@ def _fill(platform: str, settings: dict[str, Any], values: dict[str, Any]) -> st
         return environment.from_string(source).render(settings | values)
     except jinja2.UndefinedError as error:
         raise BadInput(f"[platform.{platform}] {error} (launch/job.example.toml shows it)") from None
+
+
+def _make_label(run: str) -> str:
+    """Return the name of a run as Kubernetes takes it for a Service: it begins with a letter, and leaves room
+    for what controllers append within 63 characters. The end of a long name is kept, which is unique."""
+    label = run.lower().replace("_", "-")[-_LONGEST_LABEL:].strip("-")
+    return label if re.match("[a-z]", label) else f"run-{label}"
 
 
 def _to_shell(value: Any) -> str:

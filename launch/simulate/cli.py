@@ -28,8 +28,10 @@ gets only the arguments that the platform passes (guides/own_script.md).
     restart:node=N,step=S                     SIGKILL, then the command again in the same folders
     reschedule:node=N,step=S                  SIGKILL, then a new container with only a copy of the nodes'
                                               outputs; all nodes if none is named
+    evict:node=N,step=S                       SIGTERM, SIGKILL 35 s after --grace, then a new pod with an
+                                              empty disk: only a --train_url that is a folder is kept
 After restart and reschedule, another node that fails is restarted in place once, as platforms with a restart
-policy do.
+policy do; after evict, as a new pod.
 pause, throttle and slow_data take rank= or node=; the last two end with for=20s. slow_data delays open() of
 Python below the node's input folder, also in workers: data that a job holds in memory are not slow.
 The processes of a job with --elastic true are those of its newest line `generation N: pids ...`.

@@ -13,7 +13,7 @@ from bootfile.console.words import get_option, split_option
 from bootfile.ground.errors import BadInput
 from bootfile.machine.cores import available_cores
 from common.object_store.paths import SCRATCH
-from launch.profiles import VARIABLES, make_rank_table, make_starts
+from launch.profiles import VARIABLES, find_pod_grace, make_rank_table, make_starts
 from launch.simulate import slow_data
 from launch.simulate.faults import HANGS
 from launch.simulate.nodes import INPUT, Node
@@ -24,7 +24,8 @@ _HOOKS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hooks")  # it
 class Commands:
     """A builder of the nodes' commands. `launch simulate` makes one, before the nodes have folders.
 
-    args: of `simulate`. code: the uploaded files. device: "cuda" or "cpu".
+    args: of `simulate`. code: the uploaded files. device: "cuda" or "cpu". pod_grace: seconds from SIGTERM to
+    SIGKILL of the fault evict.
     """
 
     def __init__(self, args: argparse.Namespace):
@@ -35,6 +36,10 @@ class Commands:
             gpus = _visible_gpus()
             if len(gpus) >= args.nodes * args.processes:
                 self._gpus = gpus
+        # seconds from SIGTERM to SIGKILL
+        self.pod_grace = 0
+        if any(fault.kind == "evict" for fault in args.faults):
+            self.pod_grace = find_pod_grace(get_option(args.job_arguments, "--grace") or "")
         self.device = "cuda" if self._gpus else "cpu"
         # Linux has all addresses of 127.0.0.0/8
         self._hosts = [f"127.0.{node // 254}.{node % 254 + 1}" for node in range(args.nodes)]

@@ -19,6 +19,7 @@ KINDS = {  # kind: its keys, in [] if they may be missing
     "hang": "rank step [for]",  # the main thread waits, as for data that never come
     "hold": "rank step [for]",  # the main thread waits in C code that holds the lock of Python
     "restart": "node step",  # in place: the same folders, the command again
+    "evict": "node step",  # SIGTERM, SIGKILL after a pod's grace, and a new pod
     "reschedule": "[node] step",  # a new container; without a node: all nodes
 }
 HANGS = ("hang", "hold")  # kinds that the job needs a handler for (hanging/sitecustomize.py)

@@ -232,14 +232,19 @@ class Injector:
         _send(self._paused.pop(fault, set()), signal.SIGCONT)
 
     def _start_again(self, fault: Fault) -> None:
-        """Restart nodes in place, or in new containers with a copy of the outputs of all nodes. The other
-        nodes may fail because of it: each of them is restarted once more when it has failed."""
+        """Restart nodes in place, in new containers with a copy of the outputs of all nodes, or as new pods.
+        The other nodes may fail because of it: each of them is restarted once more when it has failed."""
         # a node that has ended is not restarted: without another one the fault has not fired
         targets = [node for node in self._job.running if fault.node in (None, node.index)]
         if not targets:
             return
         names = ", ".join(str(node.index) for node in targets)
-        self._note(fault, f"SIGKILL to nodes {names}", targets[0].pids[0])
+        number = signal.SIGTERM if fault.kind == "evict" else signal.SIGKILL
+        self._note(fault, f"{number.name} to nodes {names}", targets[0].pids[0])
+        if number == signal.SIGTERM:
+            for node in targets:
+                _send(node.pids, number)  # to the first process of a pod only
+            self._wait_for_end(targets, self._job.commands.pod_grace)
         for node in targets:
             node.kill()
         for node in targets:
@@ -250,18 +255,25 @@ class Injector:
                     copy_tree(node.output, outputs)
                 for node in targets:
                     node.make_folders(outputs)
+        if fault.kind == "evict":
+            for node in targets:
+                node.make_folders()
         # a platform takes seconds to start a node: the others have noticed the loss by then, and end, unless
         # the job is elastic. A process that finds its rank in the store of the old job would be refused.
-        others = [node for node in self._job.running if node not in targets]
-        deadline = time.monotonic() + _RESTART
-        while any(node.poll() is None for node in others) and time.monotonic() < deadline:
-            self._job.read()
-            time.sleep(self.round_seconds)
+        self._wait_for_end([node for node in self._job.running if node not in targets], _RESTART)
         for node in targets:
             self._job.start(node)
         for node in self._job.nodes:
             if node not in targets:
                 node.restarts += 1
+                node.is_pod = fault.kind == "evict"
+
+    def _wait_for_end(self, nodes: list[Node], seconds: float) -> None:
+        """Wait until the runs of nodes have ended, but not longer than these seconds."""
+        deadline = time.monotonic() + seconds
+        while any(node.poll() is None for node in nodes) and time.monotonic() < deadline:
+            self._job.read()
+            time.sleep(self.round_seconds)
 
     def _note(self, fault: Fault, what: str, pid: int) -> None:
         """Print what a fault has done, and note that it has fired. what: "SIGKILL to rank 1 on node 0"."""
@@ -279,7 +291,7 @@ _ACTIONS: dict[str, Callable[[Injector, Fault], None]] = {
     **dict.fromkeys(_SIGNALS, Injector._signal),
     **dict.fromkeys(HANGS, Injector._hang),
     **dict.fromkeys(("pause", "throttle", "slow_data"), Injector._slow_down),
-    **dict.fromkeys(("restart", "reschedule"), Injector._start_again),
+    **dict.fromkeys(("restart", "evict", "reschedule"), Injector._start_again),
 }
 
 

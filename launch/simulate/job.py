@@ -36,7 +36,7 @@ class Job:
         self.nodes = nodes
         self.processes = processes
         self.step = 0
-        self._commands = commands
+        self.commands = commands
         self._began = time.monotonic()
         self._members: list[int] = []  # process ids by rank, if the job prints them
 
@@ -54,7 +54,7 @@ class Job:
         """Start the processes of a node and print their commands: first when the simulation begins, later
         after a fault or a failure."""
         # again for each start: the count of starts is in the environment
-        processes = self._commands.build(node)
+        processes = self.commands.build(node)
         node.start([(command, environment) for command, environment, _ in processes])
         for (command, _, added), pid in zip(processes, node.pids, strict=True):
             variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in sorted(added.items()))

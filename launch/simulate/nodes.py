@@ -42,7 +42,7 @@ class Node:
 
     index: the node's rank
     data: a folder that is linked as the first input; a platform would copy it
-    restarts: how often it is restarted in place if it fails
+    restarts: how often it is restarted if it fails: in place, or in a new container if is_pod is set
 
     make_folders() makes a new container and start() begins a run in it. Call read() and poll() until poll()
     returns the exit code; kill() ends a run at once. On Linux every process that a run started is found and
@@ -52,6 +52,7 @@ class Node:
     def __init__(self, index: int, folder: str, code: CodeFolder, data: str | None):
         self.index = index
         self.restarts = 0
+        self.is_pod = False
         self.scheduled = 0  # containers, as MA_SCHEDULE_CNT counts them
         self.started = 0  # runs in this container, as MA_PROC_START_CNT counts them
         self.runs: list[Run] = []  # of all containers; the last one may still run

@@ -101,7 +101,10 @@ def _reap(job: Job) -> None:
         code = job.finish(node)
         if code and node.restarts:
             node.restarts -= 1
-            log(f"node {node.index} ended with {code}: it is restarted in place")
+            how = "a new pod replaces it" if node.is_pod else "it is restarted in place"
+            log(f"node {node.index} ended with {code}: {how}")
+            if node.is_pod:
+                node.make_folders()
             job.start(node)
 
 

@@ -90,6 +90,19 @@ def test_a_job_that_is_started_again(fault, two, tmp_path):
     assert_same(kept, two, node)
 
 
+def test_an_evicted_pod(two, tmp_path):
+    """All pods end with a saved step, and new ones with empty disks continue from the volume."""
+    fault, volume = "evict:node=1,step=3", tmp_path / "volume"
+    words = ("--nodes=2", "--platform=kubernetes", "--keep", tmp_path / "kept", "--fault", fault)
+    result = simulate(*words, *JOB, f"--train_url={volume}")
+    assert fired(result.stdout, fault) and "topology source=kubernetes" in result.stdout
+    assert [row.code for row in rows(result.stdout).values()] == [143, 0, 143, 0]
+    assert re.search(r"resumed from .*/volume/.*, step [3-9]", result.stdout)
+    assert {"node-0.2", "node-1.2"} < {*os.listdir(tmp_path / "kept")}
+    ours, theirs = torch.load(volume / "epoch_1.pth", weights_only=True), weights(two)
+    assert not [name for name in theirs if not torch.equal(ours[name], theirs[name])]
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(("first", "second"), VOLUMES.values(), ids=VOLUMES)
 def test_results_in_a_mounted_volume(first, second, two, tmp_path):

@@ -93,6 +93,33 @@ def test_duplicate_rank(tmp_path):
     assert len(errors) == 3 and all("two processes have rank 1: process" in error for error in errors)
 
 
+def test_a_rank_that_is_replaced_waits_for_the_others(monkeypatch):
+    """Its node was lost, and the others do not know yet: it must not be refused as a second rank 1."""
+    waits = threading.Event()
+    monkeypatch.setattr(rendezvous.Heartbeat, "beat", lambda _, text: "earlier" in text and waits.set())
+    port = free_port()
+    stores = {}
+
+    def meet(name, rank):
+        place = Topology(rank, 2, 1, None, "127.0.0.1", port, "node", "plain")
+        stores[name] = rendezvous.meet(place, LONGEST, "gloo")
+
+    def begin(name, rank):
+        thread = threading.Thread(target=meet, args=(name, rank), daemon=True)
+        thread.start()
+        return thread
+
+    for thread in [begin("first", 0), begin("second", 1)]:
+        thread.join(LONGEST)
+    replaced = begin("replaced", 1)
+    assert waits.wait(LONGEST) and "replaced" not in stores
+    stores.clear()  # the end of both
+    meet("first again", 0)
+    replaced.join(LONGEST)
+    stores["replaced"].set("key", "value")
+    assert stores["first again"].get("key") == b"value"
+
+
 @pytest.mark.parametrize(
     ("nodes", "processes", "said"),
     [

@@ -67,6 +67,7 @@ KUBEFLOW_V2 = _words(
     "PET_NNODES=3 PET_NODE_RANK=2 PET_NPROC_PER_NODE=4 PET_MASTER_ADDR=pytorch-node-0-0.pytorch "
     "PET_MASTER_PORT=29400"
 )
+KUBERNETES = KUBEFLOW_V2 | _words("JOB_COMPLETION_INDEX=2 PET_MASTER_ADDR=run-0.run")
 SLURM = _words(
     "SLURM_JOB_ID=8675309 SLURM_STEP_ID=0 SLURM_PROCID=9 SLURM_LOCALID=1 SLURM_NODEID=2 SLURM_NTASKS=12 "
     "SLURM_NNODES=3 SLURM_TASKS_PER_NODE=4(x3) SLURM_JOB_NODELIST=node[009-010],gpu7 SLURM_GPUS_ON_NODE=4"
@@ -139,6 +140,13 @@ def test_nothing_injected_is_one_node():
             Topology(1, 2, 5, None, "h", 65535, "node", "kubeflow-v2"),
         ),
         ({"PET_NNODES": "1"}, Topology(0, 1, 5, None, None, None, "node", "kubeflow-v2")),
+        (KUBERNETES, Topology(2, 3, 5, None, "run-0.run", 29400, "node", "kubernetes")),
+        (
+            _words("JOB_COMPLETION_INDEX=0 PET_NNODES=1"),
+            Topology(0, 1, 5, None, None, None, "node", "kubernetes"),
+        ),
+        # an Indexed Job whose pods do not belong together
+        (_words("JOB_COMPLETION_INDEX=3"), Topology(0, 1, 5, None, None, None, "node", "plain")),
         (SLURM, Topology(2, 3, 4, 1, "node009", SLURM_PORT, "process", "slurm")),
         (
             _words(
@@ -175,10 +183,11 @@ def test_recorded_environments(env, topology):
 NODE_SOURCES = {  # platforms that start one process per node: the source that their variables name
     "modelarts": "modelarts-arguments", "modelarts-custom": "modelarts-environment",
     "pai-dlc": "pai-dlc-or-baidu", "baidu": "pai-dlc-or-baidu", "sagemaker": "sagemaker",
-    "kubeflow": "kubeflow", "kubeflow-v2": "kubeflow-v2", "volcano": "volcano", "volcengine": "volcengine",
+    "kubeflow": "kubeflow", "kubeflow-v1": "kubeflow", "kubeflow-v2": "kubeflow-v2",
+    "kubernetes": "kubernetes", "volcano": "volcano", "volcengine": "volcengine",
     "skypilot": "skypilot", "dstack": "dstack", "plain": "plain",
 }  # fmt: skip
-SILENT = {"kubeflow", "kubeflow-v2", "volcano", "plain"}
+SILENT = {"kubeflow", "kubeflow-v1", "kubeflow-v2", "kubernetes", "volcano", "plain"}
 PROMISE = {"modelarts-npu", *NODE_SOURCES} - SILENT  # they tell the number of GPUs
 RANK_SOURCES = {  # they start one process per rank
     "azureml": "azureml", "slurm": "slurm", "modelarts-npu": "rank-table",
@@ -437,6 +446,9 @@ def test_arguments_that_are_wrong_by_themselves(args, message):
         (SAGEMAKER, "SM_CURRENT_HOST=algo-9", {}, "SM_CURRENT_HOST=algo-9: expected a JSON list of host"),
         (SAGEMAKER, "SM_HOSTS=algo-1,algo-2", {}, "SM_HOSTS=algo-1,algo-2 SM_CURRENT_HOST=algo-2: expected"),
         (KUBEFLOW_V2, "PET_NNODES=1:3", {}, "PET_NNODES=1:3 is not a whole number"),
+        (KUBERNETES, "JOB_COMPLETION_INDEX=1", {}, "PET_NODE_RANK=2 contradicts JOB_COMPLETION_INDEX=1"),
+        (KUBERNETES, "PET_NNODES=2", {}, "PET_NNODES=2 PET_NODE_RANK=2: rank 2 is not in 0..1"),
+        (KUBERNETES, "PET_NNODES=1", {}, "PET_NNODES=1 PET_NODE_RANK=2: rank 2 is not in 0..0"),
         (SLURM, "SLURM_TASKS_PER_NODE=4(x2),3", {}, "SLURM_TASKS_PER_NODE=4(x2),3 do not fit: every"),
         (SLURM, "SLURM_NTASKS=11", {}, "SLURM_NTASKS=11 SLURM_NNODES=3 SLURM_TASKS_PER_NODE=4(x3) do not"),
         (SLURM, "SLURM_PROCID=8 SLURM_NODEID=1 SLURM_LOCALID=4", {}, "do not fit"),

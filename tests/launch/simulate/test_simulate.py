@@ -9,6 +9,7 @@ import pytest
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.exit_codes import explain_exit_code
+from launch import profiles
 from launch.simulate import cli, faults
 from launch.simulate.nodes import Run
 from launch.simulate.simulation import Simulation
@@ -238,6 +239,7 @@ def test_what_a_node_gets(words, script, tmp_path):
     ("restart:node=1,step=3", ["12 trace0 trace0 trace0", "12 trace1 trace1 trace1"]),
     ("reschedule:node=1,step=3", ["12 trace0 trace0 trace0", "21   trace0,trace1"]),
     ("reschedule:step=3", ["21   trace0,trace1", "21   trace0,trace1"]),
+    ("evict:node=1,step=3", ["21   ", "21   "]),
 ])  # fmt: skip
 def test_restarts(fault, again, script, tmp_path):
     meeting = tmp_path / "meeting"  # a fault waits for a step of any node, so both have left traces by then
@@ -251,11 +253,25 @@ def test_restarts(fault, again, script, tmp_path):
         )
         assert [" ".join(run) for run in runs] == ["11   ", expected]
     table = rows(result.stdout)
-    assert table["1 run 1"].code == 137 and table["1 run 1"].meaning == f"ended by fault {fault}"
+    code = 143 if fault.startswith("evict") else 137
+    assert table["1 run 1"].code == code and table["1 run 1"].meaning == f"ended by fault {fault}"
     assert table["0 run 1"].code == (137 if fault == "reschedule:step=3" else 7), (
         "restarted after its failure"
     )
     assert table["0 run 2"].code == table["1 run 2"].code == 0
+
+
+def test_a_pod_that_ignores_sigterm_is_killed_after_its_grace(script, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(profiles, "_AFTER_GRACE", 0)
+    ignore = "import os, signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    again = f"{str(tmp_path / 'mark')!r}"
+    ends = f"if os.path.exists({again}): raise SystemExit\nopen({again}, 'w').close()\n"
+    words = ["--fault=evict:node=0,step=2", str(script(ignore + ends + ENDLESS)), "--"]
+    assert cli.main([*words, "--grace=0.5"]) == 0
+    table = rows(capsys.readouterr().out)
+    assert table["0 run 1"].code == 137 and table["0 run 2"].code == 0
+    with pytest.raises(BadInput, match="--grace never is not a number of seconds"):
+        cli.main([*words, "--grace=never"])
 
 
 def test_a_stopped_node_is_ended_when_nothing_else_is_left(script):
