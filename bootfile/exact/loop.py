@@ -707,8 +707,7 @@ class Exact:
     def _exit(self, step: int) -> None:
         """Exit after rank 0 has saved: when one process exits, its parent ends the others."""
         events = self.parts.events
-        causes = ranks.gather_objects((signals.received(), signals.reason()))
-        for rank, (number, reason) in enumerate(causes):
+        for rank, (number, reason) in enumerate(ranks.gather_objects(signals.received())):
             if number:  # for the log and the exit code; the store may not have it yet
                 signals.hear(rank, number, reason)
         if ranks.is_first():

@@ -2,14 +2,16 @@
 
     Exact(..., plugins=[*usual(), Preemption("aws")])
 
-The run ends as after SIGTERM: all ranks save after the same step and exit with 143, and a scheduler starts it
-elsewhere in the time that is left. The step pays nothing: a thread asks, on the first rank of each node.
+Experimental. The run ends as after SIGTERM: all ranks save after the same step and exit with 143, and a
+scheduler starts it elsewhere in the time that is left. A step costs nothing: a thread asks, on the first rank
+of each node.
 """
 
+import signal
 import threading
 
 from bootfile.exact.plugins import Parts, Plugin
-from bootfile.ground.errors import Once, in_one_line, print_line
+from bootfile.ground.errors import Once, in_one_line, print_line, printable
 from bootfile.processes import nodes, notices, ranks, signals
 
 
@@ -48,6 +50,7 @@ class Preemption(Plugin):
                 line = f"warning: notices of preemption by {name} cannot be read on node {node}"
                 say_once(f"{line}, and are asked for again: {in_one_line(error)}", name)
             if what and not self._is_over.is_set():
-                signals.ask_to_stop(f"notice of preemption by {name} for node {node} ({what})")
+                reason = f"notice of preemption by {name} for node {node} ({what})"
+                signals.ask(int(signal.SIGTERM), printable(reason))
                 return
             self._is_over.wait(self._source.every)

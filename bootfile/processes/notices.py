@@ -1,4 +1,4 @@
-"""Read the notice with which a cloud announces that it takes this machine, or a file that announces it.
+"""Read the notice with which a cloud, or a file, announces that this machine is taken. Experimental.
 
 Each cloud is a row of CLOUDS: how to ask its metadata server, and how to read the answer. A request needs no
 credential; it goes to one address by http, through no proxy, and follows no redirect. From copies of the
@@ -25,7 +25,6 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 from bootfile.ground.errors import BadInput
@@ -80,7 +79,7 @@ class Cloud:
     text; if may_lack, 404 is the answer without a notice. every: seconds between two requests.
     address: the default. variable: the environment variable of the vendor's SDKs for another one.
     headers: of each request. token: the header of a token that PUT /latest/api/token returns.
-    name_path: answers with the name of this machine. first: seconds for the first answer.
+    name_path: answers with the name of this machine. first: seconds for the first answer; 0: as for others.
     """
 
     path: str
@@ -88,11 +87,11 @@ class Cloud:
     every: float
     address: str = "169.254.169.254"
     variable: str = ""
-    headers: Mapping[str, str] = MappingProxyType({})
+    headers: tuple[tuple[str, str], ...] = ()
     token: str = ""
     may_lack: bool = False
     name_path: str = ""
-    first: float = _SECONDS
+    first: float = 0
 
 
 CLOUDS = {
@@ -109,13 +108,13 @@ CLOUDS = {
         _read_google,
         every=1,
         variable="GCE_METADATA_HOST",
-        headers={"Metadata-Flavor": "Google"},
+        headers=(("Metadata-Flavor", "Google"),),
     ),
     "azure": Cloud(
         "/metadata/scheduledevents?api-version=2020-07-01",
         _read_azure,
         every=1,
-        headers={"Metadata": "true"},
+        headers=(("Metadata", "true"),),
         name_path="/metadata/instance/compute/name?api-version=2021-02-01&format=text",
         first=130,
     ),
@@ -159,8 +158,7 @@ class Metadata:
                 headers[cloud.token] = text
             else:
                 lack = f"; its token: {status or text}"
-        seconds = _SECONDS if self._has_answered else cloud.first
-        status, text = self._ask(cloud.path, headers, seconds=seconds)
+        status, text = self._ask(cloud.path, headers, seconds=0 if self._has_answered else cloud.first)
         self._has_answered = True
         if status == 404 and cloud.may_lack:
             return ""
@@ -183,12 +181,13 @@ class Metadata:
         return True
 
     def _ask(
-        self, path: str, headers: Mapping[str, str], method: str = "GET", seconds: float = _SECONDS
+        self, path: str, headers: Mapping[str, str], method: str = "GET", seconds: float = 0
     ) -> tuple[int, str]:
         """Return the status and the text of an answer. Raises OSError and http.client.HTTPException."""
         # this client of Python's library uses neither proxies nor redirects
         connection = http.client.HTTPConnection(self._host, self._port, timeout=_SECONDS)
         connection.connect()
+        seconds = seconds or _SECONDS
         connection.sock.settimeout(seconds)
         # a time-out is that of one read: a server that sends byte after byte is cut off
         limit = threading.Timer(2 * seconds, _shut, [connection.sock])
@@ -225,9 +224,19 @@ def find_source(given: str, address: str | None = None) -> Metadata | File:
     if "/" in name and not address:
         return File(given)
     raise BadInput(
-        f"a notice of preemption from {given!r}: expected {', '.join(CLOUDS)}, CLOUD=http://HOST:PORT, or "
-        "the path of a file with a /"
+        f"--preemption, Preemption(): expected {', '.join(CLOUDS)}, CLOUD=http://HOST:PORT, or the path of a "
+        f"file with a /, got {given!r}"
     )
+
+
+def check(given: str, is_elastic: bool) -> None:
+    """Raise BadInput if a job cannot use this --preemption."""
+    find_source(given)
+    if is_elastic:
+        raise BadInput(
+            f"--preemption {given} --elastic true: not offered together: a process that leaves is replaced "
+            "on the same machine"
+        )
 
 
 def _parse_address(text: str) -> tuple[str, int]:

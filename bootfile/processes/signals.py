@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from bootfile.ground.errors import INTERRUPTED, leave, print_line, printable, say_error
+from bootfile.ground.errors import INTERRUPTED, leave, print_line, say_error
 from bootfile.processes import texts
 
 if TYPE_CHECKING:  # a job imports this module before torch
@@ -45,7 +45,7 @@ _MOST_TO_SAY = 2.0  # seconds that the end of training waits for that line: the 
 _unwind = 3.0  # seconds for the main thread to end by itself after Ctrl-C when no job is watched
 _code = 128 + signal.SIGTERM  # the exit code after the signal
 _number = 0  # the signal that this process got
-_reason = ""  # why the job stops, if not because of a signal: see ask_to_stop()
+_reason = ""  # why the job stops, if not because of a signal: see ask()
 _reader: int | None = None  # the reading end of the pipe
 _store: "Store | None" = None  # in which the processes share a request to stop
 _rank = 0  # the rank of this process
@@ -162,12 +162,6 @@ def ignore(numbers: Iterable[int] = SIGNALS) -> None:
             signal.signal(number, signal.SIG_IGN)
 
 
-def ask_to_stop(reason: str) -> None:
-    """Stop the job as SIGTERM to this process does, for another reason, which the log and the record of the
-    end show. Any thread may call it."""
-    _ask(signal.SIGTERM, printable(reason))  # one line
-
-
 def _is_ours(number: int) -> bool:
     """Return whether one of SIGNALS stops the job.
 
@@ -254,16 +248,15 @@ def _listen(reader: int) -> None:
         is_of_job = number in _OPTIONAL and signal.getsignal(number) != _note
         is_ours = number in SIGNALS and not is_of_job
         if is_ours and _watching.is_set():
-            _ask(number)
+            _shared[0] = _shared[0] or 1  # forked_signals.ASKED: a child that has got it, too, waits for this
+            ask(number)
 
 
-def _ask(number: int, reason: str = "") -> None:
-    """Stop the job because this process got a signal, or for another reason. Only the first call counts."""
+def ask(number: int, reason: str = "") -> None:
+    """Stop the job as after this signal, once. reason: one line, in place of its name. For any thread."""
     global _code, _number, _reason
     if _number:
         return
-    if _reader is not None:  # else the loop is not in the main thread, and nothing was started
-        _shared[0] = 1  # forked_signals.ASKED; first: a child that has got the signal, too, waits for it
     # before the loop can see the request: it ends with this code, and sends this number to the others
     _code = _CODES.get(number, _code)
     _number = number
@@ -311,20 +304,14 @@ def _follow(store: "Store") -> None:
             look(store)
 
 
-def received() -> int:
-    """Return the number of the signal that this process got; 0 if it got none. Each rank sends it to the
-    others when the job stops."""
-    return _number
-
-
-def reason() -> str:
-    """Return why the job stops, if not because of a signal; else "". It may have come from another rank."""
-    return _reason
+def received() -> tuple[int, str]:
+    """Return the number of the signal that this process got, 0 if it got none, and the reason in place of a
+    signal, else "". Each rank sends both to the others when the job stops."""
+    return _number, _reason
 
 
 def hear(rank: int, number: int, reason: str = "") -> None:
-    """Stop because another rank got this signal, or for its reason, unless this process was asked to stop
-    before.
+    """Stop because another rank was asked to, by this signal or reason, unless this process was before.
 
     Each rank calls it when the job stops: the vote of a step may be faster than the store. look() and a
     member of an elastic job call it when they learn of the signal.
@@ -332,8 +319,7 @@ def hear(rank: int, number: int, reason: str = "") -> None:
     global _code, _reason
     # the first signal decides: a later one changes neither the code nor the time of the end
     if not _asked.is_set():
-        _code = _CODES.get(number, _code)
-        _reason = reason
+        _code, _reason = _CODES.get(number, _code), reason
         _stop()
         if _rank == 0:
             cause = reason or f"{signal.Signals(number).name} at rank {rank}"

@@ -154,17 +154,6 @@ def _add_run_arguments(parser: JobParser) -> None:
     add(instructions.OPTION, choices=instructions.LEVELS, help=instructions.HELP)
 
 
-def _preemption(text: str) -> str:
-    """Check the source of --preemption; the Checkpointer makes the plugin."""
-    from bootfile.processes import notices  # most jobs ask for no notices
-
-    try:
-        notices.find_source(text)
-    except BadInput as reason:
-        raise argparse.ArgumentTypeError(str(reason)) from None
-    return text
-
-
 def _add_arguments(parser: JobParser) -> None:
     """Add the options of a Checkpointer."""
     add = parser.add_argument_group("checkpoints", role=OPERATION).add_argument
@@ -200,11 +189,8 @@ def _add_arguments(parser: JobParser) -> None:
     add("--epoch_weights", type=boolean, default=True, help=help)
     help = "after SIGTERM or Ctrl-C: time to finish the step, save and exit (default: 25)"
     add("--grace", type=positive_float, default=25, metavar="SECONDS", help=help)
-    help = (
-        "save and end as after SIGTERM if the metadata of this cloud (aws, google, azure, alibaba, or "
-        "CLOUD=http://HOST:PORT) announce the end of a machine, or if FILE exists (default: ask for nothing)"
-    )
-    add("--preemption", type=_preemption, metavar="CLOUD|FILE", help=help)
+    help = "end saved if aws, google, azure or alibaba will take the machine, or FILE exists (default: off)"
+    add("--preemption", metavar="CLOUD|FILE", help=help)
     help = "any: another rank saves the last step if rank 0 is lost; needs a shared mount (default: first)"
     add("--survivors", choices=["first", "any"], default="first", help=help)
     help = "say where each rank is if no step ends for so long; 0: never (default: 60 or 20 median steps)"
@@ -230,11 +216,10 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
         from common.run import trackers  # most jobs have none
 
         trackers.check(args.tracker)
-    if args.preemption and vars(args).get("elastic"):
-        raise BadInput(
-            f"--preemption {args.preemption} --elastic true: not offered together: a process that leaves is "
-            "replaced on the same machine"
-        )
+    if args.preemption:
+        from bootfile.processes import notices  # most jobs ask for no notices
+
+        notices.check(args.preemption, is_elastic=bool(vars(args).get("elastic")))
     changes = {}
     if args.from_run or args.at_step is not None or args.skip_steps:
         from common.checkpoint import fork  # most runs begin with step 1

@@ -79,9 +79,9 @@ def describe_last(folder: str) -> str:
 
 def of_signal() -> tuple[int, str]:
     """Return the exit code and the reason of a run that a signal, or a notice of preemption, has stopped."""
-    number = signals.received()
+    number, reason = signals.received()
     name = signal.Signals(number).name if number else "a signal at another rank"
-    return signals.exit_code(), signals.reason() or name
+    return signals.exit_code(), reason or name
 
 
 def of_error(error: BaseException) -> tuple[int, str]:
