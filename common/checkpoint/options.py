@@ -189,7 +189,7 @@ def _add_arguments(parser: JobParser) -> None:
     add("--epoch_weights", type=boolean, default=True, help=help)
     help = "after SIGTERM or Ctrl-C: time to finish the step, save and exit (default: 25)"
     add("--grace", type=positive_float, default=25, metavar="SECONDS", help=help)
-    help = "end saved if aws, google, azure or alibaba will take the machine, or FILE exists (default: off)"
+    help = "save and end if aws, google, azure or alibaba takes the machine, or FILE exists (default: off)"
     add("--preemption", metavar="CLOUD|FILE", help=help)
     help = "any: another rank saves the last step if rank 0 is lost; needs a shared mount (default: first)"
     add("--survivors", choices=["first", "any"], default="first", help=help)
