@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from bootfile.exact.loop import Job as Job
     from bootfile.exact.nonfinite import Diverged as Diverged
     from bootfile.exact.plugins import Plugin as Plugin
+    from bootfile.exact.preemption import Preemption as Preemption
     from bootfile.exact.processes import Processes as Processes
     from bootfile.exact.protocols import TrainingLoader as TrainingLoader
     from bootfile.exact.usual import usual as usual
@@ -39,6 +40,7 @@ _MODULES = {
     "Job": "bootfile.exact.loop",
     "Loader": "bootfile.loaders.loader",
     "Plugin": "bootfile.exact.plugins",
+    "Preemption": "bootfile.exact.preemption",
     "Processes": "bootfile.exact.processes",
     "Receipt": "bootfile.receipt.loop_receipt",
     "SequentialBatchSampler": "bootfile.sampling.sampler",

@@ -35,7 +35,7 @@ OPTIONS = {
     f"{IMAGES} train_text train_own imagenet": """
         --lr --max_steps --epoch_steps --report_every --resume --weights
         --from --at_step --skip_steps --without --keep_every
-        --evaluate --save_every --keep --evaluate_every --epoch_weights --grace
+        --evaluate --save_every --keep --evaluate_every --epoch_weights --grace --preemption
         --stuck_after --stuck_exit --survivors --recheck --max_bad_steps --slow_rank --sample_losses --tracker
         --threads --cpu_level""",
     "train_ddp train_exact train_fsdp imagenet loader loader_dali": """

@@ -707,9 +707,9 @@ class Exact:
     def _exit(self, step: int) -> None:
         """Exit after rank 0 has saved: when one process exits, its parent ends the others."""
         events = self.parts.events
-        for rank, number in enumerate(ranks.gather_objects(signals.received())):
+        for rank, (number, reason) in enumerate(ranks.gather_objects(signals.received())):
             if number:  # for the log and the exit code; the store may not have it yet
-                signals.hear(rank, number)
+                signals.hear(rank, number, reason)
         if ranks.is_first():
             self.saver.collect(wait=True)
         # every rank has to leave with the same code, and only rank 0 knows about the writes

@@ -45,6 +45,7 @@ _MOST_TO_SAY = 2.0  # seconds that the end of training waits for that line: the 
 _unwind = 3.0  # seconds for the main thread to end by itself after Ctrl-C when no job is watched
 _code = 128 + signal.SIGTERM  # the exit code after the signal
 _number = 0  # the signal that this process got
+_reason = ""  # why the job stops, if not because of a signal: see ask()
 _reader: int | None = None  # the reading end of the pipe
 _store: "Store | None" = None  # in which the processes share a request to stop
 _rank = 0  # the rank of this process
@@ -230,7 +231,6 @@ def _note(number: int, frame: FrameType | None) -> None:
 def _listen(reader: int) -> None:
     """Read the numbers of signals, also while the main thread is in a collective: the thread "signals"."""
     interrupted_at: float | None = None  # the first SIGINT
-    has_asked = False
     while True:
         number = os.read(reader, 1)[0]
         if not number:
@@ -247,15 +247,16 @@ def _listen(reader: int) -> None:
         # the pipe gets all signals that Python handles, also those that the job handles itself
         is_of_job = number in _OPTIONAL and signal.getsignal(number) != _note
         is_ours = number in SIGNALS and not is_of_job
-        if is_ours and _watching.is_set() and not has_asked:  # only the first signal counts
-            has_asked = True
-            _ask(number)
+        if is_ours and _watching.is_set():
+            _shared[0] = _shared[0] or 1  # forked_signals.ASKED: a child that has got it, too, waits for this
+            ask(number)
 
 
-def _ask(number: int) -> None:
-    """Stop the job because this process got a signal. The thread "signals" calls it once."""
-    global _code, _number
-    _shared[0] = 1  # forked_signals.ASKED; first: a child that has got the signal, too, waits for it
+def ask(number: int, reason: str = "") -> None:
+    """Stop the job as after this signal, once. reason: one line, in place of its name. For any thread."""
+    global _code, _number, _reason
+    if _number:
+        return
     # before the loop can see the request: it ends with this code, and sends this number to the others
     _code = _CODES.get(number, _code)
     _number = number
@@ -265,11 +266,12 @@ def _ask(number: int) -> None:
     if _asked.is_set():  # another process has asked before, and its signal was printed
         _said.set()
         return
+    _reason = reason
     _stop()  # before any call that could block or fail: the log may be closed
     if _store:
         with contextlib.suppress(RuntimeError):  # the store's process has ended: the others end soon
-            texts.write(_store, _KEY, f"{_rank} {number:d} {_token}")
-    print_line(f"{signal.Signals(number).name}: stopping at the next step, within {_grace:.0f} s")
+            texts.write(_store, _KEY, f"{_rank} {number:d} {_token}" + (f" {reason}" if reason else ""))
+    print_line(f"{reason or signal.Signals(number).name}: stopping at the next step, within {_grace:.0f} s")
     _said.set()
 
 
@@ -302,26 +304,26 @@ def _follow(store: "Store") -> None:
             look(store)
 
 
-def received() -> int:
-    """Return the number of the signal that this process got; 0 if it got none. Each rank sends it to the
-    others when the job stops."""
-    return _number
+def received() -> tuple[int, str]:
+    """Return the number of the signal that this process got, 0 if it got none, and the reason in place of a
+    signal, else "". Each rank sends both to the others when the job stops."""
+    return _number, _reason
 
 
-def hear(rank: int, number: int) -> None:
-    """Stop because another rank got this signal, unless this process was asked to stop before.
+def hear(rank: int, number: int, reason: str = "") -> None:
+    """Stop because another rank was asked to, by this signal or reason, unless this process was before.
 
     Each rank calls it when the job stops: the vote of a step may be faster than the store. look() and a
     member of an elastic job call it when they learn of the signal.
     """
-    global _code
+    global _code, _reason
     # the first signal decides: a later one changes neither the code nor the time of the end
     if not _asked.is_set():
-        _code = _CODES.get(number, _code)
+        _code, _reason = _CODES.get(number, _code), reason
         _stop()
         if _rank == 0:
-            name = signal.Signals(number).name
-            print_line(f"{name} at rank {rank}: stopping at the next step, within {_grace:.0f} s")
+            cause = reason or f"{signal.Signals(number).name} at rank {rank}"
+            print_line(f"{cause}: stopping at the next step, within {_grace:.0f} s")
 
 
 def look(store: "Store") -> None:
@@ -333,9 +335,9 @@ def look(store: "Store") -> None:
     request = texts.read(store, _KEY)
     if not request or _asked.is_set():
         return
-    match = re.fullmatch(rf"(\d+) (\d+) {_token}", request)
+    match = re.fullmatch(rf"(\d+) (\d+) {_token}(?: (.+))?", request)
     if match:
-        hear(int(match[1]), int(match[2]))
+        hear(int(match[1]), int(match[2]), match[3] or "")
     elif _rank == 0 and not _refused:
         _refused = request
         print_line("warning: ignored a request to stop in the job's store: not by a process of this job")

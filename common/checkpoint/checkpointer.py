@@ -167,6 +167,10 @@ class Checkpointer(Exact, Events):
             criterion = parts.get("criterion")
             writing.append(SampleLosses(criterion, self.loader, run.output.folder, ranks.rank(), self.say))
             survivors = ""  # each rank keeps the losses of its samples until a report
+        if args.preemption:
+            from bootfile.exact.preemption import Preemption  # most jobs ask for no notices
+
+            plugins.append(Preemption(args.preemption))
         watching = usual(survivors, args.stuck_after, args.stuck_exit, args.slow_rank, is_job=True)
         return [*plugins, *watching, *writing]
 

@@ -189,6 +189,8 @@ def _add_arguments(parser: JobParser) -> None:
     add("--epoch_weights", type=boolean, default=True, help=help)
     help = "after SIGTERM or Ctrl-C: time to finish the step, save and exit (default: 25)"
     add("--grace", type=positive_float, default=25, metavar="SECONDS", help=help)
+    help = "save and end if aws, google, azure or alibaba takes the machine, or FILE exists (default: off)"
+    add("--preemption", metavar="CLOUD|FILE", help=help)
     help = "any: another rank saves the last step if rank 0 is lost; needs a shared mount (default: first)"
     add("--survivors", choices=["first", "any"], default="first", help=help)
     help = "say where each rank is if no step ends for so long; 0: never (default: 60 or 20 median steps)"
@@ -214,6 +216,10 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
         from common.run import trackers  # most jobs have none
 
         trackers.check(args.tracker)
+    if args.preemption:
+        from bootfile.processes import notices  # most jobs ask for no notices
+
+        notices.check(args.preemption, is_elastic=bool(vars(args).get("elastic")))
     changes = {}
     if args.from_run or args.at_step is not None or args.skip_steps:
         from common.checkpoint import fork  # most runs begin with step 1

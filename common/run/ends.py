@@ -7,7 +7,7 @@ start: the `time` of the start in starts.jsonl.
 time: when it ended, in seconds of time.time().
 step: the last step that it began.
 code: its exit code.
-reason: "done", the name of a signal, or the error in one line.
+reason: "done", the name of a signal, a notice of preemption, or the error in one line.
 
 A start without the second line was killed, or had no time to write it. If it has several, the last one
 counts: a run that is done may still fail to save. step, code and reason are those of rank 0. Earlier versions
@@ -78,11 +78,10 @@ def describe_last(folder: str) -> str:
 
 
 def of_signal() -> tuple[int, str]:
-    """Return the exit code and the reason of a run that a signal has stopped."""
-    number = signals.received()
-    if number:
-        return signals.exit_code(), signal.Signals(number).name
-    return signals.exit_code(), "a signal at another rank"
+    """Return the exit code and the reason of a run that a signal, or a notice of preemption, has stopped."""
+    number, reason = signals.received()
+    name = signal.Signals(number).name if number else "a signal at another rank"
+    return signals.exit_code(), reason or name
 
 
 def of_error(error: BaseException) -> tuple[int, str]:

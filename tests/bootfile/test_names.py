@@ -8,7 +8,7 @@ from tests.conftest import ROOT, environment, run
 
 NAMES = [
     "BadInput", "BatchSampler", "Diverged", "Due", "Exact", "Interval", "Job", "Loader", "Plugin",
-    "Processes", "Receipt", "SequentialBatchSampler", "TrainingLoader", "WholeBatchSampler",
+    "Preemption", "Processes", "Receipt", "SequentialBatchSampler", "TrainingLoader", "WholeBatchSampler",
     "map_style_loader", "torch_loader", "usual",
 ]  # fmt: skip
 PAGE = (ROOT / "bootfile" / "README.md").read_text(encoding="utf-8")

@@ -10,6 +10,7 @@ MODULES = {
     "--exact_shards": [
         "common.parallel.exact_shards", "common.parallel.shard_guards", "common.parallel.repeated_calls",
     ],
+    "--preemption": ["bootfile.exact.preemption", "bootfile.processes.notices"],
     "--sample_losses": ["common.run.sample_losses"],
     "--without": ["common.checkpoint.without", "bootfile.sampling.removal"],
     "--from": [

@@ -18,7 +18,7 @@ DEFAULTS = {
     "report_every": Interval(1_000_000, "step"), "save_every": Interval(1, "epoch"), "keep": 3,
     "max_bad_steps": 3, "sample_losses": False, "grace": 25.0, "resume": "auto",
     "stuck_after": 0, "slow_rank": 0.1, "stuck_exit": False, "from_run": None, "without": None,
-    "keep_every": None, "survivors": "first", "recheck": 0,
+    "keep_every": None, "survivors": "first", "recheck": 0, "preemption": None,
 }  # fmt: skip
 ROLES = dict.fromkeys(("batch_size", "seed", "dataset"), IDENTITY) | dict.fromkeys(
     (*DEFAULTS, "output_dir", "data_url"), OPERATION

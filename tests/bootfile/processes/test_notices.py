@@ -1,0 +1,138 @@
+"""Notices of preemption are read as the clouds give them, from one address, and nothing else is asked."""
+
+import pytest
+
+from bootfile.ground.errors import BadInput
+from bootfile.processes import notices
+from tests.support.metadata_server import PATHS, TIME, TOKENS, MetadataServer, event
+
+MET = {"aws": f"terminate at {TIME}", "google": "within 30 s", "alibaba": f"release at {TIME}"}
+MET["azure"] = "Preempt at Mon, 30 Nov 2026 08:22:00 GMT"
+
+
+@pytest.fixture(autouse=True)
+def proxy(monkeypatch):
+    """A proxy that gets no request, and no variable of another test."""
+    for variable in ("AWS_EC2_METADATA_SERVICE_ENDPOINT", "GCE_METADATA_HOST", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(variable, raising=False)
+    with MetadataServer() as server:
+        for variable in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(variable, f"http://{server.address}")
+        yield
+        assert server.requests == []
+
+
+@pytest.mark.parametrize("cloud", notices.CLOUDS)
+def test_a_notice_of_each_cloud(cloud):
+    with MetadataServer(cloud) as server:
+        source = notices.find_source(f"{cloud}=http://{server.address}")
+        assert source.find() == ""
+        server.has_notice = True
+        assert (source.name, source.find()) == (cloud, MET[cloud])
+        asked = {path for _, path, _ in server.requests}
+        assert PATHS[cloud] in asked and len(asked) == (1 if cloud == "google" else 2)
+
+
+@pytest.mark.parametrize("cloud", TOKENS)
+def test_a_machine_without_tokens_is_asked_without_one(cloud):
+    with MetadataServer(cloud, has_notice=True) as server:
+        server.has_tokens = False
+        assert notices.Metadata(cloud, server.address).find() == MET[cloud]
+
+
+def test_an_event_of_azure_is_one_of_this_machine():
+    with MetadataServer("azure", has_notice=True) as server:
+        source = notices.Metadata("azure", server.address)
+        server.events = [event("Preempt", "nodes_2"), event("Reboot"), event("Freeze"), event("Redeploy")]
+        assert source.find() == ""
+        server.events.append(event("Terminate", "nodes_2", "NODES_1"))
+        assert source.find().startswith("Terminate at ")
+        server.name = None  # it is not known which machine this is
+        assert source.find().startswith("Preempt at ")
+
+
+@pytest.mark.parametrize("variable", ["AWS_EC2_METADATA_SERVICE_ENDPOINT", "GCE_METADATA_HOST"])
+def test_the_address_may_be_that_of_the_vendors_programs(variable, monkeypatch):
+    cloud, scheme = ("aws", "http://") if "AWS" in variable else ("google", "")
+    with MetadataServer(cloud, has_notice=True) as server:
+        monkeypatch.setenv(variable, f"{scheme}{server.address}")
+        assert notices.find_source(cloud).find() == MET[cloud]
+
+
+def test_a_file_is_a_notice(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = notices.find_source("./notice")
+    monkeypatch.chdir("/")
+    assert source.find() == ""
+    (tmp_path / "notice").touch()
+    assert source.find() == "the file exists"
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["gcp", "AWS", "notice", "", "aws=", "aws=https://127.0.0.1", "aws=http://", "aws=http://a:port",
+     "azure=http://127.0.0.1/path", "aws=http://user@127.0.0.1", "aws=ftp://127.0.0.1"],
+)  # fmt: skip
+def test_another_word_is_refused(given):
+    with pytest.raises(BadInput) as raised:
+        notices.find_source(given)
+    assert "http://HOST:PORT" in str(raised.value)
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
+
+
+@pytest.mark.parametrize("cloud", notices.CLOUDS)
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"", b"\xff\x00 no head", b"HTTP/1.1 500 Error\r\n\r\n", b"HTTP/1.1 403 Forbidden\r\n\r\n",
+        HEAD + b"<html>", HEAD + b"\xff\xfe", HEAD + b"[" * 50_000, HEAD + b"null", HEAD + b'{"Events": 3}',
+        HEAD + b'["action"]', HEAD.replace(b"\r\n\r\n", b"\r\nContent-Length: 99\r\n\r\n{"),
+    ],
+)  # fmt: skip
+def test_a_wrong_answer_is_an_error_and_no_notice(cloud, answer):
+    with MetadataServer() as server:
+        server.raw = lambda: [answer]
+        with pytest.raises(Exception) as raised:
+            notices.Metadata(cloud, server.address).find()
+        assert not isinstance(raised.value, AssertionError) and server.requests
+
+
+@pytest.mark.parametrize("cloud", notices.CLOUDS)
+def test_a_redirect_is_not_followed(cloud):
+    with MetadataServer(cloud, has_notice=True) as other, MetadataServer() as server:
+        place = f"http://{other.address}{PATHS[cloud]}"
+        server.raw = lambda: [f"HTTP/1.1 302 Found\r\nLocation: {place}\r\n\r\n".encode()]
+        with pytest.raises(BadInput, match="302"):
+            notices.Metadata(cloud, server.address).find()
+        assert other.requests == []
+
+
+@pytest.mark.parametrize("kind", ["nothing", "byte after byte"])
+def test_a_server_that_hangs_is_left(kind, monkeypatch):
+    monkeypatch.setattr(notices, "_SECONDS", 0.2)
+    with MetadataServer() as server:
+
+        def wait():
+            server.closed.wait()
+            yield b""
+
+        server.raw = wait if kind == "nothing" else lambda: server.slowly(HEAD * 1000)
+        with pytest.raises(Exception):  # noqa: B017  # a time-out, or a closed connection
+            notices.Metadata("aws", server.address).find()
+
+
+def test_the_first_answer_of_azure_may_be_late(monkeypatch):
+    monkeypatch.setattr(notices, "_SECONDS", 0.05)
+    with MetadataServer() as server:
+        source = notices.Metadata("azure", server.address)
+
+        def late():
+            server.closed.wait(0.3)
+            yield HEAD + b'{"Events": []}'
+
+        server.raw = late
+        assert source.find() == ""
+        with pytest.raises(TimeoutError):
+            source.find()
