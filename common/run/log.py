@@ -358,10 +358,10 @@ class Log:
         if error is None or isinstance(error, endings.Changed) or not ranks.is_first():
             return
         step = self._loader.step if self._loader is not None else self._last_step
+        code, reason = ends.of_error(error)
+        self.print_end(step, code, reason)
         # a thread: on a mount that hangs this process must end all the same
-        end = [step, *ends.of_error(error)]
-        self.print_end(*end)
-        writing = threading.Thread(target=self._files.write_end, args=end, daemon=True)
+        writing = threading.Thread(target=self._files.write_end, args=[step, code, reason], daemon=True)
         writing.start()
         writing.join(_LAST_WRITE)
 
