@@ -1,4 +1,4 @@
-"""Find out whether the locks of a folder end at this node, as they do on many mounts."""
+"""Find the mount that holds a folder, and whether its locks end at this node, as they do on many mounts."""
 
 import contextlib
 import os
@@ -22,17 +22,7 @@ _LOCAL_OPTIONS = {  # type of a mount -> options with which its locks are local;
 def find_local_locks(path: str) -> str:
     """Return the type of the mount that holds a path if its locks may end at this node, else "". A job calls
     it when it holds its output folder, on rank 0."""
-    kind = ""
-    options = ""
-    longest = 0  # characters of the mount point: the innermost mount holds the path
-    with contextlib.suppress(OSError), open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            mount, _, device = line.partition(" - ")
-            point = re.sub(r"\\(\d{3})", _read_octal, mount.split()[4])
-            if os.path.commonpath([point, path]) == point and len(point) >= longest:
-                longest = len(point)
-                kind, _, options = (*device.split(), "", "")[:3]
-                options = f"{mount.split()[5]},{options}"
+    _, kind, options = _find(path)
     # `fuse.s3fs` is of the type fuse; those whose locks reach other nodes are named one by one
     expected = _LOCAL_OPTIONS.get(kind.partition(".")[0])
     if expected is None or _SHARES_LOCKS.fullmatch(kind):
@@ -40,6 +30,26 @@ def find_local_locks(path: str) -> str:
     if expected and not re.search(rf"(^|,)({expected})(,|$)", options):
         return ""
     return kind
+
+
+def describe_mount(path: str) -> str:
+    """Return the mount that holds a path, "nfs4 at /mnt/runs"; "" if the system does not tell."""
+    point, kind, _ = _find(path)
+    return f"{kind} at {point}" if kind else ""
+
+
+def _find(path: str) -> tuple[str, str, str]:
+    """Return (mount point, type, options) of the mount that holds a path; texts are "" if not known."""
+    found = "", "", ""
+    with contextlib.suppress(OSError), open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            mount, _, device = line.partition(" - ")
+            point = re.sub(r"\\(\d{3})", _read_octal, mount.split()[4])
+            # the innermost mount holds the path
+            if os.path.commonpath([point, path]) == point and len(point) >= len(found[0]):
+                kind, _, options = (*device.split(), "", "")[:3]
+                found = point, kind, f"{mount.split()[5]},{options}"
+    return found
 
 
 def _read_octal(match: re.Match[str]) -> str:

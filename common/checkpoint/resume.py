@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from bootfile.ground.errors import BadInput, print_line
+from bootfile.ground.mounts import describe_mount
 from bootfile.ground.results import checkpoints
 from bootfile.processes import ranks
 from bootfile.records import read_starts
@@ -56,9 +57,11 @@ def take_output(
     check_rename(output.folder)
     count = platforms.count_restarts(os.environ)
     if count and not output.url and not list_results(output.folder) and not read_starts(output.folder):
+        mount = describe_mount(output.folder)
+        on = f" (this folder is on {mount})" if mount else ""
         print_line(
             f"warning: restart {count} of this job, and {output} holds no results: if an earlier start had "
-            "some, its file system is not mounted here"
+            f"some, its file system is not mounted here{on}"
         )
     if output.url:
         from common.checkpoint.mirror import Mirror  # only a job with a URL needs it

@@ -20,7 +20,7 @@ from pathlib import Path
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained
 from bootfile.ground.numbers import count_in, parse_number
-from common.platform.table import MPI, PLAIN, PROFILES, Platform
+from common.platform.table import MPI, PLAIN, PROFILES, STARTS, Platform
 
 MEMBER = "BOOTFILE_MEMBER"  # the name of a process that an agent has started (common/elastic/agent.py)
 HELD = "BOOTFILE_OUTPUT_HELD"  # set by a process that holds the output folder for those that it starts
@@ -106,10 +106,12 @@ def has_local_rank_0() -> bool:
 
 def count_restarts(env: Mapping[str, str]) -> int:
     """Return how often Slurm, torchrun or ModelArts has restarted this job."""
-    restarts = [count_in(env, name) or 0 for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")]
-    # ModelArts counts from 1 how often it has scheduled the job, and started its command in this container
-    starts = [count_in(env, name) or 1 for name in ("MA_SCHEDULE_CNT", "MA_PROC_START_CNT")]
-    return max(*restarts, *(count - 1 for count in starts))
+    return max((count_in(env, name) or first) - first for name, first in STARTS.items())
+
+
+def describe_starts(env: Mapping[str, str]) -> str:
+    """Return the counters of starts that the platform has set, as NAME=VALUE; "" without one."""
+    return " ".join(f"{name}={env[name]}" for name in STARTS if name in env)
 
 
 def whole(env: Mapping[str, str], name: str, default: int | None = None) -> int:

@@ -47,8 +47,12 @@ _PET = {  # the options of torchrun, as variables
 }  # fmt: skip
 # An input named data_url and an output named train_url arrive as folders.
 _CHANNELS = ("--data_url={folders.inputs}/data_url_0", "--train_url={folders.outputs}/train_url_0")
-# The code is below user-job-dir, and its parent is on PYTHONPATH. Both counters start at 1: MA_SCHEDULE_CNT
-# counts how often the job was scheduled, MA_PROC_START_CNT how often its command started in this container.
+# Counters of starts -> their value at the first one. ModelArts counts how often it has scheduled the pod of a
+# node, and how often it has started the command there (develop-container-0001, 2025-11-17).
+STARTS = {
+    "SLURM_RESTART_COUNT": 0, "TORCHELASTIC_RESTART_COUNT": 0, "MA_SCHEDULE_CNT": 1, "MA_PROC_START_CNT": 1,
+}  # fmt: skip
+# The code is below user-job-dir, and its parent is on PYTHONPATH.
 _MODELARTS = {
     "MA_HOME": "{home}", "MA_MOUNT_PATH": "{mount}", "MA_JOB_DIR": "{code_parent}",
     "MA_LOG_DIR": "{folders.logs}", "MA_NUM_HOSTS": "{nodes}", "MA_NUM_GPUS": "{gpus}",

@@ -46,6 +46,8 @@ class JobParser(Parser):
             parsed, unknown = self.parse_known_args(words, Arguments())
         ignored = self._let_pass(unknown, parsed.__dict__.pop("ignore_unknown"))
         if platforms.is_first_on_node():
+            if counters := platforms.describe_starts(os.environ):
+                print_line(f"starts {counters}")
             if ignored:
                 print_line(f"ignored arguments: {' '.join(ignored)}")
             shown = []

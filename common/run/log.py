@@ -23,6 +23,7 @@ from bootfile.ground import accelerator, errors
 from bootfile.ground.data_sets import check_map_style, class_names_of
 from bootfile.ground.errors import printable
 from bootfile.ground.heartbeat import watched
+from bootfile.ground.secrets import mask
 from bootfile.processes import ranks
 from common.ground import endings
 from common.run import ends, environment
@@ -135,6 +136,7 @@ class Log:
         # also if the job forgets to close the log, or fails
         endings.at_end("results", self._end)
         endings.at_end("upload", self._record_error)  # before the last upload
+        endings.at_success("loaders", self._print_finished)  # after it
         if continues or not ranks.is_first():
             return
         if self._writes and (line := self._files.describe_last_end()):
@@ -335,6 +337,17 @@ class Log:
         elif isinstance(error, endings.Changed):  # this process continues
             self._files.close()
 
+    def print_end(self, step: int, code: int, reason: str) -> None:
+        """Print the last line of a run on rank 0: END of bootfile/ground/log_lines.py. The arguments are
+        those of ends.jsonl."""
+        in_all = f"/{self._total_steps}" if self._total_steps else ""
+        if self._writes:
+            self.info(f"end: {mask(reason)} at step {step}{in_all}, exit code {code}")
+
+    def _print_finished(self) -> None:
+        """Print the last line of a run that is done. endings calls it on every rank."""
+        self.print_end(self._last_step, 0, "finished")
+
     def record_signal(self, step: int) -> None:
         """Record that the run stops after this step because of a signal. The Checkpointer calls it on rank 0,
         when the step is saved."""
@@ -345,9 +358,10 @@ class Log:
         if error is None or isinstance(error, endings.Changed) or not ranks.is_first():
             return
         step = self._loader.step if self._loader is not None else self._last_step
+        code, reason = ends.of_error(error)
+        self.print_end(step, code, reason)
         # a thread: on a mount that hangs this process must end all the same
-        end = [step, *ends.of_error(error)]
-        writing = threading.Thread(target=self._files.write_end, args=end, daemon=True)
+        writing = threading.Thread(target=self._files.write_end, args=[step, code, reason], daemon=True)
         writing.start()
         writing.join(_LAST_WRITE)
 

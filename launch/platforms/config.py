@@ -26,6 +26,7 @@ _Other = Literal[
 ]  # platforms for whose tools a file is written
 PLATFORMS = ("modelarts", *get_args(_Other))
 UNBUFFERED = "PYTHONUNBUFFERED"  # otherwise a killed node loses its last log lines
+_MOST_VARIABLES = 100  # that the creator of a job gives (vendor's page ma_drawer_129, 2026-08-04)
 _INTERFACES = ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")  # variables that ModelArts sets, too
 _SNAPSHOT = re.compile(r"[A-Za-z0-9_.-]+-[0-9a-f]{12}")
 
@@ -211,7 +212,7 @@ class JobConfig(_Table):
     inputs: dict[_Channel, _Place] = pydantic.Field({})
     outputs: dict[_Channel, _Place] = pydantic.Field({})
     parameters: dict[_Argument, _Text] = pydantic.Field({})
-    environment: dict[_Variable, _VariableText] = pydantic.Field({UNBUFFERED: "1"}, max_length=99)
+    environment: dict[_Variable, _VariableText] = pydantic.Field({UNBUFFERED: "1"})
     retries: Retries = Retries()
     auto_stop: AutoStop = AutoStop()
     schedule: Schedule = Schedule()
@@ -231,7 +232,11 @@ class JobConfig(_Table):
     @pydantic.field_validator("environment")
     @classmethod
     def _set_unbuffered(cls, table: dict[str, str]) -> dict[str, str]:
-        return {UNBUFFERED: "1"} | table
+        table = {UNBUFFERED: "1"} | table
+        if len(table) > _MOST_VARIABLES:
+            counted = f"{len(table)} variables, with {UNBUFFERED}"
+            raise ValueError(f"{counted}: a job of ModelArts takes at most {_MOST_VARIABLES}")
+        return table
 
     @property
     def snapshot(self) -> str:

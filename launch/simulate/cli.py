@@ -3,16 +3,16 @@
     python -m launch simulate --nodes 2 --processes 2 jobs/train_ddp.py -- --dataset digits --max_steps 40
     python -m launch simulate --nodes 2 --platform pai-dlc --fault kill:rank=1,step=5 jobs/train_ddp.py -- ...
 
-Every node has its own folders:
+A --train_url that is a folder of this machine stands for a mounted volume: all nodes write to it, and a new
+container finds it as it was. Otherwise each node has a folder of outputs, as with pre-download. Its folders:
     user-job-dir/<name of the repository>     the files that `pack` keeps; the job is started here
     inputs/data_url_0                         a link to the --data_url of the job's arguments, or its folder
     outputs/train_url_0                       passed as --train_url unless the job's arguments name another
     cache                                     its scratch disk (BOOTFILE_SCRATCH)
     logs                                      its log
 
-URLs among the job's arguments are not changed. Options in a file of its --config are not looked at. A
---train_url that is a folder of this machine stands for a volume: all nodes write to it, and a new container
-finds it as it was. The job uses the GPUs if there is one for every process, else the CPU. On the CPU it also
+URLs among the job's arguments are not changed. Options in a file of its --config are not looked at. The job
+uses the GPUs if there is one for every process, else the CPU. On the CPU it also
 gets --processes_per_node if the platform does not start every process. A script outside a Bootfile repository
 gets only the arguments that the platform passes (guides/own_script.md).
 

@@ -1,21 +1,16 @@
 """The job of a simulation: its nodes, and what they have printed so far."""
 
-import re
 import shlex
 import sys
 import time
 
 from bootfile.console.words import mask_words
+from bootfile.ground.log_lines import END, PROGRESS
 from bootfile.processes.sessions import GENERATION
 from launch.simulate.commands import Commands
 from launch.simulate.nodes import Node
 
-_STEP = re.compile(r"epoch=\d+ step=(\d+)(?:/\d+)? ")  # the beginning of a job's log line
 _LONGEST = 300  # characters of an error that are shown
-# `error: ...` of our jobs, `main.py: error: ...` of argparse, the last line of a traceback
-_ERROR = re.compile(
-    r"(?:\[\w+\]: )?((?:\S+: )?error: \S.*|(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit): \S.*)"
-)
 
 
 def log(line: str) -> None:
@@ -71,16 +66,17 @@ class Job:
         may be read long after it was printed: the job may be further than the step here."""
         for line in lines:
             print(f"[node {node.index}] {line}")
-            step = _STEP.match(line)
-            if step:
-                self.step = int(step[1])
+            progress = PROGRESS.match(line)
+            if progress:
+                self.step = int(progress["step"])
             # an elastic job replaces its processes, and prints who they are now
             generation = GENERATION.fullmatch(line)
             if generation:
                 self._members = [*map(int, generation[2].split())]
-            error = _ERROR.fullmatch(line)
+            end = END.match(line)
+            error = end and (end["error"] or end["hang"])
             if error:
-                node.runs[-1].error = error[1][:_LONGEST]
+                node.runs[-1].error = error[:_LONGEST]
         if lines:
             sys.stdout.flush()
 

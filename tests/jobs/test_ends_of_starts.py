@@ -1,15 +1,18 @@
-"""A start says how the one before it ended, and a run keeps the ends of all its starts in ends.jsonl."""
+"""A start says how the one before it ended, a run keeps the ends of all its starts in ends.jsonl, and the
+lines of a log tell a watcher how a run is (guides/log_format.md)."""
 
 import json
 import os
 import re
 import signal
+import subprocess
 
 import pytest
 
+from bootfile.ground.log_lines import END, PROGRESS
 from common.run import ends
 from launch.report import runs, tables
-from tests.conftest import QUICK, finish, interrupt, names, processes_of, run, run_ranks, start_until
+from tests.conftest import QUICK, ROOT, finish, interrupt, names, processes_of, run, run_ranks, start_until
 from tests.support.exact import changed
 
 # 5 steps an epoch, 3 epochs
@@ -29,10 +32,62 @@ def said(output: str) -> str:
     return found[1] if found else ""
 
 
+def blocks_of_the_page() -> list[str]:
+    """Return the two patterns and the watcher of guides/log_format.md."""
+    page = (ROOT / "guides" / "log_format.md").read_text(encoding="utf-8")
+    return re.findall(r"^```\w*\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+
+
+def watch(log) -> str:
+    """Return what the watcher of the page says of a log."""
+    *_, script = blocks_of_the_page()
+    return subprocess.run(["sh", "-c", script, "watch", log], capture_output=True, text=True).stdout.strip()
+
+
+def watch_text(log, text: str) -> str:
+    log.write_text(text)
+    return watch(log)
+
+
+def ends_in(text: str) -> list[dict[str, str]]:
+    """Return the named parts that END finds in each line."""
+    found = [END.match(line) for line in text.splitlines()]
+    return [{name: part for name, part in end.groupdict().items() if part} for end in found if end]
+
+
+def test_the_page_shows_the_patterns():
+    progress, end, _ = (block.replace("\n", "") for block in blocks_of_the_page())
+    assert (progress, end) == (PROGRESS.pattern, END.pattern)
+
+
+LINES = [  # a line that another launcher prints, or a loop with Exact, and what END finds in it
+    ("[default1]:error: no data", {"error": "error: no data"}),
+    ("main.py: error: no data", {"error": "main.py: error: no data"}),
+    ("ValueError: no data", {"error": "ValueError: no data"}),
+    ("torch.cuda.OutOfMemoryError: x", {"error": "torch.cuda.OutOfMemoryError: x"}),
+    ("rank 3 on node b (pid 12) was killed by SIGKILL: the kernel's OOM killer", {"lost": "3"}),
+    ("rank 3 (pid 12) ended with exit code 1", {"lost": "3"}),
+    ("the end of the training before: SIGTERM at step 3 (exit code 143)", None),
+    ("rank 3 waits", None),
+    ("no error: all is well", None),
+]
+
+
+@pytest.mark.parametrize(("line", "found"), LINES)
+def test_what_an_end_is(line, found):
+    assert ends_in(line) == ([found] if found else [])
+
+
 def test_a_restart_says_how_the_start_before_ended(tmp_path):
-    assert not said(interrupt(*ONE, f"--output_dir={tmp_path}", at=r"^epoch=1 step=3/", by=signal.SIGTERM))
+    stopped = interrupt(*ONE, f"--output_dir={tmp_path}", at=r"^epoch=1 step=3/", by=signal.SIGTERM)
+    assert not said(stopped) and watch_text(tmp_path / "log", stopped) == "start it again"
     [end] = ends_of(tmp_path)
     assert (end["code"], end["reason"]) == (143, "SIGTERM") and 3 <= end["step"] < 15
+    step = str(end["step"])
+    assert ends_in(stopped) == [
+        {"stopped": step, "saved": step}, {"reason": "SIGTERM", "step": step, "steps": "15", "code": "143"}
+    ]  # fmt: skip
+    assert END.match(stopped.splitlines()[-1])
 
     at = r"^epoch=\d step=\d+/15 .*loss="
     killed, output, _ = start_until(*ONE, f"--output_dir={tmp_path}", at=at)
@@ -40,8 +95,18 @@ def test_a_restart_says_how_the_start_before_ended(tmp_path):
     assert said(output) == stopped_at
     killed.kill()
     finish(killed, -signal.SIGKILL)
+    assert watch_text(tmp_path / "log", output) == "it moves" and not ends_in(output)
+    os.utime(tmp_path / "log", (0, 0))
+    assert watch(tmp_path / "log") == "silent"
 
-    assert said(run(*ONE, f"--output_dir={tmp_path}").stdout) == ends.KILLED
+    done = run(*ONE, f"--output_dir={tmp_path}").stdout
+    assert said(done) == ends.KILLED
+    assert watch_text(tmp_path / "log", done) == "finished" and END.match(done.splitlines()[-1])
+    assert ends_in(done) == [{"reason": "finished", "step": "15", "steps": "15", "code": "0"}]
+    *_, last = (progress for progress in map(PROGRESS.match, done.splitlines()) if progress)
+    assert last["epoch"] == "3" and (last["step"], last["steps"]) == ("15", "15")
+    assert last["time"] and last["eta"] and last["figures"].startswith(" val_loss=")
+    assert last[0] == last.string, "no figure is missing"
     begun = [json.loads(line)["time"] for line in (tmp_path / "starts.jsonl").read_text().splitlines()]
     assert [line["start"] for line in ends_of(tmp_path)] == [begun[0], begun[2]]
     assert [(line["step"], line["reason"]) for line in ends_of(tmp_path)][1:] == [(15, "done")]
@@ -53,13 +118,23 @@ def test_a_restart_says_how_the_start_before_ended(tmp_path):
 @pytest.mark.thorough
 def test_an_error_is_told_to_the_next_start(tmp_path):
     options = (*ONE, f"--output_dir={tmp_path}", "--max_bad_steps=3")
-    run(*options, "--lr=1e9", code=7)
+    diverged = run(*options, "--lr=1e9", code=7)
     [end] = ends_of(tmp_path)
+    assert ends_in(diverged.stdout)[-1] == {
+        "reason": end["reason"], "step": str(end["step"]), "steps": "15", "code": "7"
+    }  # fmt: skip
+    assert watch_text(tmp_path / "log", diverged.stdout + diverged.stderr).startswith("no progress: read ")
     assert end["code"] == 7 and names(end["reason"], "3 steps", "finite loss", "max_bad_steps")
     # one that ends before its first report is told as well, though starts.jsonl lacks it
     script = changed("train.py", tmp_path / "job.py", ("loss = criterion(logits, targets)", "loss = 1 / 0"))
     failed = run(script, *options[1:], code=1)
     assert said(failed.stdout) == f"{end['reason']} at step {end['step']} (exit code 7)"
+    assert ends_in(failed.stdout)[-1]["code"] == "1"
+    assert ends_in(failed.stderr) == [{"error": "ZeroDivisionError: division by zero"}]
+    refused = run("jobs/train.py", "--no_such=1", code=2)
+    assert ends_in(refused.stdout + refused.stderr)[-1]["error"].startswith(
+        "error: unknown option: --no_such"
+    )
     assert said(run(*options, "--lr=1e9", code=7).stdout) == (
         "ZeroDivisionError: division by zero at step 3 (exit code 1)"
     )
@@ -87,7 +162,9 @@ def test_a_lost_rank_is_told_to_the_next_start(tmp_path):
     job, _, continue_it = start_until(*words, at=r"^epoch=2 step=6/")
     os.kill(processes_of(job)[-1], signal.SIGKILL)
     continue_it()
-    finish(job, 128 + signal.SIGKILL)
+    lost = finish(job, 128 + signal.SIGKILL)
+    assert {"lost": "1"} in ends_in(lost.stderr)
+    assert watch_text(tmp_path / "log", lost.stdout + lost.stderr) == "start it again"
     line = said(run_ranks(*TWO, f"--output_dir={tmp_path}")[0].stdout)
     # the launcher may end rank 0 before it has written
     assert line == ends.KILLED or re.search(r"lost contact with another process: .* \(exit code 5\)$", line)

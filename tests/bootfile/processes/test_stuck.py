@@ -11,6 +11,7 @@ import psutil
 import pytest
 import torch
 
+from bootfile.ground.log_lines import END
 from bootfile.processes import board, node, stacks
 from bootfile.processes.report import Clock, Report, compose
 from bootfile.processes.roll_call import RollCall
@@ -116,7 +117,10 @@ def test_the_groups_of_a_line():
 
     places = {0: Place(WAITS, "all_reduce (a.py:1)"), 1: Place(IN, "f (b.py:2)"), 2: Place("silent", "")}
     places[3] = places[0]
-    assert compose(60.4, 412, places, names, "OUT") == (
+    line = compose(60.4, 412, places, names, "OUT")
+    end = END.match(line)
+    assert end and (end["hang"], end["seconds"], end["stuck"]) == (line, "60", "412")
+    assert line == (
         "stuck for 60 s at step 412: ranks [0, 3] wait in all_reduce (a.py:1); ranks [1] is in f (b.py:2); "
         "ranks [2] is silent (stacks: OUT)"
     )

@@ -189,7 +189,6 @@ CHANGES = [  # part of the example, its replacement, words of the error
     ("epochs = 20", "epochs = [20]", "[parameters] epochs: expected"),
     ('OMP_NUM_THREADS = "8"', 'RANK = "0"', "[environment] RANK: the platform"),
     ('OMP_NUM_THREADS = "8"', 'A = "$HOME/x"', "[environment] A: "),
-    ('OMP_NUM_THREADS = "8"', "\n".join(f"A{n} = 1" for n in range(100)), "environment: "),
     ("[auto_stop]", "[schedule]\npriority = 1\n[auto_stop]", "[schedule] needs a dedicated pool"),
     ('"obs://bucket/runs"', '"/mnt/runs"', "/mnt/runs is not in a folder"),
     (
@@ -202,6 +201,22 @@ CHANGES = [  # part of the example, its replacement, words of the error
     ("[platform.slurm]", "[platform.lsf]", "[platform] lsf: "),
     ('partition = "gpu"', "partition = [1]", "[platform.slurm] partition: "),
 ]
+
+
+@pytest.mark.parametrize("line", ["", 'PYTHONUNBUFFERED = "0"\n'], ids=["not given", "given"])
+@pytest.mark.parametrize("count", [99, 100, 101])
+def test_a_job_has_at_most_100_variables(count, line, tmp_path):
+    """As the service gets them: with PYTHONUNBUFFERED, which is always one of them."""
+    lines = line + "\n".join(f"A{n} = 1" for n in range(count - 1))
+    example = _example(('OMP_NUM_THREADS = "8"', lines))
+    if count > 100:
+        with pytest.raises(BadInput, match=r"environment: 101 variables, with PYTHONUNBUFFERED.* 100$"):
+            _config(tmp_path, example)
+        return
+    environments = job_request.make_body(_config(tmp_path, example), {})["algorithm"]["environments"]
+    assert len(environments) == count and environments["PYTHONUNBUFFERED"] == ("0" if line else "1")
+
+
 SECRETS = [  # a value that may be a secret, in place of `epochs = 20`, and words of the error
     ('AWS_SECRET_ACCESS_KEY = "hunter2"', "looks like a secret"),
     ('URL = "redis://me:hunter2@host"', "looks like a secret"),

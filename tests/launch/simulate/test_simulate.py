@@ -147,6 +147,18 @@ def test_modelarts(tmp_path):
     assert os.listdir(kept / "node-1/outputs/train_url_0") == [], "only rank 0 writes"
 
 
+@pytest.mark.thorough
+def test_a_new_container_without_the_mount_of_the_results():
+    """Its folder of results is one of the container, so the counters of the platform are the only sign."""
+    job = ("jobs/train.py", "--", *QUICK, "--max_steps=6", "--batch_size=32", "--save_every=1")
+    output = simulate("--fault=reschedule:step=3", *job, "--train_url=results").stdout
+    starts = re.findall(r"^\[node 0\] starts (.*)$", output, re.MULTILINE)
+    assert starts == ["MA_SCHEDULE_CNT=1 MA_PROC_START_CNT=1", "MA_SCHEDULE_CNT=2 MA_PROC_START_CNT=1"]
+    [warning] = re.findall(r"^\[node 0\] warning: (restart .*)$", output, re.MULTILINE)
+    assert names(warning, "restart 1", "results", "no results", "not mounted here")
+    assert "resumed from" not in output and rows(output)["0 run 2"].code == 0
+
+
 def test_a_killed_rank():
     """The other processes end by themselves, and the table gives their exit codes."""
     fault = "kill:rank=1,step=1"
