@@ -13,7 +13,7 @@ import shlex
 from typing import Any
 
 from bootfile.ground.errors import BadInput, import_optional
-from launch.platforms.config import JobConfig
+from launch.platforms.config import TABLES, JobConfig
 from launch.platforms.request import make_outputs
 
 jinja2 = import_optional("jinja2", "job files need jinja2")
@@ -23,6 +23,7 @@ _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "templates")
 COMMANDS = {  # platform: (file in templates/, command that submits FILE)
     "pai-dlc": ("pai-dlc.json", 'aliyun pai-dlc create-job --body "$(cat FILE)"'),
     "sagemaker": ("sagemaker.json", "aws sagemaker create-training-job --cli-input-json file://FILE"),
+    "sagemaker-sdk": ("sagemaker-sdk.py.j2", "python FILE"),
     "kubeflow": ("kubeflow.yaml", "kubectl create -f FILE"),
     "slurm": ("slurm.sh", "sbatch FILE"),
     "skypilot": ("skypilot.yaml", "sky jobs launch FILE"),
@@ -37,7 +38,8 @@ def render(platform: str, config: JobConfig, run: str, resume_from: str | None =
 
     Raises BadInput for a missing or an unknown key.
     """
-    table = config.platform[platform]  # type: ignore[index]
+    name = TABLES.get(platform, platform)
+    table = config.platform[name]  # type: ignore[index]
     inputs = config.inputs | table.inputs
     outputs = make_outputs(config.outputs | table.outputs, run, resume_from)
     values: dict[str, Any] = {
@@ -50,7 +52,7 @@ def render(platform: str, config: JobConfig, run: str, resume_from: str | None =
         "environment": config.environment,
         "mounts": table.mounts,
     }
-    if platform == "sagemaker":  # train_url is the checkpoint folder, which it restores after a restart
+    if name == "sagemaker":  # train_url is the checkpoint folder, which it restores after a restart
         # the service mounts the code as one more channel
         values["channels"] = {"code": table.code or config.code or "", **inputs}
         if list(outputs) != ["train_url"]:
@@ -66,14 +68,15 @@ def render(platform: str, config: JobConfig, run: str, resume_from: str | None =
         values["outputs"] = outputs
         outputs = {}
     words = config.parameters | inputs | outputs
+    values["words"] = words
     values["arguments"] = [f"--{name}={value}" for name, value in words.items()]
     return _fill(platform, table.model_extra or {}, values)
 
 
 def _fill(platform: str, settings: dict[str, Any], values: dict[str, Any]) -> str:
     """Return the template with its values. settings: the keys of [platform.NAME]. Raises BadInput."""
-    name, _ = COMMANDS[platform]
-    finalize = _to_shell if name.endswith(".sh") else _to_json
+    file, _ = COMMANDS[platform]
+    finalize = _to_shell if file.endswith(".sh") else _to_json  # Python reads these values of JSON, too
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
         undefined=jinja2.StrictUndefined,
@@ -83,15 +86,19 @@ def _fill(platform: str, settings: dict[str, Any], values: dict[str, Any]) -> st
     )
     environment.filters["shell"] = shlex.join  # a template may have a command line
     environment.globals.clear()  # `namespace` is one of jinja2's
-    source, _, _ = environment.loader.get_source(environment, name)
-    # what the template asks for and render() does not have is a key of [platform.NAME]
-    keys = meta.find_undeclared_variables(environment.parse(source)) - values.keys()
+    # what a template of this table asks for and render() does not have is a key of [platform.NAME]
+    keys: set[str] = set()
+    table = TABLES.get(platform, platform)
+    for other, (name, _) in COMMANDS.items():
+        if TABLES.get(other, other) == table:
+            source, _, _ = environment.loader.get_source(environment, name)
+            keys |= meta.find_undeclared_variables(environment.parse(source)) - values.keys()
     for key in settings.keys() - keys:  # a misspelt key would be ignored
-        raise BadInput(f"[platform.{platform}] {key}: unknown key: expected one of {', '.join(sorted(keys))}")
+        raise BadInput(f"[platform.{table}] {key}: unknown key: expected one of {', '.join(sorted(keys))}")
     try:
-        return environment.from_string(source).render(settings | values)
+        return environment.get_template(file).render(settings | values)
     except jinja2.UndefinedError as error:
-        raise BadInput(f"[platform.{platform}] {error} (launch/job.example.toml shows it)") from None
+        raise BadInput(f"[platform.{table}] {error} (launch/job.example.toml shows it)") from None
 
 
 def _to_shell(value: Any) -> str:
