@@ -60,6 +60,8 @@ def render(platform: str, config: JobConfig, run: str, resume_from: str | None =
         for url in (*values["channels"].values(), *outputs.values()):
             if not url.startswith("s3://"):
                 raise BadInput(f"sagemaker reads s3:// only: {url or 'code is missing'}")
+        if (config.retries.faults or 0) > 30:
+            raise BadInput("[retries] faults: sagemaker retries a job at most 30 times")
         values |= outputs
         # the job sees folders, which the service fills and uploads
         inputs = {name: f"/opt/ml/input/data/{name}" for name in inputs}
@@ -69,6 +71,10 @@ def render(platform: str, config: JobConfig, run: str, resume_from: str | None =
         outputs = {}
     words = config.parameters | inputs | outputs
     values["words"] = words
+    if platform == "sagemaker-sdk" and (table.model_extra or {}).get("torchrun"):
+        for key, word in words.items():
+            if "'" in word:  # it ends their quotes, and the rest would be a command
+                raise BadInput(f"[parameters] {key}: the start scripts of the SDK do not quote ' for torchrun")
     values["arguments"] = [f"--{name}={value}" for name, value in words.items()]
     return _fill(platform, table.model_extra or {}, values)
 
