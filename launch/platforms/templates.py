@@ -74,7 +74,9 @@ def render(platform: str, config: JobConfig, run: str, resume_from: str | None =
     if platform == "sagemaker-sdk" and (table.model_extra or {}).get("torchrun"):
         for key, word in words.items():
             if "'" in word:  # it ends their quotes, and the rest would be a command
-                raise BadInput(f"[parameters] {key}: the start scripts of the SDK do not quote ' for torchrun")
+                raise BadInput(
+                    f"[parameters] {key}: the start scripts of the SDK do not quote ' for torchrun"
+                )
     values["arguments"] = [f"--{name}={value}" for name, value in words.items()]
     return _fill(platform, table.model_extra or {}, values)
 

@@ -327,7 +327,9 @@ def test_sagemaker_file(layout, tmp_path):
     for node, host in enumerate(hosts):
         content = {"current_host": host, "hosts": hosts, "network_interface_name": "eth0"}
         (tmp_path / "resourceconfig.json").write_text(json.dumps(content))
-        found = topology.resolve(_arguments(words), job["Environment"] | {"SM_INPUT_CONFIG_DIR": str(tmp_path)})
+        found = topology.resolve(
+            _arguments(words), job["Environment"] | {"SM_INPUT_CONFIG_DIR": str(tmp_path)}
+        )
         assert (found.source, found.nodes, found.node_rank) == ("sagemaker", nodes, node)
         assert found.master_host == "algo-1"
 
@@ -374,6 +376,11 @@ def test_sagemaker_sdk_file_with_torchrun_and_spot(tmp_path):
     assert ast.literal_eval(calls["ModelTrainer"]["hyperparameters"])["train_url"] == "/opt/ml/checkpoints"
     assert ast.unparse(calls["Compute"]["enable_managed_spot_training"]) == "True"
     assert ast.unparse(calls["StoppingCondition"]["max_wait_time_in_seconds"]) == "172800"
+    config = _config(tmp_path, text.replace('dataset = "cifar10"', 'dataset = "it\'s"'), "sagemaker-sdk")
+    with pytest.raises(
+        BadInput, match=r"\[parameters\] dataset: the start scripts of the SDK do not quote '"
+    ):
+        templates.render("sagemaker-sdk", config, "run-1")
 
 
 def test_kubeflow_file(layout):
@@ -471,10 +478,6 @@ def test_skypilot_file(layout):
     ("sagemaker", 'code = "s3://', 'code = "obs://', "sagemaker reads s3:// only: obs://bucket/code"),
     ("sagemaker-sdk", 'role_arn = "arn', '# "arn', "[platform.sagemaker] 'role_arn' is undefined"),
     ("sagemaker-sdk", "faults = 3", "faults = 31", "sagemaker retries a job at most 30 times"),
-    (
-        "sagemaker-sdk", 'dataset = "cifar10"', 'dataset = "it\'s"\n[platform.sagemaker]\ntorchrun = true',
-        "[parameters] dataset: the start scripts of the SDK do not quote ' for torchrun",
-    ),
     ("slurm", "[platform.slurm]", "[platform.slurm]\nunused = 1", "unused: unknown key: expected one"),
 ])  # fmt: skip
 def test_what_a_template_does_not_accept(platform, old, new, message, tmp_path):
