@@ -55,13 +55,7 @@ def render(platform: str, config: JobConfig, run: str, resume_from: str | None =
     if name == "sagemaker":  # train_url is the checkpoint folder, which it restores after a restart
         # the service mounts the code as one more channel
         values["channels"] = {"code": table.code or config.code or "", **inputs}
-        if list(outputs) != ["train_url"]:
-            raise BadInput(f"sagemaker needs one output, train_url: it has {', '.join(outputs) or 'none'}")
-        for url in (*values["channels"].values(), *outputs.values()):
-            if not url.startswith("s3://"):
-                raise BadInput(f"sagemaker reads s3:// only: {url or 'code is missing'}")
-        if (config.retries.faults or 0) > 30:
-            raise BadInput("[retries] faults: sagemaker retries a job at most 30 times")
+        _check_sagemaker(config, inputs, outputs, values["channels"]["code"])
         values |= outputs
         # the job sees folders, which the service fills and uploads
         inputs = {name: f"/opt/ml/input/data/{name}" for name in inputs}
@@ -71,14 +65,25 @@ def render(platform: str, config: JobConfig, run: str, resume_from: str | None =
         outputs = {}
     words = config.parameters | inputs | outputs
     values["words"] = words
-    if platform == "sagemaker-sdk" and (table.model_extra or {}).get("torchrun"):
-        for key, word in words.items():
-            if "'" in word:  # it ends their quotes, and the rest would be a command
-                raise BadInput(
-                    f"[parameters] {key}: the start scripts of the SDK do not quote ' for torchrun"
-                )
+    quoted = [key for key, word in words.items() if "'" in word]
+    if platform == "sagemaker-sdk" and (table.model_extra or {}).get("torchrun") and quoted:
+        # it ends the quotes of the SDK's script, and the rest would be a command
+        raise BadInput(f"[parameters] {quoted[0]}: expected a value without ', because torchrun = true")
     values["arguments"] = [f"--{name}={value}" for name, value in words.items()]
     return _fill(platform, table.model_extra or {}, values)
+
+
+def _check_sagemaker(config: JobConfig, inputs: dict[str, str], outputs: dict[str, str], code: str) -> None:
+    """Raise BadInput for what the service or its SDK would refuse."""
+    for channel in inputs.keys() & {"code", "sm_drivers"}:
+        raise BadInput(f"[inputs] {channel}: sagemaker has a channel of this name")
+    if list(outputs) != ["train_url"]:
+        raise BadInput(f"sagemaker needs one output, train_url: it has {', '.join(outputs) or 'none'}")
+    for url in (code, *inputs.values(), *outputs.values()):
+        if not url.startswith("s3://"):
+            raise BadInput(f"sagemaker reads s3:// only: {url or 'code is missing'}")
+    if (config.retries.faults or 0) > 30:
+        raise BadInput("[retries] faults: sagemaker retries a job at most 30 times")
 
 
 def _fill(platform: str, settings: dict[str, Any], values: dict[str, Any]) -> str:

@@ -127,7 +127,7 @@ class Container(Launched):
                 "current_host": hosts[node], "hosts": hosts, "network_interface_name": "lo",
                 "current_instance_type": job["ResourceConfig"]["InstanceType"],
             },
-            "inputdataconfig": dict.fromkeys(channels, {"TrainingInputMode": "File"}),
+            "inputdataconfig": {name: {"TrainingInputMode": "File"} for name in channels},
             "hyperparameters": job["HyperParameters"],
         }  # fmt: skip
         for name in channels:

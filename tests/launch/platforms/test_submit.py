@@ -377,9 +377,7 @@ def test_sagemaker_sdk_file_with_torchrun_and_spot(tmp_path):
     assert ast.unparse(calls["Compute"]["enable_managed_spot_training"]) == "True"
     assert ast.unparse(calls["StoppingCondition"]["max_wait_time_in_seconds"]) == "172800"
     config = _config(tmp_path, text.replace('dataset = "cifar10"', 'dataset = "it\'s"'), "sagemaker-sdk")
-    with pytest.raises(
-        BadInput, match=r"\[parameters\] dataset: the start scripts of the SDK do not quote '"
-    ):
+    with pytest.raises(BadInput, match=r"\[parameters\] dataset: expected a value without '"):
         templates.render("sagemaker-sdk", config, "run-1")
 
 
@@ -477,6 +475,7 @@ def test_skypilot_file(layout):
     ("pai-dlc", 'workspace_id = "12345"', "", "[platform.pai-dlc] 'workspace_id' is undefined"),
     ("sagemaker", 'code = "s3://', 'code = "obs://', "sagemaker reads s3:// only: obs://bucket/code"),
     ("sagemaker-sdk", 'role_arn = "arn', '# "arn', "[platform.sagemaker] 'role_arn' is undefined"),
+    ("sagemaker", "data_url = ", "code = ", "[inputs] code: sagemaker has a channel of this name"),
     ("sagemaker-sdk", "faults = 3", "faults = 31", "sagemaker retries a job at most 30 times"),
     ("slurm", "[platform.slurm]", "[platform.slurm]\nunused = 1", "unused: unknown key: expected one"),
 ])  # fmt: skip
