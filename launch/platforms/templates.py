@@ -1,6 +1,6 @@
 """Fill the job files for the tools of other platforms.
 
-templates/ has one file for each of COMMANDS, as its tool reads it, in jinja2's language. Its names are keys of
+templates/ has a file for each of COMMANDS, as its tool reads it, in jinja2's language. Its names are keys of
 [platform.NAME] in job.toml, or values that render() adds. Each value is written as JSON, in a shell script
 quoted for the shell. launch/profiles.py lists the variables that each platform then sets, and
 common/platform/topology.py reads them. The files follow the vendors' documents; none was sent to a live
