@@ -22,6 +22,7 @@ from common.console.arguments import (
     positive_int,
 )
 from common.distributed import devices
+from common.platform.platforms import default_grace
 from common.run import output
 from common.run.job import JobParser
 
@@ -187,8 +188,8 @@ def _add_arguments(parser: JobParser) -> None:
     add("--evaluate_every", type=non_negative_int, default=0, metavar="N", help=help)
     help = "false: no epoch_<n>.pth and no best.pth; the last checkpoint has the weights (default: true)"
     add("--epoch_weights", type=boolean, default=True, help=help)
-    help = "after SIGTERM or Ctrl-C: time to finish the step, save and exit (default: 25)"
-    add("--grace", type=positive_float, default=25, metavar="SECONDS", help=help)
+    help = "after SIGTERM or Ctrl-C: time to finish the step, save and exit (default: 25; on SageMaker 100)"
+    add("--grace", type=positive_float, default=default_grace(os.environ), metavar="SECONDS", help=help)
     help = "save and end if aws, google, azure or alibaba takes the machine, or FILE exists (default: off)"
     add("--preemption", metavar="CLOUD|FILE", help=help)
     help = "any: another rank saves the last step if rank 0 is lost; needs a shared mount (default: first)"

@@ -26,6 +26,8 @@ MEMBER = "BOOTFILE_MEMBER"  # the name of a process that an agent has started (c
 HELD = "BOOTFILE_OUTPUT_HELD"  # set by a process that holds the output folder for those that it starts
 STARTED_BY = "BOOTFILE_STARTED_BY"  # process id of the parent; set by a job that starts its own processes
 
+# SageMaker writes resourceconfig.json into this folder of each container.
+_SAGEMAKER_CONFIG = "/opt/ml/input/config"
 # torch's default, used if the platform gives a host but no port, and MASTER_PORT is not set.
 _PORT = 29500
 
@@ -90,6 +92,14 @@ def recognised(env: Mapping[str, str]) -> bool:
     except BadInput:  # its variables contradict each other
         return True
     return (claim is not None and claim.source != PLAIN.source) or "AZUREML_NODE_COUNT" in env
+
+
+def default_grace(env: Mapping[str, str]) -> float:
+    """Return the default of --grace on the platform that set these variables."""
+    claim = None
+    with contextlib.suppress(BadInput):  # a job reports it when it looks for its place
+        claim = detect(env)
+    return PROFILES.get(claim.source if claim else "", PLAIN).grace
 
 
 def is_first_on_node() -> bool:
@@ -181,14 +191,24 @@ def _read(platform: Platform, env: Mapping[str, str]) -> Claim | None:
 
 def _sagemaker(env: Mapping[str, str]) -> Claim | None:
     """Return the claim of SageMaker. A node's rank is the index of its name in a list, which is the same on
-    every node."""
-    if "SM_HOSTS" not in env:
+    every node. The start scripts of the SDKs set variables from a file of the service; an image without them
+    has the file only."""
+    file = Path(env.get("SM_INPUT_CONFIG_DIR", _SAGEMAKER_CONFIG), "resourceconfig.json")
+    if "SM_HOSTS" in env:
+        said = f"SM_HOSTS={env['SM_HOSTS']} SM_CURRENT_HOST={env.get('SM_CURRENT_HOST')}"
+    elif file.is_file():
+        said = str(file)
+    else:
         return None
-    said = f"SM_HOSTS={env['SM_HOSTS']} SM_CURRENT_HOST={env.get('SM_CURRENT_HOST')}"
     failure = f"{said}: expected a JSON list of host names with that of this host"
     with explained(failure, ValueError, TypeError, LookupError, RecursionError):
-        hosts = [*map(str, json.loads(env["SM_HOSTS"]))]
-        rank = hosts.index(env["SM_CURRENT_HOST"])
+        if "SM_HOSTS" in env:
+            hosts = [*map(str, json.loads(env["SM_HOSTS"]))]
+            rank = hosts.index(env["SM_CURRENT_HOST"])
+        else:
+            config = json.loads(file.read_text(encoding="utf-8"))
+            hosts = sorted(map(str, config["hosts"]))  # as the SDK's scripts do
+            rank = hosts.index(config["current_host"])
     return Claim("sagemaker", rank, len(hosts), said, *find_master(env, hosts))
 
 

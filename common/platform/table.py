@@ -24,6 +24,7 @@ class Platform:
     prefix: the words before the job. each_rank: whether the platform starts one process for every rank.
     source: the name in the log of what is read from the variables; "": they are not read as rows.
     marks: the platform is recognised if all variables of one of these strings are set.
+    grace: the default of --grace, seconds. A platform must leave the job more time after SIGTERM.
     """
 
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -33,6 +34,7 @@ class Platform:
     each_rank: bool = False
     source: str = ""
     marks: tuple[str, ...] = ()
+    grace: float = 25.0
 
     def names(self, *meanings: str) -> list[str]:
         """Return the variables with one of these meanings, in the order of the table."""
@@ -112,13 +114,17 @@ PROFILES: dict[str, Platform] = {
         },
         source="volcengine", marks=("MLP_WORKER_NUM",),
     ),
-    # The variables hold a JSON list of host names and the node's own name, but no rank and no port.
-    "sagemaker": Platform({
-        "SM_HOSTS": "{named_hosts}", "SM_CURRENT_HOST": "{host}", "SM_NUM_GPUS": "{gpus}",
-        "SM_CHANNELS": '["training"]', "SM_CHANNEL_TRAINING": "{folders.inputs}",
-        "SM_MODEL_DIR": "{folders.outputs}", "SM_OUTPUT_DATA_DIR": "{folders.outputs}",
-        "MASTER_PORT": "{port}",
-    }),
+    # The variables hold a JSON list of host names and the node's own name, but no rank and no port. SIGKILL
+    # follows 120 s after SIGTERM.
+    "sagemaker": Platform(
+        {
+            "SM_HOSTS": "{named_hosts}", "SM_CURRENT_HOST": "{host}", "SM_NUM_GPUS": "{gpus}",
+            "SM_CHANNELS": '["training"]', "SM_CHANNEL_TRAINING": "{folders.inputs}",
+            "SM_MODEL_DIR": "{folders.outputs}", "SM_OUTPUT_DATA_DIR": "{folders.outputs}",
+            "MASTER_PORT": "{port}",
+        },
+        grace=100.0,
+    ),
     "skypilot": Platform(
         {
             "SKYPILOT_NODE_RANK": "{node}", "SKYPILOT_NUM_NODES": "{nodes}",

@@ -24,7 +24,8 @@ else:
 _Other = Literal[
     "pai-dlc", "sagemaker", "kubeflow", "kubeflow-v1", "kubernetes", "slurm", "skypilot"
 ]  # platforms for whose tools a file is written
-PLATFORMS = ("modelarts", *get_args(_Other))
+TABLES = {"sagemaker-sdk": "sagemaker"}  # another form of a file: the table with its keys
+PLATFORMS = ("modelarts", *get_args(_Other), *TABLES)
 UNBUFFERED = "PYTHONUNBUFFERED"  # otherwise a killed node loses its last log lines
 _MOST_VARIABLES = 100  # that the creator of a job gives (vendor's page ma_drawer_129, 2026-08-04)
 _INTERFACES = ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")  # variables that ModelArts sets, too
@@ -252,8 +253,8 @@ def load(path: str, job: str, platform: str = "modelarts") -> JobConfig:
         _check_names(config)
         if platform == "modelarts":
             _check_modelarts(config)
-        elif platform not in config.platform:
-            raise BadInput(f"[platform.{platform}] is missing (launch/job.example.toml shows it)")
+        elif (table := TABLES.get(platform, platform)) not in config.platform:
+            raise BadInput(f"[platform.{table}] is missing (launch/job.example.toml shows it)")
         return config
     except pydantic.ValidationError as error:
         # without pydantic's own text, which may show values

@@ -1,6 +1,6 @@
 """Fill the job files for the tools of other platforms.
 
-templates/ has one file for each platform, as its tool reads it, in jinja2's language. Its names are keys of
+templates/ has a file for each of COMMANDS, as its tool reads it, in jinja2's language. Its names are keys of
 [platform.NAME] in job.toml, or values that render() adds. Each value is written as JSON, in a shell script
 quoted for the shell. launch/profiles.py lists the variables that each platform then sets, and
 common/platform/topology.py reads them. The files follow the vendors' documents; none was sent to a live
@@ -15,7 +15,7 @@ from typing import Any
 
 from bootfile.ground.errors import BadInput, import_optional
 from bootfile.ground.exit_codes import RESTARTED
-from launch.platforms.config import JobConfig
+from launch.platforms.config import TABLES, JobConfig
 from launch.platforms.request import make_outputs
 from launch.profiles import find_pod_grace
 
@@ -27,6 +27,7 @@ _LONGEST_LABEL = 44
 COMMANDS = {  # platform: (file in templates/, command that submits FILE)
     "pai-dlc": ("pai-dlc.json", 'aliyun pai-dlc create-job --body "$(cat FILE)"'),
     "sagemaker": ("sagemaker.json", "aws sagemaker create-training-job --cli-input-json file://FILE"),
+    "sagemaker-sdk": ("sagemaker-sdk.py.j2", "python FILE"),
     "kubeflow": ("kubeflow.yaml", "kubectl create -f FILE"),
     "kubeflow-v1": ("kubeflow-v1.yaml", "kubectl create -f FILE"),
     "kubernetes": ("kubernetes.yaml", "kubectl create -f FILE"),
@@ -43,7 +44,8 @@ def render(platform: str, config: JobConfig, run: str, resume_from: str | None =
 
     Raises BadInput for a missing or an unknown key.
     """
-    table = config.platform[platform]  # type: ignore[index]
+    name = TABLES.get(platform, platform)
+    table = config.platform[name]  # type: ignore[index]
     inputs = config.inputs | table.inputs
     outputs = make_outputs(config.outputs | table.outputs, run, resume_from)
     values: dict[str, Any] = {
@@ -59,14 +61,10 @@ def render(platform: str, config: JobConfig, run: str, resume_from: str | None =
         "environment": config.environment,
         "mounts": table.mounts,
     }
-    if platform == "sagemaker":  # train_url is the checkpoint folder, which it restores after a restart
+    if name == "sagemaker":  # train_url is the checkpoint folder, which it restores after a restart
         # the service mounts the code as one more channel
         values["channels"] = {"code": table.code or config.code or "", **inputs}
-        if list(outputs) != ["train_url"]:
-            raise BadInput(f"sagemaker needs one output, train_url: it has {', '.join(outputs) or 'none'}")
-        for url in (*values["channels"].values(), *outputs.values()):
-            if not url.startswith("s3://"):
-                raise BadInput(f"sagemaker reads s3:// only: {url or 'code is missing'}")
+        _check_sagemaker(config, inputs, outputs, values["channels"]["code"])
         values |= outputs
         # the job sees folders, which the service fills and uploads
         inputs = {name: f"/opt/ml/input/data/{name}" for name in inputs}
@@ -75,14 +73,32 @@ def render(platform: str, config: JobConfig, run: str, resume_from: str | None =
         values["outputs"] = outputs
         outputs = {}
     words = config.parameters | inputs | outputs
+    values["words"] = words
+    quoted = [key for key, word in words.items() if "'" in word]
+    if platform == "sagemaker-sdk" and (table.model_extra or {}).get("torchrun") and quoted:
+        # it ends the quotes of the SDK's script, and the rest would be a command
+        raise BadInput(f"[parameters] {quoted[0]}: expected a value without ', because torchrun = true")
     values["arguments"] = [f"--{name}={value}" for name, value in words.items()]
     return _fill(platform, table.model_extra or {}, values)
 
 
+def _check_sagemaker(config: JobConfig, inputs: dict[str, str], outputs: dict[str, str], code: str) -> None:
+    """Raise BadInput for what the service or its SDK would refuse."""
+    for channel in inputs.keys() & {"code", "sm_drivers"}:
+        raise BadInput(f"[inputs] {channel}: sagemaker has a channel of this name")
+    if list(outputs) != ["train_url"]:
+        raise BadInput(f"sagemaker needs one output, train_url: it has {', '.join(outputs) or 'none'}")
+    for url in (code, *inputs.values(), *outputs.values()):
+        if not url.startswith("s3://"):
+            raise BadInput(f"sagemaker reads s3:// only: {url or 'code is missing'}")
+    if (config.retries.faults or 0) > 30:
+        raise BadInput("[retries] faults: sagemaker retries a job at most 30 times")
+
+
 def _fill(platform: str, settings: dict[str, Any], values: dict[str, Any]) -> str:
     """Return the template with its values. settings: the keys of [platform.NAME]. Raises BadInput."""
-    name, _ = COMMANDS[platform]
-    finalize = _to_shell if name.endswith(".sh") else _to_json
+    file, _ = COMMANDS[platform]
+    finalize = _to_shell if file.endswith(".sh") else _to_json  # Python reads these values of JSON, too
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
         undefined=jinja2.StrictUndefined,
@@ -92,15 +108,19 @@ def _fill(platform: str, settings: dict[str, Any], values: dict[str, Any]) -> st
     )
     environment.filters["shell"] = shlex.join  # a template may have a command line
     environment.globals.clear()  # `namespace` is one of jinja2's
-    source, _, _ = environment.loader.get_source(environment, name)
-    # what the template asks for and render() does not have is a key of [platform.NAME]
-    keys = meta.find_undeclared_variables(environment.parse(source)) - values.keys()
+    # what a template of this table asks for and render() does not have is a key of [platform.NAME]
+    keys: set[str] = set()
+    table = TABLES.get(platform, platform)
+    for other, (name, _) in COMMANDS.items():
+        if TABLES.get(other, other) == table:
+            source, _, _ = environment.loader.get_source(environment, name)
+            keys |= meta.find_undeclared_variables(environment.parse(source)) - values.keys()
     for key in settings.keys() - keys:  # a misspelt key would be ignored
-        raise BadInput(f"[platform.{platform}] {key}: unknown key: expected one of {', '.join(sorted(keys))}")
+        raise BadInput(f"[platform.{table}] {key}: unknown key: expected one of {', '.join(sorted(keys))}")
     try:
-        return environment.from_string(source).render(settings | values)
+        return environment.get_template(file).render(settings | values)
     except jinja2.UndefinedError as error:
-        raise BadInput(f"[platform.{platform}] {error} (launch/job.example.toml shows it)") from None
+        raise BadInput(f"[platform.{table}] {error} (launch/job.example.toml shows it)") from None
 
 
 def _make_label(run: str) -> str:

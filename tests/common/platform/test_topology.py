@@ -1,6 +1,7 @@
 """Ranks are right on every platform: recorded environments, simulated ones, contradictions."""
 
 import argparse
+import json
 import re
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import pytest
 
 from bootfile.ground.errors import BadInput
-from common.platform.platforms import STARTED_BY, first_host
+from common.platform.platforms import STARTED_BY, default_grace, first_host
 from common.platform.topology import Topology, promised_gpus, resolve
 from launch.profiles import PROFILES, Folders, make_rank_table, make_starts
 from tests.conftest import QUICK, ROOT, environment, names, run
@@ -55,6 +56,13 @@ SAGEMAKER = _words(
     "SM_NETWORK_INTERFACE_NAME=eth0 SM_MODEL_DIR=/opt/ml/model "
     "SM_CHANNEL_TRAINING=/opt/ml/input/data/training"
 )
+# Of sm_drivers/scripts/environment.py in sagemaker-train 1.27.0, on the second of two nodes.
+SAGEMAKER_SDK = _words(
+    "SM_INPUT_CONFIG_DIR=/opt/ml/input/config SM_MASTER_ADDR=algo-1 SM_MASTER_PORT=7777 SM_ENTRY_SCRIPT=null "
+    "SM_SOURCE_DIR=/opt/ml/input/data/code SM_HPS={} SM_CURRENT_HOST=algo-2 SM_HOST_COUNT=2 "
+    "SM_CURRENT_HOST_RANK=1 SM_NETWORK_INTERFACE_NAME=eth0 SM_NUM_CPUS=2 SM_NUM_GPUS=0 SM_NUM_NEURONS=0 "
+    "TRAINING_JOB_NAME=small"
+) | {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CHANNELS": '["code", "sm_drivers"]'}
 AZUREML = _words(
     "AZUREML_RUN_ID=calm_tree_1 MASTER_ADDR=10.0.0.4 MASTER_PORT=6105 WORLD_SIZE=8 NODE_RANK=1 RANK=6 "
     "LOCAL_RANK=2"
@@ -128,6 +136,8 @@ def test_nothing_injected_is_one_node():
         (VOLCANO_PLUGIN, Topology(1, 3, 5, None, "job-master-0.job", 23456, "node", "volcano")),
         ({"VC_WORKER_HOSTS": "h"}, Topology(0, 1, 5, None, "h", 29500, "node", "volcano")),
         (SAGEMAKER, Topology(1, 3, 5, None, "algo-1", 29500, "node", "sagemaker")),
+        (SAGEMAKER_SDK, Topology(1, 2, 5, None, "algo-1", 29500, "node", "sagemaker")),
+        (SAGEMAKER_SDK | TORCHRUN, Topology(1, 2, 4, 1, "h", 1234, "process", "torchrun")),
         (AZUREML, Topology(1, 2, 4, 2, "10.0.0.4", 6105, "process", "azureml")),
         (
             AZUREML | _words("NODE_RANK=0 RANK=2 AZUREML_NODE_COUNT=1"),
@@ -605,6 +615,27 @@ def test_mpirun_starts_one_job(tmp_path):
     assert done.stdout.count("topology source=openmpi") == done.stdout.count("= 2 processes x 64") == 1
     alone = subprocess.run([*start, sys.executable, "jobs/train.py"], **options)
     assert alone.returncode == 2 and names(alone.stderr, "one process", "openmpi started 2")
+
+
+def test_the_file_of_sagemaker_without_its_variables(tmp_path):
+    env = {"SM_INPUT_CONFIG_DIR": str(tmp_path)}
+    assert _resolve(env).source == "plain"
+    file = tmp_path / "resourceconfig.json"
+    for host, rank in (("algo-1", 0), ("algo-2", 1), ("algo-3", 2)):
+        file.write_text(json.dumps({"current_host": host, "hosts": ["algo-3", "algo-1", "algo-2"]}))
+        place = _resolve(env, processes_per_node=8)
+        assert place == Topology(rank, 3, 8, None, "algo-1", 29500, "node", "sagemaker")
+    for text in ("{", '{"hosts": ["algo-1"]}', '{"hosts": ["algo-1"], "current_host": "algo-2"}'):
+        file.write_text(text)
+        with pytest.raises(BadInput, match=r"resourceconfig\.json: expected a JSON list"):
+            _resolve(env)
+
+
+@pytest.mark.parametrize(
+    "env, grace", [(SAGEMAKER, 100), (SAGEMAKER_SDK | TORCHRUN, 100), (MODELARTS, 25), ({}, 25), (PAI, 25)]
+)
+def test_the_grace_of_a_platform(env, grace):
+    assert default_grace(env) == grace
 
 
 def test_torch_is_not_imported():

@@ -1,6 +1,7 @@
 """`submit` makes requests, command lines and other platforms' files from job.toml, without a network."""
 
 import argparse
+import ast
 import json
 import re
 import shlex
@@ -320,7 +321,7 @@ def test_pai_dlc_file(layout):
 
 
 def test_sagemaker_file(layout, tmp_path):
-    """The file fits botocore's model of the service, and its entry point runs as in a container."""
+    """The file fits botocore's model of the service, and the job reads the service's file."""
     nodes, _, load = layout
     job = json.loads(templates.render("sagemaker", load("sagemaker"), "my_run-1"))
     service = botocore.session.get_session().get_service_model("sagemaker")
@@ -330,24 +331,69 @@ def test_sagemaker_file(layout, tmp_path):
     assert job["TrainingJobName"] == "my-run-1" and job["ResourceConfig"]["InstanceCount"] == nodes
     assert job["CheckpointConfig"]["S3Uri"] == "s3://bucket/runs/my_run-1"
     assert [channel["ChannelName"] for channel in job["InputDataConfig"]] == ["code", "data_url"]
+    assert job["StoppingCondition"] == {"MaxRuntimeInSeconds": 86400}
+    assert job["EnableManagedSpotTraining"] is False
 
-    script, place = tmp_path / "show.py", tmp_path / "resourceconfig.json"
-    script.write_text("import json, os, sys\nprint(json.dumps([sys.argv[1:], dict(os.environ)]))\n")
-    entry = job["AlgorithmSpecification"]["ContainerEntrypoint"]
-    assert entry[0] == "python" and entry[-1] == f"/opt/ml/input/data/code/{JOB}"
-    program = entry[2].replace("/opt/ml/input/config/resourceconfig.json", str(place))
-    assert program != entry[2]
+    algorithm = job["AlgorithmSpecification"]
+    assert algorithm["ContainerEntrypoint"] == ["python", f"/opt/ml/input/data/code/{JOB}"]
+    words = algorithm["ContainerArguments"]
+    assert "--train_url=/opt/ml/checkpoints" in words and "--data_url=/opt/ml/input/data/data_url" in words
     hosts = [f"algo-{number}" for number in range(1, nodes + 1)]
     for node, host in enumerate(hosts):
-        place.write_text(json.dumps({"current_host": host, "hosts": hosts, "network_interface_name": "eth0"}))
-        command = ["-c", program, script, *job["AlgorithmSpecification"]["ContainerArguments"]]
-        words, env = json.loads(run(*command, env=environment(**job["Environment"])).stdout)
-        assert (
-            "--train_url=/opt/ml/checkpoints" in words and "--data_url=/opt/ml/input/data/data_url" in words
+        content = {"current_host": host, "hosts": hosts, "network_interface_name": "eth0"}
+        (tmp_path / "resourceconfig.json").write_text(json.dumps(content))
+        found = topology.resolve(
+            _arguments(words), job["Environment"] | {"SM_INPUT_CONFIG_DIR": str(tmp_path)}
         )
-        found = topology.resolve(_arguments(words), env)
         assert (found.source, found.nodes, found.node_rank) == ("sagemaker", nodes, node)
         assert found.master_host == "algo-1"
+
+
+def test_sagemaker_file_of_a_spot_job_with_a_long_name(tmp_path):
+    text = _example(("# spot_wait_hours", "spot_wait_hours"), ("hours = 24", "# hours = 24"))
+    run_name = f"{'n' * 64}-20261130-120000-abcdef"
+    job = json.loads(templates.render("sagemaker", _config(tmp_path, text, "sagemaker"), run_name))
+    assert job["EnableManagedSpotTraining"] is True
+    assert job["StoppingCondition"] == {"MaxRuntimeInSeconds": 86400, "MaxWaitTimeInSeconds": 172800}
+    assert len(job["TrainingJobName"]) == 63 and job["TrainingJobName"].endswith("-20261130-120000-abcdef")
+
+
+def _read_calls(text: str) -> dict[str, dict[str, ast.expr]]:
+    """Return the keyword arguments of each function that the Python file calls."""
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    found: dict[str, dict[str, ast.expr]] = {}
+    for call in calls:
+        name = ast.unparse(call.func)
+        found[name] = {word.arg or "": word.value for word in call.keywords}
+    return found
+
+
+def test_sagemaker_sdk_file(layout):
+    """tests/real/test_sagemaker.py runs it with the SDK."""
+    nodes, _, load = layout
+    calls = _read_calls(templates.render("sagemaker-sdk", load("sagemaker-sdk"), "my_run-1"))
+    source = calls["SourceCode"]
+    assert ast.literal_eval(source["command"]) == f"exec python {JOB}"
+    assert "--train_url=/opt/ml/checkpoints" in ast.literal_eval(source["args"])
+    assert ast.literal_eval(calls["Compute"]["instance_count"]) == nodes
+    assert ast.literal_eval(calls["CheckpointConfig"]["s3_uri"]) == "s3://bucket/runs/my_run-1"
+    assert ast.literal_eval(calls["InputData"]["data_source"]) == "s3://bucket/data/cifar10/"
+    assert ast.unparse(calls["StoppingCondition"]["max_runtime_in_seconds"]) == "86400"
+    assert {"max_wait_time_in_seconds"}.isdisjoint(calls["StoppingCondition"]) and "Torchrun" not in calls
+
+
+def test_sagemaker_sdk_file_with_torchrun_and_spot(tmp_path):
+    text = _example(("# spot_wait_hours", "spot_wait_hours"), ("# torchrun", "torchrun"))
+    config = _config(tmp_path, text, "sagemaker-sdk")
+    calls = _read_calls(templates.render("sagemaker-sdk", config, "run-1"))
+    assert ast.unparse(calls["Torchrun"]["process_count_per_node"]) == "8"
+    assert ast.literal_eval(calls["SourceCode"]["entry_script"]) == JOB
+    assert ast.literal_eval(calls["ModelTrainer"]["hyperparameters"])["train_url"] == "/opt/ml/checkpoints"
+    assert ast.unparse(calls["Compute"]["enable_managed_spot_training"]) == "True"
+    assert ast.unparse(calls["StoppingCondition"]["max_wait_time_in_seconds"]) == "172800"
+    config = _config(tmp_path, text.replace('dataset = "cifar10"', 'dataset = "it\'s"'), "sagemaker-sdk")
+    with pytest.raises(BadInput, match=r"\[parameters\] dataset: expected a value without '"):
+        templates.render("sagemaker-sdk", config, "run-1")
 
 
 def test_slurm_file(layout, tmp_path):
@@ -420,6 +466,9 @@ def test_skypilot_file(layout):
 @pytest.mark.parametrize(("platform", "old", "new", "message"), [
     ("pai-dlc", 'workspace_id = "12345"', "", "[platform.pai-dlc] 'workspace_id' is undefined"),
     ("sagemaker", 'code = "s3://', 'code = "obs://', "sagemaker reads s3:// only: obs://bucket/code"),
+    ("sagemaker-sdk", 'role_arn = "arn', '# "arn', "[platform.sagemaker] 'role_arn' is undefined"),
+    ("sagemaker", "data_url = ", "code = ", "[inputs] code: sagemaker has a channel of this name"),
+    ("sagemaker-sdk", "faults = 3", "faults = 31", "sagemaker retries a job at most 30 times"),
     ("slurm", "[platform.slurm]", "[platform.slurm]\nunused = 1", "unused: unknown key: expected one"),
 ])  # fmt: skip
 def test_what_a_template_does_not_accept(platform, old, new, message, tmp_path):
@@ -444,5 +493,7 @@ def test_values_that_shells_and_yaml_would_take_apart(platform, tmp_path):
         assert f"--dataset={words}" in shlex.split(task["run"]) and task["envs"]["A"] == "no: '#' 1"
     elif platform == "pai-dlc":
         assert f"--dataset={words}" in shlex.split(json.loads(made)["UserCommand"])
+    elif platform == "sagemaker-sdk":
+        assert f"--dataset={words}" in ast.literal_eval(_read_calls(made)["SourceCode"]["args"])
     else:
         assert f"--dataset={words}" in json.loads(made)["AlgorithmSpecification"]["ContainerArguments"]
