@@ -26,7 +26,7 @@ _FOLDERS = (
     "tests/benchmarks",
     "tests/lint",
 )
-_NOT_FOR_USERS = ("CHANGELOG.md", "CONTRIBUTING.md", "AGENTS.md", "tests/", "guides/agents.md")  # found last
+_NOT_FOR_USERS = ("CHANGELOG.md", "CONTRIBUTING.md", "AGENTS.md", "tests/")  # found last
 _CHINESE = ".zh-CN.md"
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)")
 _CODE = re.compile(r"(^ *```.*?^ *```|`[^`\n]*`)", re.DOTALL | re.MULTILINE)

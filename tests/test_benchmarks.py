@@ -1,5 +1,6 @@
 """The measuring programs start, print their tables, and delete the outputs of the jobs."""
 
+import csv
 import json
 import re
 import sys
@@ -222,3 +223,11 @@ def test_a_folder_of_few_images_is_linked_several_times(tmp_path):
         loaders.link_images(str(tmp_path / "images"), str(tmp_path / "none"), 16)
     with pytest.raises(BadInput, match="JPEGs in at least two folders"):
         loaders.link_images(str(tmp_path / "images"), str(tmp_path / "own" / "class0"), 16)
+
+
+def test_the_ranges_of_the_page_are_in_figures_csv():
+    folder = ROOT / "tests" / "benchmarks"
+    with (folder / "figures.csv").open(encoding="utf-8", newline="") as file:
+        known = {row["range"] for row in csv.DictReader(file, strict=True)}
+    shown = re.findall(r"\((\d[\d.]*-\d[\d.]*)\)", (folder / "README.md").read_text(encoding="utf-8"))
+    assert len(shown) > 20 and not set(shown) - known

@@ -48,10 +48,10 @@ def test_expressions_find_the_figures_of_a_log(tmp_path):
 
 
 def read_scripts_of_slurm():
-    """Return the batch script for 4 nodes with 8 GPUs, and the function `start` of an own loop."""
+    """Return the batch scripts for 4 nodes and for one GPU, and the function `start` of an own loop."""
     page = (ROOT / "guides" / "slurm.md").read_text(encoding="utf-8")
-    whole, start = re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    return whole, start
+    whole, single, start = re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    return whole, single, start
 
 
 def test_the_batch_script_is_the_one_that_submit_prints(tmp_path):
@@ -61,14 +61,14 @@ def test_the_batch_script_is_the_one_that_submit_prints(tmp_path):
     words = ("jobs/train_ddp.py", "--config", config, "--platform=slurm", "--dry_run")
     printed = run("-m", "launch", "submit", *words).stdout
     name = r"train-ddp-\d{8}-\d{6}-\w{6}"
-    whole, _ = read_scripts_of_slurm()
+    whole, _, _ = read_scripts_of_slurm()
     assert re.sub(name, "NAME", printed.strip()) == re.sub(name, "NAME", whole.strip())
 
 
 @pytest.mark.thorough
 def test_an_own_loop_saves_in_the_batch_script_and_is_requeued(tmp_path):
     """A rank gets SIGTERM in step 5: both save, and the script asks for a new allocation."""
-    whole, start = read_scripts_of_slurm()
+    whole, _, start = read_scripts_of_slurm()
     loop = (ROOT / "guides" / "own_loop" / "after.py").read_text()
     line = "        optimizer.zero_grad()\n"
     assert loop.count(line) == 1
@@ -96,3 +96,34 @@ def test_an_own_loop_saves_in_the_batch_script_and_is_requeued(tmp_path):
     assert job.returncode == 143, job.stdout + job.stderr
     assert "tasks ended with 143 143" in job.stdout and "scontrol requeue 7" in job.stdout
     assert [path.name for path in (tmp_path / "out" / "checkpoints").glob("*.pt")] == ["step_5.pt"]
+
+
+@pytest.mark.thorough
+def test_a_script_on_one_gpu_saves_is_requeued_and_continues(tmp_path):
+    """The process gets SIGTERM in step 25, saves, and is requeued: the next start continues from there."""
+    _, single, _ = read_scripts_of_slurm()
+    page = (ROOT / "bootfile" / "README.md").read_text(encoding="utf-8")
+    [loop] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    line = "        optimizer.zero_grad()\n"
+    assert loop.count(line) == 1
+    train = tmp_path / "train.py"
+    for path, here in (("/shared/env/bin/python", sys.executable), ("/shared/code/train.py", str(train))):
+        assert single.count(path) == 1
+        single = single.replace(path, here)
+    (tmp_path / "job.sh").write_text(single)
+    (tmp_path / "srun").write_text('#!/bin/bash\nshift\nexec "$@"\n')
+    (tmp_path / "scontrol").write_text('#!/bin/bash\necho "scontrol $*"\n')
+    for name in ("srun", "scontrol"):
+        (tmp_path / name).chmod(0o755)
+    env = environment(PYTHONPATH=str(ROOT), SLURM_JOB_ID="7")
+    env["PATH"] = f"{tmp_path}{os.pathsep}{env['PATH']}"
+    stop = "        if loader.step == 25:\n            import os; os.kill(os.getpid(), 15)\n"
+    for text, code, shown in (
+        (loop.replace(line, stop + line), 143, "scontrol requeue 7"),
+        (loop, 0, "/OUT/checkpoints/step_25.pt: epoch 1, step 25 of 189"),
+    ):
+        train.write_text(text)
+        job = subprocess.run(
+            ["bash", "job.sh"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200
+        )
+        assert job.returncode == code and shown in job.stdout, job.stdout + job.stderr

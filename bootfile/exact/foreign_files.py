@@ -11,7 +11,7 @@ def explain_start(path: str, start: bytes, expected: bytes) -> str:
     reason = f"it begins with {start[:15]!r}, expected {expected!r}: torch.save writes a zip file"
     if start.startswith(_BEFORE_1_6):
         convert = CONVERT.format(f"torch.load({path!r}, weights_only=True)")
-        return f"{reason}; it is of torch before 1.6: {convert}"
+        return f"{reason}; it is of torch before 1.6. With torch 2.6 or later, or if you trust it: {convert}"
     if start.startswith(_GIT_LFS):
         return f"{reason}; it is a pointer of Git LFS: git lfs pull"
     return reason

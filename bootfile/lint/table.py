@@ -224,7 +224,7 @@ RULES = {
         "a call of another package with a known restart defect",
         "it depends on the release: see the report in the line",
         "use a release with the fix, or the way around it in the report",
-        "guides/zoo.md and guides/zoo_state.md",
+        "guides/zoo.md",
         is_hint=True,
     ),
     "R702": Rule(

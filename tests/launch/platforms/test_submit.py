@@ -438,7 +438,7 @@ def test_slurm_file(layout, tmp_path):
     words, env = json.loads(subprocess.check_output(["bash", script], env=kept | {"CODE": "0"}, text=True))
     assert words[:2] == ["--kill-on-bad-exit=1", "--distribution=block"]
     command = words[words.index("/shared/env/bin/python") + 1 :]
-    assert command[0] == f"/shared/code/bootfile-0123456789ab/{JOB}"
+    assert command[0] == f"/shared/code/train_ddp-0123456789ab/{JOB}"
     assert "--train_url=/shared/runs/run-1" in command and "--data_url=/shared/data/cifar10" in command
     assert (env["PYTHONUNBUFFERED"], env["OMP_NUM_THREADS"], env["SRUN_CPUS_PER_TASK"]) == ("1", "8", "8")
     _check_layout("slurm", nodes, gpus, env, command)
@@ -476,7 +476,7 @@ def test_what_a_template_does_not_accept(platform, old, new, message, tmp_path):
         templates.render(platform, _config(tmp_path, _example((old, new)), platform), "run-1")
 
 
-@pytest.mark.parametrize("platform", {*templates.COMMANDS} - {"kubernetes", "kubeflow", "kubeflow-v1"})
+@pytest.mark.parametrize("platform", sorted({*templates.COMMANDS} - {"kubernetes", "kubeflow", "kubeflow-v1"}))
 def test_values_that_shells_and_yaml_would_take_apart(platform, tmp_path):
     words = """it's "a" $(date) `x` #1 : {b} [c] \\ 训练 yes"""
     text = _example(
