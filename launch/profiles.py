@@ -55,7 +55,7 @@ def find_pod_grace(grace: str) -> int:
     grace: the value of --grace, "" for its default. Raises BadInput."""
     try:
         seconds = math.ceil(float(grace or _GRACE))
-    except (ValueError, OverflowError):  # inf is no integer
+    except (ValueError, OverflowError):  # inf cannot be one
         seconds = 0
     if seconds < 1:
         raise BadInput(f"--grace {grace} is not a number of seconds above 0")

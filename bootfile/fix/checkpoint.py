@@ -80,9 +80,9 @@ def find_checkpoint(job: Job) -> Checkpoint:
         raise CannotEdit("no entry of the checkpoint is loaded in a way that is followed")
     # the objects first: the states of a restart, and not the numbers that are only printed
     last = max(reads, key=lambda read: (read.event.name == "load_state", read.event.order))
-    beside = [read for read in reads if is_beside(job.scope, read, last)]
-    anchor = _find_anchor(job, [read.event for read in beside])
-    keys = {read.key for read in beside}
+    near = [read for read in reads if is_beside(job.scope, read, last)]
+    anchor = _find_anchor(job, [read.event for read in near])
+    keys = {read.key for read in near}
     displays = [_find_display(job, value) for value in dicts if keys & value.parts.keys()]
     # several saves may write one dict of the syntax
     by_node = {display[1]: display for display in displays}

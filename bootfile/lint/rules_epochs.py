@@ -110,8 +110,8 @@ def _find_wrong_step(facts: Facts) -> Iterator[Finding]:
         if start is None or start.kind != "field" or len({one.line for one in counts}) != 1:
             continue
         count = counts[-1]
-        beside = [step for step in facts.in_training("step") if step.loops == count.loops]
-        same = [step for step in beside if step.conditions == count.conditions]
+        near = [step for step in facts.in_training("step") if step.loops == count.loops]
+        same = [step for step in near if step.conditions == count.conditions]
         steps = [step for step in same if kind_of(step.value) == "optimizer"]
         for save in facts.training_saves if steps else ():
             offsets = _list_offsets(save, str(start.key), counter)

@@ -4,7 +4,7 @@ Each cloud is a row of CLOUDS: how to ask its metadata server, and how to read t
 credential; it goes to one address by http, through no proxy, and follows no redirect. From copies of the
 vendors' pages, and botocore 1.44.8 and google-auth 2.63.0, on 2026-11-30; run with servers of the tests only:
 
-aws      "Spot Instance interruption notices": 404 without a notice, 120 s; ask every 5 s. Where no token is
+aws      "Spot Instance interruption notices": 404 without a notice, 120 s; ask every 5 s. If no token is
          given, botocore asks without one (IMDSv1), and so does this module.
 google   "Create and use preemptible VMs": TRUE or FALSE, 30 s.
 azure    "Scheduled Events for Linux VMs": Preempt 30 s, Terminate 5 to 15 min; ask every second. The first

@@ -75,7 +75,7 @@ class Browser:
         return self._call(method, self._session, **arguments)
 
     def open(self, url: str, width: int) -> None:
-        """Open a page in a window of so many pixels, and wait until it is loaded."""
+        """Open a page in a window of this width in pixels, and wait until it is loaded."""
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=844, deviceScaleFactor=1, mobile=False
         )

@@ -204,6 +204,9 @@ CHANGES = [  # part of the example, its replacement, words of the error
 ]
 
 
+KUBEFLOW = ("kubeflow", "kubeflow-v1")
+
+
 @pytest.mark.parametrize("line", ["", 'PYTHONUNBUFFERED = "0"\n'], ids=["not given", "given"])
 @pytest.mark.parametrize("count", [99, 100, 101])
 def test_a_job_has_at_most_100_variables(count, line, tmp_path):
@@ -476,7 +479,8 @@ def test_what_a_template_does_not_accept(platform, old, new, message, tmp_path):
         templates.render(platform, _config(tmp_path, _example((old, new)), platform), "run-1")
 
 
-@pytest.mark.parametrize("platform", sorted({*templates.COMMANDS} - {"kubernetes", "kubeflow", "kubeflow-v1"}))
+# the manifests of Kubernetes are tested in test_kubernetes.py
+@pytest.mark.parametrize("platform", sorted(templates.COMMANDS.keys() - {"kubernetes", *KUBEFLOW}))
 def test_values_that_shells_and_yaml_would_take_apart(platform, tmp_path):
     words = """it's "a" $(date) `x` #1 : {b} [c] \\ 训练 yes"""
     text = _example(
