@@ -28,7 +28,8 @@ class ElasticRun:
         self.steps: list[tuple[float, int]] = []
         self.pids: list[int] = []
         self.generation, self.lines = 0, list[str]()
-        options = {"cwd": cwd, "env": conftest.environment(), "stderr": subprocess.STDOUT, "start_new_session": True}
+        options = {"cwd": cwd, "env": conftest.environment(), "stderr": subprocess.STDOUT}
+        options["start_new_session"] = True
         if prefix:
             words = [*prefix, sys.executable, *map(str, command)]
             self.process = subprocess.Popen(words, **options, stdout=subprocess.PIPE, text=True)
