@@ -119,7 +119,7 @@ def measure_own_loop(run: Run) -> None:
 
 def measure_saves(run: Run) -> None:
     """Measure how long a step waits for a save, and when it is on the disk, compared with torch.save."""
-    networks = "tiny,tiny" if run.is_small else "resnet50,gpt350"
+    networks = "tiny" if run.is_small else "resnet50,gpt350"
     size = ["--networks", networks, "--rounds", "1" if run.is_small else "2"]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # on the disk, not in memory
         free = shutil.disk_usage(folder).free
@@ -247,10 +247,10 @@ def _note_turns(run: Run, turns: dict[str, list[Turn]], names: dict[str, str], u
 
 
 STAGES = [
-    Stage("files", 88, measure_files),
-    Stage("own loop", 32, measure_own_loop),
-    Stage("saves", 38, measure_saves),
-    Stage("text", 48, measure_text),
+    Stage("files", 96, measure_files),
+    Stage("own loop", 30, measure_own_loop),
+    Stage("saves", 36, measure_saves),
+    Stage("text", 46, measure_text),
     Stage("memory", 100, measure_memory, is_beside=True),
-    Stage("elastic", 146, kill_elastic, is_check=True, is_beside=True),
+    Stage("elastic", 144, kill_elastic, is_check=True, is_beside=True),
 ]
