@@ -34,7 +34,7 @@ from tests.benchmarks.rounds import describe, make_parser, tail
 ARTICLE = {"pytorch": (None, 1248), "dali": (800, 1216), "dali-gpu": (640, 928)}
 _TRIAL = "--trial"  # of a process of this program: one try
 _STEPS = 3  # training steps, and validation batches; all buffers exist afterwards
-_NO_ROOM = (
+NO_ROOM = (
     "out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc", "memoryerror",
     "can't start new thread", "resource temporarily unavailable", "cudnn_status", "unable to find an engine",
     "cublas_status_alloc_failed", "allocator_failure",
@@ -109,7 +109,7 @@ def _try(args: argparse.Namespace, backend: str, resident: bool, batch: int) -> 
     if result.returncode == 0:
         return True
     errors = result.stderr.lower()
-    if result.returncode < 0 or any(sign in errors for sign in _NO_ROOM):
+    if result.returncode < 0 or any(sign in errors for sign in NO_ROOM):
         return False
     raise BadInput(f"{backend} with {batch} samples failed: {tail(result.stderr)}")
 

@@ -26,7 +26,7 @@ from bootfile.machine.cores import available_cores
 from common.compute import gpt
 from common.run.log import peak_memory
 from tests.benchmarks import loaders, rounds
-from tests.benchmarks.batch_size import find_largest
+from tests.benchmarks.batch_size import NO_ROOM, find_largest
 
 VOCABULARY = 50304  # GPT-2's 50,257 tokens, and some up to a multiple of 64
 MEMORY = 0.9  # share of the GPU's memory that the largest batch may take
@@ -157,7 +157,9 @@ def measure_largest_batch(device: torch.device) -> dict[str, float]:
         try:
             for _ in range(2):
                 step(*make_images(batch, side, device))
-        except torch.cuda.OutOfMemoryError:
+        except RuntimeError as error:  # of torch or of cuDNN
+            if not any(sign in str(error).lower() for sign in NO_ROOM):
+                raise
             fits_here = False
         if not is_small:  # after the handler: the traceback holds tensors
             torch.cuda.empty_cache()

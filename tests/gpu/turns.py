@@ -6,6 +6,7 @@ metrics.jsonl, a line for each report. A process that is stopped (SIGSTOP) compu
 memory of the GPU: all of them have to fit.
 """
 
+import contextlib
 import os
 import signal
 from typing import NamedTuple
@@ -49,8 +50,8 @@ class Training:
         return bool(self.failed) or len(self.reports) >= count
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to its processes, if it has not ended."""
-        if self._process.poll() is None:
+        """Send a signal to its processes, those that have not ended."""
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
     def take_turn(self, seconds: float) -> None:
