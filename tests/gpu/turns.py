@@ -50,9 +50,10 @@ class Training:
         return bool(self.failed) or len(self.reports) >= count
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to its processes, those that have not ended."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+        """Send a signal to its processes, if it has not ended."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
 
     def take_turn(self, seconds: float) -> None:
         """Let it run for a turn, and add the figures."""
