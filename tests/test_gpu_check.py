@@ -17,8 +17,8 @@ import torch
 from bootfile import __version__
 from bootfile.ground.errors import BadInput
 from tests.conftest import environment, run, write_program
-from tests.gpu import __main__, checks, report, watch
-from tests.gpu.lab import Setting, Stage, longest, run_stages
+from tests.gpu import __main__, checks, report, turns, watch
+from tests.gpu.lab import Results, Run, Setting, Stage, longest, run_stages
 from tests.support import on_gpu
 
 MACHINE = report.describe(is_small=True)
@@ -128,7 +128,8 @@ def test_a_rehearsal_of_what_must_be_right(stage, tmp_path):
         assert rows["train_amp.py, float16: restarted, bits"]["value"] == "equal"
         for job in ("train_amp.py", "train_ddp.py"):
             assert rows[f"{job}, deterministic: restarted, bits"]["value"] == "equal"
-        assert rows["train_fast.py: restarted, bits"]["value"] and len(rows) == 27
+        assert rows["train_fast.py: restarted, bits"]["value"] and len(rows) == 32
+        assert rows["train_fast.py, deterministic: again, bits"]["value"] == "equal"
     if stage in ("marked", "on gpu"):
         assert rows["tests skipped" if stage == "marked" else "tests passed"]["value"] > 1
 
@@ -137,9 +138,62 @@ def test_a_rehearsal_of_what_must_be_right(stage, tmp_path):
 @pytest.mark.parametrize("stage", STAGES["fast"])
 def test_a_rehearsal_of_the_figures(stage, tmp_path):
     rows = rehearse("fast", [stage], tmp_path)[stage]
-    least = {"ResNet-18": 7, "ResNet-50": 6, "waits": 12, "loaders": 3, "resident": 3, "limits": 3}
+    least = {"ResNet-18": 6, "ResNet-50": 6, "accuracy": 4, "waits": 12, "resident": 3, "limits": 3}
     assert len(rows) >= least[stage]
     assert (tmp_path / "traces.tar.gz").exists() == (stage == "waits")
+
+
+@pytest.mark.thorough
+def test_a_rehearsal_of_what_a_user_gets(tmp_path):
+    """All stages in the order of their rows. 80 CPU seconds."""
+    rows = rehearse("users", STAGES["users"], tmp_path)
+    assert list(rows) == ["files", "own loop", "saves", "text", "memory", "elastic"]
+    assert {name: len(figures) for name, figures in rows.items()} == {
+        "files": 23, "own loop": 9, "saves": 5, "text": 7, "memory": 4, "elastic": 6,
+    }  # fmt: skip
+    cores = max(1, __main__.available_cores() // 3)
+    assert rows["files"][f"bench loaders, {cores} workers: threads, predicted waiting"]["unit"] == "%"
+    assert rows["files"][f"imagenet.py, files, {cores} workers, not compiled"]["n"] == 1
+    assert rows["elastic"]["bits of the killed run and of a whole one"]["met"]
+
+
+TRAINING = """import json, os, sys, time
+os.makedirs(sys.argv[-1])
+with open(os.path.join(sys.argv[-1], "metrics.jsonl"), "w") as file:
+    while True:
+        time.sleep(0.01)
+        line = {"loss": 1, "tokens_per_s": 50, "data_time": 0.005, "compute_time": 0.005, "memory_mb": 2000}
+        print(json.dumps(line | {"at": time.monotonic()}), file=file, flush=True)
+"""
+
+
+def test_trainings_run_in_turns(setting, tmp_path):
+    """One that fails is a row, and the others are compared. Only one runs at a time."""
+    setting = setting._replace(is_small=True)
+    bench = Run(
+        Stage("turns", 400, turns.compare), setting, time.monotonic() + 400, Results(lambda found: None)
+    )
+    commands = {"a": ("-c", TRAINING), "b": ("-c", TRAINING), "c": ("-c", "raise SystemExit('no memory')")}
+    found = turns.compare(bench, commands, 3)
+    assert {name: len(each) for name, each in found.items()} == {"a": 3, "b": 3}
+    assert found["a"][0] == (pytest.approx(50), pytest.approx(0.5), 2)
+    [row] = bench.result["rows"]
+    assert row["figure"] == "c" and "no memory" in row["value"]
+    bench.close()
+    lines = {name: turns.jobs.read_metrics(bench.folder(name)) for name in "ab"}
+    begun = max(own[1]["at"] for own in lines.values())
+    order = sorted(
+        (line["at"], name) for name, own in lines.items() for line in own if line["at"] > begun + 0.1
+    )
+    names = "".join(name for _, name in order)
+    assert len(re.sub(r"(.)\1+", r"\1", names)) <= 6  # at most three turns of each
+
+
+def test_figures_of_several_rounds_have_a_range(setting, tmp_path):
+    bench = Run(Stage("rounds", 400, measure), setting, time.monotonic() + 400, Results(lambda found: None))
+    bench.note("step", [1.5, 3.5, 2.5], "ms", aim=3, at_most=True)
+    report.write(str(tmp_path), MACHINE, [bench.result])
+    assert "| step | 2.5 ms (1.5-3.5), n=3 | at most 3 | yes |" in (tmp_path / report.TABLE).read_text()
 
 
 def test_all_stages_fit_the_time_limits():

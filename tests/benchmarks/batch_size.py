@@ -16,7 +16,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
@@ -34,7 +34,7 @@ from tests.benchmarks.rounds import describe, make_parser, tail
 ARTICLE = {"pytorch": (None, 1248), "dali": (800, 1216), "dali-gpu": (640, 928)}
 _TRIAL = "--trial"  # of a process of this program: one try
 _STEPS = 3  # training steps, and validation batches; all buffers exist afterwards
-_NO_ROOM = (
+NO_ROOM = (
     "out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc", "memoryerror",
     "can't start new thread", "resource temporarily unavailable", "cudnn_status", "unable to find an engine",
     "cublas_status_alloc_failed", "allocator_failure",
@@ -75,18 +75,27 @@ def _parse_args() -> argparse.Namespace:
 
 
 def _largest(args: argparse.Namespace, backend: str, way: str, most: int) -> int:
-    """Return the largest batch up to `most` that fits, a multiple of --step; 0 if none fits.
+    """Return the largest batch up to `most` that fits, a multiple of --step. way: resident or released."""
 
-    It is doubled until it does not fit, then bisected. way: resident or released.
-    """
-    fits, fails = 0, most + args.step
-    while fits + args.step < fails:
-        guess = 2 * fits if fails > most else (fits + fails) // 2
-        batch = min(max(guess // args.step * args.step, fits + args.step), fails - args.step)
+    def fits(batch: int) -> bool:
         room = _try(args, backend, way == "resident", batch)
         log(f"{backend}, {way}: {batch} {'fits' if room else 'does not fit'}")
-        fits, fails = (batch, fails) if room else (fits, batch)
-    return fits
+        return room
+
+    return find_largest(fits, most, args.step)
+
+
+def find_largest(fits: Callable[[int], bool], most: int, step: int) -> int:
+    """Return the largest batch up to `most` that fits, a multiple of `step`; 0 if none fits.
+
+    It is doubled until it does not fit, then bisected.
+    """
+    largest, fails = 0, most + step
+    while largest + step < fails:
+        guess = 2 * largest if fails > most else (largest + fails) // 2
+        batch = min(max(guess // step * step, largest + step), fails - step)
+        largest, fails = (batch, fails) if fits(batch) else (largest, batch)
+    return largest
 
 
 def _try(args: argparse.Namespace, backend: str, resident: bool, batch: int) -> bool:
@@ -100,7 +109,7 @@ def _try(args: argparse.Namespace, backend: str, resident: bool, batch: int) -> 
     if result.returncode == 0:
         return True
     errors = result.stderr.lower()
-    if result.returncode < 0 or any(sign in errors for sign in _NO_ROOM):
+    if result.returncode < 0 or any(sign in errors for sign in NO_ROOM):
         return False
     raise BadInput(f"{backend} with {batch} samples failed: {tail(result.stderr)}")
 

@@ -1,44 +1,135 @@
 """Measure the time that a save and a receipt take from training, as ratios in one run.
 
 python -m tests.benchmarks.checkpoint [--device cuda] [--rounds 7] [--parameters 100000000]
+python -m tests.benchmarks.checkpoint --device cuda --networks resnet50,gpt350 --folder DISK
 
 - Seconds for which a save of ResNet-18 with momentum blocks training: torch.save and fsync, compared with the
   copy of bootfile/exact/saver.py, whose thread then writes the same state with its checksum.
 - Seconds of a receipt, compared with a training step of 128 CIFAR-sized images on this device.
 - With --parameters: CPU seconds of one thread for a state with momentum: the copy that blocks, the digest of
   the state compared with the write, and the verified read of a resume compared with torch.load.
+- With --networks: seconds for which a step waits for a save of Exact, and until the file is on the disk,
+  compared with torch.save and fsync; a line of JSON for each network.
 """
 
 import contextlib
+import json
 import os
 import statistics
 import tempfile
+import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
+import torchvision
+from torch.utils.data import TensorDataset
 
+from bootfile import Exact, Job, map_style_loader
 from bootfile.exact import digest
 from bootfile.exact import files as checkpoint
 from bootfile.exact.background import HostCopies, size_of
+from bootfile.ground import accelerator
 from bootfile.receipt.receipt import Receipt
 from bootfile.sampling.sampler import BatchSampler
-from common.compute import models
+from common.compute import gpt, models
 from datasets.loaders.engines.memory import make_loader
 from datasets.memory import cifar10
 from datasets.sampling.augment import crop_flip
 from tests.benchmarks.rounds import conditions, cpu_seconds, divide, make_parser, spread, take_turns, timed
+
+_SAMPLES = 64  # of which batches of 2 give more steps than there are rounds
+NETWORKS: dict[str, Callable[[], torch.nn.Module]] = {
+    "resnet50": torchvision.models.resnet50,  # with SGD and momentum
+    "gpt350": lambda: gpt.GPT(50304, 1024, layers=24, heads=16, width=1024),  # with AdamW
+    "tiny": lambda: gpt.GPT(256, 64),
+}
 
 
 def main():
     parser = make_parser(__doc__, 7)
     parser.add_argument("--device", default="cpu", help="default: cpu")
     parser.add_argument("--parameters", type=int, default=0, help="measure only a state of N parameters")
+    names = ", ".join(NETWORKS)
+    parser.add_argument("--networks", help=f"measure only the saves of these, of {names}")
+    parser.add_argument("--folder", help="where the saves are written (default: that of temporary files)")
     options = parser.parse_args()
     with conditions():
-        if options.parameters:
+        if options.networks:
+            for name in options.networks.split(","):
+                with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+                    saves = measure_saves(name, torch.device(options.device), options.rounds, folder)
+                print(json.dumps(saves), flush=True)
+        elif options.parameters:
             measure_state(options.parameters, options.rounds)
         else:
             measure(torch.device(options.device), options.rounds)
+
+
+def measure_saves(name: str, device: torch.device, rounds: int, folder: str) -> dict[str, Any]:
+    """Return the seconds of saves of a network in a loop of one's own, one figure for each round.
+
+    "stall": the loop waits for Exact.save(), after the device has ended the step. "first stall": of the first
+    save, which allocates the memory of the copy. "to disk": from its begin until the checkpoint has its name.
+    "torch.save": the loop waits for torch.save() and fsync.
+    """
+    with device:  # the weights are drawn there
+        model = NETWORKS[name]()
+    optimizer, data = _train_text(model) if isinstance(model, gpt.GPT) else _train_images(model)
+    loader = map_style_loader(data, BatchSampler(_SAMPLES, 2, 0, epochs=1), device)
+    plain, stalls = os.path.join(folder, "plain.pt"), list[float]()
+    run = Exact(
+        folder, loader, model=model, optimizer=optimizer, save_every=1, keep=1, job=Job(say=_say_nothing)
+    )
+    first = run.resume()
+    batches = (batch for _ in loader.epochs_from(first) for batch in loader)
+
+    def save() -> float:
+        inputs, targets = next(batches)
+        optimizer.zero_grad()
+        logits = model(inputs).flatten(0, -2)
+        torch.nn.functional.cross_entropy(logits, targets.flatten()).backward()
+        optimizer.step()
+        due = run.end_step()
+        if not due.save:
+            raise AssertionError("a save is due after each step")
+        path = Path(folder, "checkpoints", checkpoint.name_of(loader.step))
+        if device.type != "cpu":
+            accelerator.of(device).synchronize()
+        begin = time.perf_counter()
+        run.save()
+        stalls.append(time.perf_counter() - begin)
+        while not path.exists():
+            time.sleep(0.001)
+        return time.perf_counter() - begin
+
+    def save_plainly() -> float:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(plain)
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        return timed(lambda: _save_plainly(state, plain))
+
+    times = take_turns({"to disk": save, "torch.save": save_plainly}, rounds)
+    run.close()
+    size = os.path.getsize(plain) / 1e6
+    return {"network": name, "MB": size, "first stall": stalls[0], "stall": stalls[1:]} | times
+
+
+def _train_images(model: torch.nn.Module) -> tuple[torch.optim.Optimizer, TensorDataset]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    labels = torch.zeros(_SAMPLES, dtype=torch.int64)
+    return optimizer, TensorDataset(torch.randn(_SAMPLES, 3, 64, 64), labels)
+
+
+def _train_text(model: torch.nn.Module) -> tuple[torch.optim.Optimizer, TensorDataset]:
+    tokens = torch.randint(256, (_SAMPLES, 33))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    return optimizer, TensorDataset(tokens[:, :-1], tokens[:, 1:])
+
+
+def _say_nothing(line: str) -> None:
+    pass
 
 
 def measure_state(parameters: int, rounds: int) -> None:

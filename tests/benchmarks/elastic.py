@@ -16,32 +16,48 @@ dies again as soon as the others continue. The figures:
 
 --pause SECONDS: a pause in each shard, for a step that mostly waits, as for a GPU.
 --kills N --every_steps M: N times, each after M more steps, instead of by --seconds and --every.
+--steps 0: no undisturbed runs. --at_once: the run without a kill takes place at the same time. Then the times
+    mean nothing, and the bits are known sooner. --gpu: on the GPU, which all processes share.
 """
 
 import argparse
+import contextlib
 import itertools
+import math
 import os
 import random
 import signal
 import statistics
+import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.benchmarks.rounds import conditions, make_parser
+from tests.support import on_gpu
 from tests.support.elastic import JOB, ElasticRun, slow_job
 from tests.support.exact import facts
 
 _CALM = 5.0  # seconds from a kill until the steps are undisturbed: a spare has started by then
 
 
-def measure(args: argparse.Namespace, folder: Path) -> dict[str, float]:
-    """Run the job without and with kills, print the figures, and return them."""
+def measure(args: argparse.Namespace, folder: Path, ended_by_us: contextlib.ExitStack) -> None:
+    """Run the job without and with kills, and print the figures. ended_by_us: ends the runs in any case."""
+
+    def start(*command: str | Path) -> ElasticRun:
+        begun = ElasticRun(*command)
+        ended_by_us.callback(begun.kill)
+        return begun
+
     job = slow_job(folder / "job.py", args.pause)
     options = [*JOB, f"--batch_size={args.batch_size}", f"--epochs={args.epochs}", f"--width={args.width}"]
     several = [*options, f"--processes_per_node={args.processes}", "--elastic=true"]
-    before = _time_step([job, *several, f"--output_dir={folder / 'before'}"], args.steps)
-    killed = ElasticRun(job, *several, f"--output_dir={folder / 'killed'}")
+    # the bits of two processes are those of one
+    alone = "jobs/train_exact.py", *options, "--processes_per_node=2", f"--output_dir={folder / 'whole'}"
+    before = _time_step(start, [job, *several, f"--output_dir={folder / 'before'}"], args.steps)
+    killed = start(job, *several, f"--output_dir={folder / 'killed'}")
+    whole = start(*alone) if args.at_once else None
     killed.wait_until(lambda each: each.step >= 1)
     begun = killed.steps[0][0]
     kills = _kill_again(killed, args, begun)
@@ -49,7 +65,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, float]:
     end = next(number for at, number in reversed(killed.steps) if at <= ended)
     os.kill(killed.process.pid, signal.SIGTERM)  # it saves, and ends
     code = killed.finish()
-    after = _time_step([job, *several, f"--output_dir={folder / 'after'}"], args.steps)
+    after = _time_step(start, [job, *several, f"--output_dir={folder / 'after'}"], args.steps)
     pairs = [*itertools.pairwise(at for at, _ in killed.steps if at <= ended)]
     calm = [later - earlier for earlier, later in pairs if not any(0 < later - at < _CALM for at in kills)]
     step = statistics.mean(calm) if calm else before  # on a slow machine a step may take 5 s
@@ -73,20 +89,19 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, float]:
     for name, figure in figures.items():
         print(f"{name:<22}{figure:>10.3f}", flush=True)
     last = killed.step
-    # the bits of two processes are those of one
-    two = ("--processes_per_node=2", f"--output_dir={folder / 'whole'}")
-    whole = ElasticRun("jobs/train_exact.py", *options, *two)
+    whole = whole or start(*alone)
     whole.wait_until(lambda each: each.step >= last, timeout=3600)
     os.kill(whole.process.pid, signal.SIGTERM)
     whole.finish()
     assert code == 143, killed.lines
     print("bits                  ", _compare(folder / "killed", folder / "whole", last))
-    return figures
 
 
-def _time_step(command: list, steps: int) -> float:
-    """Return the seconds of a step of an undisturbed run."""
-    job = ElasticRun(*command)
+def _time_step(start: Callable[..., ElasticRun], command: list, steps: int) -> float:
+    """Return the seconds of a step of an undisturbed run; NaN for a run of no step."""
+    if not steps:
+        return math.nan
+    job = start(*command)
     job.wait_until(lambda each: each.step >= steps, timeout=3600)
     job.kill()
     (first_at, first), (last_at, last) = job.steps[0], job.steps[-1]
@@ -150,9 +165,15 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=count, help="default: %(default)s")
     for name, value in (("seconds", 600.0), ("every", 10.0), ("pause", 0.0)):
         parser.add_argument(f"--{name}", type=float, default=value, help="default: %(default)s")
+    for name in ("at_once", "gpu"):
+        parser.add_argument(f"--{name}", action="store_true", help="see above")
     args = parser.parse_args()
-    with conditions(), tempfile.TemporaryDirectory() as folder:
-        measure(args, Path(folder))
+    if args.gpu:
+        on_gpu.show_gpu()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)  # processes may still write
+    with conditions(), folder, contextlib.ExitStack() as ended_by_us:
+        measure(args, Path(folder.name), ended_by_us)
 
 
 if __name__ == "__main__":

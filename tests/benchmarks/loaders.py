@@ -219,13 +219,13 @@ class Row:
         return [samples[place] for place in np.random.default_rng(0).permutation(len(samples))]
 
 
-def transforms():
+def transforms(side: int = SIDE):
     """Return the transforms of a DataLoader's worker."""
     from torchvision import transforms
 
     return transforms.Compose(
         [
-            transforms.RandomResizedCrop(SIDE, antialias=True),
+            transforms.RandomResizedCrop(side, antialias=True),
             transforms.RandomHorizontalFlip(),
             transforms.ToTensor(),
             transforms.Normalize(MEAN, STD),
@@ -233,10 +233,10 @@ def transforms():
     )
 
 
-def data_loader(dataset, batch: int = BATCH):
-    return torch.utils.data.DataLoader(
-        dataset, batch_size=batch, num_workers=WORKERS, persistent_workers=True, drop_last=True, shuffle=True
-    )
+def data_loader(dataset, batch: int = BATCH, **options):
+    """Return PyTorch's loader. options: further ones of a DataLoader."""
+    options = {"num_workers": WORKERS, "persistent_workers": True} | options
+    return torch.utils.data.DataLoader(dataset, batch, shuffle=True, drop_last=True, **options)
 
 
 class Torchvision(Row):

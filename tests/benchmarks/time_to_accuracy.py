@@ -63,6 +63,7 @@ def main() -> None:
     add("--data_url", help="folder with the data set (not for digits)")
     add("--target", type=arguments.positive_float, help="test accuracy (default: of the recipe)")
     add("--seeds", type=arguments.positive_int, default=5, help="runs of each job (default: 5)")
+    add("--epochs", type=arguments.positive_int, help="of each job (default: of the recipe)")
     add("--limit", type=arguments.positive_float, help="seconds of training (default: of the recipe)")
     add("--jobs", help=f'for example "{BASELINE},train.py" (default: all of the recipe)')
     add("--keep_compiled", type=arguments.boolean, default=False, help="use the caches of the compiler")
@@ -81,6 +82,8 @@ def main() -> None:
         for seed in range(args.seeds):
             for job in names:
                 options = f"--dataset {args.dataset} {recipe[job]} --seed={seed}"
+                if args.epochs:
+                    options += f" --epochs {args.epochs}"
                 if args.data_url:
                     options += f" --data_url {shlex.quote(os.path.abspath(args.data_url))}"
                 begun = run(job, shlex.split(options), target, limit, args.keep_compiled)

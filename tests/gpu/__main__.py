@@ -2,6 +2,7 @@
 
     python -m tests.gpu right [--data FOLDER]     is it right? At most 5 minutes
     python -m tests.gpu fast [--data FOLDER]      how fast is it? At most 6 minutes
+    python -m tests.gpu users                     what a user gets, against PyTorch alone. At most 6 minutes
     python -m tests.gpu fast --device cpu         a rehearsal: every command, tiny, on the CPU
 
 FOLDER has the four files of Fashion-MNIST; without it the small jobs train on digits. Each row is written as
@@ -29,10 +30,10 @@ from bootfile.machine.cores import available_cores
 from common.console import arguments
 from common.ground import endings
 from common.ground.files import ROOT
-from tests.gpu import checks, figures, report
+from tests.gpu import checks, figures, report, users
 from tests.gpu.lab import Setting, Stage, run_stages
 
-MINUTES = {"right": 5.0, "fast": 6.0}
+MINUTES = {"right": 5.0, "fast": 6.0, "users": 6.0}
 _MINUTES_OF_SEVERAL = 2.0
 _CLOSING = 8.0  # seconds of the limit for the end of processes and for the archives
 _MEMORY = "/dev/shm"  # outputs are written there, so that the disk does not affect the figures
@@ -103,14 +104,14 @@ def _parse_args() -> argparse.Namespace:
     parser = arguments.Parser(__doc__)
     parser.prog = "python -m tests.gpu"
     add = parser.add_argument
-    add("run", choices=sorted(MINUTES), help="right: is it right? fast: how fast is it?")
+    add("run", choices=sorted(MINUTES), help="as above")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a rehearsal (default: cuda)")
     add("--data", metavar="FOLDER", help="folder with Fashion-MNIST (default: the digits of scikit-learn)")
     add("--stages", metavar="NAMES", help="separated by commas (default: all but prove)")
-    add("--minutes", type=arguments.positive_float, help="time limit (default: 5 of right, 6 of fast)")
+    add("--minutes", type=arguments.positive_float, help="time limit (default: 5 of right, 6 of the others)")
     commit = os.environ.get(_COMMIT)
     add("--commit", default=commit, help=f"commit of these files (default: ${_COMMIT}, else that of git)")
-    add("--output_dir", help="default: output_dir/gpu/right or fast")
+    add("--output_dir", help="default: output_dir/gpu/RUN")
     args = parser.parse_args()
     args.output_dir = os.path.abspath(args.output_dir or os.path.join(ROOT, "output_dir", "gpu", args.run))
     if args.data and not os.path.isdir(args.data):
@@ -122,7 +123,7 @@ def _parse_args() -> argparse.Namespace:
 def choose(args: argparse.Namespace, gpus: int) -> tuple[list[Stage], float]:
     """Return the stages and the minutes that they may take. Raises BadInput."""
     is_small, minutes = args.device == "cpu", MINUTES[args.run]
-    stages = list(figures.STAGES)
+    stages = list(users.STAGES if args.run == "users" else figures.STAGES)
     if args.run == "right":
         stages = [*checks.STAGES, figures.ONCE]
         if gpus > 1 or is_small:
@@ -152,6 +153,8 @@ def _environment(scratch: str, run: str, is_small: bool) -> dict[str, str]:
     }  # fmt: skip
     if run == "right":  # tens of processes share the cores
         env["OMP_NUM_THREADS"] = "2"
+    elif is_small:
+        env["OMP_NUM_THREADS"] = "1"
     env |= {
         name: os.path.join(scratch, name.lower()) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
     }

@@ -4,11 +4,12 @@ import contextlib
 import itertools
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
@@ -131,8 +132,12 @@ class Run:
     def wait_until(self, is_done: Callable[[], bool]) -> None:
         """Wait until is_done() is true. Raises Failed at the time limit of the stage."""
         while not is_done():
-            self._check_time()
-            time.sleep(_POLL)
+            self.pause()
+
+    def pause(self) -> None:
+        """Wait for a moment. Raises Failed at the time limit of the stage."""
+        self._check_time()
+        time.sleep(_POLL)
 
     def _check_time(self) -> None:
         if self._closed.is_set():
@@ -141,16 +146,27 @@ class Run:
             raise Failed(f"no end within {self._deadline - self._begin:.0f} s")
 
     def note(
-        self, figure: str, value: float | str, unit: str, aim: float | None = None, at_most: bool = False
+        self,
+        figure: str,
+        value: float | str | Sequence[float],
+        unit: str,
+        aim: float | None = None,
+        at_most: bool = False,
     ) -> None:
         """Note a figure, or the reason why it is missing.
 
+        value: those of several rounds have a median and a range.
         aim: its target, at least or at most. A rehearsal has no targets.
         """
+        spread = {}
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            spread = {"n": len(value), "range": [min(value), max(value)]}
+            value = statistics.median(value)
         met = None
         if aim is not None and not self.is_small:
             met = not isinstance(value, str) and (value <= aim if at_most else value >= aim)
         row = {"figure": figure, "value": value, "unit": unit, "aim": aim, "at_most": at_most, "met": met}
+        row |= spread
         self._results.change(self.result["rows"].append, row)
 
     def check(self, figure: str, is_right: bool, detail: str = "") -> None:

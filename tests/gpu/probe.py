@@ -15,6 +15,8 @@ from collections.abc import Callable
 import torch
 import torchvision
 
+from tests.gpu import plain
+
 _ROUNDS, _WARM_UP = 20, 5
 
 
@@ -51,21 +53,9 @@ def measure_limits(device: torch.device, scale: int) -> dict[str, float]:
 
 def measure_plain_loop(device: torch.device, batch: int, side: int) -> float:
     """Return images/s of a compiled loop of torchvision's ResNet-50 in bfloat16, with images in memory."""
-    torch.backends.cudnn.benchmark = True
-    model = torchvision.models.resnet50().to(device, memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, fused=device.type != "cpu")
-    forward = model if device.type == "cpu" else torch.compile(model, dynamic=False)
-    images = torch.randn(batch, 3, side, side, device=device).to(memory_format=torch.channels_last)
-    labels = torch.zeros(batch, dtype=torch.int64, device=device)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        with torch.autocast(device.type, dtype=torch.bfloat16):
-            loss = torch.nn.functional.cross_entropy(forward(images), labels)
-        loss.backward()
-        optimizer.step()
-
-    return batch / seconds(step, device, rounds=2 if device.type == "cpu" else 50)
+    step = plain.image_step(torchvision.models.resnet50(), device)
+    images, labels = plain.make_images(batch, side, device)
+    return batch / seconds(lambda: step(images, labels), device, rounds=2 if device.type == "cpu" else 50)
 
 
 def measure_all_reduce(device: torch.device, count: int) -> dict[str, float]:

@@ -134,7 +134,10 @@ def format_table(machine: dict, results: list[dict]) -> str:
 def _value(row: dict) -> str:
     if isinstance(row["value"], str):
         return row["value"].replace("|", "\\|")
-    return f"{_number(row['value'])} {row['unit']}".strip()
+    value = f"{_number(row['value'])} {row['unit']}".strip()
+    if "range" in row:
+        value += f" ({'-'.join(map(_number, row['range']))}), n={row['n']}"
+    return value
 
 
 def _aim(row: dict) -> str:

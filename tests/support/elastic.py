@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 from bootfile.processes.sessions import GENERATION
-from tests.conftest import LONGEST, ROOT, environment, start
+from tests import conftest
+from tests.conftest import LONGEST, ROOT, start
 from tests.support.exact import changed
 
 JOB = ("--dataset=digits", "--width=8", "--batch_size=256", "--report_every=1", "--lr=0.05")
@@ -27,7 +28,8 @@ class ElasticRun:
         self.steps: list[tuple[float, int]] = []
         self.pids: list[int] = []
         self.generation, self.lines = 0, list[str]()
-        options = {"cwd": cwd, "env": environment(), "stderr": subprocess.STDOUT, "start_new_session": True}
+        options = {"cwd": cwd, "env": conftest.environment(), "stderr": subprocess.STDOUT}
+        options["start_new_session"] = True
         if prefix:
             words = [*prefix, sys.executable, *map(str, command)]
             self.process = subprocess.Popen(words, **options, stdout=subprocess.PIPE, text=True)

@@ -20,6 +20,11 @@ REASON = "#### "  # begins the line of a failed test
 
 
 def pytest_configure() -> None:
+    show_gpu()
+
+
+def show_gpu() -> None:
+    """Let the jobs that start() of tests/conftest.py starts in this process see the GPU."""
     from tests import conftest  # pytest has loaded it by now
 
     environment = functools.partial(make_environment, conftest.environment, dict(os.environ))
