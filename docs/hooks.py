@@ -36,6 +36,13 @@ _LANGUAGES = {".py": "python", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml",
 _LONGEST = 400  # lines of a file that are shown
 
 
+def on_config(config: MkDocsConfig) -> None:
+    """Show the version at the foot of each page: it is read from the package, which is not imported."""
+    with open(os.path.join(_ROOT, "bootfile", "__init__.py"), encoding="utf-8") as file:
+        version = re.search(r'__version__ = "(.+)"', file.read())
+    config.copyright = f"Bootfile {version[1] if version else ''}"
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages of the repository, and what they link to."""
     pages = {}
