@@ -45,7 +45,7 @@ _CHECKS = (
 )
 _HIDDEN = {"node_modules", "__pycache__", "build", "dist", "site-packages", ".git", ".venv", "venv"}
 # a file without any of these words trains nothing: a script may leave the steps to a module
-_TRAINS = re.compile(rb"backward|\.step\(|Trainer|\.fit\(|train\w*\(")
+_TRAINS = re.compile(rb"backward|\bstep\(|Trainer|\.fit\(|train\w*\(")
 MOST_OBJECTS = 2_000_000  # objects between two collections
 
 

@@ -15,7 +15,7 @@ from bootfile.lint.table import Finding, at
 from bootfile.lint.values import Loop, Value, kind_of, root
 
 _SAVES_BY_ITSELF = r"\b(accelerate|lightning\w*|deepspeed|horovod)\b"
-_TESTS = re.compile(r"(^|/)tests?/[^/]*$|(^|/)(test_[^/]*|conftest)\.py$|_test\.py$")
+_TESTS = re.compile(r"(^|/)tests?/|(^|/)(test_[^/]*|conftest)\.py$|_test\.py$")
 _UNVERIFIED = ', and prove ends with "unverified"'
 _FEW = 1000  # steps of a loop without epochs, such as one that changes an image
 
@@ -24,6 +24,8 @@ def check(facts: Facts) -> Iterator[Finding]:
     """Yield one hint about a script that trains, and that no start continues."""
     is_exact = any(event.value.key == "Exact" for event in facts.select("method"))
     if not facts.loops or facts.intent or is_exact or facts.trainers() or facts.restores_all:
+        return
+    if not _is_script(facts):
         return
     found = _find_not_loaded(facts) or _find_not_saved(facts)
     if found is not None:
@@ -44,8 +46,6 @@ def _is_plain(facts: Facts) -> bool:
         found = find_epoch_loop(facts)
     except OtherForm:
         return False
-    if not _is_script(facts):
-        return False
     return find_range(found.epochs.node) is not None and not [*explain_loader(facts, found.loader)]
 
 
@@ -64,7 +64,8 @@ def _find_not_saved(facts: Facts) -> Finding | None:
     weights, others = list_saving(facts)
     is_kept = any(facts.is_in_file(value, "optimizer") for value in optimizers)
     is_kept = is_kept or any(save.event.text == "save_state" for save in facts.saves)
-    if not optimizers or others or is_kept or not _is_script(facts) or _TESTS.search(facts.loops[0].path):
+    is_test = _TESTS.search(os.path.relpath(facts.tracer.source.path))
+    if not optimizers or others or is_kept or is_test:
         return None
     events = sorted([*weights, *[save.event for save in facts.saves]], key=lambda event: event.order)
     # the last file of an epoch, or that after the training
@@ -82,7 +83,7 @@ def _find_not_saved(facts: Facts) -> Finding | None:
 
 
 def _is_script(facts: Facts) -> bool:
-    """Return whether the file trains if it is started: a module leaves the saving to the script around it."""
+    """Return whether the file trains if it is started: a module leaves files to the script around it."""
     first = facts.in_training("step", "backward")[0]
     return facts.tracer.is_script or first.functions[:1] == ("main",)
 
