@@ -16,7 +16,7 @@ from bootfile.lint.values import Loop, Value, kind_of, root
 
 _SAVES_BY_ITSELF = r"\b(accelerate|lightning\w*|deepspeed|horovod)\b"
 _TESTS = re.compile(r"(^|/)tests?/|(^|/)(test_[^/]*|conftest)\.py$|_test\.py$")
-_UNVERIFIED = ', and prove ends with "unverified"'
+_UNVERIFIED = ', and prove ends at best with "unverified"'
 _FEW = 1000  # steps of a loop without epochs, such as one that changes an image
 
 

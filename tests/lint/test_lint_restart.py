@@ -26,7 +26,7 @@ WEIGHTS = 'torch.save(model.state_dict(), "last.pt")'
 FULL = 'torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "last.pt")'
 EXACT = "bootfile fix --exact script.py"
 GUIDE = "the seven lines of guides/own_loop.md"
-UNVERIFIED = ', and prove ends with "unverified"'
+UNVERIFIED = ', and prove ends at best with "unverified"'
 
 
 def write(**parts):
