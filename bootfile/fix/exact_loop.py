@@ -12,7 +12,8 @@ from typing import Any
 from bootfile.fix.edits import Script
 from bootfile.fix.empty_epoch import find_needs
 from bootfile.fix.numbers import find_numbers
-from bootfile.fix.training import Training, find_call, last_import, walk_own
+from bootfile.fix.training import Training, last_import, walk_own
+from bootfile.lint.epoch_loop import find_call, find_range
 from bootfile.lint.sources import unparse
 from bootfile.lint.values import Value, kind_of, list_deps, root
 
@@ -57,9 +58,7 @@ class _ExactLoop(Training):
         self.kept = f"{self.holder}numbers"
         self.of_epochs, self.of_all = find_numbers(self, self.holder)
         self.numbers = [*self.of_epochs, *self.of_all]
-        call = find_call(self.epochs.iter, "range", "trange")
-        is_plain = call and len(call.args) < 3 and isinstance(self.epochs.target, ast.Name)
-        self.range: Any = call if is_plain else None
+        self.range: Any = find_range(self.epochs)
 
     def plan(self) -> None:
         self.check_loader()

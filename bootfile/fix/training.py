@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from bootfile.fix.edits import Script
 from bootfile.fix.places import CannotEdit
 from bootfile.lint import sources
+from bootfile.lint.epoch_loop import OtherForm, explain_loader, find_epoch_loop
 from bootfile.lint.facts import Facts
 from bootfile.lint.record import Function
-from bootfile.lint.sources import unparse
 from bootfile.lint.trace import Tracer
-from bootfile.lint.values import Loop, Value, kind_of, list_deps, root
+from bootfile.lint.values import Loop, Value, root
 from bootfile.lint.walk import list_parameter_owners
 
 
@@ -74,26 +74,19 @@ class Training:
         self.tracer = _Recorder(source, sources.Project(script.path))
         self.tracer.run()
         self.facts = Facts(self.tracer)
-        steps = [event for event in self.facts.in_training("step") if kind_of(event.value) == "optimizer"]
-        outermost = {event.loops[0].node: event.loops[0].line for event in steps}
-        if len(outermost) != 1 or not self.tracer.is_whole:
-            lines = f", those in lines {', '.join(map(str, outermost.values()))}" if outermost else ""
-            raise CannotPlace(f"expected one loop that trains, found {len(outermost)}{lines}")
-        loops = steps[0].loops
-        loader = _find_loader(loops[1]) if len(loops) > 1 else None
-        is_apart = any(event.loops[:2] != loops[:2] for event in steps)
-        if loader is None or is_apart or not isinstance(loops[0].node, ast.For):
-            form = "a `for` over epochs with one over a DataLoader in it"
-            raise CannotPlace(f"line {loops[0].line}: expected {form}")
-        others = {loop.path for loop in loops[:2]} - {script.path}
-        if others:
-            raise CannotPlace(f"the loop is in another file, which is not edited: {', '.join(others)}")
+        if not self.tracer.is_whole:
+            raise CannotPlace("the script is too large to be read to its end")
+        try:
+            found = find_epoch_loop(self.facts)
+        except OtherForm as error:
+            raise CannotPlace(str(error)) from error
+        loops = [found.epochs, found.batches]
         self.epochs: Any = loops[0].node
         self.batches: Any = loops[1].node
-        self.outer, self.inner = (self.tracer.places[loop] for loop in loops[:2])
+        self.outer, self.inner = (self.tracer.places[loop] for loop in loops)
         self.calls = self.inner.calls[len(self.outer.calls) :]
-        self.loader = loader
-        self.optimizers = [*dict.fromkeys(root(event.value) for event in steps)]
+        self.loader = found.loader
+        self.optimizers = [*dict.fromkeys(root(event.value) for event in found.steps)]
         owners = [_whole_module(owner) for one in self.optimizers for owner in list_parameter_owners(one)]
         named = [root(value) for value in self.outer.names.values()]
         models = [value for value in owners or named if value.kind == "model"]
@@ -122,13 +115,8 @@ class Training:
 
     def check_loader(self) -> None:
         """Note a loader that is not a DataLoader of torch, or whose order is not known."""
-        made = [event.text for event in self.facts.select("create") if event.value is self.loader]
-        if not made or not made[0].startswith("torch.utils.data."):
-            self.miss(self.batches, "expected batches of a DataLoader of torch")
-        dataset = root(self.loader.parts.get("dataset", Value()))
-        bases = getattr(getattr(dataset.cls, "node", None), "bases", [])
-        if any("IterableDataset" in unparse(base) for base in bases):
-            self.miss(self.batches, "an IterableDataset has no order that can be divided or repeated")
+        for text in explain_loader(self.facts, self.loader):
+            self.miss(self.batches, text)
 
     def find(self, place: Place, wanted: Value) -> tuple[str, Value]:
         """Return (how an object is written at a place, its value there, such as a wrapper). Raises
@@ -154,13 +142,6 @@ class Training:
         return text, found[text]
 
 
-def _find_loader(loop: Loop) -> Value | None:
-    """Return the loader whose batches a `for` reads; None for another loop."""
-    values = list_deps(loop.iterated) if loop.iterated and isinstance(loop.node, ast.For) else ()
-    loaders = {root(value) for value in values if kind_of(value) == "loader"}
-    return loaders.pop() if len(loaders) == 1 else None
-
-
 def _whole_module(value: Value) -> Value:
     """Return the module of a part such as `model.head`."""
     while value.kind == "attribute" and value.of is not None:
@@ -176,12 +157,6 @@ def walk_own(body: list[ast.stmt], *without: Any) -> Iterator[ast.AST]:
         yield node
         if not isinstance(node, (*sources.FUNCTIONS, ast.Lambda, ast.ClassDef, *without)):
             todo += reversed([*ast.iter_child_nodes(node)])
-
-
-def find_call(node: Any, *names: str) -> Any:
-    """Return the call of a function by its last name in an expression such as tqdm(range(3)), or None."""
-    calls = [part for part in ast.walk(node) if isinstance(part, ast.Call)]
-    return next((part for part in calls if unparse(part.func).rpartition(".")[2] in names), None)
 
 
 def last_import(script: Script) -> ast.stmt:

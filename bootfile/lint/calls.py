@@ -74,7 +74,8 @@ class Calls(Functions):
         made = self._made_by_call(call.node, [call.called, *call.arguments.values()])
         made.flags |= {"listing"} if call.name in LISTINGS else set()
         made.node = call.node if call.name in ("format", "open") else None
-        made.key = call.name if call.name == "open" else None
+        if call.name in ("open", "format", *_JOINS):
+            made.key, made.options = call.name, {"self": call.called, **call.arguments}
         made.flags |= {"joined"} if call.name in _JOINS else set()
         return made
 

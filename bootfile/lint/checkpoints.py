@@ -18,6 +18,11 @@ _SAVERS = (
 _SAVES_WHOLE = re.compile(r"(safe|atomic)_(torch_)?save$")
 _SAVE_NAME = re.compile(r"save|checkpoint|ckpt|snapshot|persist", re.IGNORECASE)
 LOAD_NAME = re.compile(r"load|resume|restore|checkpoint|ckpt|recover|continue", re.IGNORECASE)
+# calls that write weights only
+_WRITES_WEIGHTS = re.compile(
+    r"(^|\.)(save_pretrained|save_(model|weights|file|lora\w*)|push_to_hub|log_model|jit\.save|onnx\.export)$"
+)
+_WRITES = re.compile(r"dump|export|to_disk|store|report|register_for", re.IGNORECASE)
 _SAVE_METHOD = re.compile(r"save(_\w*(state|checkpoint|ckpt|model))?$")
 _SAVER_NAME = re.compile("check|ckpt|saver|manager", re.IGNORECASE)
 _GIVES_AWAY = re.compile(r"register|save_checkpoint|load_checkpoint|Checkpoint")
@@ -121,9 +126,14 @@ class Checkpoints(Walk):
 
     def is_saved(self, value: Value, kind: str) -> bool:
         """Return whether a checkpoint has an object, or may have it."""
+        is_registered = bool(root(value).flags & {"prepared", "registered"})
+        return self.saves_all or is_registered or self.is_in_file(value, kind)
+
+    def is_in_file(self, value: Value, kind: str) -> bool:
+        """Return whether a checkpoint that is known has an object, or may have it."""
         base = root(value)
         mine = self.list_saved_with(base)
-        if mine & self.escaped or base.flags & {"prepared", "registered"} or self.saves_all:
+        if mine & self.escaped:
             return True
         # accelerate calls these functions before it saves: what they name is saved
         if base.label and re.search(rf"\b{re.escape(base.label)}\b", self._text_of_hooks):
@@ -170,6 +180,20 @@ class Checkpoints(Walk):
         known = {save.event for save in self.saves}
         events = [event for event in self.select("call", "missed", "method") if event not in known]
         return any(map(_may_save, events))
+
+
+def list_saving(checkpoints: Checkpoints) -> tuple[list[Event], list[Event]]:
+    """Return (the calls that write weights for use, the others that may save something), without the saves
+    that are known."""
+    known = {save.event for save in checkpoints.saves}
+    weights, others = [], []
+    for event in checkpoints.select("call", "missed", "method"):
+        last = event.text.rpartition(".")[2]
+        if _WRITES_WEIGHTS.search(event.text):
+            weights.append(event)
+        elif event not in known and not _OUTPUTS.search(event.text) and not is_followed(event):
+            others += [event] if _SAVE_NAME.search(last) or _WRITES.search(last) else []
+    return weights, others
 
 
 def _has(entry: Entry, mine: set[Value], kind: str) -> bool:

@@ -17,7 +17,6 @@ Exit codes: 0 no findings, or hints only; 1 findings; 2 bad input.
 import dataclasses
 import json
 import os
-import shlex
 from collections.abc import Iterator
 
 from bootfile.console.parser import Parser
@@ -94,19 +93,14 @@ def as_text(findings: list[Finding]) -> Iterator[str]:
     for finding in findings:
         rule = RULES[finding.rule]
         word = "hint: " if finding.is_hint else ""
-        yield f"{finding.path}:{finding.line}: {finding.rule} {word}{finding.message}"
+        fix = f"; fix: {finding.fix}" if finding.is_hint and finding.fix else ""
+        yield f"{finding.path}:{finding.line}: {finding.rule} {word}{finding.message}{fix}"
         if finding.is_hint:
             continue
         yield f"    {rule.consequence}"
         yield f"    fix: {finding.fix or rule.fix}"
         yield f"    report: {rule.report}"
-        yield f"    to see it happen: {prove_command(finding)}"
-
-
-def prove_command(finding: Finding) -> str:
-    """Return the command that shows what a finding means for its script."""
-    script = shlex.quote(finding.script)
-    return f'bootfile prove {script} --compare "OUT/*.pt" --resume_with "{finding.resume_with}"'
+        yield f"    to see it happen: {finding.prove}"
 
 
 def as_json(findings: list[Finding], errors: list[str]) -> str:

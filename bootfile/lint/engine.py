@@ -17,11 +17,13 @@ from bootfile.lint import (
     rules_exact,
     rules_files,
     rules_random,
+    rules_restart,
     rules_samples,
     rules_state,
     rules_steps,
     sources,
 )
+from bootfile.lint.advice import advise
 from bootfile.lint.facts import Facts
 from bootfile.lint.table import Finding
 from bootfile.lint.trace import Tracer
@@ -38,11 +40,12 @@ _CHECKS = (
     rules_files.check,
     rules_contents.check,
     rules_steps.check,
+    rules_restart.check,
     known_defects.check,
 )
 _HIDDEN = {"node_modules", "__pycache__", "build", "dist", "site-packages", ".git", ".venv", "venv"}
 # a file without any of these words trains nothing: a script may leave the steps to a module
-_TRAINS = re.compile(rb"backward|\.step\(|Trainer|\.fit\(|train\w*\(")
+_TRAINS = re.compile(rb"backward|\bstep\(|Trainer|\.fit\(|train\w*\(")
 MOST_OBJECTS = 2_000_000  # objects between two collections
 
 
@@ -93,6 +96,9 @@ def examine(
             facts = Facts(tracer)
             for check in _CHECKS:
                 findings += check(facts)
+            if any(not finding.is_hint for finding in findings):
+                command = advise(facts).command(os.path.relpath(path))
+                findings = [dataclasses.replace(finding, prove=command) for finding in findings]
     except RecursionError:
         raise BadInput(f"{path}: nested too deeply to be checked") from None
     modules = {module.source.path: module.source for module in tracer.imported.values()}

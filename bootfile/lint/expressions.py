@@ -225,6 +225,7 @@ class Expressions(Calls):
         # `folder / name`, `folder + name` and `"%s/last.pt" % folder` are paths
         is_path = isinstance(operator, ast.Div | ast.Add | ast.Mod) and "path" in (left.kind, right.kind)
         made = Value("unknown", deps=values.join_deps([left, right]), line=node.lineno, node=node)
+        made.options = {0: left, 1: right}  # of a path, for file_names.py
         if is_path:
             made.kind = "path"
         elif is_modulo:
@@ -234,7 +235,8 @@ class Expressions(Calls):
 
     def _of_joinedstr(self, node: ast.JoinedStr) -> Value:
         inner = [self.value(part.value) for part in node.values if isinstance(part, ast.FormattedValue)]
-        return Value("text", deps=values.join_deps(inner), line=node.lineno, node=node)
+        deps, parts = values.join_deps(inner), {**dict(enumerate(inner))}
+        return Value("text", deps=deps, line=node.lineno, node=node, options=parts)
 
     def _of_lambda(self, node: ast.Lambda) -> Value:
         frame = self.frames[-1]

@@ -29,6 +29,10 @@ PACKAGES = {
     "safe_torch_load": "_load_checkpoint", "torch_load": "_load_checkpoint",
     **dict.fromkeys(values.WRAPPERS, "_make_wrapper"),
 }  # fmt: skip
+# what these return is the name of a file, for file_names.py
+NAMES_FILES = (
+    "join", "dirname", "abspath", "realpath", "normpath", "expanduser", "fspath", "Path", "PurePath", "open",
+)  # fmt: skip
 # functions of any package, by their last name
 _OF_ANY = (
     "range", "trange", "tqdm", "reversed", "track", "progress_bar", "load_checkpoint", "safe_torch_load",
@@ -72,6 +76,7 @@ class Functions(Methods):
         made = self._made_by_call(call.node, call.arguments.values())
         made.key = call.name
         made.node = call.node if call.name == "open" else None
+        made.options = call.arguments if last in NAMES_FILES else {}
         # `os.path.join(folder, "last.pt")`: the same file each time
         is_fixed = all(value.kind in ("const", "text") or "fixed" in value.flags for value in call.args)
         # `sorted(files)` and `max(files)` compare texts
@@ -130,7 +135,8 @@ class Functions(Methods):
         return made
 
     def _make_text(self, call: Call) -> Value:
-        return Value("text", deps=values.join_deps(call.args), line=call.node.lineno, node=call.node)
+        deps, parts = values.join_deps(call.args), call.arguments
+        return Value("text", deps=deps, line=call.node.lineno, node=call.node, options=parts)
 
     def _make_number(self, call: Call) -> Value | None:
         given = call.args[0] if call.args else Value()

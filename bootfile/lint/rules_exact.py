@@ -38,8 +38,7 @@ def check(facts: Facts) -> Iterator[Finding]:
         missing = describe_missing(value, event, save)
         # the class of an average of the project may have its own means
         is_hint = missing.is_hint and value.kind != "copied" and value.key != "AveragedModel"
-        # a loop with Exact continues by itself when the same command starts it
-        yield dataclasses.replace(missing, is_hint=is_hint, fix=_FIX, resume_with="")
+        yield dataclasses.replace(missing, is_hint=is_hint, fix=_FIX)
 
 
 def _list_given(runs: list[Event]) -> list[Value] | None:

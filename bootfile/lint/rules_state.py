@@ -19,11 +19,6 @@ _PLACE = {"last_epoch", "last_step", "start_step", "start_epoch"}
 _SET_PLACE = ("last_epoch", "_step_count", "last_step")
 
 
-_FIX = "give it to Exact by a keyword, or to run.add() before run.resume(): both save and restore it"
-# a schedule that reads the step from an object, as `lambda _: rate(loader.step)`
-_OF_STEP = re.compile(r"\.(\w+_)?(step|epoch)s?\b")
-
-
 class Kind(NamedTuple):
     """What is reported of the objects of a kind. word: what the object is. needs_none: whether an object is
     right after a restart without its state."""

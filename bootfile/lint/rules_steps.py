@@ -22,8 +22,6 @@ def check(facts: Facts) -> Iterator[Finding]:
     if facts.loops and facts.intent:
         yield from _find_lost_gradients(facts)
         yield from _find_no_signal(facts)
-    elif facts.loops and not facts.trainers() and not facts.restores_all:
-        yield from _find_no_restart(facts)
 
 
 # R602: a checkpoint between two steps of the optimizer, which loses the gradients since the first
@@ -144,15 +142,7 @@ def _read_modulo(condition: Condition) -> tuple[str, Any, str] | None:
     return None
 
 
-# R703, R801: hints about a whole script
-
-
-def _find_no_restart(facts: Facts) -> Iterator[Finding]:
-    """Find a script that saves what a restart needs, but does not load it."""
-    saves = [save for save in facts.training_saves if any(one.kind == "optimizer" for one in save.owners())]
-    for save in saves[:1]:
-        message = "the checkpoint has the optimizer, but the script never loads it"
-        yield at(save.event, "R703", message, save=save.event)
+# R801: a hint about a whole script
 
 
 def _find_no_signal(facts: Facts) -> Iterator[Finding]:

@@ -235,9 +235,9 @@ RULES = {
         is_hint=True,
     ),
     "R703": Rule(
-        "the checkpoint is never loaded",
+        "the script cannot continue: it saves nothing, or weights only, or never loads its checkpoint",
         "a restart begins a new training",
-        "load model, optimizer, scheduler and epoch before the loop",
+        "bootfile fix --exact SCRIPT, or the seven lines of guides/own_loop.md",
         "https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html",
         is_hint=True,
     ),
@@ -267,8 +267,8 @@ RETIRED = (
 @dataclass(frozen=True, order=True, slots=True)
 class Finding:
     """One finding. rule: "R103". is_hint: it may be intended, and does not change the exit code. fix: text
-    in place of that of the rule. resume_with: the options with which the script continues a run. script: the
-    one that was read, which may import the file of the finding.
+    in place of that of the rule. prove: the command that shows the effect. script: the one that was read,
+    which may import the file of the finding.
 
     evidence: what a repair needs: "event" is the event, loop, value or syntax node at the place of the
     finding; "value" the object or number; "save" and "load" the events that write and read the checkpoint.
@@ -280,7 +280,7 @@ class Finding:
     message: str
     is_hint: bool = False
     fix: str = ""
-    resume_with: str = "--resume OUT/last.pt"
+    prove: str = ""
     script: str = ""
     evidence: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 

@@ -25,13 +25,16 @@ from bootfile.lint.values import Loop, Value
 class Tracer(Branches):
     """Walks over a script: its modules and statements."""
 
+    is_script = False  # whether the file trains if it is started
+
     def run(self) -> None:
         """Walk over the script, and then over functions and classes that nothing has called if it does not
         train by itself."""
         module = Module(self.source)
         try:
             self._run_module(module, main=True)
-            if not self._trains():
+            self.is_script = self._trains()
+            if not self.is_script:
                 self._run_uncalled(module)
         except (TooLarge, RecursionError):
             self.is_whole = False

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace, options: list[str], find_modules: FindModules)
         print(text, *notes, sep="\n")
         if exit_code == DIFFERS and findings:
             print(*(f"lint: {line}" for line in findings), sep="\n")
-            print(f"lint: bootfile lint {args.job} shows the fixes")
+            print(f"lint: bootfile lint {shlex.quote(args.job)} shows the fixes")
         if args.to:
             facts = proof.describe(job, code, rows, (text, exit_code), notes)
             proof.write(args.to, record, facts)

@@ -82,7 +82,7 @@ def test_json_and_annotations(folder):
     data = json.loads(call(folder, "train.py", "--json", "--no_hints", code=1).stdout)
     [finding] = data["findings"]
     assert (finding["rule"], finding["line"], finding["is_hint"]) == ("R103", 17, False)
-    names = "path line rule message is_hint fix resume_with script consequence report"
+    names = "path line rule message is_hint fix prove script consequence report"
     assert finding.keys() == set(names.split())
     [line] = call(folder, "train.py", "--format", "github", "--no_hints", code=1).stdout.splitlines()
     assert line.startswith("::error file=train.py,line=17,title=R103::scheduler is stepped")
