@@ -101,8 +101,10 @@ def test_only_rank_0_writes_to_a_file_that_the_script_opens(runs):
 def test_without_its_blocks_it_is_the_script(name, tmp_path):
     new = fix(tmp_path, FIXED[name])
     assert strip(new, DISTRIBUTED) == FIXED[name]
-    # the command of the README
-    command = re.search(r"^(sed .*) jobs/train_ddp.py", (ROOT / "README.md").read_text(), re.MULTILINE)[1]
+    # the command of jobs/README.md
+    command = re.search(
+        r"^(sed .*) jobs/train_ddp.py", (ROOT / "jobs" / "README.md").read_text(), re.MULTILINE
+    )[1]
     (tmp_path / "ddp.py").write_text(new)
     shown = subprocess.run(
         ["bash", "-c", f"{command} ddp.py | diff -B train.py -"], cwd=tmp_path, capture_output=True, text=True
