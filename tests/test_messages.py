@@ -9,8 +9,6 @@ import re
 
 import pytest
 
-from bootfile.processes.report import compose
-from bootfile.processes.stacks import ENDED, Place
 from tests.conftest import ROOT
 
 _VALUE = "\0"  # in a template: what an f-string puts in
@@ -19,7 +17,7 @@ _ANY = re.compile(r"\.\.\.|\bnan\b|\b[A-Z]?:?\d+|\b[A-Z]{2,}\b")
 
 def read_templates() -> list[str]:
     """Return the strings of the packages, without docstrings."""
-    templates = [compose(60.0, 412, {0: Place(ENDED, "its loop")}, str, "")]  # put together from two strings
+    templates = []
     for package in ("bootfile", "common", "datasets", "jobs", "launch"):
         for path in (ROOT / package).rglob("*.py"):
             tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -58,7 +56,7 @@ def test_a_message_of_the_page_is_printed(message):
 
 
 def test_the_check_can_fail():
-    assert len(MESSAGES) > 25
+    assert len(MESSAGES) > 15
     assert find_template("cannot listen on port 29500", [f"cannot listen on port {_VALUE}"])
     assert not find_template("cannot listen on port 29500", [f"cannot listen at port {_VALUE}"])
     page = "| you see | do |\n|---|---|\n| `a b`, c | `d` |\n\n| code |\n|---|\n| `1` |\n"
