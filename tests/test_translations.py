@@ -15,7 +15,6 @@ NEEDED = {  # what a user of ModelArts reads, from the first command to an own l
     "guides/history",
     "guides/lint",
     "guides/modelarts",
-    "guides/modelarts_storage",
     "guides/own_data",
     "guides/own_loop",
     "guides/prove",
