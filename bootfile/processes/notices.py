@@ -78,7 +78,7 @@ class Cloud:
     path: answers 200 with a text for read(), which returns the notices and raises any error for another
     text; if may_lack, 404 is the answer without a notice. every: seconds between two requests.
     address: the default. variable: the environment variable of the vendor's SDKs for another one.
-    headers: of each request. token: the header of a token that PUT /latest/api/token returns.
+    headers: of each request. token_header: that of a token, which PUT /latest/api/token returns.
     name_path: answers with the name of this machine. first: seconds for the first answer; 0: as for others.
     """
 
@@ -88,7 +88,7 @@ class Cloud:
     address: str = "169.254.169.254"
     variable: str = ""
     headers: tuple[tuple[str, str], ...] = ()
-    token: str = ""
+    token_header: str = ""
     may_lack: bool = False
     name_path: str = ""
     first: float = 0
@@ -100,7 +100,7 @@ CLOUDS = {
         _read_aws,
         every=5,
         variable="AWS_EC2_METADATA_SERVICE_ENDPOINT",
-        token="X-aws-ec2-metadata-token",
+        token_header="X-aws-ec2-metadata-token",
         may_lack=True,
     ),
     "google": Cloud(
@@ -123,7 +123,7 @@ CLOUDS = {
         _read_alibaba,
         every=5,
         address="100.100.100.200",
-        token="X-aliyun-ecs-metadata-token",
+        token_header="X-aliyun-ecs-metadata-token",
         may_lack=True,
     ),
 }
@@ -150,12 +150,14 @@ class Metadata:
         cloud = self._cloud
         headers = dict(cloud.headers)
         lack = ""  # why there is no token: old machines know none
-        if cloud.token:
+        if cloud.token_header:
             status, text = 0, "no answer"
             with contextlib.suppress(OSError):
-                status, text = self._ask("/latest/api/token", {f"{cloud.token}-ttl-seconds": "60"}, "PUT")
+                status, text = self._ask(
+                    "/latest/api/token", {f"{cloud.token_header}-ttl-seconds": "60"}, "PUT"
+                )
             if status == 200:
-                headers[cloud.token] = text
+                headers[cloud.token_header] = text
             else:
                 lack = f"; its token: {status or text}"
         status, text = self._ask(cloud.path, headers, seconds=0 if self._has_answered else cloud.first)

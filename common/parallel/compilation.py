@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import getpass
 import importlib
+import inspect
 import os
 import tempfile
 from collections.abc import Callable
@@ -105,10 +106,13 @@ def _with_empty_cache_after_error(compile_once: Callable[[], torch.nn.Module]) -
         # as torch names it; its function has moved between versions
         default = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
         cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default
-        if empty is None or not os.path.isdir(cache) or not os.listdir(cache):
+        # torch 2.1 cannot keep the cache that it makes, from which kernels may be loaded later
+        if empty is None or "delete" not in inspect.signature(empty).parameters:
+            raise
+        if not os.path.isdir(cache) or not os.listdir(cache):
             raise
         torch._dynamo.reset()
-        with empty(delete=False):  # kernels may be loaded from it later
+        with empty(delete=False):
             compiled = compile_once()
         print_line(f"warning: torch's compile cache {cache} has a damaged file, and was not used: delete it")
         return compiled
