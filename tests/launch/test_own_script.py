@@ -10,7 +10,7 @@ from tests.support.simulated import rows, simulate
 
 PAGE = (ROOT / "guides" / "own_script.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^python -m (launch .*)$", PAGE, re.MULTILINE)
-BOOT = re.search(r'```python\n(""".*?)```', PAGE, re.DOTALL)[1]
+BOOT = (ROOT / "guides" / "own_script" / "boot.py").read_text(encoding="utf-8")
 STRICT = """
 import argparse
 parser = argparse.ArgumentParser()
