@@ -24,7 +24,8 @@ meta = import_optional("jinja2.meta", "job files need jinja2", "jinja2")
 
 _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "templates")
 _LONGEST_LABEL = 44
-_TYPES = {"spot_wait_hours": int, "volume_gb": int, "torchrun": bool}  # of keys for SageMaker; others: texts
+# of keys of [platform.sagemaker]; the others are texts
+_TYPES: dict[str, type[int]] = {"spot_wait_hours": int, "volume_gb": int, "torchrun": bool}
 COMMANDS = {  # platform: (file in templates/, command that submits FILE)
     "pai-dlc": ("pai-dlc.json", 'aliyun pai-dlc create-job --body "$(cat FILE)"'),
     "sagemaker": ("sagemaker.json", "aws sagemaker create-training-job --cli-input-json file://FILE"),
