@@ -286,6 +286,11 @@ def test_a_pod_that_ignores_sigterm_is_killed_after_its_grace(script, monkeypatc
         cli.main([*words, "--grace=never"])
 
 
+def test_a_run_that_was_stuck_for_a_time_has_not_failed(script):
+    told = "print('stuck for 60 s at step 4: rank 0 waits for data')\n"
+    assert "own_script.md" not in simulate(script(told)).stdout
+
+
 @pytest.mark.thorough
 def test_a_node_that_has_ended_is_not_evicted(script):
     """It ends while the pod of the other one is replaced."""
