@@ -7,6 +7,7 @@ scheduler starts it elsewhere in the time that is left. A step costs nothing: a 
 of each node.
 """
 
+import os
 import signal
 import threading
 
@@ -25,32 +26,34 @@ class Preemption(Plugin):
     A server that does not answer, or wrongly, is named once, and asked again. Raises BadInput.
     """
 
-    def __init__(self, source: str, address: str | None = None):
-        self._source = notices.find_source(source, address)
+    def __init__(self, source: str | os.PathLike[str], address: str | None = None):
+        self._source = notices.find_source(os.fspath(source), address)
         self._is_over = threading.Event()
 
     def begin(self, parts: Parts, step: int) -> None:
+        self._is_over = threading.Event()  # the thread of an earlier run keeps its own
         # the ranks of a node would get the same answer: its first one asks
         node = next(node for node in nodes.find_nodes() if ranks.rank() in node.ranks)
         if parts.writes and ranks.rank() == node.ranks[0]:
-            threading.Thread(target=self._follow, args=(node.name,), name="notices", daemon=True).start()
+            arguments = node.name, self._is_over
+            threading.Thread(target=self._follow, args=arguments, name="notices", daemon=True).start()
 
     def close(self, error: BaseException | None) -> None:
         self._is_over.set()
 
-    def _follow(self, node: str) -> None:
+    def _follow(self, node: str, is_over: threading.Event) -> None:
         """Ask until there is a notice, or the run is over: the thread "notices"."""
         name = self._source.name
         say_once = Once(print_line)
-        while not self._is_over.is_set():
+        while not is_over.is_set():
             what = ""
             try:
                 what = self._source.find()
             except Exception as error:  # a server may answer anything, and the run must not depend on it
                 line = f"warning: notices of preemption by {name} cannot be read on node {node}"
                 say_once(f"{line}, and are asked for again: {in_one_line(error)}", name)
-            if what and not self._is_over.is_set():
+            if what and not is_over.is_set():
                 reason = f"notice of preemption by {name} for node {node} ({what})"
                 signals.ask(int(signal.SIGTERM), printable(reason))
                 return
-            self._is_over.wait(self._source.every)
+            is_over.wait(self._source.every)

@@ -16,6 +16,7 @@ END = re.compile(
     r"end: (?P<reason>.+) at step (?P<step>\d+)(?:/(?P<steps>\d+))?, exit code (?P<code>\d+)$"
     r"|stopped as asked after step (?P<stopped>\d+); the newest checkpoint is that of step (?P<saved>\d+)$"
     r"|(?P<hang>(?:error: )?(?:stuck|nothing moved) for (?P<seconds>\d+) s at step (?P<stuck>\d+): .+)$"
-    r"|rank (?P<lost>\d+)\b.*? (?:was killed|has ended|ended (?:with|by))\b"
-    r"|(?P<error>(?:\S+: )?error: \S.*|(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit): \S.*)$)"
+    r"|ranks? (?P<lost>\d+)[\d, -]*(?: on node \S+)?(?: \(pid \d+\))?"
+    r" (?:was killed|ha(?:s|ve) ended|ended (?:with|by))\b"
+    r"|(?P<error>(?:\S+: )?error: \S.*|(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit)(?:: \S.*)?)$)"
 )

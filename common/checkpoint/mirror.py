@@ -23,8 +23,8 @@ import threading
 import time
 
 from bootfile.exact import files as checkpoint
+from bootfile.exact.loop import NotSaved
 from bootfile.exact.saver import describe
-from bootfile.ground import errors
 from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.files import sha256_file, state_of
 from bootfile.ground.heartbeat import Heartbeat
@@ -197,12 +197,11 @@ class Mirror:
         return self.error
 
     def _end(self, error: BaseException | None) -> None:
-        """Upload the rest at the end of main(), on rank 0. endings calls it. If the upload fails, a job that
-        was right ends with the code of results that are not saved."""
+        """Upload the rest at the end of main(), on rank 0. endings calls it. If the upload fails after a
+        main() that was right, raises NotSaved."""
         reason = self.finish(_LAST if error else math.inf)
         if reason and not error:
-            endings.say_error(reason)
-            errors.leave(errors.NOT_SAVED)
+            raise NotSaved(reason)
 
     # the thread
 

@@ -54,17 +54,18 @@ def meet(topology: Topology, timeout: float, backend: str) -> torch.distributed.
     deadline = time.monotonic() + timeout
     # rank 0 listens here, unless torchrun's agent does; the others try until it does
     store = connect(topology, timeout, deadline)
-    while _is_of_earlier_start(store, topology):
-        _wait_for_end(store, deadline)
-        store = connect(topology, timeout, deadline)
+    bound = deadline - time.monotonic() + _ANSWER
+    no_answer = f"the store at {_address(topology)} stopped answering"
+    with _watchdog(bound, no_answer):
+        while _is_of_earlier_start(store, topology):
+            _wait_for_end(store, deadline)
+            store = connect(topology, timeout, deadline)
     # A restarted job must not read the old values if torchrun's agent keeps its store. Rank 0's own store is
     # new, and then the counts may differ: an agent that came later has restarted less often.
     is_agents = os.environ.get(AGENT_STORE) == "True"
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_agents else "0"
     store = torch.distributed.PrefixStore(_PREFIX.format(attempt), store)
-    bound = deadline - time.monotonic() + _ANSWER
     try:
-        no_answer = f"the store at {_address(topology)} stopped answering"
         with _watchdog(bound, no_answer), contextlib.ExitStack() as folders:
             token = _share_token(store, folders)
             # not raised here: the other ranks would wait at the barrier for this one
@@ -90,8 +91,13 @@ def _is_of_earlier_start(store: torch.distributed.Store, topology: Topology) -> 
         return False
     store = torch.distributed.PrefixStore(_PREFIX.format(0), store)
     all_met = torch.distributed.PrefixStore(_START, store)
-    is_error = bool(texts.read(all_met, "error"))
-    return not is_error and all_met.add("here", 0) >= topology.world_size
+    with contextlib.suppress(RuntimeError):  # it closes now: the next one is that of this start
+        is_error = bool(texts.read(all_met, "error"))
+        layout = texts.read(store, "layout")
+        # _claim() reports another layout: some of its processes may be as many as all of this one's
+        is_same = bool(layout) and _world_size(json.loads(layout)) == topology.world_size
+        return is_same and not is_error and all_met.add("here", 0) >= topology.world_size
+    return True
 
 
 def _wait_for_end(store: torch.distributed.Store, deadline: float) -> None:
@@ -228,6 +234,11 @@ def _retry(
         time.sleep(_POLL)
 
 
+def _world_size(layout: dict[str, Any]) -> int:
+    """Return the number of processes of a layout, as _claim() writes it."""
+    return int(layout["processes per node"] * layout["nodes (world size)"])
+
+
 def _claim(store: torch.distributed.Store, topology: Topology, backend: str) -> tuple[BadInput | None, int]:
     """Write the layout and the rank to the store. Return the error if they contradict earlier values, and the
     world size: with an error, that of the larger layout, because all of its ranks may come to read it. Every
@@ -240,7 +251,7 @@ def _claim(store: torch.distributed.Store, topology: Topology, backend: str) -> 
     }
     # the first process of all writes its layout, and each later one compares its own with it
     first = json.loads(texts.write_first(store, "layout", json.dumps(process | meanings)))
-    world_size = max(topology.world_size, first["processes per node"] * first["nodes (world size)"])
+    world_size = max(topology.world_size, _world_size(first))
     for meaning, value in meanings.items():
         if first[meaning] != value:
             error = BadInput(

@@ -196,7 +196,7 @@ def _sagemaker(env: Mapping[str, str]) -> Claim | None:
     file = Path(env.get("SM_INPUT_CONFIG_DIR", _SAGEMAKER_CONFIG), "resourceconfig.json")
     if "SM_HOSTS" in env:
         said = f"SM_HOSTS={env['SM_HOSTS']} SM_CURRENT_HOST={env.get('SM_CURRENT_HOST')}"
-    elif file.is_file():
+    elif os.path.isfile(file):  # False, too, if a folder above cannot be searched
         said = str(file)
     else:
         return None

@@ -64,6 +64,7 @@ class Log:
         self._result = ""  # text about the last evaluation
         self.lost = ""  # why receipt.bin is not whole, after finish()
         self._last_step = 0  # after finish()
+        self._is_over = False  # the last line was printed
         self.members: Callable[[], dict[str, float]] = dict  # Memory.figures(), if processes may be lost
         self.parent: dict[str, Any] = {}  # where the run begins, if that is a step of another one (fork.py)
         self.pace: Callable[[], dict[str, Any]] = dict  # Pace.figures(), if there are several ranks
@@ -136,7 +137,7 @@ class Log:
         # also if the job forgets to close the log, or fails
         endings.at_end("results", self._end)
         endings.at_end("upload", self._record_error)  # before the last upload
-        endings.at_success("loaders", self._print_finished)  # after it
+        endings.at_end("loaders", self._print_last)  # after it
         if continues or not ranks.is_first():
             return
         if self._writes and (line := self._files.describe_last_end()):
@@ -341,12 +342,15 @@ class Log:
         """Print the last line of a run on rank 0: END of bootfile/ground/log_lines.py. The arguments are
         those of ends.jsonl."""
         in_all = f"/{self._total_steps}" if self._total_steps else ""
+        self._is_over = True
         if self._writes:
             self.info(f"end: {mask(reason)} at step {step}{in_all}, exit code {code}")
 
-    def _print_finished(self) -> None:
-        """Print the last line of a run that is done. endings calls it on every rank."""
-        self.print_end(self._last_step, 0, "finished")
+    def _print_last(self, error: BaseException | None) -> None:
+        """Print the last line of a run that is done. endings calls it on every rank. error: of the last
+        upload, or the one that has ended main(), whose line is printed."""
+        if not self._is_over and not isinstance(error, endings.Changed):
+            self.print_end(self._last_step, *(ends.of_error(error) if error else (0, "finished")))
 
     def record_signal(self, step: int) -> None:
         """Record that the run stops after this step because of a signal. The Checkpointer calls it on rank 0,

@@ -37,7 +37,8 @@ def _to_text(value: Any) -> str:
     text = str(value)
     if isinstance(value, bool):  # as command lines have it
         text = text.lower()
-    if not isinstance(value, str | bool | int | float) or set(text) & set("\0\n\r"):
+    is_line = "\0" not in text and text.splitlines() in ([], [text])  # YAML has more ends of lines than \n
+    if not isinstance(value, str | bool | int | float) or not is_line:
         raise ValueError("expected a text of one line, a number, true or false")
     return text
 
@@ -233,11 +234,7 @@ class JobConfig(_Table):
     @pydantic.field_validator("environment")
     @classmethod
     def _set_unbuffered(cls, table: dict[str, str]) -> dict[str, str]:
-        table = {UNBUFFERED: "1"} | table
-        if len(table) > _MOST_VARIABLES:
-            counted = f"{len(table)} variables, with {UNBUFFERED}"
-            raise ValueError(f"{counted}: a job of ModelArts takes at most {_MOST_VARIABLES}")
-        return table
+        return {UNBUFFERED: "1"} | table
 
     @property
     def snapshot(self) -> str:
@@ -292,6 +289,9 @@ def _check_modelarts(config: JobConfig) -> None:
         raise BadInput("[schedule] needs a dedicated pool: [resources] has no pool_id")
     if len(config.notification.model_fields_set) == 1:
         raise BadInput("[notification] needs topic_urn and events")
+    if len(config.environment) > _MOST_VARIABLES:
+        counted = f"{len(config.environment)} variables, with {UNBUFFERED}"
+        raise BadInput(f"[environment] has {counted}: a job of ModelArts takes at most {_MOST_VARIABLES}")
     for place in (*config.inputs.values(), *config.outputs.values()):  # or a URL, which the service copies
         in_volume = any(f"{place}/".startswith(f"{folder}/") for folder in config.volumes)
         if place.startswith("/") and not in_volume:

@@ -24,6 +24,8 @@ meta = import_optional("jinja2.meta", "job files need jinja2", "jinja2")
 
 _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "templates")
 _LONGEST_LABEL = 44
+# of keys of [platform.sagemaker]; the others are texts
+_TYPES: dict[str, type[int]] = {"spot_wait_hours": int, "volume_gb": int, "torchrun": bool}
 COMMANDS = {  # platform: (file in templates/, command that submits FILE)
     "pai-dlc": ("pai-dlc.json", 'aliyun pai-dlc create-job --body "$(cat FILE)"'),
     "sagemaker": ("sagemaker.json", "aws sagemaker create-training-job --cli-input-json file://FILE"),
@@ -51,7 +53,6 @@ def render(platform: str, config: JobConfig, run: str, resume_from: str | None =
     values: dict[str, Any] = {
         "run": run,
         "label": _make_label(run),
-        "pod_grace": find_pod_grace(config.parameters.get("grace", "")),
         "restarted": RESTARTED,
         "job": config.job,
         "nodes": config.resources.node_count,
@@ -61,10 +62,13 @@ def render(platform: str, config: JobConfig, run: str, resume_from: str | None =
         "environment": config.environment,
         "mounts": table.mounts,
     }
+    if platform.startswith("kube"):
+        values["pod_grace"] = find_pod_grace(config.parameters.get("grace", ""))
     if name == "sagemaker":  # train_url is the checkpoint folder, which it restores after a restart
         # the service mounts the code as one more channel
         values["channels"] = {"code": table.code or config.code or "", **inputs}
         _check_sagemaker(config, inputs, outputs, values["channels"]["code"])
+        _check_types(table.model_extra or {})
         values |= outputs
         # the job sees folders, which the service fills and uploads
         inputs = {name: f"/opt/ml/input/data/{name}" for name in inputs}
@@ -93,6 +97,15 @@ def _check_sagemaker(config: JobConfig, inputs: dict[str, str], outputs: dict[st
             raise BadInput(f"sagemaker reads s3:// only: {url or 'code is missing'}")
     if (config.retries.faults or 0) > 30:
         raise BadInput("[retries] faults: sagemaker retries a job at most 30 times")
+
+
+def _check_types(settings: dict[str, Any]) -> None:
+    """Raise BadInput if a key of [platform.sagemaker] has a wrong type, for example a number in quotes."""
+    for key, kind in _TYPES.items():
+        value = settings.get(key, kind())
+        if type(value) is not kind or value < 0:
+            expected = "true or false" if kind is bool else "a whole number, 0 or more"
+            raise BadInput(f"[platform.sagemaker] {key}: expected {expected}, got {value!r}")
 
 
 def _fill(platform: str, settings: dict[str, Any], values: dict[str, Any]) -> str:

@@ -52,13 +52,15 @@ class Injector:
 
     A fault fires once, or again and again if it has every=...; one that lasts is in `_ends` until its end.
     faults: they fire in this order if several are due.
+    interrupts: the signals that the simulation got: then it waits no more.
     `pending`: the faults that have not fired.
     """
 
-    def __init__(self, job: Job, faults: list[Fault]):
+    def __init__(self, job: Job, faults: list[Fault], interrupts: list[int]):
         self.pending = list(faults)
         self._job = job
         self._faults = faults
+        self._interrupts = interrupts
         self._random = random.Random(0)  # chooses the ranks of kill:every=...
         self._reached: dict[Fault, float] = {}  # time.monotonic() when the job reached the fault's step
         self._due: dict[Fault, float] = {}  # time.monotonic() or step at which a fault fires again
@@ -235,7 +237,8 @@ class Injector:
         """Restart nodes in place, in new containers with a copy of the outputs of all nodes, or as new pods.
         The other nodes may fail because of it: each of them is restarted once more when it has failed."""
         # a node that has ended is not restarted: without another one the fault has not fired
-        targets = [node for node in self._job.running if fault.node in (None, node.index)]
+        nodes = [node for node in self._job.running if node.poll() is None]
+        targets = [node for node in nodes if fault.node in (None, node.index)]
         if not targets:
             return
         names = ", ".join(str(node.index) for node in targets)
@@ -272,6 +275,8 @@ class Injector:
         """Wait until the runs of nodes have ended, but not longer than these seconds."""
         deadline = time.monotonic() + seconds
         while any(node.poll() is None for node in nodes) and time.monotonic() < deadline:
+            if self._interrupts:
+                return
             self._job.read()
             time.sleep(self.round_seconds)
 

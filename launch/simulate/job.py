@@ -74,8 +74,9 @@ class Job:
             if generation:
                 self._members = [*map(int, generation[2].split())]
             end = END.match(line)
-            error = end and (end["error"] or end["hang"])
-            if error:
+            hang = end and end["hang"]  # it may move again, unless this is an error
+            error = end and (end["error"] or hang)
+            if error and (not hang or hang.startswith("error: ")):
                 node.runs[-1].error = error[:_LONGEST]
         if lines:
             sys.stdout.flush()

@@ -42,7 +42,7 @@ class Simulation:
         for node in nodes:
             node.make_folders()
         job = Job(nodes, commands, self._processes)
-        injector = Injector(job, self._faults)
+        injector = Injector(job, self._faults, self._interrupts)
         code = None
         try:
             for node in nodes:

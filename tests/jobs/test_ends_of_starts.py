@@ -68,7 +68,11 @@ LINES = [  # a line that another launcher prints, or a loop with Exact, and what
     ("rank 3 on node b (pid 12) was killed by SIGKILL: the kernel's OOM killer", {"lost": "3"}),
     ("rank 3 (pid 12) ended with exit code 1", {"lost": "3"}),
     ("the end of the training before: SIGTERM at step 3 (exit code 143)", None),
+    ("ranks 2-3, 5 on node b have ended, or cannot be reached: see the launcher's log", {"lost": "2"}),
+    ("AssertionError", {"error": "AssertionError"}),
     ("rank 3 waits", None),
+    ("rank 3: epoch 1 ended with loss 0.3", None),
+    ("rank 3 on node b is gone: it was killed by SIGKILL", None),
     ("no error: all is well", None),
 ]
 
@@ -76,6 +80,21 @@ LINES = [  # a line that another launcher prints, or a loop with Exact, and what
 @pytest.mark.parametrize(("line", "found"), LINES)
 def test_what_an_end_is(line, found):
     assert ends_in(line) == ([found] if found else [])
+
+
+WATCHED = [  # the last line of a log, and what the watcher says
+    ("[default0]:epoch=1 step=3/15", "it moves"),
+    ("rank 1 (node b) is not slow any more after step 2", "it moves"),
+    ("ranks 2-3 on node b have ended, or cannot be reached: see the launcher's log", "start it again"),
+    ("end: SIGINT at step 3/15, exit code 130", "ended by Ctrl-C"),
+    ("end: error: not uploaded at step 3/15, exit code 6", "start it again"),
+    ("error: unknown option: --no_such", "no progress: read"),
+]
+
+
+@pytest.mark.parametrize(("line", "said"), WATCHED)
+def test_what_the_watcher_says(line, said, tmp_path):
+    assert watch_text(tmp_path / "log", f"epoch=1 step=2/15 loss=1\n{line}\n").startswith(said)
 
 
 def test_a_restart_says_how_the_start_before_ended(tmp_path):

@@ -14,12 +14,13 @@ import torch
 from PIL import Image
 
 from bootfile.exact import files as checkpoint
+from bootfile.ground.log_lines import END
 from bootfile.receipt import reading, receipt
 from bootfile.records import read_states, read_weights
 from common.checkpoint import mirror
 from datasets.memory import cifar10
 from tests.common.checkpoint.test_mirror import keys, read_list, read_object, steps
-from tests.conftest import environment, finish, free_port, interrupt, read_until, records, run, start
+from tests.conftest import environment, finish, free_port, interrupt, names, read_until, records, run, start
 from tests.jobs.test_resume import figures, same_weights, weights
 from tests.support import pictures, tars
 from tests.support.fault_proxy import FaultProxy
@@ -139,6 +140,8 @@ def test_results_that_cannot_be_stored_are_exit_code_6(server, images, tmp_path)
         result.stderr,
     )
     assert "warning: not uploaded to s3://runs/shut: " in result.stdout
+    end = END.match(result.stdout.splitlines()[-1])
+    assert end and names(end["reason"], "not uploaded") and (end["step"], end["code"]) == ("4", "6")
     lines = [line for line in records(output_of(tmp_path)) if "loss" in line]
     assert len(lines) == 4, "the training continued"
     assert "testing-secret" not in result.stdout + result.stderr

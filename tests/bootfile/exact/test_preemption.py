@@ -5,12 +5,16 @@ import json
 import os
 import re
 import signal
+import threading
+from types import SimpleNamespace
 
 import pytest
 
-from bootfile.processes import notices
+from bootfile import Preemption
+from bootfile.processes import notices, signals
 from bootfile.records import read_states
 from tests.conftest import (
+    LONGEST,
     QUICK,
     ROOT,
     cases,
@@ -173,6 +177,19 @@ def test_a_file_is_a_notice_and_no_job_asks_by_itself(tmp_path):
         assert names(finish(job, 143).stdout, f"notice of preemption by {file}", "the file exists")
         assert "the end of the training before: notice" in run(*words, env=environment(**variables)).stdout
         assert server.requests == []
+
+
+def test_one_object_reads_notices_of_a_second_run(tmp_path, monkeypatch):
+    """The plugins of a notebook may be a list that it gives to each Exact."""
+    asks = threading.Event()
+    monkeypatch.setattr(signals, "ask", lambda *_: asks.set())
+    plugin = Preemption(tmp_path / "notice")
+    for _ in range(2):
+        plugin.begin(SimpleNamespace(writes=True), 0)
+        (tmp_path / "notice").touch()
+        assert asks.wait(LONGEST)
+        plugin.close(None)
+        asks.clear()
 
 
 def test_another_source_is_refused_before_the_training(tmp_path):

@@ -8,11 +8,13 @@ import signal
 import socket
 import socketserver
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from common.distributed import launcher, rendezvous
+from bootfile.ground.errors import BadInput
+from common.distributed import barrier, launcher, rendezvous
 from common.platform.topology import Topology
 from tests.conftest import (
     LONGEST,
@@ -118,6 +120,39 @@ def test_a_rank_that_is_replaced_waits_for_the_others(monkeypatch):
     replaced.join(LONGEST)
     stores["replaced"].set("key", "value")
     assert stores["first again"].get("key") == b"value"
+
+
+def _meet(port, node, processes=1, local=0, timeout=LONGEST):
+    place = Topology(node, 2, processes, local, "127.0.0.1", port, "process", "plain")
+    return rendezvous.meet(place, timeout, "gloo")
+
+
+def test_a_start_with_a_larger_layout_is_not_an_earlier_one(monkeypatch):
+    """All processes that node 1 expects are there, as node 0 has two: node 1 must not wait for their end."""
+    are_there = threading.Event()
+    monkeypatch.setattr(barrier.Heartbeat, "beat", lambda _, text: "2 of 4" in text and are_there.set())
+    port = free_port()
+    with ThreadPoolExecutor() as pool:
+        found = [pool.submit(_meet, port, 0, 2, local) for local in range(2)]
+        assert are_there.wait(LONGEST)
+        for future in (*found, pool.submit(_meet, port, 1)):
+            with pytest.raises(BadInput, match=r"got 1 processes per node, .* got 2"):
+                future.result()
+
+
+def test_a_wait_for_an_earlier_start_that_does_not_answer_ends(monkeypatch):
+    """The machine of rank 0 has stopped: a call of its store never returns."""
+    ends = threading.Event()
+    monkeypatch.setattr(rendezvous, "leave", lambda code: ends.set())
+    monkeypatch.setattr(rendezvous, "_ANSWER", 1.0)
+    is_earlier = lambda _, topology: topology.rank == 1 and not ends.is_set()  # noqa: E731
+    monkeypatch.setattr(rendezvous, "_is_of_earlier_start", is_earlier)
+    monkeypatch.setattr(rendezvous, "_wait_for_end", lambda *_: ends.wait(LONGEST))
+    port = free_port()
+    with ThreadPoolExecutor() as pool:
+        pool.submit(_meet, port, 0)
+        pool.submit(_meet, port, 1, timeout=1.0)
+        assert ends.wait(LONGEST / 2)
 
 
 @pytest.mark.parametrize(

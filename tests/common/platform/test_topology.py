@@ -631,6 +631,11 @@ def test_the_file_of_sagemaker_without_its_variables(tmp_path):
             _resolve(env)
 
 
+def test_a_folder_that_cannot_be_searched_is_not_sagemaker():
+    # the error of this name is, as "Permission denied", not that of a file that is missing
+    assert _resolve({"SM_INPUT_CONFIG_DIR": "x" * 300}).source == "plain"
+
+
 @pytest.mark.parametrize(
     "env, grace", [(SAGEMAKER, 100), (SAGEMAKER_SDK | TORCHRUN, 100), (MODELARTS, 25), ({}, 25), (PAI, 25)]
 )

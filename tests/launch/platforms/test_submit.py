@@ -188,6 +188,7 @@ CHANGES = [  # part of the example, its replacement, words of the error
     ('"obs://bucket/runs"', '"obs://bucket/runs"\nmore = "obs://bucket/runs/"', "has the same URL twice"),
     ("epochs = 20", "data_url = 'x'", "[parameters] data_url is also"),
     ("epochs = 20", "epochs = [20]", "[parameters] epochs: expected"),
+    ("epochs = 20", 'epochs = "2\\u0085"', "[parameters] epochs: expected a text of one line"),
     ('OMP_NUM_THREADS = "8"', 'RANK = "0"', "[environment] RANK: the platform"),
     ('OMP_NUM_THREADS = "8"', 'A = "$HOME/x"', "[environment] A: "),
     ("[auto_stop]", "[schedule]\npriority = 1\n[auto_stop]", "[schedule] needs a dedicated pool"),
@@ -214,8 +215,11 @@ def test_a_job_has_at_most_100_variables(count, line, tmp_path):
     lines = line + "\n".join(f"A{n} = 1" for n in range(count - 1))
     example = _example(('OMP_NUM_THREADS = "8"', lines))
     if count > 100:
-        with pytest.raises(BadInput, match=r"environment: 101 variables, with PYTHONUNBUFFERED.* 100$"):
+        with pytest.raises(
+            BadInput, match=r"\[environment\] has 101 variables, with PYTHONUNBUFFERED.* 100$"
+        ):
             _config(tmp_path, example)
+        assert len(_config(tmp_path, example, "kubernetes").environment) == count
         return
     environments = job_request.make_body(_config(tmp_path, example), {})["algorithm"]["environments"]
     assert len(environments) == count and environments["PYTHONUNBUFFERED"] == ("0" if line else "1")
@@ -472,6 +476,10 @@ def test_skypilot_file(layout):
     ("sagemaker-sdk", 'role_arn = "arn', '# "arn', "[platform.sagemaker] 'role_arn' is undefined"),
     ("sagemaker", "data_url = ", "code = ", "[inputs] code: sagemaker has a channel of this name"),
     ("sagemaker-sdk", "faults = 3", "faults = 31", "sagemaker retries a job at most 30 times"),
+    ("sagemaker", "# spot_wait_hours = 24", 'spot_wait_hours = "24"', "spot_wait_hours: expected a whole"),
+    ("sagemaker", "# spot_wait_hours = 24", "spot_wait_hours = -1", "spot_wait_hours: expected a whole"),
+    ("sagemaker", "volume_gb = 200", "volume_gb = true", "volume_gb: expected a whole number"),
+    ("sagemaker-sdk", "# torchrun = true", 'torchrun = "no"', "torchrun: expected true or false, got 'no'"),
     ("slurm", "[platform.slurm]", "[platform.slurm]\nunused = 1", "unused: unknown key: expected one"),
 ])  # fmt: skip
 def test_what_a_template_does_not_accept(platform, old, new, message, tmp_path):

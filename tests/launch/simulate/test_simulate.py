@@ -13,7 +13,7 @@ from launch import profiles
 from launch.simulate import cli, faults
 from launch.simulate.nodes import Run
 from launch.simulate.simulation import Simulation
-from tests.conftest import LONGEST, QUICK, environment, names, start
+from tests.conftest import LONGEST, QUICK, environment, finish, names, read_until, start
 from tests.support.simulated import fired, rows, simulate
 
 JOB = ("jobs/train_ddp.py", "--", *QUICK, "--max_steps=3", "--batch_size=32")
@@ -284,6 +284,28 @@ def test_a_pod_that_ignores_sigterm_is_killed_after_its_grace(script, monkeypatc
     assert table["0 run 1"].code == 137 and table["0 run 2"].code == 0
     with pytest.raises(BadInput, match="--grace never is not a number of seconds"):
         cli.main([*words, "--grace=never"])
+
+
+def test_a_run_that_was_stuck_for_a_time_has_not_failed(script):
+    told = "print('stuck for 60 s at step 4: rank 0 waits for data')\n"
+    assert "own_script.md" not in simulate(script(told)).stdout
+
+
+@pytest.mark.thorough
+def test_a_node_that_has_ended_is_not_evicted(script):
+    """It ends while the pod of the other one is replaced."""
+    second = "evict:node=1,step=2"
+    result = simulate("--nodes=2", "--fault=evict:node=0,step=2", "--fault", second, script(STEPS), code=3)
+    assert f"fault {second} never fired" in result.stdout and rows(result.stdout)["1"].code == 0
+
+
+def test_an_interrupt_ends_the_wait_for_a_pod(script):
+    ignore = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    words = ("--fault=evict:node=0,step=2", script(ignore + ENDLESS), "--", "--grace=100000")
+    job = start("-m", "launch", "simulate", *words)
+    read_until(job, "SIGTERM to nodes 0")
+    job.send_signal(signal.SIGINT)
+    assert "SIGINT to the simulation" in finish(job, 130).stdout
 
 
 def test_a_stopped_node_is_ended_when_nothing_else_is_left(script):
