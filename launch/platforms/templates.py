@@ -64,6 +64,7 @@ def render(platform: str, config: JobConfig, run: str, resume_from: str | None =
     }
     if platform.startswith("kube"):
         values["pod_grace"] = find_pod_grace(config.parameters.get("grace", ""))
+        _check_volume(outputs, table.model_extra or {})
     if name == "sagemaker":  # train_url is the checkpoint folder, which it restores after a restart
         # the service mounts the code as one more channel
         values["channels"] = {"code": table.code or config.code or "", **inputs}
@@ -84,6 +85,16 @@ def render(platform: str, config: JobConfig, run: str, resume_from: str | None =
         raise BadInput(f"[parameters] {quoted[0]}: expected a value without ', because torchrun = true")
     values["arguments"] = [f"--{name}={value}" for name, value in words.items()]
     return _fill(platform, table.model_extra or {}, values)
+
+
+def _check_volume(outputs: dict[str, str], settings: dict[str, Any]) -> None:
+    """Raise BadInput for a folder of results that is not in the volume: it would be lost with its pod."""
+    volume = str(settings.get("volume_path", "")).rstrip("/")
+    for name, place in outputs.items():
+        is_kept = "volume_claim" in settings and f"{place}/".startswith(f"{volume}/")
+        if place.startswith("/") and not is_kept:
+            expected = "expected a URL, or a folder in volume_path of a volume_claim"
+            raise BadInput(f"[outputs] {name}: {place} would be lost with its pod: {expected}")
 
 
 def _check_sagemaker(config: JobConfig, inputs: dict[str, str], outputs: dict[str, str], code: str) -> None:

@@ -151,6 +151,16 @@ def expand(text):
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
+def test_results_on_the_disk_of_a_pod_are_refused(platform, tmp_path):
+    outside = ('train_url = "obs://bucket/runs"', 'train_url = "/codes/runs"')
+    with pytest.raises(BadInput, match=r"/codes/runs/.* would be lost with its pod"):
+        make(platform, tmp_path, outside)
+    inside = ('train_url = "obs://bucket/runs"', 'train_url = "/code/runs"')
+    if platform == "kubernetes":  # the example gives it the volume
+        make(platform, tmp_path, inside)
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
 def test_values_that_yaml_and_kubernetes_would_take_apart(platform, tmp_path):
     words = """it's "a" $(date) $$(A) $$ $ `x` #1 : {b} [c] \\ 训练 yes"""
     *_, job = make(
