@@ -86,7 +86,7 @@ WATCHED = [  # the last line of a log, and what the watcher says
     ("[default0]:epoch=1 step=3/15", "it moves"),
     ("rank 1 (node b) is not slow any more after step 2", "it moves"),
     ("ranks 2-3 on node b have ended, or cannot be reached: see the launcher's log", "start it again"),
-    ("end: SIGINT at step 3/15, exit code 130", "ended by Ctrl-C"),
+    ("end: SIGINT at step 3/15, exit code 130", "a person stopped it"),
     ("end: error: not uploaded at step 3/15, exit code 6", "start it again"),
     ("error: unknown option: --no_such", "no progress: read"),
 ]
