@@ -79,6 +79,7 @@ print("compiled", compile_module(model, [torch.ones(4, 8)], print) is not model)
 
 @pytest.mark.thorough
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for a CPU with g++")
+@pytest.mark.skipif(torch.__version__ < "2.6", reason="torch 2.1 cannot keep the cache that it makes")
 def test_a_cut_file_of_the_compile_cache_is_not_used(tmp_path):
     cache = tmp_path / "cache"
     variables = environment(TORCHINDUCTOR_CACHE_DIR=str(cache), PYTHONPATH=str(ROOT))
