@@ -184,7 +184,7 @@ class _Advisor:
                 if value:
                     yield value
         if parts and not asked and "argv" not in text and _is_switch(condition):
-            raise _NotKnown(f"{reason}, which is no option")
+            raise _NotKnown(f"{reason}, not an option")
 
     def _name_newest(self, option: Option, file: Value) -> str:
         """Return the file that an option names. Raises _NotKnown if that is another one after each save."""

@@ -10,12 +10,12 @@ from bootfile.lint.sources import Source, unparse
 _DECLARES = ("add_argument", "add", "arg", "option", "argument")
 _NO_VALUE = ("store_true", "store_false", "count", "argparse.BooleanOptionalAction", "BooleanOptionalAction")
 _READS_FIELDS = ("HfArgumentParser", "TrlParser", "simple_parsing")
-UNKNOWN = object()  # a default that is no constant
+UNKNOWN = object()  # a default that is not constant
 
 
 class Option(NamedTuple):
     """One option. flag: "--resume"; the name of an argument by place. default: None without one, UNKNOWN if
-    it is no constant. has_value: it is followed by a value. is_required: the script refuses to start without
+    it is not constant. has_value: it is followed by a value. is_required: the script refuses to start without
     it."""
 
     flag: str

@@ -210,7 +210,7 @@ class Run:
 def longest(stages: list[Stage]) -> float:
     """Return the seconds of stages that all take their limits; neighbours that run together count once."""
     groups = itertools.groupby(stages, key=lambda stage: stage.is_beside)
-    return sum((max if beside else sum)(each.seconds for each in group) for beside, group in groups)
+    return sum((max if joint else sum)(each.seconds for each in group) for joint, group in groups)
 
 
 def run_stages(

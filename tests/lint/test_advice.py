@@ -155,7 +155,7 @@ def test_an_option_of_click_is_found(tmp_path):
 @pytest.mark.parametrize(
     ("top", "test", "file", "note"),
     [
-        ("RESUME = False", "RESUME", PARTS["file"], "line 16 loads if RESUME, which is no option"),
+        ("RESUME = False", "RESUME", PARTS["file"], "line 16 loads if RESUME, not an option"),
         ("", "len(sys.argv) > 1", PARTS["file"], "line 16 loads if len(sys.argv) > 1"),
         (declare("'--begin', type=int, default=0"), "args.begin > 0", "f'out/{args.begin}.pt'", "--begin"),
         (declare("'--start', type=int, default=0"), "args.start > 0", PARTS["file"], "if args.start > 0"),
