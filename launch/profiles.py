@@ -21,7 +21,6 @@ VARIABLES = re.compile(  # names of variables that a platform or a launcher sets
     r"|((LOCAL|NODE|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|ROLE_NAME|NPROC_PER_NODE|MASTER_(ADDR|PORT)|PYTHONPATH"
     r"|BOOTFILE_STARTED.*|JOB_COMPLETION_INDEX"
 )
-_GRACE = 25.0  # the default of --grace, in seconds
 _AFTER_GRACE = 35  # seconds of a pod after --grace, for the end of its processes
 
 
@@ -54,7 +53,7 @@ def find_pod_grace(grace: str) -> int:
     """Return the seconds that Kubernetes waits from SIGTERM to SIGKILL (terminationGracePeriodSeconds).
     grace: the value of --grace, "" for its default. Raises BadInput."""
     try:
-        seconds = math.ceil(float(grace or _GRACE))
+        seconds = math.ceil(float(grace or PROFILES["kubernetes"].grace))
     except (ValueError, OverflowError):  # inf cannot be one
         seconds = 0
     if seconds < 1:

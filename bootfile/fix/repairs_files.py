@@ -67,7 +67,7 @@ def choose_by_number(job: Job) -> None:
     # the one that leads to the load: the line of the listing or of a name that is made of it
     listed = job.find("value")
     near = [node for node in sorts if node.lineno >= listed.line]
-    # of two in one line, sorted() or max() and not .sort()
+    # if a line has two of these calls, sorted() or max() and not .sort()
     near.sort(key=lambda node: unparse(node.func) not in ("sorted", "max"))
     if not near or listed.path != load.path:
         raise CannotEdit("the call that sorts the names is not found")

@@ -150,8 +150,9 @@ class _Advisor:
         options = self._list_options(_list_parts(file))
         for option in options:
             if option.flag not in self.names.given and not option.default:
-                is_flag = option.flag.startswith("-")
-                words[option.flag] = [*[option.flag][:is_flag], self._name_newest(option, file)]
+                newest = self._name_newest(option, file)
+                is_positional = not option.flag.startswith("-")
+                words[option.flag] = [newest] if is_positional else [option.flag, newest]
         # a function may look for the newest file
         is_found = any(dep.flags & {"from_call", "listing", "element"} for dep in list_deps(file))
         if "*" in self.names.find(file) and not options and not is_found:
@@ -198,8 +199,11 @@ class _Advisor:
 def _split(condition: Condition) -> list[Any]:
     """Return the tests of `a and b`, of which each must be true; the test itself if it is another one."""
     test = getattr(condition.node, "test", None)
-    is_both = condition.is_true and isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And)
-    return [*test.values] if is_both and isinstance(test, ast.BoolOp) else [test] if test is not None else []
+    if test is None:
+        return []
+    if condition.is_true and isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        return [*test.values]
+    return [test]
 
 
 def _choose(option: Option, test: ast.expr, is_true: bool) -> list[str] | None:

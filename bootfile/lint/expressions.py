@@ -225,7 +225,7 @@ class Expressions(Calls):
         # `folder / name`, `folder + name` and `"%s/last.pt" % folder` are paths
         is_path = isinstance(operator, ast.Div | ast.Add | ast.Mod) and "path" in (left.kind, right.kind)
         made = Value("unknown", deps=values.join_deps([left, right]), line=node.lineno, node=node)
-        made.options = {0: left, 1: right}  # of a path, for file_names.py
+        made.options = {0: left, 1: right}  # the parts of a path, for file_names.py
         if is_path:
             made.kind = "path"
         elif is_modulo:

@@ -149,7 +149,7 @@ class Metadata:
         any one, as a server may answer anything."""
         cloud = self._cloud
         headers = dict(cloud.headers)
-        lack = ""  # why there is no token: old machines know none
+        lack = ""  # why the request has no token, which old machines do not offer
         if cloud.token_header:
             status, text = 0, "no answer"
             with contextlib.suppress(OSError):
@@ -243,7 +243,7 @@ def check(given: str, is_elastic: bool) -> None:
 
 def _parse_address(text: str) -> tuple[str, int]:
     """Return the host and the port of HOST, HOST:PORT or http://HOST:PORT. Raises BadInput."""
-    with contextlib.suppress(ValueError):  # of a port
+    with contextlib.suppress(ValueError):  # raised by url.port
         url = urllib.parse.urlsplit(text if "://" in text else f"http://{text}")
         if url.scheme == "http" and url.hostname and not url.username and url.path in ("", "/"):
             return url.hostname, url.port or 80

@@ -31,7 +31,7 @@ from common.platform import network
 from common.platform.platforms import has_local_rank_0
 from common.platform.topology import Topology
 
-_PREFIX = "bootfile/{}"  # of the keys of one start
+_PREFIX = "bootfile/{}"  # before the keys of one start
 _START = "start"  # the barrier of all ranks
 _POLL = 0.2  # seconds
 _BUSY = 10.0  # seconds for a port to become free: after a restart the old process may still hold it

@@ -38,7 +38,7 @@ class TrainJob:
         self._next = self._began  # the earliest time of the next request
         self._metrics: dict[str, str] = {}  # the server replaces all figures at once
         self._thread: threading.Thread | None = None  # that of the last request
-        self._errors: list[Exception] = []  # of requests, until they are raised
+        self._errors: list[Exception] = []  # those of requests, until they are raised
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
         """Keep the figures of a report, and send them if the last request is old enough and has ended."""

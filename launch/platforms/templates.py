@@ -24,7 +24,7 @@ meta = import_optional("jinja2.meta", "job files need jinja2", "jinja2")
 
 _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "templates")
 _LONGEST_LABEL = 44
-# of keys of [platform.sagemaker]; the others are texts
+# keys of [platform.sagemaker] that are not texts
 _TYPES: dict[str, type[int]] = {"spot_wait_hours": int, "volume_gb": int, "torchrun": bool}
 COMMANDS = {  # platform: (file in templates/, command that submits FILE)
     "pai-dlc": ("pai-dlc.json", 'aliyun pai-dlc create-job --body "$(cat FILE)"'),

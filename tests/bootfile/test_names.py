@@ -21,7 +21,7 @@ def test_the_names_are_these():
 
 def test_the_table_has_first_sentences_of_docstrings_and_the_page_all_names():
     rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|$", PAGE, re.MULTILINE))
-    listed = re.search(r"explains these, and (.*?)\.", PAGE)[1]
+    listed = re.search(r"Also public are (.*?)\.", PAGE)[1]
     assert sorted([*rows, *re.findall(r"`(\w+)`", listed)]) == NAMES
     for name, text in rows.items():
         docstring = inspect.getdoc(getattr(bootfile, name))
