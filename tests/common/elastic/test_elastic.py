@@ -528,8 +528,8 @@ def _finds_fork_server(pid: int) -> bool:
     for child in process.children():
         with contextlib.suppress(psutil.NoSuchProcess):  # other children end meanwhile
             words = child.cmdline()
-            # the job may be a fork of the tests' own fork server: until a child of it calls exec, it has these
-            # words too, and the agent may not handle signals yet
+            # the job may be a fork of the fork server of the tests: a child of it has the same words until it
+            # calls exec, and the agent may not handle signals yet
             if words != process.cmdline() and "multiprocessing.forkserver" in " ".join(words):
                 return True
     return False
