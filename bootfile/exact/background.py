@@ -1,10 +1,12 @@
-"""What a save needs so that the training continues: a copy of the state in host memory, and a thread that
-writes it."""
+"""What a save needs so that the training continues: a copy of the state in host memory, a thread that writes
+it, and one that computes its digest meanwhile."""
 
 import collections
 import concurrent.futures
+import contextlib
 import os
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,6 +67,27 @@ class Writer:
     def stop(self) -> None:
         """End the thread after its last write."""
         self._pool.shutdown(wait=False)
+
+
+@contextlib.contextmanager
+def in_parallel(work: Callable[[], object]) -> Iterator[Callable[[], object]]:
+    """Call work() in a thread while the block runs. The block gets a function that waits for its end, and
+    raises what it has raised. The end of the block waits for it, too."""
+    future: concurrent.futures.Future[object] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    # not of a pool: the program may have begun to end, and a pool takes no work then
+    thread = threading.Thread(target=run, name="digest")
+    thread.start()
+    try:
+        yield future.result
+    finally:
+        thread.join()
 
 
 class HostCopies:

@@ -22,11 +22,13 @@ import sys
 import warnings
 import zipfile
 import zlib
+from collections.abc import Callable
 from typing import IO, Any, BinaryIO, cast
 
 import numpy as np
 import torch
 
+from bootfile.exact.background import in_parallel
 from bootfile.exact.digest import add_bytes, leaves
 from bootfile.ground.errors import in_one_line
 from bootfile.ground.files import (
@@ -62,15 +64,20 @@ def step_of(path: str) -> int:
     return int(os.path.basename(path).removeprefix("step_").removesuffix(".pt"))
 
 
-def write(path: str, state: dict[str, Any], **facts: Any) -> None:
+def write(
+    path: str, state: dict[str, Any], before_name: Callable[[], object] | None = None, **facts: Any
+) -> None:
     """Write a checkpoint atomically, and next to it <path>.json with its checksum and `facts` (plain types).
 
-    state: nested dictionaries and lists of tensors and plain types. Raises OSError with the system's reason.
-    Files of other names are not touched.
+    state: nested dictionaries and lists of tensors and plain types. before_name: called when the content is
+    written, and before the file has its name; what it raises prevents the checkpoint. Raises OSError with the
+    system's reason. Files of other names are not touched.
     """
     with open_atomic(path) as file:
         target = _Target(file)
         _save(state, target)
+        if before_name:
+            before_name()
         # The checksum is written first, so a checkpoint always has one.
         write_facts(path, facts | target.facts())
     # after the renames: without it a power cut may take the new names back
@@ -217,8 +224,12 @@ def _sealed(facts: dict[str, Any]) -> str:
 
 def read(path: str, whole: bool = True) -> dict[str, Any]:
     """Verify a checkpoint and return its state, as load() does. Raises Refused."""
-    verify(path)
-    return load(path, whole=whole)
+    # a thread computes the checksum while torch reads the same bytes
+    with in_parallel(lambda: verify(path)) as check:
+        try:
+            return load(path, whole=whole)
+        finally:
+            check()  # what torch says of a damaged file is not the reason
 
 
 def load(path: str, most: int = sys.maxsize, whole: bool = True) -> dict[str, Any]:

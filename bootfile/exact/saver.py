@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from bootfile.exact import digest, files
-from bootfile.exact.background import HostCopies, Writer, size_of
+from bootfile.exact.background import HostCopies, Writer, in_parallel, size_of
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import check_mounted, explain_write, sweep
 from bootfile.ground.heartbeat import watched
@@ -115,9 +115,12 @@ class Saver:
 
         def write(state: dict[str, Any]) -> None:
             """Write the copy of the state."""
-            if not self.by_rank:  # else write_parts() has recorded it
-                line.update(self._record(state, run, is_planned))
-            self._write_checkpoint(state, run, line)
+            if self.by_rank:  # write_parts() has recorded it
+                self._write_checkpoint(state, run, line)
+                return
+            # the digest takes a core that the write leaves idle; both read the copy
+            with in_parallel(lambda: line.update(self._record(state, run, is_planned))) as recorded:
+                self._write_checkpoint(state, run, line, recorded)
 
         def undo() -> None:
             self._take_back(line)
@@ -296,8 +299,15 @@ class Saver:
         rest, facts = dtensor_files.save(path, state["objects"])
         return {**state, "objects": rest, "shards": facts}
 
-    def _write_checkpoint(self, state: dict[str, Any], run: str, line: dict[str, Any]) -> None:
-        """Write a state to its file, and then delete old ones. line: that of state.jsonl."""
+    def _write_checkpoint(
+        self,
+        state: dict[str, Any],
+        run: str,
+        line: dict[str, Any],
+        recorded: Callable[[], object] | None = None,
+    ) -> None:
+        """Write a state to its file, and then delete old ones. line: that of state.jsonl. recorded: waits for
+        this line, before the file has its name."""
         self._prepare(self.checkpoints, state)
         if not self._is_readable:  # once: a later state has the same types
             files.check_readable(state["objects"])
@@ -308,7 +318,7 @@ class Saver:
             facts["keep_every"] = every
         path = os.path.join(self.checkpoints, files.name_of(state["step"]))
         # it has its name only when all of it is on the disk: until here the run continues from the one before
-        files.write(path, state, step=state["step"], run=run, **facts)
+        files.write(path, state, recorded, step=state["step"], run=run, **facts)
         self.durable = state["step"]
         self.newest = dict(line) or None
         line.clear()  # the checkpoint is written: _take_back() has nothing to do any more

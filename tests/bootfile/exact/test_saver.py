@@ -11,7 +11,7 @@ from bootfile.exact import digest, files
 from bootfile.exact.background import HostCopies, size_of
 from bootfile.exact.saver import Saver, _nothing, _Task, find_infinite
 from bootfile.records import read_states, write_state
-from tests.conftest import CAN_FORK, names, run_ranks
+from tests.conftest import CAN_FORK, LONGEST, names, run_ranks
 
 
 def test_training_goes_on_while_a_copy_is_written(tmp_path):
@@ -55,6 +55,44 @@ def test_reports_and_the_end_of_an_epoch_do_not_wait_for_the_writes_before(tmp_p
     assert list(lines) == [5, 9]
 
 
+def test_a_checkpoint_is_digested_while_it_is_written_and_gets_its_name_last(tmp_path, monkeypatch):
+    path, written, seen = tmp_path / "checkpoints" / "step_5.pt", threading.Event(), []
+    save, summarize = files._save, digest.summarize
+
+    def save_and_tell(*given):
+        save(*given)
+        written.set()
+
+    def summarize_late(*given):
+        seen.append((written.wait(LONGEST), path.exists()))
+        return summarize(*given)
+
+    monkeypatch.setattr(files, "_save", save_and_tell)
+    monkeypatch.setattr(digest, "summarize", summarize_late)
+    saver = Saver(str(tmp_path), 3, print)
+    saver.save_checkpoint(5, "run", lambda: _state(5, torch.zeros(4)), True)
+    assert saver.finish() == [] and seen == [(True, False)]
+    assert path.exists() and read_states(str(tmp_path))[5]["saved"] is True
+
+
+def test_what_the_digest_refuses_is_not_saved(tmp_path):
+    saver = Saver(str(tmp_path), 3, lambda line: None)
+    saver.save_checkpoint(5, "run", lambda: _state(5, torch.zeros(4)), True)
+    saver.save_checkpoint(8, "run", lambda: _state(8, torch.full((4,), float("nan"))), True)
+    (reason,) = saver.finish()
+    assert names(reason, "step_8.pt", "not saved", "not finite")
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["step_5.pt", "step_5.pt.json"]
+    assert list(read_states(str(tmp_path))) == [5] and saver.durable == 5
+
+
+def test_a_write_that_fails_takes_its_line_back(tmp_path, monkeypatch):
+    saver = Saver(str(tmp_path), 3, lambda line: None)
+    monkeypatch.setattr(files, "_save", fail(errno.ENOSPC, 2))
+    saver.save_checkpoint(5, "run", lambda: _state(5, torch.zeros(4)), True)
+    assert len(saver.finish()) == 1 and not os.listdir(tmp_path / "checkpoints")
+    assert read_states(str(tmp_path))[5]["saved"] is False
+
+
 def test_weights_that_cannot_be_copied_do_not_touch_the_checkpoint_in_flight(tmp_path):
     saver, go = Saver(str(tmp_path), 3, lambda line: None), threading.Event()
     saver.saved = lambda step: go.wait()
@@ -87,10 +125,11 @@ def test_memory_is_used_again():
     assert first.stride() == weight.stride() and torch.equal(first, weight)
 
 
-def fail(reason):
-    """Return a write that fails with this error."""
+def fail(reason, arguments=1):
+    """Return a function that fails with this error."""
 
-    def write(copy):
+    def write(*given):
+        assert len(given) == arguments
         raise OSError(reason, os.strerror(reason))
 
     return write
