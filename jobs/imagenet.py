@@ -164,7 +164,7 @@ def main() -> None:
     trained = None if args.evaluate else micro_batch
     classifiers.check(args.arch, args.image_size, trained, args.first_image_size, args.model_kwargs)
     classifiers.check(args.arch, args.image_size, None, args.val_image_size, args.model_kwargs)
-    if args.layer_decay < 1:
+    if args.layer_decay < 1:  # refuses a network without blocks; 10: any number of classes
         make = functools.partial(classifiers.build, args.arch, 10, args.image_size, args.model_kwargs)
         optimizers.count_following(classifiers.on_meta(make))
     image_folders.check_paths(resume=args.resume, weights=weights.file_of(args, run.output))
@@ -232,6 +232,7 @@ def main() -> None:
     running = evaluation.zero_sums(device, args.exact_shards or 1, 3)
     sums = torch.zeros_like(running)  # the figures of one step
 
+    # With --evaluate resume() returns the last step: the one epoch that follows has no batches, and evaluates.
     for epoch in train_loader.epochs_from(checkpoint.resume()):
         model.train()
         for images, targets in train_loader:  # [n], or [n, classes] with --mixup, --cutmix or several labels

@@ -26,8 +26,8 @@ class _Steps:
         self._at_last_step = self._versions()
 
     def end_batch(self) -> bool:
-        """End a batch, and return whether a gradient has changed since the last step."""
-        # a gradient that no step has seen is another tensor, or was written again in place
+        """End a batch, and return whether a gradient waits for a step: a checkpoint would lose it."""
+        # it waits if it is another tensor than at the last step, or was changed in place since then
         gradient, changes, weights = self._versions()
         gradient_before, changes_before, weights_before = self._at_last_step
         if weights != weights_before:  # a step that called no hook

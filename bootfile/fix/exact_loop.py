@@ -83,6 +83,12 @@ class _ExactLoop(Training):
             self.miss(self.epochs, "expected a loop over epochs of the form `for epoch in range(N)`")
         if not self.models:
             self.miss(self.epochs, "no model was found that an optimizer changes")
+        target = self.batches.target
+        is_pair = isinstance(target, ast.Tuple) and len(target.elts) == 2
+        if find_call(self.batches.iter, "enumerate") and not is_pair:
+            self.miss(self.batches, "expected `for number, batch in enumerate(loader)`")
+        if any(isinstance(node, ast.Starred) for node in ast.walk(target)):
+            self.miss(self.batches, "expected a name for each part of a batch, not `*name`")
         for node in walk_own(self.batches.body):
             if isinstance(node, ast.Return):
                 self.miss(node, "`return` in the loop over batches")
@@ -102,16 +108,17 @@ class _ExactLoop(Training):
                 self.miss(load, "it continues a training by itself: remove it, as Exact does this")
 
     def _pair_batches(self) -> bool:
-        """Take batches apart that are not pairs of inputs and targets, and return whether they are others."""
+        """Edit a loop whose batches are not pairs of inputs and targets: each batch then comes as the inputs,
+        with () as targets. Return whether the loop was edited."""
         target: Any = self.batches.target
         if find_call(self.batches.iter, "enumerate") and isinstance(target, ast.Tuple):
-            target = target.elts[-1]
+            target = target.elts[-1]  # of `for number, batch in enumerate(loader)`
         text = self.script.source(target)
-        if isinstance(target, ast.Tuple) and len(target.elts) == 2:
+        if isinstance(target, ast.Tuple) and len(target.elts) == 2:  # `for inputs, targets in loader`
             return False
-        if isinstance(target, ast.Name):
+        if isinstance(target, ast.Name):  # `for batch in loader`
             self.script.insert_first(self.batches, [f"{text}, _ = {text}"])
-        else:
+        else:  # `for a, b, c in loader`
             text = text if text.startswith(("(", "[")) else f"({text})"
             self.script.replace(target, f"{text}, _" if target is self.batches.target else f"({text}, _)")
         loader, _ = self.find(self.outer, self.loader)

@@ -110,6 +110,7 @@ class Checkpoints(Walk):
         given = [value for value in args.values() if kind_of(value) == "dict" and root(value).parts]
         if given and _may_save(event):
             save = _read_save(event, given[0])
+            # if it may hold more, it counts as a call with unknown contents (saves_all)
             return None if save.is_open else save
         # `net.save(path)` of a network that is not known
         if event.text == "save" and event.value.kind == "model" and len(args) == 1:
@@ -121,7 +122,7 @@ class Checkpoints(Walk):
         if event.text == "save_state" and event.value.key == "Accelerator":
             calls = [call for call in self.select("method") if call.text in _REGISTERS]
             registered = [Entry(value.label, value) for call in calls for value in call.args.values()]
-            return Save(event, registered, False)
+            return Save(event, registered, is_open=False)
         return None
 
     def is_saved(self, value: Value, kind: str) -> bool:

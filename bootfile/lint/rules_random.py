@@ -46,6 +46,8 @@ _ASIDE = re.compile(
 _RANK = re.compile(r"(^|\.)(get_)?(global_|local_)?rank$")
 _MADE_ONCE = re.compile(r"exists\(|is_?file\(|is_?dir\(")
 _IS_DRAWN = re.compile(r"rand|time|entropy")
+# methods of a generator that draw no number
+_NO_DRAWS = ("manual_seed", "initial_seed", "get_state", "set_state", "seed")
 _OF_DATA = ("__getitem__", "__iter__", "collate_fn")
 
 
@@ -253,12 +255,14 @@ def _find_generators(facts: Facts) -> Iterator[Finding]:
 
 
 def _list_generators(event: Event) -> list[Value]:
+    """Return the generators that an event draws from: the argument `generator` of a call, those of the loader
+    that a loop reads and of its sampler, or the object of a method such as `rng.random()`."""
     base = root(event.value)
     given = [event.args.get("generator")]
     if event.name == "iterate":
         sampler = root(base.parts.get("sampler", Value()))
         given = [base.options.get("generator"), sampler.options.get("generator")]
-    elif event.name == "method" and event.text != "manual_seed":
+    elif event.name == "method" and event.text not in _NO_DRAWS:
         given.append(base)
     return [root(value) for value in given if value is not None and kind_of(value) == "generator"]
 

@@ -108,12 +108,18 @@ def _waits(save: Event, step: Event, test: Condition) -> bool:
 
 def _counts_steps(value: Value, test: Condition) -> bool:
     """Return whether a number counts the steps of the optimizer, and not the batches: it is counted in the
-    branch with the step, or has a name such as `trainer.global_step`."""
+    branch with the step, or has a name such as `trainer.global_step`. value: what the condition of a save
+    compares. test: the condition of the step."""
     branch = getattr(test.node, "body" if test.is_true else "orelse", None) or [test.node]
+    if not isinstance(branch, list):  # that of `opt.step() if number % 4 == 0 else None`
+        branch = [branch]
     lines = range(branch[0].lineno, (branch[-1].end_lineno or 0) + 1)
+    # the block of accumulate() runs for every batch: a number that is counted in it counts batches
+    is_block = test.text.startswith("with ")
     for dep in list_deps(value):
+        # a value whose assignment was not found: only its name tells what it counts
         is_opaque = dep.kind in ("unknown", "attribute", "option") and not dep.deps
-        is_counted = dep.kind == "counter" and dep.line in lines and not test.text.startswith("with ")
+        is_counted = dep.kind == "counter" and dep.line in lines and not is_block
         if is_counted or (is_opaque and re.search("step|update", dep.label)):
             return True
     return False

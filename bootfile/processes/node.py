@@ -26,7 +26,8 @@ _BLOCKED_LOOKS = 4  # looks in a row in which all ranks are blocked: a long call
 class Seen:
     """A process of this node, as other processes see it.
 
-    files: of its Pulse. `dump`: the stacks that it has written last.
+    files: those of its Pulse: "pid", its process id, and "beats" and "dump", descriptors in that process.
+    `dump`: the stacks that it has written last, "" before look() asks for them.
     """
 
     def __init__(self, files: dict[str, int]):

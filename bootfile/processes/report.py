@@ -213,5 +213,5 @@ def compose(
         verb = _VERBS[place.verb][len(members) > 1]
         parts.append(f"{name(members)} {verb} {place.name}".rstrip())
     if len(parts) > _MOST_GROUPS:
-        parts[_MOST_GROUPS:] = [f"and {len(parts) - _MOST_GROUPS} groups more"]
+        parts[_MOST_GROUPS:] = [f"and {len(parts) - _MOST_GROUPS} more"]
     return f"stuck for {idle:.0f} s at step {step}: {'; '.join(parts)} (stacks: {folder})"

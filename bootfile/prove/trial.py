@@ -118,7 +118,7 @@ def _failure(command: list[str], code: int, log: str) -> str:
     errors = [match[1] for match in map(_ERROR.fullmatch, lines) if match]
     if errors and _BANNER.fullmatch(reason):
         reason = errors[-1]
-    if code <= 0:
+    if code < 0:  # a signal
         reason = explain_exit_code(code)
     words, _ = mask_words(command[1:])
     return f"{' '.join(words)} ended with {code}: {reason}"

@@ -73,7 +73,8 @@ class Run:
         return {*self.records["step"][~self.records["sums"].any(axis=1)].tolist()}
 
     def name_left_out(self) -> str:
-        """Return "left out", with the options that this run may have left out a step with."""
+        """Return "left out" and, in brackets, the options that may be the reason, for an error message:
+        --without may be one if the run has removed samples."""
         if not len(self.removed):
             return "left out (--skip_steps)"
         return "left out (--skip_steps, or --without has all its samples)"

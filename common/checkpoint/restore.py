@@ -83,7 +83,7 @@ def restore(store: ObjectStore, folder: str, files: dict[str, File]) -> set[str]
             facts = _read_facts(store, step, files)
             is_same_run = bool(ours) and ours.get("run") == facts.get("run")
             is_recent = is_same_run and ours.get("step", 0) >= step
-            if is_recent or ours == facts:
+            if is_recent:
                 return refused
             _download(store, folder, step, facts, files)
             if not is_same_run:

@@ -91,8 +91,9 @@ class ReportFiles:
         """Add the trackers of the run to `opened`, by name: TensorBoard, the TrainJob if this is one, and
         --tracker. open() calls it once."""
         begun = self._beginning
-        # each has its own warning: one that fails does not keep the others from opening
+        # these two have warnings of their own: one that fails does not keep the others from opening
         with self._reported("TensorBoard"):
+            # the report at begun.step is deleted too if the run writes it again
             opened["TensorBoard"] = _TensorBoard(self._output.folder, begun.step - begun.repeats)
         if "KUBEFLOW_TRAINER_SERVER_URL" in os.environ:  # the controller of TrainJobs sets it
             from common.run.train_job import TrainJob  # most jobs are none

@@ -308,7 +308,8 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
     bad: dict[int, tuple] = {}  # row -> bytes, mtime, reason
     unread: dict[int, str] = {}  # row -> reason
     failures: list[Exception] = []  # those of the unread files
-    if old is not None or listing.is_list:  # a list may name files that do not exist
+    # _reuse() compares them with the old index; for a list, get_states() refuses files that do not exist
+    if old is not None or listing.is_list:
         columns["bytes"], columns["mtimes"], columns["ctimes"] = listing.get_states().T.copy()
     rows = np.arange(count)  # of the files that are read
     if old is not None:

@@ -124,7 +124,7 @@ def _parse_args(verb: str, argv: list[str]) -> argparse.Namespace:
         add("--all", action="store_true", help="all data sets")
         add("--force", action="store_true", help="delete them even if a job uses them")
     args, unknown = parser.parse_known_args(argv)
-    if unknown:  # values are not shown: one may be a password
+    if unknown:  # names only (see Parser): a value may be a password
         text = " ".join(unknown)
         hint = ""
         if "pass" in text:

@@ -119,6 +119,13 @@ REFUSED = {
     "another loader": (MODULE.replace("loader = DataLoader(", "loader = load("), "line 15"),
     "a loop over steps": (MODULE.replace("for epoch in range(3):", "epoch = 0\nwhile epoch < 3:"), "line 16"),
     "epochs of a list": (MODULE.replace("range(3)", "sys.argv[2:]"), "line 15"),
+    "a pair that is not taken apart": (
+        MODULE.replace(
+            "for i, (x, y) in enumerate(loader):", "for pair in enumerate(loader):\n        x, y = pair[1]"
+        ),
+        "line 17",
+    ),
+    "a starred target": (MODULE.replace("(x, y) in", "(x, *y) in"), "line 17"),
     "a return in the loop": (HELPER.replace("            continue", "            return total"), "line 25"),
     "workers that stay": (MAIN.replace("num_workers=0", "num_workers=1, persistent_workers=True"), "line 31"),
     "a restart of its own": (

@@ -339,6 +339,8 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
           "step": f"if (number + 1) % 10 == 0:\n    {NUMBERED}"},
          {"top": ACCUMULATED, "train": "with accelerator.accumulate(model):\n    optimizer.step()",
           "step": f"if number % 10 == 0:\n    {NUMBERED}"},
+         {"batch": "optimizer.step() if number % 4 == 0 else None", "train": BACKWARD,
+          "step": f"if number % 10 == 0:\n    {NUMBERED}"},
          {"batch": "if (number + 1) % 4 == 0:\n    optimizer.step()", "train": BACKWARD,
          "step": "if number % 100 == 99:\n    torch.save("
           '{"optimizer": optimizer.state_dict(), "number": number}, f"{number}.pt")', "write": "pass"},

@@ -78,6 +78,9 @@ LOOKALIKES = {
                  "step": "if number % 8 == 0:\n    torch.save("
                          '{"optimizer": optimizer.state_dict(), "number": number}, f"{number}.pt")'},
     ),
+    "a generator that only tells its seed": (
+        "R106", {"setup": "g = torch.Generator().manual_seed(1)", "batch": "print(g.initial_seed())"},
+    ),
     "a counter is added to the steps before the restart": (
         "R107", {"top": DIGITS, "setup": "steps = 0",
                  "step": RATE.replace("steps / 100", "(steps + offset) / 100")},
