@@ -232,7 +232,7 @@ def main() -> None:
     running = evaluation.zero_sums(device, args.exact_shards or 1, 3)
     sums = torch.zeros_like(running)  # the figures of one step
 
-    # With --evaluate resume() returns the last step: the one epoch that follows has no batches, and evaluates.
+    # With --evaluate resume() returns the last step: an epoch without batches follows, and evaluates.
     for epoch in train_loader.epochs_from(checkpoint.resume()):
         model.train()
         for images, targets in train_loader:  # [n], or [n, classes] with --mixup, --cutmix or several labels
