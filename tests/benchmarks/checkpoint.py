@@ -6,8 +6,9 @@ python -m tests.benchmarks.checkpoint --device cuda --networks resnet50,gpt350 -
 - Seconds for which a save of ResNet-18 with momentum blocks training: torch.save and fsync, compared with the
   copy of bootfile/exact/saver.py, whose thread then writes the same state with its checksum.
 - Seconds of a receipt, compared with a training step of 128 CIFAR-sized images on this device.
-- With --parameters: CPU seconds of one thread for a state with momentum: the copy that blocks, the digest of
-  the state compared with the write, and the verified read of a resume compared with torch.load.
+- With --parameters: CPU seconds for a state with momentum: the copy that blocks, and the digest of the state
+  compared with the write. Seconds until a whole save is on the disk, its digest computed meanwhile, compared
+  with torch.save and fsync to a new file; and of the verified read of a resume, compared with torch.load.
 - With --networks: seconds for which a step waits for a save of Exact, and until the file is on the disk,
   compared with torch.save and fsync; a line of JSON for each network.
 """
@@ -29,7 +30,7 @@ from torch.utils.data import TensorDataset
 from bootfile import Exact, Job, map_style_loader
 from bootfile.exact import digest
 from bootfile.exact import files as checkpoint
-from bootfile.exact.background import HostCopies, size_of
+from bootfile.exact.background import HostCopies, in_parallel, size_of
 from bootfile.ground import accelerator
 from bootfile.receipt.receipt import Receipt
 from bootfile.sampling.sampler import BatchSampler
@@ -39,6 +40,7 @@ from datasets.memory import cifar10
 from datasets.sampling.augment import crop_flip
 from tests.benchmarks.rounds import conditions, cpu_seconds, divide, make_parser, spread, take_turns, timed
 
+Measure = Callable[[Callable[[], object]], float]  # calls a function, and returns its seconds
 _SAMPLES = 64  # of which batches of 2 give more steps than there are rounds
 NETWORKS: dict[str, Callable[[], torch.nn.Module]] = {
     "resnet50": torchvision.models.resnet50,  # with SGD and momentum
@@ -144,28 +146,34 @@ def measure_state(parameters: int, rounds: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path, plain = os.path.join(folder, checkpoint.name_of(1)), os.path.join(folder, "plain.pt")
 
-        def to_new_file(path: str, function: Callable[[], object]) -> float:
-            """Return the CPU seconds of a write to a new file: a run never replaces a checkpoint, which
-            costs more."""
+        def to_new_file(path: str, measure: Measure, function: Callable[[], object]) -> float:
+            """Return the seconds of a write to a new file: a run never replaces a checkpoint, which costs
+            more."""
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
-            return cpu_seconds(function)
+            return measure(function)
+
+        def save() -> None:
+            """Save as bootfile/exact/saver.py does when the copy is made."""
+            with in_parallel(lambda: digest.summarize(1, copy["objects"])) as digested:
+                checkpoint.write(path, copy, digested, step=1)
 
         times = take_turns(
             {
                 "copy": lambda: cpu_seconds(lambda: copies.make(state)),
                 "digest": lambda: cpu_seconds(lambda: digest.summarize(1, copy["objects"])),
-                "torch.save": lambda: to_new_file(plain, lambda: _save_plainly(copy, plain)),
-                "write": lambda: to_new_file(path, lambda: checkpoint.write(path, copy, step=1)),
-                "torch.load": lambda: cpu_seconds(lambda: torch.load(plain, weights_only=True)),
-                "read": lambda: cpu_seconds(lambda: checkpoint.read(path)),
+                "write": lambda: to_new_file(path, cpu_seconds, lambda: checkpoint.write(path, copy, step=1)),
+                "torch.save": lambda: to_new_file(plain, timed, lambda: _save_plainly(copy, plain)),
+                "whole save": lambda: to_new_file(path, timed, save),
+                "torch.load": lambda: timed(lambda: torch.load(plain, weights_only=True)),
+                "read": lambda: timed(lambda: checkpoint.read(path)),
             },
             rounds,
         )
-    print(f"{size_of(state) / 1e6:.0f} MB, CPU seconds of one thread, n={rounds}")
+    print(f"{size_of(state) / 1e6:.0f} MB, n={rounds}; copy, digest, write: CPU seconds")
     for name, own in times.items():
         print(f"{name}: {spread(own, '.3f', 's')}")
-    for name, other in (("digest", "write"), ("write", "torch.save"), ("read", "torch.load")):
+    for name, other in (("digest", "write"), ("whole save", "torch.save"), ("read", "torch.load")):
         print(f"{name} / {other}: {spread(divide(times[name], times[other]), '.3f', 'x')}")
 
 
