@@ -66,6 +66,13 @@ def is_stopped(pid: int) -> bool:
     return _read_stat(pid)[0] in ("t", "T")
 
 
+def start_of(pid: int) -> str:
+    """Return when a process of this node started, which tells it from a later one with the same id. Return ""
+    if it has ended, and without /proc."""
+    state, started = _read_stat(pid)
+    return "" if state in _ENDED else started
+
+
 def _read_stat(pid: int) -> tuple[str, str]:
     """Return (state, time of its start) of a process; empty texts without one, and without /proc."""
     try:

@@ -109,8 +109,9 @@ def gather(
     if error:
         here = _report(store, world_size, error.code, f"{error} (rank {rank} on {socket.gethostname()})")
     else:
-        store.add(f"here/{rank}", 1)
-        here = store.add("here", 1)
+        # a process that takes the place of one that has ended while it waited is counted once
+        is_first = store.add(f"here/{rank}", 1) == 1
+        here = store.add("here", int(is_first))
         if here >= world_size:
             tick(store)
     # two of all ranks poll the store; a thousand others sleep in it

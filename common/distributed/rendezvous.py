@@ -24,6 +24,7 @@ from bootfile.ground.errors import BadInput, leave
 from bootfile.ground.files import opener, write_atomic
 from bootfile.ground.heartbeat import Heartbeat, alarm
 from bootfile.processes import signals, texts
+from bootfile.processes.ends import start_of
 from common.distributed import barrier
 from common.distributed.launcher import AGENT_STORE, store_options
 from common.ground.endings import NO_RENDEZVOUS, NoRendezvous, say_error
@@ -243,7 +244,9 @@ def _claim(store: torch.distributed.Store, topology: Topology, backend: str) -> 
     """Write the layout and the rank to the store. Return the error if they contradict earlier values, and the
     world size: with an error, that of the larger layout, because all of its ranks may come to read it. Every
     rank calls it before the first barrier, to which it brings the error: then all end with it."""
-    process = {"host": socket.gethostname(), "pid": os.getpid(), "node_rank": topology.node_rank}
+    pid = os.getpid()
+    process = {"host": socket.gethostname(), "pid": pid, "started": start_of(pid)}
+    process["node_rank"] = topology.node_rank
     meanings = {
         "processes per node": topology.processes_per_node,
         "nodes (world size)": topology.nodes,
@@ -261,7 +264,7 @@ def _claim(store: torch.distributed.Store, topology: Topology, backend: str) -> 
             return error, world_size
     # two processes with the same rank: the second one finds the name of the first
     first = json.loads(texts.write_first(store, f"rank/{topology.rank}", json.dumps(process)))
-    if first == process:
+    if first == process or _is_replaced(first, process):
         return None, world_size
     others = f"process {first['pid']} on {first['host']} and process {process['pid']} on {process['host']}"
     error = BadInput(
@@ -269,6 +272,13 @@ def _claim(store: torch.distributed.Store, topology: Topology, backend: str) -> 
         "restarted without the others"
     )
     return error, world_size
+
+
+def _is_replaced(first: dict[str, Any], process: dict[str, Any]) -> bool:
+    """Return whether the process that had this rank first was one of this host, and has ended: a scheduler
+    has started this one in its place while others still come. A pod that is replaced keeps its host name."""
+    has_proc = bool(process["started"])
+    return has_proc and first["host"] == process["host"] and start_of(first["pid"]) != first["started"]
 
 
 def _share_token(store: torch.distributed.Store, folders: contextlib.ExitStack) -> str:

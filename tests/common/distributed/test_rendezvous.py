@@ -122,6 +122,19 @@ def test_a_rank_that_is_replaced_waits_for_the_others(monkeypatch):
     assert stores["first again"].get("key") == b"value"
 
 
+def test_a_rank_that_is_replaced_while_the_others_still_come_takes_its_place(tmp_path):
+    """As a pod that is evicted before all pods are there."""
+    port = free_port()
+    options = (*PATIENT, f"--output_dir={tmp_path}")
+    first = _node(port, 0, 3, *options, before=("-c", SAYS_THAT_IT_WAITS, ""))
+    lost = _node(port, 1, 3, *options)
+    read_until(first, "waiting for 1 of 3 processes")
+    lost.kill()
+    lost.wait()
+    for node in (_node(port, 1, 3, *options), _node(port, 2, 3, *options), first):
+        finish(node)
+
+
 def _meet(port, node, processes=1, local=0, timeout=LONGEST):
     place = Topology(node, 2, processes, local, "127.0.0.1", port, "process", "plain")
     return rendezvous.meet(place, timeout, "gloo")
