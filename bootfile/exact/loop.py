@@ -182,6 +182,10 @@ class Exact:
         self.saver = Saver(folder, keep, say, self.state.is_sharded, job.by_rank, keep_every)
         # a compiled module has no truth value
         forward = model if forward is None else forward
+        # the state of this wrapper is a collective of all ranks, which rank 0 alone would wait for
+        modules = [forward, *model.modules()]
+        if any(type(module).__name__ == "FullyShardedDataParallel" for module in modules):
+            raise BadInput("Exact does not save a FullyShardedDataParallel: use fully_shard(), its successor")
         same_instructions = job.same_instructions
         if same_instructions is None:
             same_instructions = hasattr(forward, "exact_shards")

@@ -10,6 +10,7 @@ import time
 
 import pytest
 import torch
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from bootfile import Exact, Job, SequentialBatchSampler, map_style_loader, torch_loader
@@ -106,6 +107,18 @@ class Graph(torch.nn.Module):
         super().__init__()
         self.linear = torch.nn.Linear(4, 1)
         self.register_buffer("adjacency", torch.eye(4).to_sparse())
+
+
+def test_a_model_of_fsdp_1_is_refused_at_once(tmp_path):
+    """Its state is a collective of all ranks: rank 0 alone would wait for ever."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        wrapped = FullyShardedDataParallel(torch.nn.Linear(4, 1), device_id=torch.device("cpu"))
+        for models in ({"model": wrapped}, {"model": wrapped.module, "forward": wrapped}):
+            with pytest.raises(BadInput, match=r"FullyShardedDataParallel: .*fully_shard\(\)"):
+                Loop(tmp_path, **models)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_a_sparse_buffer_is_named(tmp_path):
