@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-_ELEMENTS = 16  # elements of a tensor that are read, at equal distances in memory
+_ELEMENTS = 16  # 16 to 31 elements of a tensor are read, at equal distances in memory
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes -> type of equal size
 
 

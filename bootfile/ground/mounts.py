@@ -44,7 +44,7 @@ def _find(path: str) -> tuple[str, str, str]:
     with contextlib.suppress(OSError), open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             mount, _, device = line.partition(" - ")
-            point = re.sub(r"\\(\d{3})", _read_octal, mount.split()[4])
+            point = unescape(mount.split()[4])
             # the innermost mount holds the path
             if os.path.commonpath([point, path]) == point and len(point) >= len(found[0]):
                 kind, _, options = (*device.split(), "", "")[:3]
@@ -52,6 +52,6 @@ def _find(path: str) -> tuple[str, str, str]:
     return found
 
 
-def _read_octal(match: re.Match[str]) -> str:
-    """Return the character of an escape in a mount point: a space is written as \\040."""
-    return chr(int(match[1], 8))
+def unescape(word: str) -> str:
+    """Return a word of /proc/self/mountinfo without its escapes: a space is written as \\040."""
+    return re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), word)

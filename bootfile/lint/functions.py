@@ -104,6 +104,7 @@ class Functions(Methods):
         return made if call.args else None
 
     def _make_count(self, call: Call) -> Value:
+        """itertools.count(start, step): a range without an end."""
         made = self._make("range", call.node, call.args)
         made.parts["start"] = call.get(0, "start") or Value("const", key=0, line=call.node.lineno)
         return made
@@ -142,7 +143,7 @@ class Functions(Methods):
         given = call.args[0] if call.args else Value()
         # `float("inf")`, `int(1e9)`
         if given.kind == "const":
-            with contextlib.suppress(ValueError, TypeError):
+            with contextlib.suppress(ValueError, TypeError, OverflowError):
                 return Value("const", key=float(given.key), line=call.node.lineno, loops=tuple(self._loops))
         return given if given.kind in ("field", "counter", "loop", "option") else None
 

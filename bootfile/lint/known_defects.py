@@ -148,7 +148,13 @@ def _is_fixed(facts: Facts, known: Known) -> bool:
 
 def asks_for_less(facts: Facts, package: str, release: str) -> bool:
     """Return whether a list of requirements near the script asks for a release before this one."""
-    return any(version < _numbers(release) for version in _find_versions(facts, package, r"(?:==?|<=?|~=)"))
+    wanted = _numbers(release)
+    # `torch>=2.0,<2.6`: other limits may come first
+    others = r"(?:[=<>~!]+\s*[\w.*+]+\s*,\s*)*"
+    if any(version < wanted for version in _find_versions(facts, package, others + r"(?:==?|<=|~=)")):
+        return True
+    below = _find_versions(facts, package, others + r"<(?!=)")
+    return any(version <= [*wanted, 0] for version in below)  # also `<2.6.0`
 
 
 def _find_versions(facts: Facts, package: str, operators: str) -> list[list[int]]:

@@ -86,7 +86,7 @@ def _decides(facts: Facts, start: Value, writes: list[Event]) -> bool:
     """Return whether a file is written only if a result is better than a number that began with `start`."""
     for write in writes:
         for test in conditions_within(write):
-            # what follows `if ...: break` is not a branch
+            # what follows `if ...: break` has this test as a false one, and is not a branch of it
             has_branch = test.is_true or bool(getattr(test.node, "orelse", []))
             if has_branch and is_compared(facts, start, test.value):
                 return True

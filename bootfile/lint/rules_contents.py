@@ -33,11 +33,12 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 
 def _find_refused(facts: Facts) -> Iterator[Finding]:
+    """Find the first checkpoint with an object that a restart cannot load by default."""
     loads = [load for load in facts.restart_loads() if _may_refuse(load)]
     # the script allows the classes by itself
-    if not loads or facts.calls(r"add_safe_globals|safe_globals"):
+    if not loads or facts.calls("safe_globals"):
         return
-    # hint: with the release that a list of requirements asks for, all objects are read
+    # then it is a hint: the release that the requirements ask for loads all objects
     is_old = asks_for_less(facts, "torch", "2.6")
     for save in facts.saves:
         if save.event.text != "torch.save":
@@ -170,7 +171,7 @@ def _find_logs(facts: Facts) -> Iterator[Finding]:
     opened = facts.calls(r"(^|\.)(open|FileHandler|basicConfig)$")
     # the loop opens it again: `open("log.csv", "a")`
     inside = [event for event in opened if facts.is_in_training(event)]
-    opened_again = {unparse(event.node.args[0]) for event in inside if event.node.args}
+    opened_again = {_path_text(event) for event in inside} - {""}
     for event in opened:
         is_path = event.name == "method"
         mode = event.args.get(0 if is_path else 1) or event.args.get("mode") or event.args.get("filemode")
@@ -179,10 +180,19 @@ def _find_logs(facts: Facts) -> Iterator[Finding]:
         # a folder of each start, whose name has the time
         names = " ".join(f"{dep.key} {dep.label}" for dep in facts.list_deps(path))
         is_new = bool(_TELLS_TIME.search(names) or _IS_NEW.search(event.describe_conditions()))
-        is_logger = not event.text.endswith("open")
-        is_again = any(unparse(argument) in opened_again for argument in event.node.args[:1])
+        # basicConfig() without a file has none to empty
+        is_logger = not event.text.endswith("open") and bool(event.args.keys() & {0, "filename"})
+        is_again = _path_text(event) in opened_again
         is_written = any(dep.node is event.node for dep in written if dep.key == "open")
         is_log = (is_logger or is_again or is_written) and not facts.is_in_training(event)
         if is_emptied and is_log and not is_new:
             yield at(event, "R507", f"each start empties {unparse(event.node)}, to which the loop writes")
             return
+
+
+def _path_text(event: Event) -> str:
+    """Return the expression of the path that an event opens: of `path.open("w")` it is before the dot."""
+    function = event.node.func
+    if event.name == "method" and isinstance(function, ast.Attribute):
+        return unparse(function.value)
+    return unparse(event.node.args[0]) if event.node.args else ""

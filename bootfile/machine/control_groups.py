@@ -16,6 +16,8 @@ import math
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from bootfile.ground.mounts import unescape
+
 # `ulimit -u` of this number and more is not reached by accident: the processes of a user are not counted then
 MANY_PROCESSES = 8192
 _CONTROLLERS = ("cpu", "cpuset", "memory", "pids")  # those of version 1 that are read here
@@ -93,7 +95,7 @@ def _find_mounts(root: str) -> list[_Mount]:
         # "31 23 0:28 GROUP FOLDER options [optional fields] - TYPE source options of the file system"
         words, _, ending = line.partition(" - ")
         try:
-            group, folder = words.split()[3:5]
+            group, folder = map(unescape, words.split()[3:5])
             kind, _, options = ending.split(maxsplit=2)
         except ValueError:  # a kernel that is not Linux's may write less
             continue
@@ -144,7 +146,7 @@ def allowed_cpus(root: str = "/") -> set[int] | None:
 
 
 def _parse_cpus(text: str) -> set[int]:
-    """Return the numbers of a list such as "0-3,8"; an empty set if it is not one."""
+    """Return the numbers of a list such as "0-3,8", up to the first part that is not a number or a range."""
     cpus = set[int]()
     with contextlib.suppress(ValueError):
         for part in text.strip().split(","):

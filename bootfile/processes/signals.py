@@ -258,7 +258,8 @@ def ask(number: int, reason: str = "") -> None:
     if _number:
         return
     # before the loop can see the request: it ends with this code, and sends this number to the others
-    _code = _CODES.get(number, _code)
+    if not _asked.is_set():  # else the signal of another process has decided
+        _code = code_after(number)
     _number = number
     if _deferred:
         _deferred(number)
@@ -319,7 +320,7 @@ def hear(rank: int, number: int, reason: str = "") -> None:
     global _code, _reason
     # the first signal decides: a later one changes neither the code nor the time of the end
     if not _asked.is_set():
-        _code, _reason = _CODES.get(number, _code), reason
+        _code, _reason = code_after(number), reason
         _stop()
         if _rank == 0:
             cause = reason or f"{signal.Signals(number).name} at rank {rank}"

@@ -303,7 +303,8 @@ class Job:
             return f"no {'SIGTERM' if case.stops else 'SIGKILL'}"
         if case.stops:
             times = ", ".join(f"{moment:.1f}" for moment in killed)
-            return f"SIGTERM after {times} s of a start, each with a restart"
+            restarts = "each with a restart" if killed[1:] else "and a restart"
+            return f"SIGTERM after {times} s of a start, {restarts}"
         kills = f"{len(killed)} SIGKILLs, each with a restart" if killed[1:] else "a SIGKILL and a restart"
         times = ", ".join(f"{kill:.0f}" for kill in killed)
         return f"{kills}: after {times} of about {self._reference[0]} writes of files"

@@ -55,7 +55,7 @@ class UrlLease(Lease):
 
     def __init__(self, store: ObjectStore):
         self.store = store
-        super().__init__(store.location.url())
+        super().__init__(store.location.url())  # takes it, or raises BadInput
         self._check_store()
 
     def read(self) -> tuple[dict, str | None]:

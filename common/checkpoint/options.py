@@ -1,6 +1,7 @@
 """The options of a job that trains."""
 
 import argparse
+import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterable
@@ -39,6 +40,7 @@ class TrainingParser(JobParser):
         self.checks += [_split_weights, check, _check_level]
 
     def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
+        """Add the options of a Run and a Checkpointer to those of the job, and return the Arguments."""
         options = self.by_name()
         if "batch_size" in options:  # the job's own, which also takes N/gpu
             action = self._option_string_actions[options["batch_size"]]
@@ -55,7 +57,7 @@ class TrainingParser(JobParser):
         # defaults of those that it knew then.
         late = {name: value for name, value in self._defaults.items() if name not in options_of_job}
         self.set_defaults(**late)
-        self.roles |= {"batch_size_per_gpu": OPERATION, "partial_weights": OPERATION}  # of the checks
+        self.roles |= {"batch_size_per_gpu": OPERATION, "partial_weights": OPERATION}  # which the checks add
         return super().parse_args(args, namespace)
 
     def read_defaults(self, parsed: argparse.Namespace) -> dict[str, Any]:
@@ -71,10 +73,11 @@ def _distance(text: str) -> Interval:
     """Parse "1000" or "1000step", "5epochs", or "0"."""
     if text in ("0", "0step"):
         return Interval(0)
-    distance = interval(text)
-    if distance.unit == "s":
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps (1000step) or epochs (5epochs)")
-    return distance
+    with contextlib.suppress(argparse.ArgumentTypeError):  # its line would offer seconds
+        distance: Interval = interval(text)
+        if distance.unit != "s":
+            return distance
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps (1000step) or epochs (5epochs)")
 
 
 def _threads(text: str) -> int:

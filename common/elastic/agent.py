@@ -368,7 +368,7 @@ class _Agent:
         self._is_over = True
         self._code = code
         # no error: the job is done, or a signal stops it, and its members end by themselves
-        is_stop = bool(self._asked) or code in (0, signals.exit_code())
+        is_stop = bool(self._asked) or code == 0 or self._store.check(["stop"])
         is_error = code in _ENDS or not is_stop
         if code and is_error:
             self._limit(launcher.GRACE)
@@ -436,7 +436,7 @@ def _run(variables: dict[str, str], main: str, stacks: Connection) -> None:
     preload = sys.modules.get(_PRELOAD)
     if preload:
         preload.reset_signals()
-    else:  # python -I: the fork server ignores PYTHONPATH
+    else:  # python -I: the fork server has not found _PRELOAD, which sets the id of the parent
         os.environ[STARTED_BY] = str(os.getppid())
     os.environ.update(variables)
     crash.report_to(stacks)

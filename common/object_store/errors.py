@@ -27,6 +27,7 @@ _CAUSES = {  # cause: classes of exceptions of the libraries and the network; co
         "PermanentRedirect TemporaryRedirect 301 307 RecursionError"  # botocore follows a redirect to itself
     ),
     "the bucket is in another region: set AWS_DEFAULT_REGION": "AuthorizationHeaderMalformed",
+    "the network was interrupted while data was sent": "RequestTimeout",
     "the store received other bytes than those that were sent": (
         "BadDigest XAmzContentSHA256Mismatch IncompleteBody"
     ),
@@ -40,10 +41,10 @@ _CAUSES = {  # cause: classes of exceptions of the libraries and the network; co
     ),
 }
 _NETWORK = [cause for cause in _CAUSES if cause.startswith("{endpoint}") and "certificate" not in cause]
-_LATER = ("the store is too busy", *_NETWORK)
+_LATER = ("the store is too busy", "the network was interrupted while data was sent", *_NETWORK)
 _CAUSE_OF = {name: cause for cause, names in _CAUSES.items() for name in names.split()}
 _FORBIDDEN = (403, 405, 409, 501)  # answers to a DELETE in a bucket that keeps its objects
-# codes that another attempt may cure, and that botocore does not retry
+# codes that another attempt may cure
 _PASSING = {
     "BadDigest", "XAmzContentSHA256Mismatch", "IncompleteBody", "OperationAborted",
     "ConditionalRequestConflict", "NoSuchUpload",  # the answer to an earlier attempt was lost

@@ -113,7 +113,8 @@ def _check_endpoint(name: str, text: str) -> str:
         text = f"{protocol}://{text}"
     try:
         parts = urlsplit(text)
-        is_valid = parts.scheme in ("http", "https") and parts.port != 0
+        # a path would be lost: the requests would go to another address
+        is_valid = parts.scheme in ("http", "https") and parts.port != 0 and parts.path in ("", "/")
     except ValueError:
         is_valid = False
     if not is_valid or not _HOST.fullmatch(parts.hostname or ""):

@@ -240,7 +240,7 @@ def number_classes(
         if outside:
             raise BadInput(
                 f"{source}: label {outside[0]} is not in {min(by_number)}..{max(by_number)} ({len(ordered)} "
-                "classes): expected 0..N-1 or 1..N, all of them in train.txt, or names"
+                "classes): expected 0..N-1 or 1..N, all of them in the training set, or names"
             )
         labels = {name: by_number[number] for name, number in numbers.items()}
     elif unknown:

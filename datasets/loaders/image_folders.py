@@ -243,14 +243,10 @@ def open_loaders(
         train_store = stores.open(train_index)
         val_store = stores.open(val_index)
     # smaller images of a pack or a cache would be enlarged
-    side = max(args.image_size, args.val_image_size or 0)
-    most = forms.SHORT_SIDE
-    is_small = (args.pack or args.cache) and train_store.form not in forms.WHOLE and side > most
-    if is_small and (np.minimum(train_index.widths, train_index.heights) > most).any():
-        raise BadInput(
-            f"--image_size {side}: {train_store.form} images of a pack or cache have a short side of at most "
-            f"{most} pixels; store whole ones (--pack_form encoded or jpeg_full)"
-        )
+    if (args.pack or args.cache) and train_store.form not in forms.WHOLE:
+        _check_size("--image_size", args.image_size, train_index, train_store.form)
+        option = "--val_image_size" if args.val_image_size else "--image_size"
+        _check_size(option, args.val_image_size or args.image_size, val_index, train_store.form)
     barrier.wait_for_all("prepared", "to prepare")
     # all ranks compare: nodes with other files would train on different data without a sign of it
     fingerprints = {index.split: index.fingerprint for index in indexes}
@@ -316,6 +312,17 @@ def _choose_backend(args: argparse.Namespace, device: torch.device, log: Log, st
     backend = ranks.broadcast_object(backends.choose(rates))
     log.info(f"data_backend auto: {backend}; measured: {backends.text(rates)}")
     return backend
+
+
+def _check_size(option: str, side: int, index: image_index.ImageFolderIndex, form: str) -> None:
+    """Raise BadInput if images of a pack or a cache are smaller than their files, and than the side (pixels)
+    that an option asks for. form: of the pack or the cache."""
+    most = forms.SHORT_SIDE
+    if side > most and (np.minimum(index.widths, index.heights) > most).any():
+        raise BadInput(
+            f"{option} {side}: {form} images of a pack or cache have a short side of at most {most} pixels; "
+            "store whole ones (--pack_form encoded or jpeg_full)"
+        )
 
 
 def _backend(args: argparse.Namespace, device: torch.device) -> str:

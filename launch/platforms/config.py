@@ -5,6 +5,7 @@ does not show the value, which may be a secret.
 """
 
 import re
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from bootfile.console.words import mask_words
@@ -52,7 +53,7 @@ def _check_url(url: str) -> str:
 
 
 def _check_place(place: str) -> str:
-    if place.startswith("/"):  # a folder of a volume
+    if place.startswith("/") and place.strip("/"):  # a folder of a volume
         return place.rstrip("/")
     return _check_url(place)
 
@@ -262,8 +263,12 @@ def load(path: str, job: str, platform: str = "modelarts") -> JobConfig:
 
 def _check_names(config: JobConfig) -> None:
     """Raise BadInput if two tables give the same argument, or two outputs have the same URL."""
-    channels = {name.replace("-", "_") for name in (*config.inputs, *config.outputs)}
     # the job would get the argument twice, and - and _ are the same there
+    for names in ((*config.inputs, *config.outputs), config.parameters):
+        for name, count in Counter(name.replace("-", "_") for name in names).items():
+            if count > 1:
+                raise BadInput(f"{name} is given twice in [inputs] and [outputs], or in [parameters]")
+    channels = {name.replace("-", "_") for name in (*config.inputs, *config.outputs)}
     for name in config.parameters:
         if name.replace("-", "_") in channels:
             raise BadInput(f"[parameters] {name} is also an input or output: the platform passes its folder")

@@ -243,8 +243,8 @@ def _count_repeated(starts: list[Start]) -> str:
 
 
 def make_start_rows(runs: list[Run]) -> list[list[str]]:
-    """Return rows of run, number of the start, time, first step, set-up, downtime, repeated steps, changes,
-    and how it ended."""
+    """Return rows of run, number of the start, time, the step after which it begins, set-up, downtime,
+    repeated steps, changes, and how it ended."""
     rows = []
     for run in runs:
         for number, (before, start) in enumerate(zip([None, *run.starts], run.starts, strict=False), 1):
@@ -307,9 +307,8 @@ def find_differences(columns: list[dict]) -> list[Row]:
 
 def compare_receipts(runs: list[Run]) -> list[list[str]]:
     """Return rows of two runs, a line about their data, and a line about their states: the lines that `launch
-    receipt` prints. Each run is compared with the first. A run whose receipt cannot be read has a row with
-    the reason."""
-    # a run without a receipt must not hide the comparison of the others
+    receipt` prints. Each run is compared with the first one whose receipt can be read. The others have a row
+    with the reason."""
     receipts = {}  # place of a run -> its receipt
     rows = []
     for place, run in enumerate(runs):
@@ -317,14 +316,15 @@ def compare_receipts(runs: list[Run]) -> list[list[str]]:
             receipts[place] = read(run.path)
         except BadInput as error:
             rows.append([run.name, NONE, str(error), NONE])
-    first = receipts.pop(0, None)
-    if first is not None:
-        for place, other in receipts.items():
-            try:
-                verdict = compare(first, other)[1]
-            except ReceiptError as error:
-                verdict = str(error)
-            rows.append([runs[0].name, runs[place].name, verdict, _compare_states(runs[0], runs[place])])
+    if not receipts:
+        return rows
+    (begin, first), *others = receipts.items()
+    for place, other in others:
+        try:
+            verdict = compare(first, other)[1]
+        except ReceiptError as error:
+            verdict = str(error)
+        rows.append([runs[begin].name, runs[place].name, verdict, _compare_states(runs[begin], runs[place])])
     return rows
 
 

@@ -318,9 +318,14 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
     ),
     "R507": (
         [{"setup": "log = open('log.txt', 'w')", "end": "log.write(f'{loss}')"},
-         {"top": "import logging\nlogging.basicConfig(filemode='w')", "end": "logging.log(1)"}],
+         {"top": "import logging\nlogging.basicConfig(filename='a', filemode='w')", "end": "logging.log(1)"},
+         {"top": "from pathlib import Path\nlog = Path('log.txt')", "setup": "log.open('w').write('loss')",
+          "end": "log.open('a').write(f'{loss}')"}],
         [{"setup": "log = open('log.txt', 'a')", "end": "log.write(f'{loss}')"},
-         {"setup": "log = open('options.txt', 'w')\nlog.write('1')"}],
+         {"setup": "log = open('options.txt', 'w')\nlog.write('1')"},
+         {"top": "import logging\nlogging.basicConfig(filemode='w')", "end": "logging.log(1)"},
+         {"top": "from pathlib import Path", "setup": "Path('options.txt').open('w').write('1')",
+          "end": "Path(f'{epoch}.txt').open('w').write(f'{loss}')"}],
     ),
     "R508": (
         [{"write": APART}, {"write": APART.replace("\n", "\nprint(1)\n")}],

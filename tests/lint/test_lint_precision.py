@@ -78,6 +78,9 @@ LOOKALIKES = {
                  "step": "if number % 8 == 0:\n    torch.save("
                          '{"optimizer": optimizer.state_dict(), "number": number}, f"{number}.pt")'},
     ),
+    "a number that is no float": (
+        "R101", {"top": f"limit = int({'9' * 320})"},
+    ),
     "a generator that only tells its seed": (
         "R106", {"setup": "g = torch.Generator().manual_seed(1)", "batch": "print(g.initial_seed())"},
     ),
@@ -490,10 +493,15 @@ def test_settings_of_yacs_are_refused(tmp_path):
     assert "R506" not in find_rules(write({"top": top, "save": '"config": config.dump()'}), tmp_path)
 
 
-def test_a_release_that_reads_all_objects(tmp_path):
+@pytest.mark.parametrize(
+    "limit", ["==2.1.0", "<2.6", "<2.6.0", ">=2.0,<2.6", "<=2.5.1", "~=2.1", ">=1, ==2.1"]
+)
+def test_a_release_that_reads_all_objects(limit, tmp_path):
     text = write({"top": OPTIONS, "save": '"args": args'})
-    assert "R506" in find_rules(text, tmp_path)
-    (tmp_path / "requirements.txt").write_text("torch==2.1.0\n", encoding="utf-8")
+    for other in (">=2.1", "<=2.6", "<2.7", ">=2.0,<3"):
+        (tmp_path / "requirements.txt").write_text(f"torch{other}\n", encoding="utf-8")
+        assert "R506" in find_rules(text, tmp_path)
+    (tmp_path / "requirements.txt").write_text(f"torch{limit}\n", encoding="utf-8")
     assert "R506" not in find_rules(text, tmp_path)
     assert "R506" in find_rules(text, tmp_path, hints=True)
 

@@ -23,6 +23,11 @@ PLACES = {
     "root of a container": ("0::/\n", NAMESPACE, "."),
     "nested": ("0::/system.slice/job.scope\n", NAMESPACE, "system.slice/job.scope"),
     "name with a colon": ("0::/system.slice/a:b.scope\n", NAMESPACE, "system.slice/a:b.scope"),
+    "name with a backslash": (
+        "0::/system.slice/a\\x2db.slice/c\n",
+        NAMESPACE.replace(" / ", " /system.slice/a\\134x2db.slice "),
+        "c",
+    ),
     "name of the host": ("0::/kubepods/pod1/c1\n", NAMESPACE.replace(" / ", " /kubepods/pod1/c1 "), "."),
     "below the name of the host": (
         "0::/kubepods/pod1/c1/job\n", NAMESPACE.replace(" / ", " /kubepods/pod1/c1 "), "job",

@@ -142,6 +142,9 @@ def test_a_rank_hears_of_a_signal_that_is_not_in_the_store_yet(monkeypatch, caps
     signals.hear(2, 15)
     assert signals.asked() and signals.exit_code() == 138
     assert capsys.readouterr().out.startswith("SIGUSR1 at rank 1: stopping") and signals.received() == (0, "")
+    monkeypatch.setattr(signals, "_number", 0)
+    signals.ask(signal.SIGINT)  # a later one of its own: all ranks end with the code of the first
+    assert signals.exit_code() == 138
 
 
 @pytest.mark.parametrize(

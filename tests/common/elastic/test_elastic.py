@@ -116,6 +116,20 @@ def test_a_launcher_of_processes_is_refused(monkeypatch):
         agent.start(topology, args, lambda: None)
 
 
+def test_a_stop_that_another_node_was_asked_for_is_not_an_error_here():
+    """The members save and end by themselves, with the code of that signal: none gets SIGTERM."""
+    calls = []
+    child = types.SimpleNamespace(kill=lambda: calls.append("kill"), terminate=lambda: calls.append("term"))
+    job = agent._Agent(Topology(1, 2, 1, None, "127.0.0.1", 1, "node", "plain"), timeout=1, grace=7)
+    job._store = torch.distributed.HashStore()
+    for key in ("stop", "member/1.1"):
+        job._store.set(key, str(signal.SIGINT.value))
+    job._children = {"1.1": child}
+    begun = time.monotonic()
+    job._end(130)
+    assert not calls and job._ends_at - begun >= launcher.GRACE + 7
+
+
 def test_without_support_it_says_so_and_starts_nothing(monkeypatch, capsys):
     args = argparse.Namespace(output_dir=None, timeout=1, grace=1)
     monkeypatch.setattr(torch, "__version__", "2.4.1")

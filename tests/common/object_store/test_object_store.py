@@ -155,6 +155,20 @@ def test_a_bucket_without_a_host_name_is_in_the_path(nowhere, monkeypatch, names
     assert ObjectStore("s3://bucket").client.endpoint.style == style
 
 
+def test_an_address_with_a_path_is_refused(nowhere, monkeypatch):
+    monkeypatch.setenv("S3_ENDPOINT", "https://store.example/minio")
+    with pytest.raises(BadInput, match=r"S3_ENDPOINT is not the address .*https://HOST\[:PORT\]"):
+        find_endpoint("s3")
+
+
+def test_a_pause_in_an_upload_is_one_that_may_end_later():
+    from botocore.exceptions import ClientError
+
+    answer = {"Error": {"Code": "RequestTimeout"}, "ResponseMetadata": {"HTTPStatusCode": 400}}
+    error = explain(ClientError(answer, "PutObject"), "s3://bucket/key", "")
+    assert error.later and "RequestTimeout" in str(error)
+
+
 def test_clear_text_to_another_machine_is_refused_or_said(nowhere, monkeypatch, tmp_path, capsys):
     name = "AWS_ENDPOINT_URL_S3"
     for url in ("http://obs.example.com", "http://192.0.2.1:9000", "http://localhost.example"):

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import types
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from bootfile.sampling.plan import Plan
 from bootfile.sampling.sampler import SequentialBatchSampler
 from common.compute import classifiers
 from datasets.folders import image_folder, random_folder, resize
-from datasets.loaders import backends, preprocessing
+from datasets.loaders import backends, image_folders, preprocessing
 from datasets.sampling.augment import center_crop
 from datasets.stores.files import FileStore
 from launch.inference import trained
@@ -125,3 +126,12 @@ def test_those_of_a_file_of_weights_are_checked(tmp_path):
     (tmp_path / "starts.jsonl").write_text(json.dumps(start) + "\n")
     with pytest.raises(BadInput, match=r"starts\.jsonl: mean: 'a' is not a number"):
         complete("resnet18", str(tmp_path / "best.pth"))
+
+
+def test_images_of_a_pack_that_would_be_enlarged_are_named_with_their_option():
+    large = types.SimpleNamespace(widths=np.array([400, 300]), heights=np.array([400, 500]))
+    image_folders._check_size("--image_size", 224, large, "pixels")
+    with pytest.raises(BadInput, match=r"--val_image_size 288: pixels images .* at most 256 pixels"):
+        image_folders._check_size("--val_image_size", 288, large, "pixels")
+    small = types.SimpleNamespace(widths=np.array([40]), heights=np.array([500]))
+    image_folders._check_size("--image_size", 288, small, "pixels")  # as small as its file

@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import subprocess
+import types
 from html.parser import HTMLParser
 
 import numpy as np
@@ -16,7 +17,7 @@ import pytest
 
 from bootfile.ground.errors import BadInput
 from common.run.ends import KILLED
-from launch.report import charts
+from launch.report import charts, tables
 from launch.report import cli as report
 from launch.report import runs as report_runs
 from launch.report.tables import NONE
@@ -140,6 +141,9 @@ def test_a_run_that_was_killed_and_one_that_was_not(runs, tmp_path):
     assert second[1] == "2" and second[3] == str(resumed)
     assert first[8:] == [KILLED] and second[6:] == [str(lost - resumed), "keep: 3 → 2", "done"]
     assert page.row("Environment", "job") == ["train.py"] * 2
+    named = [types.SimpleNamespace(path=str(path), name=path.name) for path in (tmp_path, *runs)]
+    [without, [first, second, verdict, _]] = tables.compare_receipts(named)
+    assert (without[0], first, second) == (tmp_path.name, "killed", "whole") and "equal for 12" in verdict
     for folder, place in zip(runs, (0, 1), strict=True):
         ends = [line for line in records(folder) if "val_acc" in line]
         assert page.row("Final figures", "validation accuracy")[place] == f"{ends[-1]['val_acc']:.2%}"
