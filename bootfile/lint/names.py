@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from bootfile.lint import values
@@ -144,15 +145,15 @@ class Names(Expressions):
     def _of_listcomp(self, node: Any) -> Value:
         made = Value("list", "", self._path(), node.lineno)
         # `[f(x) for x in (a, b)]` has two known entries; one over unknown data is open
-        entries = self._comprehend(node)
-        made.is_open = entries is None
-        for number, names in enumerate(entries or [{}]):
-            with self._bound(names):
+        with self._comprehend(node) as entries:
+            made.is_open = entries is None
+            for number, names in enumerate(entries or [{}]):
+                self.frames[-1].names.update(names)
                 made.parts[number] = self.value(node.elt)
-        if entries is None:
-            made.deps = values.join_deps([*made.parts.values(), *self._iterated(node)])
-            if made.parts[0].kind not in values.STATEFUL:
-                made.parts = {}
+            if entries is None:
+                made.deps = values.join_deps([*made.parts.values(), *self._iterated(node)])
+                if made.parts[0].kind not in values.STATEFUL:
+                    made.parts = {}
         made.node = node
         return made
 
@@ -165,29 +166,42 @@ class Names(Expressions):
 
     def _of_dictcomp(self, node: ast.DictComp) -> Value:
         made = Value("dict", "", self._path(), node.lineno, node=node)
-        entries = self._comprehend(node)
-        made.is_open = entries is None
         made.flags.add("comprehension")
-        for names in entries or [{}]:
-            with self._bound(names):
+        with self._comprehend(node) as entries:
+            made.is_open = entries is None
+            for names in entries or [{}]:
+                self.frames[-1].names.update(names)
                 key = self.value(node.key)
                 value = self.value(node.value)
-            made.deps |= values.join_deps([value])
-            if key.kind == "const" and entries is not None:
-                made.parts[key.key] = value
-            else:
-                # `{name + "_optimizer": ...}`: the values are known, their names are not
-                made.is_open = True
-        if entries is None:
-            made.deps |= values.join_deps(self._iterated(node))
+                made.deps |= values.join_deps([value])
+                if key.kind == "const" and entries is not None:
+                    made.parts[key.key] = value
+                else:
+                    # `{name + "_optimizer": ...}`: the values are known, their names are not
+                    made.is_open = True
+            if entries is None:
+                made.deps |= values.join_deps(self._iterated(node))
         return made
 
     def _iterated(self, node: Any) -> list[Value]:
         return [self.value(part.iter) for part in node.generators]
 
-    def _comprehend(self, node: Any) -> list[dict[str, Value]] | None:
-        """Bind the targets of a comprehension, and return the names of each of its entries; None if the
-        entries are not known."""
+    @contextlib.contextmanager
+    def _comprehend(self, node: Any) -> Iterator[list[dict[str, Value]] | None]:
+        """Give the block the values of the targets of a comprehension for each of its entries. None: they are
+        not known, and the targets are bound. After the block they are what they were before."""
+        frame = self.frames[-1]
+        parts = [part for generator in node.generators for part in ast.walk(generator.target)]
+        targets = {part.id for part in parts if isinstance(part, ast.Name)}
+        before = {name: frame.names[name] for name in targets & frame.names.keys()}
+        yield self._list_bindings(node)
+        for name in targets:
+            frame.names.pop(name, None)
+        frame.names.update(before)
+
+    def _list_bindings(self, node: Any) -> list[dict[str, Value]] | None:
+        """Return the values of the targets of a comprehension for each of its entries. If these are not
+        known, bind the targets, and return None."""
         generator = node.generators[0]
         iterated = self.value(generator.iter)
         entries = self._list_entries(iterated)
@@ -204,16 +218,6 @@ class Names(Expressions):
             _bind(generator.target, entry, names)
             bound.append(names)
         return bound
-
-    @contextlib.contextmanager
-    def _bound(self, names: dict[str, Value]) -> Any:
-        frame = self.frames[-1]
-        before = {name: frame.names.get(name) for name in names}
-        frame.names.update(names)
-        yield
-        for name, value in before.items():
-            if value is not None:
-                frame.names[name] = value
 
     def _list_entries(self, iterated: Value) -> list[Value] | None:
         """Return what a loop over a dict or list gets if its entries are known and few."""

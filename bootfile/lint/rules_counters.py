@@ -98,12 +98,21 @@ def _list_uses(event: Event) -> Iterator[Use]:
 
 
 def _list_ends(event: Event) -> Iterator[Use]:
-    """Yield a test that ends a loop: `if counter >= patience: break`, `while step < last`."""
-    is_loop = isinstance(event.node, ast.While)
-    body = [] if is_loop else getattr(event.node, "body", [])
-    if is_loop or any(isinstance(part, ast.Break | ast.Return) for part in body):
+    """Yield a test that ends a loop, `if counter >= patience: break` or `while step < last`, as the end of
+    early stopping and as the end of the training: _matters() chooses."""
+    body = []
+    if isinstance(event.node, ast.If):
+        body = event.node.body + event.node.orelse
+    if isinstance(event.node, ast.While) or any(map(_leaves, body)):
         yield Use("stop", event, event.value)
         yield Use("end", event, event.value)
+
+
+def _leaves(part: ast.stmt) -> bool:
+    """Return whether a statement ends a loop or the script."""
+    call = part.value if isinstance(part, ast.Expr) else None
+    is_exit = isinstance(call, ast.Call) and ast.unparse(call.func) in ("exit", "quit", "sys.exit")
+    return is_exit or isinstance(part, ast.Break | ast.Return | ast.Raise)
 
 
 def _matters(facts: Facts, number: Carried, use: Use) -> bool:

@@ -13,7 +13,7 @@ from tests.lint.examples import EXAMPLES, write
 
 BAD = [(rule, number) for rule in REPAIRS if rule in EXAMPLES for number in range(len(EXAMPLES[rule][0]))]
 # forms of the step with two branches, of which a test at the place of the save says nothing
-LEFT = {("R602", number) for number in (1, 2, 4, 5, 6, 7)}
+LEFT = {("R602", number) for number in (1, 2, 4, 5, 6, 7, 8)}
 # planted faults that are left: states that Fabric and Accelerate restore, and a step in a with block
 LEFT_PLANTED = {
     ("accelerated", "scheduler is not prepared"), ("accelerated", "average is not registered"),

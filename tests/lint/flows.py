@@ -17,6 +17,14 @@ class Flow(NamedTuple):
     good: dict[str, str] | None = None
 
 
+FALSE_NAMES = [
+    {
+        "before": f"print([scheduler for scheduler in {names}])",
+        "setup": "scheduler = StepLR(optimizer, 3)",
+        "end": "scheduler.step()",
+    }
+    for names in ("('a', 'b')", "os.listdir('.')")
+]
 SAVED = {"save": '"best": best', "resume": 'best = saved["best"]'}
 STARTS = [
     'float("inf")',
@@ -46,6 +54,12 @@ SHARED = (
 )
 WAITS = ["bad", "counter", "epochs_no_improve", "es_counter"]
 WAIT = "if loss < best:\n    best = loss\n    {0} = 0\nelse:\n    {0} += 1\nif {0} > 3:\n    break"
+TEST = "if bad > 3:\n    break"
+ENDS = [
+    (TEST, "if bad <= 3:\n    pass\nelse:\n    break"),
+    ("break", "sys.exit()"),
+    ("break", "raise SystemExit"),
+]
 STOPPER = """class Stopper:
     def __init__(self, limit=7):
         self.limit, self.counter, self.score, self.stops = limit, 0, None, False
@@ -129,6 +143,14 @@ FLOWS = [
         )
         for name in WAITS
     ],
+    *[
+        Flow(
+            "R107",
+            {"top": "import sys", "setup": "best, bad = 9.0, 0", "end": WAIT.format("bad").replace(old, new)},
+        )
+        for old, new in ENDS
+    ],
+    *[Flow("R103", bad) for bad in FALSE_NAMES],
     Flow("R107", {"top": STOPPER, "setup": "stopper = Stopper()", "end": STOPS}),
     Flow("R108", {"top": STOPPER, "setup": "stopper = Stopper()", "end": STOPS}),
     Flow(
