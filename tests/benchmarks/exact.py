@@ -63,9 +63,10 @@ def measure(rank: int, args: argparse.Namespace, port: int) -> None:
     def step_of_shards(has_sums: bool = False) -> None:
         for _ in range(shards.local):
             our_optimizer.zero_grad()
-            shards.add(backward(ours))
-            if has_sums:
+            loss = backward(ours)
+            if has_sums:  # before add(), which takes the gradients
                 sum_bits([each.grad for each in ours.parameters()], torch.device("cpu"))
+            shards.add(loss)
         our_optimizer.step()
 
     flat = torch.randn(sum(each.numel() for each in plain.parameters()))
