@@ -75,12 +75,8 @@ def read_starts(folder: str, whole: bool = False) -> list[dict[str, Any]]:
 
 def keep_starts(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the lines that are starts."""
-    return [line for line in lines if _is_start(line)]
-
-
-def _is_start(line: dict[str, Any]) -> bool:
     kinds = {"step": int, "settings": dict, "environment": dict}
-    return all(isinstance(line.get(key), kind) for key, kind in kinds.items())
+    return [line for line in lines if all(isinstance(line.get(key), kinds[key]) for key in kinds)]
 
 
 def start_of(starts: list[dict[str, Any]], step: int) -> dict[str, Any]:
@@ -215,7 +211,7 @@ def parse_ids(option: str, path: str) -> np.ndarray:
     begin with #, do not count. Raises BadInput."""
     with explained(f"{option}: cannot read {path}"):
         content = read_file(path, _MOST)
-    lines = [line.strip() for line in content.decode("utf-8", "replace").splitlines()]
+    lines = [line.strip() for line in content.decode("utf-8-sig", "replace").splitlines()]
     ids = set()
     for number, text in enumerate(lines, 1):
         if text.isdecimal() and len(text) <= 18:  # 18 digits fit into int64

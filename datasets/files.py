@@ -18,7 +18,6 @@ from common.ground.files import HOME, is_url, locked
 _TIMEOUT = 20  # seconds without a byte
 _BLOCK = 1 << 20
 
-
 DEFAULT_FOLDER = os.path.join(HOME, "input_dir")
 
 

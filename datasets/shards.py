@@ -136,8 +136,7 @@ def _scan_parquet(path: str) -> list[tar_files.Row]:
     file without an index. Raises BadInput."""
     with explained(f"{path} is damaged, cut or not a Parquet file", ValueError):
         meta = _parquet().read_metadata(path)
-    rows = [(number, meta.row_group(number).num_rows, -1, True, b"") for number in range(meta.num_row_groups)]
-    return rows
+    return [(number, meta.row_group(number).num_rows, -1, True, b"") for number in range(meta.num_row_groups)]
 
 
 @functools.lru_cache(_GROUPS)

@@ -50,7 +50,8 @@ def stage(url: str) -> str:
     except BadInput as error:
         failure = error
     except OSError as error:
-        failure = BadInput(f"cannot stage {url}: {error.strerror or error} ({error.filename})")
+        place = f" ({error.filename})" if error.filename else ""  # a full disk has none
+        failure = BadInput(f"cannot stage {url}: {error.strerror or error}{place}")
     barrier.wait_for_all(f"staging {url}", f"to stage {url}", failure)
     if not os.path.isdir(folder):
         failure = BadInput(f"{folder} is missing: all processes of a node need the same {SCRATCH}")

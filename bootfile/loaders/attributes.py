@@ -35,7 +35,7 @@ def _read(value: Any, depth: int, seen: set[int]) -> Any:
     if isinstance(value, torch.Tensor | np.ndarray):
         if math.prod(value.shape) <= _FEW:
             with contextlib.suppress(Exception):  # a tensor without numbers of its own, such as a meta tensor
-                return kind, value.tolist()
+                return kind, repr(value.tolist())  # as text a NaN is equal to a NaN
         return kind, id(value)
     identity = (kind, id(value))
     if depth == 0 or id(value) in seen or isinstance(value, _WITHOUT):

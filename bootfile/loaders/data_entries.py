@@ -26,8 +26,9 @@ def digest_entries(dataset: Any) -> str:
     """Return a digest of the lists of a map-style dataset; "" if it has none, or a `fingerprint`.
 
     These are attributes that are lists, dictionaries or tables, also of a dataset inside it. The folder above
-    all names does not count: the data may be mounted elsewhere at the next start. Call it before an item is
-    read, which may fill a cache.
+    all paths in a list, or in rows that are lists, does not count: the data may be mounted elsewhere at the
+    next start. In dictionaries as rows and in tables it counts. Call it before an item is read, which may
+    fill a cache.
     """
     digest = hashlib.sha256()
     empty = digest.hexdigest()

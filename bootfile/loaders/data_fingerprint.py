@@ -76,7 +76,7 @@ def hash_rows(values: Any) -> np.ndarray:
     """Return hash_value() of each row, int64 [n]. values: a tensor [n, ...] on any device, or a list."""
     if isinstance(values, torch.Tensor) and values.dtype != torch.bfloat16 and len(values):
         # one call for all rows: a loop over them would take longer than reading the batch
-        rows = values.cpu().numpy()
+        rows = values.numpy(force=True)  # detached, on the host
         if rows.ndim == 1 and rows.dtype.kind in "iub":
             return rows.astype(np.int64)
         return _hash_words(np.ascontiguousarray(rows).reshape(len(rows), -1).view(np.uint8))
@@ -140,7 +140,8 @@ def add(digest: Any, value: Any) -> None:
             value = value[np.linspace(0, len(value) - 1, _ITEMS).astype(np.int64)]
         digest.update(np.ascontiguousarray(value).tobytes())
     elif dataclasses.is_dataclass(value):
-        add(digest, vars(value))
+        fields = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+        add(digest, getattr(value, "__dict__", fields))  # one with slots has no __dict__
     elif isinstance(value, Mapping):
         for key in sorted(value, key=str):
             add(digest, key)

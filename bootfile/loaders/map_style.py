@@ -255,11 +255,11 @@ class Fetcher:
 
     def _read_again(self, id: int, seed: int | None = None) -> Any:
         """Return _read(), which is called again if a file system does not answer."""
-        return read_again(functools.partial(self._read, id, seed), self._describe_id(id))
+        name = f"sample {id} of {self._name}"
+        return read_again(functools.partial(self._read, id, seed, name), name)
 
-    def _read(self, id: int, seed: int | None = None) -> Any:
-        """Return the item of a sample, for which all generators get the seed. An error names the sample."""
-        name = self._describe_id(id)
+    def _read(self, id: int, seed: int | None, name: str) -> Any:
+        """Return the item of a sample, for which all generators get the seed. name: of it, for an error."""
         if seed is not None:
             generators.seed_with(seed, self._held)
         try:
@@ -275,15 +275,12 @@ class Fetcher:
                 raise refusal(line, error) from error
             raise RuntimeError(line) from error
 
-    def _describe_id(self, id: int) -> str:
-        return f"sample {id} of {self._name}"
-
     def _empty(self) -> tuple[np.ndarray, tuple[Any, Any]]:
         """Return a batch without rows: a rank's part of a last batch may be empty."""
         # one item is read for its shape: the step has as many collectives on this rank as on the others
         first = np.zeros(1, np.int64)
         labels, batch = self.collate(self.items(first, first), 0, first)
-        return labels[:0], tree_map_only(torch.Tensor, _take_no_rows, batch)
+        return labels[:0], tree_map_only(torch.Tensor, lambda tensor: tensor[:0], batch)
 
     def example(self, count: int) -> Any:
         """Return the inputs of the first `count` samples."""
@@ -383,10 +380,6 @@ def _table_of(dataset: Any) -> tuple[TensorDataset | None, np.ndarray | None]:
         rows = indices
         dataset = dataset.dataset
     return (dataset, rows) if type(dataset) is TensorDataset else (None, None)
-
-
-def _take_no_rows(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor[:0]
 
 
 def _keys_differ(items: list[Any]) -> bool:

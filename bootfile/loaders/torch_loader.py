@@ -4,6 +4,7 @@ At the start of each epoch all generators are seeded, and those that the loader 
 before each batch. A restart within an epoch reads the epoch's first batches again, and passes over them.
 """
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,8 +63,11 @@ def torch_loader(
             "map_style_loader(dataset, batch_sampler, device)"
         )
     if not len(loader):
-        sizes = f"batch_size {loader.batch_size} exceeds the {len(loader.dataset)} samples"  # type: ignore[arg-type]
-        raise BadInput(f"the DataLoader has no batch: {sizes}: expected a smaller one, or drop_last=False")
+        order = _find_order(loader)
+        raise BadInput(
+            f"the DataLoader has no batch: the len() of its {type(order).__name__} is {len(order)}, its "
+            f"batch_size {loader.batch_size}: expected more samples, a smaller batch_size, or drop_last=False"
+        )
     if loader.num_workers:
         from bootfile.processes.sockets import find_short_folder
 
@@ -122,9 +126,6 @@ def find_fingerprint(loader: DataLoader[Any]) -> tuple[str, str, bool]:
             items.append(dataset[id])
         return items
 
-    def read_digest(ids: np.ndarray) -> int:
-        return hash_value(read(ids))
-
     def read_batch() -> str:
         """Return a digest of what collate_fn makes of two items; "" if it is torch's, or not stable."""
         collate = loader.collate_fn
@@ -142,15 +143,15 @@ def find_fingerprint(loader: DataLoader[Any]) -> tuple[str, str, bool]:
     def look(_: Any = None) -> tuple[str, str, str]:
         """Return (fingerprint, digest of a batch, what is unstable or "")."""
         with generators.restored():
-            try:
+            name = ""
+            # its keys may not be 0, 1, ..., and a bad item ends an epoch
+            with contextlib.suppress(Exception):
                 # some items are read twice, for half a second at most
-                unstable = find_unstable(dataset, read_digest)
+                unstable = find_unstable(dataset, lambda ids: hash_value(read(ids)))
                 if unstable is None:
                     return fingerprint(dataset, read), read_batch(), ""
-            except Exception:  # its keys may not be 0, 1, ..., and a bad item ends an epoch
-                return fingerprint(dataset, _read_nothing), "", ""
-            name = f"sample {unstable} of {type(dataset).__name__} differs when it is read twice"
-            return fingerprint(dataset, _read_nothing), "", name
+                name = f"sample {unstable} of {type(dataset).__name__} differs when it is read twice"
+            return fingerprint(dataset, lambda ids: []), "", name
 
     if loader.num_workers:
         from bootfile.loaders.workers import Workers
@@ -175,10 +176,6 @@ def _find_order(loader: DataLoader[Any]) -> Any:
     if order is None or type(order).__module__.startswith("torch."):  # that counts those of the sampler
         return loader.sampler
     return order
-
-
-def _read_nothing(ids: np.ndarray) -> list[Any]:
-    return []
 
 
 class LoaderSteps(Positions):
@@ -267,7 +264,8 @@ class TorchBatches(Engine):
                 self.repeated.append(ids)
             else:
                 yield Batch(ids, np.zeros_like(ids), ()), pair_of(batch)
-        self._look_for_more(batches, len(sampler))
+        if end == begin + len(sampler):  # the batches after a part of an epoch belong to the next part
+            self._look_for_more(batches, len(sampler))
 
     def _look_for_more(self, batches: Iterator[Any], count: int) -> None:
         """Print a warning if an order of the user has more batches than its length says: at the end of the

@@ -141,7 +141,8 @@ class Workers:
 
     def open_loader(self, results: Dataset[Any], **options: Any) -> DataLoader[Any]:
         """Return a DataLoader whose workers begin with _begin(). They start when it is iterated."""
-        if self.count:
+        if self._closing is not None:
+            self._closing.value = 0  # close() may have been called before
             from bootfile.processes.sockets import find_short_folder  # a loop without workers has no sockets
 
             find_short_folder()

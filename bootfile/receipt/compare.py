@@ -43,7 +43,7 @@ def compare_runs(first: str, second: str, pattern: str) -> list[Line]:
         lines.append(Line("data", *compare_receipts(first, second)))
     if read_states(first) or read_states(second):
         lines.append(Line("state", *compare_states(first, second)))
-    if read_starts(first):  # a script without Bootfile has no figures that we know
+    if read_starts(first) or read_starts(second):  # a script without Bootfile has no figures that we know
         figures = [_read_figures(run) for run in (first, second)]
         difference = _find_other_figure(*figures) or _find_missing_figure(*figures)
         lines.append(Line("figures", not difference, difference or f"equal: {len(figures[0])}"))

@@ -60,7 +60,11 @@ def _hash(value: Any, count: int) -> np.ndarray:
     """Return the hashes of `count` samples, uint64 [count], or one hash [1] of a value that all samples have.
     count: -1 if the value is one sample."""
     if not isinstance(value, torch.Tensor) and hasattr(value, "__array_interface__"):
-        value = torch.from_numpy(np.array(value))  # NumPy's arrays and numbers, images of PIL
+        array = np.array(value)  # NumPy's arrays and numbers, images of PIL
+        try:
+            value = torch.from_numpy(array)
+        except (TypeError, ValueError):  # texts, objects, another order of bytes
+            value = array.tolist()
     if isinstance(value, torch.Tensor):
         has_samples = value.ndim > 0 and len(value) == count
         return _hash_rows(value if has_samples else value[None])  # one row counts for each sample
@@ -137,4 +141,5 @@ def _lines(count: int, size: int) -> tuple[list[int], int]:
 
 
 def _hash_text(value: Any) -> int:
-    return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "little")
+    text = repr(value.item() if isinstance(value, np.generic) else value)  # NumPy 2 writes np.str_('a')
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

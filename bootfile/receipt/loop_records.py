@@ -40,7 +40,7 @@ def _read_rank(folder: str, rank: int) -> list[Start]:
             records, is_cut = parse_records(file.read())
         hashes = np.fromfile(os.path.join(folder, SAMPLES_FILE.format(rank)), "<u8")
     except OSError as error:
-        raise ReceiptError(f"no receipt of a loop at {path}: {error.strerror}") from error
+        raise ReceiptError(f"no receipt of a loop at {error.filename or path}: {error.strerror}") from error
     starts: list[Start] = []
     end = 0  # of the samples that were read so far, in the file of hashes
     # a record of step 0 begins a start of the program

@@ -158,12 +158,8 @@ class Run:
     def find_other_samples(self) -> int:
         """Return the first step that had other samples than those that follow from (seed, epoch, step); 0 if
         there is none. Raises BadInput if the records do not have what these follow from."""
-
-        def start_of(record: np.void) -> dict[str, Any]:
-            return self.start_of(record["step"])
-
         # each start has a line of facts of its own: the steps that it made are checked by these
-        for _, records in itertools.groupby(self.records, start_of):
+        for _, records in itertools.groupby(self.records, lambda record: self.start_of(record["step"])):
             # the receipt may lack a step: it was deleted while the job ran. A sum of 0 was left out.
             known = {int(record["step"]): record["sums"][0] for record in records}
             step = min(known)

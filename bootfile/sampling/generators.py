@@ -29,7 +29,6 @@ _DATA = 100  # items of a list or a dictionary that is data, and is not searched
 _GLOBAL = (torch.default_generator, random._inst, np.random.mtrand._rand)
 _OF_LIBRARIES = {"builtins", "collections", "functools", "torch", "numpy", "typing", "abc", "types"}
 
-
 _leader: weakref.ref[Any] | None = None  # the object of lead()
 
 

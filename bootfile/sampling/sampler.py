@@ -124,6 +124,9 @@ class BatchSampler(Positions):
         self.seed = seed
         self.epoch_steps = epoch_steps
         self.shares = None if weights is None else _cumulative(weights, size)
+        if min(global_batch, epoch_steps or 1) < 1:
+            cut = f", steps of an epoch {epoch_steps}" if epoch_steps else ""
+            raise BadInput(f"batch size {global_batch}{cut}: expected at least 1")
         if not len(self):
             raise BadInput(
                 f"batch size {global_batch} is larger than the data set ({size} samples): expected at most "

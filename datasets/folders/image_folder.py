@@ -13,6 +13,7 @@ systems change them.
 """
 
 import functools
+import glob
 import hashlib
 import math
 import os
@@ -135,7 +136,7 @@ def look(
     by_class of load()."""
     division = {"val_share": VAL_SHARE} | division
     if is_folder(root) and tar_files.is_folder(root):
-        root = os.path.join(root, "*.tar")
+        root = os.path.join(glob.escape(root).replace("{", "[{]"), "*.tar")  # its name is no pattern
     if root.endswith(".tar") and not is_folder(root):
         return tar_files.look(root, split, cache, classes, log, **division)
     return listing.look(root, split, classes, log, **division)
@@ -143,7 +144,6 @@ def look(
 
 def one_line(log: Log) -> Log:
     """Return a `log` for texts with file names, which may contain line breaks and unprintable characters."""
-
     return lambda text: log(printable(" ".join(text.split())))
 
 

@@ -115,10 +115,11 @@ class ImageFolderIndex:
 
     def find(self, path: str) -> int | None:
         """Return the id of an image; None if the index does not have it. path: absolute, or below `base`."""
-        path = os.path.normpath(os.path.join(self.base, path))
-        id = bisect.bisect_left(range(len(self)), path, key=self.path)  # the paths ascend
-        if id < len(self) and self.path(id) == path:
-            return id
+        name = os.path.relpath(os.path.join(self.base, path), self.base)
+        for listed in (name, f"./{name}"):  # as a table may have it
+            id = bisect.bisect_left(range(len(self)), listed, key=self.name)  # the names ascend
+            if id < len(self) and self.name(id) == listed:
+                return id
         return None
 
     def describe(self) -> str:

@@ -64,8 +64,7 @@ class PairIndex:
     def describe_size(self, id: int) -> str:
         """Return the size of an image in words."""
         size = f"{self.stored.widths[id]}x{self.stored.heights[id]} pixels"
-        is_resized = self.rows > 0
-        if is_resized:
+        if self.rows:
             size = f"{self.widths[id]}x{self.heights[id]} pixels, resized from {size}"
         return size
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bootfile.ground.again import is_folder
+from bootfile.ground.again import is_file, is_folder
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained, read_again
 from datasets.files import refuse_dead_link
@@ -63,8 +63,11 @@ def find_split(root: str, split: str, splits: str | None = None, log: Log | None
     """
     with explained(f"cannot list {root}"):
         folders, tables, dead = read_again(functools.partial(_list_root, root), root)
-    # --splits may name a folder in a folder: photos/train
-    deep = {name for name in (splits or "").split(",") if is_folder(os.path.join(root, name, ""))}
+    # --splits may name a folder, or a list, in a folder: photos/train
+    deep = set()
+    for name in (splits or "").split(","):
+        if is_folder(os.path.join(root, name, "")) or is_file(os.path.join(root, f"{name}.txt")):
+            deep.add(name)
     chosen = {}
     for key, names in split_names(splits).items():
         # the names in SPLITS may have any capitals; of several the one in small letters is first

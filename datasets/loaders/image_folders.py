@@ -419,7 +419,7 @@ def _read_weights(path: str) -> dict[str, float]:
     weights: dict[str, float] = {}
     line = ""
     try:
-        for line in filter(str.strip, read_file(path, _MOST_BYTES).decode().splitlines()):
+        for line in filter(str.strip, read_file(path, _MOST_BYTES).decode("utf-8-sig").splitlines()):
             first, value = line.rsplit(maxsplit=1)
             name = first.strip()
             if name in weights:

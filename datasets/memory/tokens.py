@@ -111,13 +111,18 @@ def load(data_url: str | None, context: int) -> tuple[TokenWindows, TokenWindows
 def _find_texts(folder: str) -> list[str]:
     """Return the paths of the texts in a folder and below it, in the order of their names. Of the standard
     library these are the modules at the top: the folders also hold what was installed later."""
+
+    def refuse(error: OSError) -> None:
+        raise error  # os.walk() would leave the folder out
+
     paths = []
-    for parent, folders, names in os.walk(folder):
-        if folder == _LIBRARY:
-            folders.clear()  # os.walk() enters what remains
-        else:
-            folders.sort()
-        paths += [os.path.join(parent, name) for name in sorted(names) if name.endswith(_TEXTS)]
+    with explained(f"cannot list {folder}"):
+        for parent, folders, names in os.walk(folder, onerror=refuse):
+            if folder == _LIBRARY:
+                folders.clear()  # os.walk() enters what remains
+            else:
+                folders.sort()
+            paths += [os.path.join(parent, name) for name in sorted(names) if name.endswith(_TEXTS)]
     if not paths:
         raise BadInput(f"{folder}: expected texts ({', '.join(_TEXTS)}) or {' and '.join(_BINS)}")
     return paths

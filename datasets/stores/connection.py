@@ -92,10 +92,12 @@ def parse(text: str) -> Address:
         raise BadInput("--cache is not redis://host[:port] or rediss://host[:port]")
     user = urllib.parse.unquote(parts.username) if parts.username else None
     address = Address(host, port, user, parts.scheme == "rediss")
-    query = dict(urllib.parse.parse_qsl(parts.query, keep_blank_values=True))
+    pairs = urllib.parse.parse_qsl(parts.query, keep_blank_values=True)
+    query = dict(pairs)
     form = query.get("form", "decoded")
-    if query.keys() - {"ca", "form"} or form not in SIZED:
-        raise BadInput(f"--cache {address}: only ca=FILE and form={'|'.join(SIZED)} are valid after the ?")
+    if query.keys() - {"ca", "form"} or form not in SIZED or len(query) < len(pairs):
+        names = f"ca=FILE and form={'|'.join(SIZED)}"
+        raise BadInput(f"--cache {address}: only {names} are valid after the ?, each once")
     ca = query.get("ca") or os.environ.get(CA)
     if ca and not os.path.isfile(ca):
         raise BadInput(f"--cache: the file of certificates {ca} does not exist")
@@ -205,14 +207,12 @@ class Server:
 
     def time(self) -> float:
         """Return the server's time in seconds. The clocks of the nodes may differ. Raises Unavailable."""
-
         seconds, microseconds = self._call(lambda client: client.time())
         return seconds + microseconds / 1e6
 
     def memory(self) -> dict:
         """Return `used_memory` and `maxmemory` (bytes), `maxmemory_policy` and more; {} if the server does
         not tell. Of a Cluster they are those of one node."""
-
         try:
             return self._call(lambda client: client.info("memory"))
         except Unavailable:

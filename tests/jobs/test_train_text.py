@@ -1,5 +1,6 @@
 """train_text.py: a language model that is resumed exactly, on any form of data."""
 
+import errno
 import importlib
 import lzma
 import os
@@ -48,6 +49,21 @@ def test_accumulated_gradients_are_sent_once_a_step(tmp_path):
     job = changed(text, tmp_path / "train.py", (line, hook))
     options = (*OPTIONS, "--accumulate=4", "--max_steps=3", f"--output_dir={tmp_path / 'output'}")
     assert run_ranks(job, *options)[0].stdout.count("sent a bucket") == 3
+
+
+def test_a_folder_of_texts_that_cannot_be_listed_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "a.txt").write_text("text " * 100)
+    real = os.scandir
+
+    def scan(path):
+        if str(path).endswith("closed"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    with pytest.raises(BadInput, match=r"cannot list .*Permission denied"):
+        tokens.load(str(tmp_path), 8)
 
 
 def test_forms_of_data(tmp_path):

@@ -140,6 +140,7 @@ def test_attributes_are_compared_by_value_if_they_are_few():
     dataset.nothing = float("nan")
     dataset.names = {"a", "b"}
     dataset.weights = {torch.zeros(2): {"low": 0.5}}
+    dataset.fill = torch.tensor([float("nan"), 1.0])
     before = read_attributes(dataset, None)
     assert read_attributes(dataset, None) == before
     dataset.range = [0.0, 1.0]

@@ -20,6 +20,7 @@ from PIL import Image
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate, get_worker_info
 
 from bootfile.ground.errors import BadInput
+from bootfile.loaders.data_fingerprint import hash_value
 from bootfile.loaders.map_style import map_style_loader
 from bootfile.sampling.sampler import BatchSampler
 
@@ -321,3 +322,18 @@ def test_tensors_without_plain_numbers_are_read_or_named():
     assert both[0].receipt.fingerprint != both[1].receipt.fingerprint
     with pytest.raises(BadInput, match=r"sample 0 of Items .*return ordinary tensors"):
         loader(Items(lambda data, id: (torch.zeros(2, device="meta"), 0), 8))
+
+
+def test_targets_that_a_model_has_computed_are_taken_without_its_graph():
+    table = TensorDataset(torch.arange(8.0), torch.arange(8.0, requires_grad=True) * 2)
+    [[_, targets]] = loader(table)
+    assert targets.requires_grad and sorted(targets.tolist()) == [2.0 * id for id in range(8)]
+
+
+@dataclass(slots=True)
+class _Slots:
+    number: int
+
+
+def test_a_dataclass_with_slots_has_a_digest():
+    assert hash_value(_Slots(1)) == hash_value(_Slots(1)) != hash_value(_Slots(2))

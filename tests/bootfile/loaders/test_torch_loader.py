@@ -21,10 +21,12 @@ class Stream(IterableDataset):
     [
         (DataLoader(Stream(), 4), "IterableDataset.*not .*restart"),
         (DataLoader(DATA, 4, num_workers=1, persistent_workers=True), "has persistent_workers=True"),
-        (DataLoader(DATA, 24, drop_last=True), "batch_size 24 exceeds the 12 samples"),
+        (DataLoader(DATA, 24, drop_last=True), "SequentialSampler is 12, its batch_size 24: "),
+        (DataLoader(DATA, 4, sampler=range(2), drop_last=True), "range is 2, its batch_size 4: "),
+        (DataLoader(DATA, batch_sampler=[]), "list is 0, its batch_size None: "),
         (DataLoader(DATA, batch_sampler=BatchSampler(12, 4, seed=0)), "BatchSampler .*epoch.* order"),
     ],
-    ids=["stream", "persistent workers", "no batch", "batch sampler"],
+    ids=["stream", "persistent workers", "no batch", "few ids", "no list", "batch sampler"],
 )
 def test_a_loader_that_cannot_be_repeated_is_refused(loader, reason):
     with pytest.raises(BadInput, match=reason):
@@ -73,3 +75,10 @@ def test_a_batch_sampler_whose_length_is_a_bound(length, workers, capfd):
         loader.seek(0)
         with pytest.raises(BadInput, match=r"_Bound ended after 6 batches, and its len\(\) is 8"):
             list(loader)
+
+
+def test_a_part_of_an_epoch_has_more_batches(capfd):
+    loader = torch_loader(DataLoader(DATA, batch_sampler=_Bound(6)), torch.device("cpu"))
+    loader.lead(0, 4)
+    assert [len(list(loader)) for _ in loader.epochs_from(0)] == [4, 2]
+    assert "more batches" not in capfd.readouterr().out

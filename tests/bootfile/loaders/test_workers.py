@@ -1,5 +1,7 @@
 """Workers that cannot deliver their batches end the job with one line, and never let it wait for ever."""
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +46,16 @@ def test_a_result_that_cannot_be_sent_is_an_error_of_the_job():
 
     with pytest.raises(NotDelivered, match=r"cannot send a batch: .*pickle"):
         list(Workers(2, False).load(plan(), result))
+
+
+def test_workers_ignore_the_sigterm_of_a_platform_also_after_close():
+    pool = Workers(1, pinned=False)
+    for _ in range(2):
+        batches = pool.load(plan(), lambda batch: torch.tensor(os.getpid()))
+        _, worker = next(batches)
+        os.kill(int(worker), signal.SIGTERM)
+        assert len(list(batches)) == 3
+        pool.close()
 
 
 SMALL = """

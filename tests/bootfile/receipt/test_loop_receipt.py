@@ -12,7 +12,7 @@ import torch
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import sha256_file
 from bootfile.receipt import cli, steps
-from bootfile.receipt.contents import hash_batch
+from bootfile.receipt.contents import hash_batch, hash_ids
 from bootfile.receipt.loop_receipt import Receipt
 from bootfile.receipt.loop_records import read
 from bootfile.receipt.one_run import Options
@@ -120,6 +120,7 @@ NESTED = {
     "named tuple, constant, text": lambda n: (
         Pair(torch.arange(n), torch.arange(n).half()), 0.5, "train", np.arange(n * 2).reshape(n, 2),
     ),
+    "array of texts": lambda n: (torch.zeros(n, 2), np.array([f"{id}.jpg" for id in range(n)])),
     "half and bool": lambda n: [torch.arange(n).bfloat16(), torch.arange(n) > 2],
 }  # fmt: skip
 Pair = collections.namedtuple("Pair", "first second")
@@ -130,6 +131,13 @@ def test_nested_batches_are_divided_into_samples(name):
     whole, part = (hash_batch(NESTED[name](n)) for n in (8, 5))
     assert len(whole) == 8 and np.array_equal(whole[:5], part)
     assert len(set(whole.tolist())) == (2 if name == "half and bool" else 8) or name == "half and bool"
+
+
+def test_texts_of_numpy_are_texts():
+    names = ["a.jpg", "b.jpg"]
+    for texts in (np.array(names), [*np.array(names)], np.array(names, object)):
+        assert hash_ids(texts).tolist() == hash_ids(names).tolist()
+        assert hash_batch([torch.zeros(2), texts]).tolist() == hash_batch([torch.zeros(2), names]).tolist()
 
 
 def test_each_hashed_byte_counts_and_the_layout_does_not():
@@ -224,6 +232,7 @@ def test_other_augmentation_of_the_same_samples(tmp_path):
         (lambda run: os.remove(run / "receipt-0.bin"), "receipt-0.bin"),
         (lambda run: os.remove(run / "receipt-1.bin"), "receipt-1.bin"),
         (lambda run: os.truncate(run / "samples-1.bin", 8), "damaged"),
+        (lambda run: os.remove(run / "samples-1.bin"), "samples-1.bin"),
         (lambda run: os.truncate(run / "receipt-1.bin", 0), "holds no start"),
         (lambda run: os.truncate(run / "receipt-1.bin", 32), "no step of all"),
         (lambda run: os.truncate(run / "receipt-1.bin", 100), "is cut"),

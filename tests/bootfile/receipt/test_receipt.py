@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import hashlib
+import json
 import os
 
 import numpy as np
@@ -11,10 +12,11 @@ import torch
 
 from bootfile.ground.errors import BadInput
 from bootfile.receipt import receipt
+from bootfile.receipt.compare import compare_runs
 from bootfile.receipt.reading import read, read_records
 from bootfile.receipt.receipt import Receipt
 from bootfile.receipt.steps import Difference, find_difference
-from bootfile.records import STARTS
+from bootfile.records import METRICS, STARTS, parse_ids
 from bootfile.sampling.sampler import BatchSampler
 from common.run import starts
 from datasets.loaders.engines.memory import make_loader
@@ -225,3 +227,19 @@ def test_a_receipt_is_open_only_while_it_is_written(tmp_path):
     for each in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # that of the listing
             assert os.readlink(f"/proc/self/fd/{each}") != str(tmp_path / receipt.FILE)
+
+
+def test_figures_that_only_one_run_has_are_a_difference(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    start = {"step": 0, "settings": {}, "environment": {}}
+    for name, content in ((STARTS, start), (METRICS, {"step": 3, "loss": 1})):
+        (tmp_path / "b" / name).write_text(f"{json.dumps(content)}\n")
+    for first, second in ("ab", "ba"):
+        [line] = compare_runs(str(tmp_path / first), str(tmp_path / second), "*.pt")
+        assert not line.equal and line.text == "only one run has step at step 3"
+
+
+def test_ids_in_a_file_of_windows(tmp_path):
+    (tmp_path / "ids.txt").write_bytes("\ufeff17\r\n3\r\n".encode())
+    assert parse_ids("--without", str(tmp_path / "ids.txt")).tolist() == [3, 17]

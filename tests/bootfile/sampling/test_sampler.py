@@ -268,6 +268,13 @@ def test_the_largest_batch_of_a_rank():
         BatchSampler(100, 24, 3).for_rank(0, 5).largest  # noqa: B018
 
 
+@pytest.mark.parametrize("kind", [BatchSampler, WholeBatchSampler])
+def test_a_batch_without_samples_is_refused(kind):
+    for batch, cut in ((0, None), (-4, None), (4, -1)):
+        with pytest.raises(BadInput, match=f"{batch if cut is None else cut}: expected at least 1"):
+            kind(100, batch, 3, epoch_steps=cut)
+
+
 def test_a_batch_that_is_not_divisible_into_shards_is_refused():
     with pytest.raises(BadInput, match="24 is not divisible by 16 shards"):
         BatchSampler(100, 24, 3).for_rank(1, 2).split(16)

@@ -178,6 +178,15 @@ def test_deeper_folders_are_named_by_an_option(tmp_path, start, names, splits):
         assert [train.base, val.base] == [f"{tmp_path}/data/{name}" for name in splits.split(",")]
 
 
+def test_lists_in_a_folder_are_named_by_an_option(data, start):
+    (data / "lists").mkdir()
+    for split in ("train", "val"):
+        lines = [f"./{split}/{name}/0.jpg {name}\n" for name in ("cat", "dog")]
+        (data / "lists" / f"{split}.txt").write_text("".join(lines))
+    train = start(data, splits="lists/train,lists/val")
+    assert train.base == str(data) and train.find("train/dog/0.jpg") == 1, "the list begins its paths with ./"
+
+
 def test_classes_with_subfolders_are_classes_by_an_option(tmp_path, start):
     root = tmp_path / "data"
     for number, name in enumerate(("cat", "dog")):

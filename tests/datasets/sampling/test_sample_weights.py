@@ -37,8 +37,9 @@ def data(tmp_path_factory):
 def test_balanced_weights_and_those_of_a_file_of_classes(tmp_path):
     shares = read_class_weights("balanced", INDEX)
     assert shares[:3].sum() == pytest.approx(shares[3])
-    (tmp_path / "file").write_text("sea gull 3\n\ncat 0.5\n")
-    assert read_class_weights(str(tmp_path / "file"), INDEX).tolist() == [0.5, 0.5, 0.5, 3]
+    for begin in ("", "\ufeff"):  # a program of Windows writes the second one
+        (tmp_path / "file").write_text(f"{begin}sea gull 3\n\ncat 0.5\n", "utf-8")
+        assert read_class_weights(str(tmp_path / "file"), INDEX).tolist() == [0.5, 0.5, 0.5, 3]
 
 
 @pytest.mark.thorough

@@ -75,6 +75,7 @@ def test_addresses(tmp_path):
     ("redis://a?forms=encoded", "a:6379: only ca="),
     ("redis://a?form=raw", "form=decoded"),
     ("redis://a?form=jpeg", r"form=decoded\|encoded are valid"),
+    ("redis://a?form=encoded&form=decoded", "each once"),
     ("redis://a?ca=/not/there", "/not/there does not exist"),
     ("redis://a/0/x/y", "after the host"), ("redis://a/a{b}", "after the host"),
 ])  # fmt: skip
