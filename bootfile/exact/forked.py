@@ -177,7 +177,8 @@ class _Before:
                 # `.data`: autograd must not see it between two backward() calls
                 dtensors.local(buffer).data.copy_(dtensors.local(kept))
         for parameter, gradient in self._gradients:
-            parameter.grad = gradient
+            # a copy: a further backward() of this step adds to it in place
+            parameter.grad = None if gradient is None else gradient.clone()
 
     def find_change(self) -> str:
         """Return the name of a part of the state that has changed; "" if none has."""

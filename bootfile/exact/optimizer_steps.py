@@ -81,10 +81,15 @@ class OptimizerSteps:
         self._batches = 0  # batches in a row after which gradients waited for a step
         for hook in OptimizerSteps._hooks:  # left by an earlier run in this process, as in a notebook
             hook.remove()
-        OptimizerSteps._hooks = (
+        self._hooks = OptimizerSteps._hooks = (
             register_optimizer_step_pre_hook(self._before),
             register_optimizer_step_post_hook(self._after),
         )
+
+    def close(self) -> None:
+        """Watch no steps any more: those after the run are not part of it."""
+        for hook in self._hooks:
+            hook.remove()
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:

@@ -164,7 +164,29 @@ def test_sizes_and_finiteness():
     state = {"a": torch.zeros(10), "b": [torch.zeros(3, dtype=torch.int64), 5], "c": (torch.ones(2),)}
     assert size_of(state) == 40 + 24 + 8
     tensors = {"a": torch.tensor([0.0, float("nan")]), "b": torch.tensor(float("inf")), "c": torch.ones(2)}
+    tensors["of 8 bits"] = torch.zeros(3).to(torch.float8_e4m3fn)
     assert find_infinite(tensors | {"extra": [1]}) == {"a", "b"}
+
+
+def test_a_rank_that_cannot_save_alone_takes_its_line_back(tmp_path, monkeypatch):
+    def refuse(*given, **facts):
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(files, "write", refuse)
+    monkeypatch.setattr("bootfile.processes.ranks.is_first", lambda: False)
+    with pytest.raises(OSError, match="full"):
+        Saver(str(tmp_path), 3, print).write_alone(_state(7, torch.zeros(4)), "run")
+    assert read_states(str(tmp_path))[7]["saved"] is False
+
+
+def test_a_state_in_memory_follows_the_newest_checkpoint_that_is_not_after_it(tmp_path):
+    first = Saver(str(tmp_path), 3, print, keep_every=10)
+    for step in (10, 20, 30):  # that of step 30 is of a process that was lost before the others had it
+        first.save_checkpoint(step, "run", lambda step=step: _state(step, torch.zeros(4)), True)
+    assert first.finish() == []
+    second = Saver(str(tmp_path), 3, print)
+    second.resume_at(29, from_memory=True)
+    assert (second.durable, second.keep_every) == (20, 10)
 
 
 JOB = """
