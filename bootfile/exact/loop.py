@@ -484,9 +484,7 @@ class Exact:
     def end_evaluation(self) -> bool:
         """Agree after an evaluation whether a rank was asked to stop, and return it: then call stop(). Call
         it on every rank."""
-        is_asked = signals.asked()
-        if ranks.world_size() > 1:
-            is_asked = ranks.maximum(float(is_asked), accelerator.device_of(self.model)) > 0
+        is_asked = ranks.maximum(float(signals.asked()), accelerator.device_of(self.model)) > 0
         for compare in self.parts.after_evaluation:
             compare(self.loader.step)
         # an evaluation has no votes: this is the first moment since its start at which all ranks agree

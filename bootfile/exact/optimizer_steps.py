@@ -59,7 +59,7 @@ class OptimizerSteps:
     """Watches optimizers from the first step on.
 
     objects: what a checkpoint holds, name -> object; "model" is the model.
-    before_step: called before each step.
+    before_step: called before each step of any optimizer of the process.
     warn: called with a line that is printed once.
     """
 
@@ -69,7 +69,6 @@ class OptimizerSteps:
         self, objects: dict[str, Any], before_step: Callable[[], None], warn: Callable[[str], object]
     ):
         self.warn = warn
-        self._before_step = before_step
         # the optimizers that a checkpoint holds; one inside another, as in Lookahead, steps with that
         all_steps = [_Steps(optimizer) for optimizer in find_optimizers(objects)]
         inner = {id(optimizer) for steps in all_steps for optimizer in steps.inner}
@@ -82,7 +81,7 @@ class OptimizerSteps:
         for hook in OptimizerSteps._hooks:  # left by an earlier run in this process, as in a notebook
             hook.remove()
         self._hooks = OptimizerSteps._hooks = (
-            register_optimizer_step_pre_hook(self._before),
+            register_optimizer_step_pre_hook(lambda *_: before_step()),
             register_optimizer_step_post_hook(self._after),
         )
 
@@ -111,10 +110,6 @@ class OptimizerSteps:
                 "and do not hold the gradients"
             )
         return self._batches < _MOST_BATCHES
-
-    def _before(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Called by torch before a step of any optimizer of the process."""
-        self._before_step()
 
     def _after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Note a step, and warn of one that no checkpoint would hold. Called by torch after a step of any
