@@ -17,7 +17,7 @@ import torch
 
 from bootfile.exact import digest, dtensors
 from bootfile.exact.due import Due
-from bootfile.exact.optimizer_steps import find_optimizers
+from bootfile.exact.optimizer_steps import find_optimizers, parameters_of
 from bootfile.exact.plugins import Parts, Plugin
 from bootfile.ground import exit_codes
 from bootfile.ground.errors import BadInput
@@ -190,10 +190,9 @@ class _Before:
     def _parameters(self) -> list[torch.Tensor]:
         known = {}
         for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                # several optimizers may train one tensor: it is kept once
-                for parameter in group["params"]:
-                    known[id(parameter)] = parameter
+            # several optimizers may train one tensor: it is kept once
+            for parameter in parameters_of(optimizer):
+                known[id(parameter)] = parameter
         return list(known.values())
 
     def _summarize(self) -> dict[str, str]:

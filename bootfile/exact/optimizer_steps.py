@@ -44,14 +44,14 @@ class _Steps:
         gradient = None
         changes = 0
         # the first gradient stands for all gradients of this optimizer
-        for parameter in _parameters(self.optimizer):
+        for parameter in parameters_of(self.optimizer):
             if parameter.grad is not None:
                 gradient = parameter.grad
                 changes = gradient._version
                 break
         weights = 0
         if _MAY_SKIP_HOOKS:
-            weights = sum(parameter._version for parameter in _parameters(self.optimizer))
+            weights = sum(parameter._version for parameter in parameters_of(self.optimizer))
         return gradient, changes, weights
 
 
@@ -76,7 +76,7 @@ class OptimizerSteps:
         # ids of the parameters of the model, and of those that these optimizers train
         self._trained = {id(parameter) for parameter in objects["model"].parameters()}
         for steps in self._steps:
-            self._trained.update(map(id, _parameters(steps.optimizer)))
+            self._trained.update(map(id, parameters_of(steps.optimizer)))
         self._batches = 0  # batches in a row after which gradients waited for a step
         for hook in OptimizerSteps._hooks:  # left by an earlier run in this process, as in a notebook
             hook.remove()
@@ -118,7 +118,7 @@ class OptimizerSteps:
             if any(optimizer is known for known in (steps.optimizer, *steps.inner)):
                 steps.note()
                 return
-        if self._trained.isdisjoint(map(id, _parameters(optimizer))):  # it trains the input, for example
+        if self._trained.isdisjoint(map(id, parameters_of(optimizer))):  # it trains the input, for example
             return
         for steps in self._steps:  # it may have trained their parameters
             steps.note()
@@ -128,7 +128,7 @@ class OptimizerSteps:
         )
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     for group in optimizer.param_groups:
         yield from group["params"]
 

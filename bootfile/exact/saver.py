@@ -27,7 +27,7 @@ class _Task(NamedTuple):
     name: str
     capture: Callable[[], Mapping[str, Any]]  # returns the state; called in the thread of the loop
     write: Callable[[dict[str, Any]], object]  # writes a copy of it, on rank 0, in the thread of the writer
-    undo: Callable[[], object]  # called if one of the two fails
+    undo: Callable[[], object] = lambda: None  # called if one of the two fails
     step: int = 0  # number of the step of a whole state; 0: only weights
 
 
@@ -165,7 +165,7 @@ class Saver:
                 self._digest(step, run, objects())
                 self._digested = step
             else:
-                self._submit(_Task(STATES, lambda: {"objects": objects()}, write_digest, _nothing, step))
+                self._submit(_Task(STATES, lambda: {"objects": objects()}, write_digest, step=step))
 
         def capture_weights() -> dict[str, Any]:
             weights = model.state_dict() if model is not None else objects()["model"]
@@ -178,7 +178,7 @@ class Saver:
             write_files(weights)
 
         if name:
-            self._submit(_Task(name, capture_weights, write_weights, _nothing))
+            self._submit(_Task(name, capture_weights, write_weights))
 
     def resume_at(self, step: int, from_memory: bool = False) -> None:
         """Begin after a step: record which checkpoint is on the disk, and delete the digests of later steps.
@@ -364,10 +364,6 @@ class Saver:
             if self._refusals == _MOST_FAILURES:
                 self.hopeless = f"{reason}, {_MOST_FAILURES} times, and no checkpoint was saved before"
         self.log(f"warning: {reason}; the training continues, {consequence}")
-
-
-def _nothing() -> None:
-    """Undo nothing: only a checkpoint has a line that would be wrong."""
 
 
 @contextlib.contextmanager

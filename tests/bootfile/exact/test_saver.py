@@ -9,7 +9,7 @@ import torch
 
 from bootfile.exact import digest, files
 from bootfile.exact.background import HostCopies, size_of
-from bootfile.exact.saver import Saver, _nothing, _Task, find_infinite
+from bootfile.exact.saver import Saver, _Task, find_infinite
 from bootfile.records import read_states, write_state
 from tests.conftest import CAN_FORK, LONGEST, names, run_ranks
 
@@ -22,7 +22,7 @@ def test_training_goes_on_while_a_copy_is_written(tmp_path):
         go.wait()
         seen.append(copy["weight"].tolist())
 
-    saver._submit(_Task("best.pth", lambda: {"weight": weight}, write, _nothing))
+    saver._submit(_Task("best.pth", lambda: {"weight": weight}, write))
     weight += 1  # the optimizer does not wait
     saver.collect()
     assert not seen
@@ -138,10 +138,10 @@ def fail(reason, arguments=1):
 def test_an_error_is_reported_once_and_forgotten_after_a_success(tmp_path):
     lines: list[str] = []
     saver = Saver(str(tmp_path), 1, lines.append)
-    saver._submit(_Task("best.pth", dict, fail(errno.ENOSPC), _nothing))
+    saver._submit(_Task("best.pth", dict, fail(errno.ENOSPC)))
     (reason,) = saver.finish()
     assert names(reason, "best.pth", "not saved", "No space left on device") and len(lines) == 1
-    saver._submit(_Task("best.pth", dict, lambda copy: None, _nothing))
+    saver._submit(_Task("best.pth", dict, lambda copy: None))
     assert saver.finish() == [] and len(lines) == 1
 
 
@@ -155,7 +155,7 @@ def test_a_file_system_that_takes_no_checkpoint_at_all(tmp_path, reason, durable
     saver.durable = durable
     for _ in range(3):
         assert not saver.hopeless
-        saver._submit(_Task("step_8.pt", dict, fail(reason), _nothing))
+        saver._submit(_Task("step_8.pt", dict, fail(reason)))
         saver.collect(wait=True)
     assert bool(saver.hopeless) == is_hopeless
 
