@@ -245,13 +245,8 @@ def _parse_address(text: str) -> tuple[str, int]:
     """Return the host and the port of HOST, HOST:PORT or http://HOST:PORT. Raises BadInput."""
     with contextlib.suppress(ValueError):  # raised by url.port
         url = urllib.parse.urlsplit(text if "://" in text else f"http://{text}")
-        if (
-            url.scheme == "http"
-            and url.hostname
-            and not url.username
-            and url.path in ("", "/")
-            and not url.query
-        ):
+        rest = url.path.strip("/") or url.query or url.fragment or "@" in url.netloc
+        if url.scheme == "http" and url.hostname and not rest:
             return url.hostname, url.port or 80
     raise BadInput(f"the address of a metadata server: expected http://HOST:PORT, got {text!r}")
 

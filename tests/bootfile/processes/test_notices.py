@@ -73,7 +73,8 @@ def test_a_file_is_a_notice(tmp_path, monkeypatch):
     "given",
     ["gcp", "AWS", "notice", "", "aws=", "aws=https://127.0.0.1", "aws=http://", "aws=http://a:port",
      "http://127.0.0.1/notice", "aws=http://127.0.0.1?a=b", "awss=http://127.0.0.1",
-     "azure=http://127.0.0.1/path", "aws=http://user@127.0.0.1", "aws=http://:word@127.0.0.1", "aws=http://127.0.0.1#a", "aws=ftp://127.0.0.1"],
+     "azure=http://127.0.0.1/path", "aws=http://user@127.0.0.1", "aws=http://:word@127.0.0.1",
+     "aws=http://127.0.0.1#a", "aws=ftp://127.0.0.1"],
 )  # fmt: skip
 def test_another_word_is_refused(given):
     with pytest.raises(BadInput) as raised:
