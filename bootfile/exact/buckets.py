@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 
 def settle_buckets(forward: torch.nn.parallel.DistributedDataParallel, inputs: Any) -> None:
-    """Run backward passes that change no state, on every rank before training.
+    """Run backward passes that change no state, on every rank before training, if there are three or more.
 
     After its first backward pass DistributedDataParallel reorders the buckets by the time at which gradients
     are ready. Three or more processes then add them in another order, which rounds differently. Without this
@@ -18,8 +18,6 @@ def settle_buckets(forward: torch.nn.parallel.DistributedDataParallel, inputs: A
 
     Weights, buffers and random state do not change. inputs: a batch of at least two samples, any values.
     """
-    if torch.distributed.get_world_size() < 3:
-        return
     passes = 2 if forward.static_graph else 1
     # torch 2.6 and later can run a compiled model without compiling it for this batch.
     eager: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()

@@ -34,13 +34,11 @@ class SaveTimes:
     def __init__(self, every: Interval, keep_every: int = 0):
         self.every = every
         self.keep_every = keep_every
-        self.saved_at = time.monotonic()
-        self._began = self.saved_at
+        self.begin()
 
     def begin(self) -> None:
         """Begin with the first step of this start."""
-        self._began = time.monotonic()
-        self.saved_at = self._began
+        self.saved_at = self._began = time.monotonic()
 
     def is_planned(self, step: int, steps_per_epoch: int) -> bool:
         """Return whether a save is due after a step, whatever the clock says."""

@@ -19,9 +19,7 @@ class Events:
         """Wait until rank 0 has read the checkpoint. Called on every rank. error: that of rank 0, which every
         rank raises."""
         # all ranks meet here before each of them changes its objects
-        text = ranks.broadcast_object(str(error) if error else None)
-        if text:
-            raise error or BadInput(text)
+        ranks.raise_on_all(error)
 
     def repeat_report(self) -> None:
         """Report what the last step of an elastic job had still to report. Called on every rank, before the

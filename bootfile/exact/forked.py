@@ -17,7 +17,7 @@ import torch
 
 from bootfile.exact import digest, dtensors
 from bootfile.exact.due import Due
-from bootfile.exact.optimizer_steps import find_optimizers
+from bootfile.exact.optimizer_steps import find_optimizers, parameters_of
 from bootfile.exact.plugins import Parts, Plugin
 from bootfile.ground import exit_codes
 from bootfile.ground.errors import BadInput
@@ -177,7 +177,8 @@ class _Before:
                 # `.data`: autograd must not see it between two backward() calls
                 dtensors.local(buffer).data.copy_(dtensors.local(kept))
         for parameter, gradient in self._gradients:
-            parameter.grad = gradient
+            # a copy: a further backward() of this step adds to it in place
+            parameter.grad = None if gradient is None else gradient.clone()
 
     def find_change(self) -> str:
         """Return the name of a part of the state that has changed; "" if none has."""
@@ -189,10 +190,9 @@ class _Before:
     def _parameters(self) -> list[torch.Tensor]:
         known = {}
         for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                # several optimizers may train one tensor: it is kept once
-                for parameter in group["params"]:
-                    known[id(parameter)] = parameter
+            # several optimizers may train one tensor: it is kept once
+            for parameter in parameters_of(optimizer):
+                known[id(parameter)] = parameter
         return list(known.values())
 
     def _summarize(self) -> dict[str, str]:

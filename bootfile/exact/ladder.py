@@ -14,7 +14,7 @@ import torch
 from bootfile.ground.results import checkpoint_names, dtensor_folder
 
 # optimizers of torch that have a state from their first step on -> its numbers for each one that they train
-_NUMBERS = {"Adam": 2, "AdamW": 2, "Adamax": 2, "NAdam": 2, "RAdam": 2, "RMSprop": 1}
+_NUMBERS = {"Adam": 2, "AdamW": 2, "Adamax": 2, "NAdam": 2, "RAdam": 2, "RMSprop": 1, "SGD": 0}
 
 
 def find_kept(steps: Iterable[int], every: int, is_whole: Callable[[int], bool]) -> set[int]:
@@ -93,12 +93,9 @@ def _size_of_later(optimizer: torch.optim.Optimizer) -> int | None:
     size = 0
     for group in optimizer.param_groups:
         numbers = _NUMBERS.get(type(optimizer).__name__)  # that it keeps for each number of a parameter
-        if type(optimizer).__name__ == "SGD":
-            numbers = 1 if group["momentum"] else 0
         if numbers is None:
             return None
-        if group.get("amsgrad"):
-            numbers += 1
+        numbers += sum(bool(group.get(option)) for option in ("amsgrad", "centered", "momentum"))
         for parameter in group["params"]:
             size += numbers * parameter.numel() * parameter.element_size()
     return size

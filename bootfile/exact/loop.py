@@ -177,9 +177,10 @@ class Exact:
             saved["criterion"] = criterion
         self.state = RunState(saved, identity, job.settings, job.learned, loader.sampling)
         self.state.attributes = getattr(loader, "loop_attributes", None)
-        if isinstance(keep_every, Interval):
-            keep_every = keep_every.steps(len(loader))
-        self.saver = Saver(folder, keep, say, self.state.is_sharded, job.by_rank, keep_every)
+        distance = keep_every.steps(len(loader)) if isinstance(keep_every, Interval) else keep_every
+        if distance is not None and distance < 1 and keep_every not in (0, Interval(0)):
+            raise BadInput(f"keep_every={keep_every}: expected 0, a number of steps, or Interval(1, 'epoch')")
+        self.saver = Saver(folder, keep, say, self.state.is_sharded, job.by_rank, distance)
         # a compiled module has no truth value
         forward = model if forward is None else forward
         # the state of this wrapper is a collective of all ranks, which rank 0 alone would wait for
@@ -202,7 +203,7 @@ class Exact:
             machines=Machines(same_instructions, threads, accelerator.device_of(model), say),
             position=self.position,
             # the distance is the same on all ranks; the saver of rank 0 may know another
-            saves=SaveTimes(save_every, keep_every or 0),
+            saves=SaveTimes(save_every, distance or 0),
             reports=ReportTimes(report_every, job.report_after, job.evaluate_every),
             lock=lock,
             events=job.events or Events(),
@@ -483,9 +484,7 @@ class Exact:
     def end_evaluation(self) -> bool:
         """Agree after an evaluation whether a rank was asked to stop, and return it: then call stop(). Call
         it on every rank."""
-        is_asked = signals.asked()
-        if ranks.world_size() > 1:
-            is_asked = ranks.maximum(float(is_asked), accelerator.device_of(self.model)) > 0
+        is_asked = ranks.maximum(float(signals.asked()), accelerator.device_of(self.model)) > 0
         for compare in self.parts.after_evaluation:
             compare(self.loader.step)
         # an evaluation has no votes: this is the first moment since its start at which all ranks agree
@@ -530,7 +529,9 @@ class Exact:
             raise NotSaved("; ".join(filter(None, lost)))
 
     def end(self, error: BaseException | None) -> None:
-        """End the plugins, each once, also if one raises."""
+        """End the plugins, each once, also if one raises, and what watches the optimizers."""
+        if self._has_begun:
+            self.parts.steps.close()
         while self._open:
             plugin = self._open.pop(0)
             try:

@@ -5,6 +5,7 @@ reads the result one step later, so the device never waits for the host. With an
 decides before the step, and the device waits.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from bootfile.exact import dtensors
+from bootfile.exact.optimizer_steps import parameters_of
 from bootfile.exact.statistics import Statistics
 from bootfile.ground import accelerator, errors
 from bootfile.ground.errors import BadInput
@@ -132,8 +134,7 @@ class Guard:
         return not is_bad
 
     def _parameters_with_gradients(self) -> list[torch.Tensor]:
-        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
-        parameters = [parameter for group in groups for parameter in group["params"]]
+        parameters = itertools.chain.from_iterable(map(parameters_of, self.optimizers))
         return [parameter for parameter in parameters if parameter.grad is not None]
 
     def _ask_all_ranks(self, sign: torch.Tensor) -> torch.Tensor:

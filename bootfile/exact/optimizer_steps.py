@@ -44,14 +44,14 @@ class _Steps:
         gradient = None
         changes = 0
         # the first gradient stands for all gradients of this optimizer
-        for parameter in _parameters(self.optimizer):
+        for parameter in parameters_of(self.optimizer):
             if parameter.grad is not None:
                 gradient = parameter.grad
                 changes = gradient._version
                 break
         weights = 0
         if _MAY_SKIP_HOOKS:
-            weights = sum(parameter._version for parameter in _parameters(self.optimizer))
+            weights = sum(parameter._version for parameter in parameters_of(self.optimizer))
         return gradient, changes, weights
 
 
@@ -59,7 +59,7 @@ class OptimizerSteps:
     """Watches optimizers from the first step on.
 
     objects: what a checkpoint holds, name -> object; "model" is the model.
-    before_step: called before each step.
+    before_step: called before each step of any optimizer of the process.
     warn: called with a line that is printed once.
     """
 
@@ -69,7 +69,6 @@ class OptimizerSteps:
         self, objects: dict[str, Any], before_step: Callable[[], None], warn: Callable[[str], object]
     ):
         self.warn = warn
-        self._before_step = before_step
         # the optimizers that a checkpoint holds; one inside another, as in Lookahead, steps with that
         all_steps = [_Steps(optimizer) for optimizer in find_optimizers(objects)]
         inner = {id(optimizer) for steps in all_steps for optimizer in steps.inner}
@@ -77,14 +76,19 @@ class OptimizerSteps:
         # ids of the parameters of the model, and of those that these optimizers train
         self._trained = {id(parameter) for parameter in objects["model"].parameters()}
         for steps in self._steps:
-            self._trained.update(map(id, _parameters(steps.optimizer)))
+            self._trained.update(map(id, parameters_of(steps.optimizer)))
         self._batches = 0  # batches in a row after which gradients waited for a step
         for hook in OptimizerSteps._hooks:  # left by an earlier run in this process, as in a notebook
             hook.remove()
-        OptimizerSteps._hooks = (
-            register_optimizer_step_pre_hook(self._before),
+        self._hooks = OptimizerSteps._hooks = (
+            register_optimizer_step_pre_hook(lambda *_: before_step()),
             register_optimizer_step_post_hook(self._after),
         )
+
+    def close(self) -> None:
+        """Watch no steps any more: those after the run are not part of it."""
+        for hook in self._hooks:
+            hook.remove()
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -107,10 +111,6 @@ class OptimizerSteps:
             )
         return self._batches < _MOST_BATCHES
 
-    def _before(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Called by torch before a step of any optimizer of the process."""
-        self._before_step()
-
     def _after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Note a step, and warn of one that no checkpoint would hold. Called by torch after a step of any
         optimizer of the process."""
@@ -118,7 +118,7 @@ class OptimizerSteps:
             if any(optimizer is known for known in (steps.optimizer, *steps.inner)):
                 steps.note()
                 return
-        if self._trained.isdisjoint(map(id, _parameters(optimizer))):  # it trains the input, for example
+        if self._trained.isdisjoint(map(id, parameters_of(optimizer))):  # it trains the input, for example
             return
         for steps in self._steps:  # it may have trained their parameters
             steps.note()
@@ -128,7 +128,7 @@ class OptimizerSteps:
         )
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     for group in optimizer.param_groups:
         yield from group["params"]
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from bootfile.exact.due import Due
+from bootfile.exact.optimizer_steps import parameters_of
 from bootfile.exact.plugins import Parts, Plugin
 from bootfile.ground import accelerator
 from bootfile.processes import ranks
@@ -249,8 +250,7 @@ class Pace(Plugin):
         self._remove_hooks()
         # one parameter is enough: its gradient says that a backward pass runs, not when it ends
         for optimizer in self._optimizers:
-            parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-            for parameter in parameters:
+            for parameter in parameters_of(optimizer):
                 if parameter.grad is not None and parameter.is_leaf and parameter.requires_grad:
                     self._hooks.append(parameter.register_post_accumulate_grad_hook(self._note_gradient))
                     break

@@ -165,7 +165,7 @@ class Replicas(Plugin):
     def _list_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, module in self._list_modules():
             for path, parameter in module.named_parameters():
-                if _is_whole(parameter):
+                if is_whole(parameter):
                     yield f"{name}.{path}", parameter
 
     def _list_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -177,11 +177,11 @@ class Replicas(Plugin):
                     continue  # statistics of the rank's own samples
                 for key, buffer in part._buffers.items():
                     is_saved = key not in part._non_persistent_buffers_set
-                    if buffer is not None and is_saved and _is_whole(buffer):
+                    if buffer is not None and is_saved and is_whole(buffer):
                         yield f"{name}.{path}.{key}".replace("..", "."), buffer
 
 
-def _is_whole(value: Any) -> bool:
+def is_whole(value: Any) -> bool:
     """Return whether a value is a tensor with whole bytes on this rank: no sharded, sparse or meta tensor."""
     is_plain = type(value) in (torch.Tensor, torch.nn.Parameter)
     return is_plain and value.layout == torch.strided and not value.is_meta

@@ -27,7 +27,7 @@ class _Task(NamedTuple):
     name: str
     capture: Callable[[], Mapping[str, Any]]  # returns the state; called in the thread of the loop
     write: Callable[[dict[str, Any]], object]  # writes a copy of it, on rank 0, in the thread of the writer
-    undo: Callable[[], object]  # called if one of the two fails
+    undo: Callable[[], object] = lambda: None  # called if one of the two fails
     step: int = 0  # number of the step of a whole state; 0: only weights
 
 
@@ -131,7 +131,9 @@ class Saver:
     def write_alone(self, state: dict[str, Any], run: str) -> None:
         """Write a checkpoint at once, in place of rank 0, which is lost. Called on one other rank, whose
         process ends after it: nothing changes the tensors meanwhile. Raises OSError, ValueError."""
-        self._write_checkpoint(state, run, self._record(state, run, is_planned=False, is_alone=True))
+        line = self._record(state, run, is_planned=False, is_alone=True)
+        with _undone_if_it_fails(lambda: self._take_back(line, is_alone=True)):
+            self._write_checkpoint(state, run, line)
 
     def save_weights(
         self,
@@ -163,7 +165,7 @@ class Saver:
                 self._digest(step, run, objects())
                 self._digested = step
             else:
-                self._submit(_Task(STATES, lambda: {"objects": objects()}, write_digest, _nothing, step))
+                self._submit(_Task(STATES, lambda: {"objects": objects()}, write_digest, step=step))
 
         def capture_weights() -> dict[str, Any]:
             weights = model.state_dict() if model is not None else objects()["model"]
@@ -176,7 +178,7 @@ class Saver:
             write_files(weights)
 
         if name:
-            self._submit(_Task(name, capture_weights, write_weights, _nothing))
+            self._submit(_Task(name, capture_weights, write_weights))
 
     def resume_at(self, step: int, from_memory: bool = False) -> None:
         """Begin after a step: record which checkpoint is on the disk, and delete the digests of later steps.
@@ -188,12 +190,10 @@ class Saver:
             after its last checkpoint. Then the newest checkpoint in the folder counts. One of a later step
             does not: the process that wrote it was lost before the others had its step.
         """
+        step_on_disk = step
         if from_memory:
-            paths = files.list_newest_first(self.checkpoints)
-            newest = files.step_of(paths[0]) if paths else 0
-            step_on_disk = min(step, newest)
-        else:
-            step_on_disk = step
+            steps = map(files.step_of, files.list_newest_first(self.checkpoints))
+            step_on_disk = next((saved for saved in steps if saved <= step), 0)
         # save_checkpoint() does not write that of this step again
         self.submitted = step_on_disk
         self.durable = step_on_disk
@@ -283,10 +283,10 @@ class Saver:
             return {}
         return line
 
-    def _take_back(self, line: dict[str, Any]) -> None:
-        """Write that a checkpoint was not saved, if its line says that it was. Called on rank 0."""
+    def _take_back(self, line: dict[str, Any], is_alone: bool = False) -> None:
+        """Write that a checkpoint was not saved, if its line says that it was. is_alone: as for _record()."""
         with contextlib.suppress(OSError):
-            if line and ranks.is_first():
+            if line and (ranks.is_first() or is_alone):
                 write_state(self.folder, line | {"saved": False})
 
     def _write_parts(self, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -366,10 +366,6 @@ class Saver:
         self.log(f"warning: {reason}; the training continues, {consequence}")
 
 
-def _nothing() -> None:
-    """Undo nothing: only a checkpoint has a line that would be wrong."""
-
-
 @contextlib.contextmanager
 def _undone_if_it_fails(undo: Callable[[], object]) -> Iterator[None]:
     try:
@@ -385,8 +381,10 @@ def find_infinite(tensors: dict[str, Any]) -> set[str]:
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or tensor.is_meta:
             continue
+        # torch cannot add numbers of 8 bits
+        values = tensor.float() if tensor.element_size() == 1 else tensor
         # the sum is fast, and finite for nearly all; it may overflow, so that each element decides
-        if not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
+        if not torch.isfinite(values.sum()) and not torch.isfinite(values).all():
             names.add(name)
     return names
 

@@ -63,6 +63,12 @@ class ScheduleState:
     def load(self, saved: dict[str, Any]) -> None:
         """Load a result of state(). Raises BadInput, with both values, if the schedule cannot continue
         exactly."""
+        counts = [len(saved["began"]["groups"]), len(self._groups)]
+        if counts[0] != counts[1]:
+            raise BadInput(
+                f"the optimizer of the checkpoint began with {counts[0]} parameter groups, this run's with "
+                f"{counts[1]}: add the others in the same place, before Exact or in the loop"
+            )
         self.change = self._describe_change(saved)
         if self.scheduler is not None:
             self._load_scheduler(saved)
@@ -78,8 +84,8 @@ class ScheduleState:
         change = self.change or self._changed_argument(saved["began"]["settings"])
         if change:
             raise BadInput(
-                f"its schedule {self.name} depends on more than the step, so its settings must be the same: "
-                f"{change}"
+                f"its schedule {self.name} cannot be repeated up to this step, so it must be that of the "
+                f"checkpoint: {change}"
             )
         self.scheduler.load_state_dict(saved["state"])
 
@@ -127,16 +133,19 @@ class ScheduleState:
         return ""
 
     def _replay(self, saved: dict[str, Any]) -> None:
-        """Call step() as often as on the old schedule: about 3 us for each call."""
+        """Call step() as often as on the old schedule since it began: about 3 us for each call."""
+        began = saved["began"]
+        state = began["state"]
+        while "_schedulers" in state and "last_epoch" not in state:  # a ChainedScheduler, as in _calls()
+            state = state["_schedulers"][0]
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch warns if a scheduler steps before its optimizer
                 # the steps of the schedule only, in a moment at the start: no batch is read for it
-                for _ in range(saved["calls"]):
+                for _ in range(saved["calls"] - state.get("last_epoch", 0)):
                     self.scheduler.step()
         except ValueError as error:  # OneCycleLR after its last step
             raise BadInput(f"its schedule {self.name} does not reach its step: {error}") from error
-        began = saved["began"]
         # the replay may be right and the rates still others, if the user's function was edited: compare them
         bases_there = [group.get("initial_lr") for group in began["groups"]]
         bases_here = [group.get("initial_lr") for group in self._groups]
@@ -293,6 +302,8 @@ def beginning(value: Any) -> dict[str, Any]:
 
 
 def same(one: Any, other: Any) -> bool:
+    if one is None or other is None:
+        return one is other
     if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
         return torch.equal(torch.as_tensor(one), torch.as_tensor(other))
     if isinstance(one, dict) and isinstance(other, dict):

@@ -109,7 +109,7 @@ def warn_of_schedule(parts: Parts) -> None:
     for name, value in parts.state.objects.items():
         if isinstance(value, torch.optim.Optimizer):
             optimizers.append(value)
-        elif value and (name == "scheduler" or hasattr(value, "optimizer")):
+        elif value is not None and (name == "scheduler" or hasattr(value, "optimizer")):
             return
     # a schedule of torch writes it when it is made
     if any("initial_lr" in group for optimizer in optimizers for group in optimizer.param_groups):

@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from bootfile.exact import code, digest, dtensors, files
 from bootfile.exact.marks import read_mark
-from bootfile.exact.optimizer_steps import find_optimizers
+from bootfile.exact.optimizer_steps import find_optimizers, parameters_of
 from bootfile.exact.order import Order, check_order, order_of
 from bootfile.exact.schedules import ScheduleState, beginning, plain
 from bootfile.ground.errors import BadInput
@@ -216,12 +216,11 @@ class RunState:
                 held.add(dtensors.local(leaf).data_ptr())
         lost = 0
         for optimizer in optimizers.values():
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    part = dtensors.local(parameter)
-                    # this rank may hold no element of a sharded parameter: there is no address to compare
-                    if part.numel() and part.data_ptr() not in held:
-                        lost += 1
+            for parameter in parameters_of(optimizer):
+                part = dtensors.local(parameter)
+                # this rank may hold no element of a sharded parameter: there is no address to compare
+                if part.numel() and part.data_ptr() not in held:
+                    lost += 1
         if lost:
             raise BadInput(
                 f"the optimizer trains {lost} tensors that no checkpoint holds: put them into the model, or "
@@ -311,11 +310,8 @@ class RunState:
             if isinstance(value, torch.nn.Module):
                 objects[name] = value.state_dict()
         for name, optimizer in self._optimizers().items():
-            parameters = []
-            for group in optimizer.param_groups:
-                parameters += group["params"]
             # the state of an optimizer is sharded like its parameters
-            objects[name] = {"state": dict(enumerate(parameters))}
+            objects[name] = {"state": dict(enumerate(parameters_of(optimizer)))}
         # whole tensors stay on rank 0: each rank gets only its part of a sharded one
         state = dtensors.broadcast(state, {"objects": objects})
         # the sharded tensors may be in files of their own: all ranks read their parts together
@@ -409,10 +405,9 @@ class RunState:
         return {name for name, parameter in parameters if not parameter.requires_grad}
 
     def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        optimizers = {
+        return {
             name: value for name, value in self.objects.items() if isinstance(value, torch.optim.Optimizer)
         }
-        return optimizers
 
     def _find_missing_groups(self, state: SavedState) -> str:
         """Return which optimizer has fewer groups than in the state; "" if none has."""

@@ -26,6 +26,7 @@ from bootfile.exact import files
 from bootfile.exact.due import Due
 from bootfile.exact.marks import Marks
 from bootfile.exact.plugins import Parts, Plugin
+from bootfile.exact.replicas import is_whole
 from bootfile.exact.statistics import copy_all
 from bootfile.ground.errors import print_line
 from bootfile.ground.files import PARTIAL, lock, write_atomic
@@ -137,7 +138,7 @@ class Survivor(Plugin):
         if not self._tensors or step % len(self._parts.loader) == 0:  # the loop may have replaced layers
             self._list_tensors()
             self._copies = [torch.empty_like(buffer) for buffer in self._buffers]
-            self._has_marks = all(map(_is_plain, self._tensors))
+            self._has_marks = all(is_whole(each) and not each.is_inference() for each in self._tensors)
             self._marks = Marks(self._tensors)
         if not self._has_marks:
             return
@@ -268,12 +269,6 @@ class Survivor(Plugin):
                 self._buffers += value.buffers()
             else:
                 self._tensors += value.buffers()
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor has a place in memory, and counts its changes."""
-    is_torchs = type(tensor) in (torch.Tensor, torch.nn.Parameter)
-    return is_torchs and tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_inference()
 
 
 class LateRecords(Plugin):

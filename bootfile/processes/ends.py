@@ -33,10 +33,6 @@ class Process:
         state, started = _read_stat(self.pid)
         return not state or state in _ENDED or started != self._started
 
-    def is_stopped(self) -> bool:
-        """Return whether a signal (SIGSTOP) or a debugger holds the process."""
-        return is_stopped(self.pid)
-
     def read_status(self) -> int | None:
         """Return the status of an ended process, as os.waitpid() does. Return None if it is not known: on
         Linux before 6.15, it cannot be read after the parent."""

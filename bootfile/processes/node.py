@@ -15,7 +15,7 @@ from typing import Any
 
 from bootfile.ground.errors import print_line
 from bootfile.processes import report, stacks
-from bootfile.processes.ends import Process
+from bootfile.processes.ends import Process, is_stopped
 from bootfile.processes.stacks import ENDED, HELD, IN, STOPPED, Place
 
 PAUSED = Place(IN, "a debugger")
@@ -48,7 +48,7 @@ class Seen:
     def runs(self, silence: float = 0.0) -> bool:
         """Return whether its Python runs. silence: seconds without a beat after which it does not; 0: the
         seconds that the beat names."""
-        if self.process.has_ended() or self.process.is_stopped():
+        if self.process.has_ended() or is_stopped(self.process.pid):
             return False
         at, limit, _, _ = self.read_beat()
         return time.monotonic() - at < (silence or limit)
@@ -58,7 +58,7 @@ class Seen:
         runs()."""
         if self.process.has_ended():
             return Place(ENDED, "")
-        if self.process.is_stopped():
+        if is_stopped(self.process.pid):
             return Place(STOPPED, "")
         if self.runs(silence):
             return None

@@ -223,7 +223,7 @@ def find_source(given: str, address: str | None = None) -> Metadata | File:
     name, equals, place = given.partition("=")
     if name in CLOUDS and not (equals and not place):
         return Metadata(name, address or place or None)
-    if "/" in name and not address:
+    if "/" in given and "://" not in given and name not in CLOUDS and not address:
         return File(given)
     raise BadInput(
         f"--preemption, Preemption(): expected {', '.join(CLOUDS)}, CLOUD=http://HOST:PORT, or the path of a "
@@ -245,7 +245,8 @@ def _parse_address(text: str) -> tuple[str, int]:
     """Return the host and the port of HOST, HOST:PORT or http://HOST:PORT. Raises BadInput."""
     with contextlib.suppress(ValueError):  # raised by url.port
         url = urllib.parse.urlsplit(text if "://" in text else f"http://{text}")
-        if url.scheme == "http" and url.hostname and not url.username and url.path in ("", "/"):
+        rest = url.path.strip("/") or url.query or url.fragment or "@" in url.netloc
+        if url.scheme == "http" and url.hostname and not rest:
             return url.hostname, url.port or 80
     raise BadInput(f"the address of a metadata server: expected http://HOST:PORT, got {text!r}")
 

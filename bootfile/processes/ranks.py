@@ -120,22 +120,29 @@ def _decode(data: torch.Tensor) -> Any:
 
 
 def call_on_first(function: Callable[[], T]) -> T:
-    """Return function() of rank 0 on every rank. If it raises BadInput, every rank does.
-
-    Without it the others would wait for rank 0, which has ended with an error.
-    """
+    """Return function() of rank 0 on every rank. If it raises BadInput, every rank does."""
     value = None
     error = None
     if is_first():
         try:
             value = function()
         except BadInput as refusal:
-            error = str(refusal)
-    # both in one broadcast, which comes also if rank 0 has failed: no rank waits for ever
-    value, error = broadcast_object((value, error))
-    if error:
-        raise BadInput(error)
-    return cast(T, value)
+            error = refusal
+    raise_on_all(error)
+    return cast(T, broadcast_object(value))
+
+
+def raise_on_all(error: BadInput | None) -> None:
+    """Raise an error of rank 0 on every rank, with the same exit code. Return if it has none.
+
+    Without it the others would wait for rank 0, which has ended with an error.
+    """
+    told = broadcast_object((str(error), error.code) if error else None)
+    if told:
+        text, code = told
+        refusal = error or BadInput(text)
+        refusal.code = code
+        raise refusal
 
 
 def gather_objects(value: T) -> list[T]:

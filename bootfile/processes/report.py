@@ -160,7 +160,7 @@ class Report:
         self._stuck = (clock.at, clock.step + 1)
         if self.exits:
             self.is_ending = True
-            errors.say_error(f"{self.line}; this run ends because of --stuck_exit true")
+            errors.say_error(f"{self.line}; this run ends because of stuck_exit")
         else:
             print_line(self.line)
 

@@ -64,7 +64,7 @@ class Watch:
     """
 
     def __init__(self, folder: str, step: int, after: float, exits: bool, tells_ends: bool = True):
-        self.at_loss: Callable[[], object] = _do_nothing
+        self.at_loss: Callable[[], object] = lambda: None
         self.clock = Clock(step, after, _find_timeout())
         self.report = Report(os.path.join(folder, FOLDER), exits, self.name, self._show_threads)
         self.calls: Any = None  # a RollCall, if there are several ranks
@@ -329,10 +329,6 @@ def _find_timeout() -> float | None:
         device = torch.device("cpu" if ranks.uses_gloo() else "cuda")
         return float(group._get_backend(device).options._timeout.total_seconds())
     return None
-
-
-def _do_nothing() -> None:
-    pass
 
 
 def _forget() -> None:

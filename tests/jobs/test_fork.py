@@ -10,8 +10,10 @@ import shutil
 import stat
 
 import pytest
+import torch
 
 from bootfile.exact import files
+from bootfile.exact.forked import _Before
 from bootfile.ground.exit_codes import DIFFERS, UNVERIFIED
 from bootfile.receipt.reading import read_records
 from bootfile.records import read_starts, read_states
@@ -376,3 +378,14 @@ def test_an_audit_computes_steps_again(old, tmp_path):
     assert re.search(r"step_16\.pt: .*state of step 16 is not .*recorded .*\(model\.", line)
     assert re.search(r"^differs: .*step_16\.pt", shown, re.M)
     assert "no run of a job" in refused("-m", "launch", "audit", tmp_path)
+
+
+def test_several_losses_of_a_step_that_is_left_out_add_nothing_to_gradients_that_wait():
+    model = torch.nn.Linear(1, 1, bias=False)
+    objects = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1)}
+    model.weight.grad = torch.ones(1, 1)  # of a batch before
+    before = _Before(objects, waits=True)
+    for _ in range(2):
+        model(torch.ones(1, 1)).sum().backward()
+        before.restore()
+    assert model.weight.grad.item() == 1

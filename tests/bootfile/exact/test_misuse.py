@@ -13,7 +13,7 @@ import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from bootfile import Exact, Job, SequentialBatchSampler, map_style_loader, torch_loader
+from bootfile import Exact, Interval, Job, SequentialBatchSampler, map_style_loader, torch_loader
 from bootfile.exact import files
 from bootfile.ground.errors import BadInput
 from bootfile.processes import signals
@@ -107,6 +107,21 @@ class Graph(torch.nn.Module):
         super().__init__()
         self.linear = torch.nn.Linear(4, 1)
         self.register_buffer("adjacency", torch.eye(4).to_sparse())
+
+
+class Unmeasured(torch.nn.Linear):
+    def __len__(self):  # as that of a module that torch.compile() has wrapped
+        raise TypeError
+
+
+def test_a_model_may_have_no_truth_value(tmp_path):
+    assert Loop(tmp_path, model=Unmeasured(4, 1)).run.resume() == 0
+
+
+@pytest.mark.parametrize("distance", [-1, Interval(300, "s"), Interval(0.1, "epoch")])
+def test_a_distance_of_old_checkpoints_that_is_none_is_refused(distance, tmp_path):
+    with pytest.raises(BadInput, match=f"keep_every={distance}: expected"):
+        Loop(tmp_path, keep_every=distance)
 
 
 def test_a_model_of_fsdp_1_is_refused_at_once(tmp_path):
@@ -223,8 +238,10 @@ def test_what_follows_a_run_is_not_a_change_of_it(tmp_path):
     first.run.close()
     with torch.no_grad():
         first.model.weight.zero_()
+    torch.optim.Adam(first.model.parameters()).step()
     second = Loop(tmp_path / "second")
     train(second)
+    assert not first.count("takes steps")
     assert not first.count("has changed") and not second.count("has changed")
 
 

@@ -9,7 +9,7 @@ import torch
 
 from bootfile.exact import digest, files
 from bootfile.exact.background import HostCopies, size_of
-from bootfile.exact.saver import Saver, _nothing, _Task, find_infinite
+from bootfile.exact.saver import Saver, _Task, find_infinite
 from bootfile.records import read_states, write_state
 from tests.conftest import CAN_FORK, LONGEST, names, run_ranks
 
@@ -22,7 +22,7 @@ def test_training_goes_on_while_a_copy_is_written(tmp_path):
         go.wait()
         seen.append(copy["weight"].tolist())
 
-    saver._submit(_Task("best.pth", lambda: {"weight": weight}, write, _nothing))
+    saver._submit(_Task("best.pth", lambda: {"weight": weight}, write))
     weight += 1  # the optimizer does not wait
     saver.collect()
     assert not seen
@@ -138,10 +138,10 @@ def fail(reason, arguments=1):
 def test_an_error_is_reported_once_and_forgotten_after_a_success(tmp_path):
     lines: list[str] = []
     saver = Saver(str(tmp_path), 1, lines.append)
-    saver._submit(_Task("best.pth", dict, fail(errno.ENOSPC), _nothing))
+    saver._submit(_Task("best.pth", dict, fail(errno.ENOSPC)))
     (reason,) = saver.finish()
     assert names(reason, "best.pth", "not saved", "No space left on device") and len(lines) == 1
-    saver._submit(_Task("best.pth", dict, lambda copy: None, _nothing))
+    saver._submit(_Task("best.pth", dict, lambda copy: None))
     assert saver.finish() == [] and len(lines) == 1
 
 
@@ -155,7 +155,7 @@ def test_a_file_system_that_takes_no_checkpoint_at_all(tmp_path, reason, durable
     saver.durable = durable
     for _ in range(3):
         assert not saver.hopeless
-        saver._submit(_Task("step_8.pt", dict, fail(reason), _nothing))
+        saver._submit(_Task("step_8.pt", dict, fail(reason)))
         saver.collect(wait=True)
     assert bool(saver.hopeless) == is_hopeless
 
@@ -164,7 +164,29 @@ def test_sizes_and_finiteness():
     state = {"a": torch.zeros(10), "b": [torch.zeros(3, dtype=torch.int64), 5], "c": (torch.ones(2),)}
     assert size_of(state) == 40 + 24 + 8
     tensors = {"a": torch.tensor([0.0, float("nan")]), "b": torch.tensor(float("inf")), "c": torch.ones(2)}
+    tensors["of 8 bits"] = torch.zeros(3).to(torch.float8_e4m3fn)
     assert find_infinite(tensors | {"extra": [1]}) == {"a", "b"}
+
+
+def test_a_rank_that_cannot_save_alone_takes_its_line_back(tmp_path, monkeypatch):
+    def refuse(*given, **facts):
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(files, "write", refuse)
+    monkeypatch.setattr("bootfile.processes.ranks.is_first", lambda: False)
+    with pytest.raises(OSError, match="full"):
+        Saver(str(tmp_path), 3, print).write_alone(_state(7, torch.zeros(4)), "run")
+    assert read_states(str(tmp_path))[7]["saved"] is False
+
+
+def test_a_state_in_memory_follows_the_newest_checkpoint_that_is_not_after_it(tmp_path):
+    first = Saver(str(tmp_path), 3, print, keep_every=10)
+    for step in (10, 20, 30):  # that of step 30 is of a process that was lost before the others had it
+        first.save_checkpoint(step, "run", lambda step=step: _state(step, torch.zeros(4)), True)
+    assert first.finish() == []
+    second = Saver(str(tmp_path), 3, print)
+    second.resume_at(29, from_memory=True)
+    assert (second.durable, second.keep_every) == (20, 10)
 
 
 JOB = """

@@ -141,6 +141,44 @@ def test_a_schedule_that_moves_once_an_epoch(job, name):
     assert found[0] == [] and all(map(torch.equal, found[2], weights))
 
 
+@pytest.mark.filterwarnings("ignore:Detected call of")
+@pytest.mark.parametrize("name", ["StepLR", "ChainedScheduler", "SequentialLR"])
+def test_a_schedule_that_has_moved_before_the_run(job, name):
+    def moved(optimizer):
+        scheduler = SCHEDULES[name](optimizer)
+        for _ in range(3):
+            scheduler.step()
+        return scheduler
+
+    rates, groups, _ = job(moved, folder="whole")
+    job(moved, to=7)
+    rest, others, _ = job(moved)
+    assert rest == rates[7:] and others == groups
+
+
+def test_groups_that_begin_in_another_place_are_refused():
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    began_with_one = ScheduleState(optimizer, None, {})
+    optimizer.add_param_group({"params": [torch.zeros(1)]})
+    with pytest.raises(BadInput, match=r"began with 1 parameter groups, .* 2"):
+        ScheduleState(optimizer, None, {}).load(began_with_one.state())
+
+
+def test_a_rate_that_is_a_tensor_continues_without_the_schedule():
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=torch.tensor(0.1))
+    saved = ScheduleState(optimizer, lrs.StepLR(optimizer, 10), {}).state()
+    other = torch.optim.SGD([torch.zeros(1)], lr=torch.tensor(0.1))
+    state = ScheduleState(other, None, {})
+    state.load(saved)
+    assert state.change == "it was StepLR"
+
+
+def test_a_schedule_is_not_added_to_a_run_without_one(job):
+    job(SCHEDULES["none"], to=26)
+    with pytest.raises(BadInput, match=r"StepLR cannot be repeated up to this step.*was none"):
+        job(SCHEDULES["StepLR"])
+
+
 def test_a_rate_that_was_changed_by_hand_stays(job):
     for name in ("none", "StepLR", "ReduceLROnPlateau"):
         whole = job(SCHEDULES[name], folder=f"{name} whole", hand=9)
@@ -244,5 +282,5 @@ def test_fractions_of_an_epoch(job):
     state.load(saved)
     assert optimizer.param_groups[0]["lr"] == rate and scheduler.T_cur == 3.25
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.2)
-    with pytest.raises(Exception, match=r"WarmRestarts .*more than the step[^;]* 0\.1\b[^;]* 0\.2\b"):
+    with pytest.raises(Exception, match=r"WarmRestarts cannot be repeated[^;]* 0\.1\b[^;]* 0\.2\b"):
         ScheduleState(optimizer, lrs.CosineAnnealingWarmRestarts(optimizer, 7), {}).load(saved)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bootfile.processes.board import Board
-from bootfile.processes.ends import MemoryKills, Process, describe
+from bootfile.processes.ends import MemoryKills, Process, describe, is_stopped
 from bootfile.processes.rank_ends import RankEnds
 from bootfile.processes.stacks import IN, WAITS, Frame, Place, find_place, parse
 from tests.conftest import run
@@ -72,7 +72,7 @@ def test_the_end_of_a_process_that_is_no_child(code, text):
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     process = Process(child.pid)
-    assert not process.has_ended() and not process.is_stopped() and process.read_status() is None
+    assert not process.has_ended() and not is_stopped(process.pid) and process.read_status() is None
     child.stdin.close()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert process.has_ended()

@@ -61,17 +61,20 @@ def test_the_address_may_be_that_of_the_vendors_programs(variable, monkeypatch):
 
 def test_a_file_is_a_notice(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    source = notices.find_source("./notice")
+    (tmp_path / "lr=0.1").mkdir()
+    source = notices.find_source("lr=0.1/notice")
     monkeypatch.chdir("/")
     assert source.find() == ""
-    (tmp_path / "notice").touch()
+    (tmp_path / "lr=0.1" / "notice").touch()
     assert source.find() == "the file exists"
 
 
 @pytest.mark.parametrize(
     "given",
     ["gcp", "AWS", "notice", "", "aws=", "aws=https://127.0.0.1", "aws=http://", "aws=http://a:port",
-     "azure=http://127.0.0.1/path", "aws=http://user@127.0.0.1", "aws=ftp://127.0.0.1"],
+     "http://127.0.0.1/notice", "aws=http://127.0.0.1?a=b", "awss=http://127.0.0.1",
+     "azure=http://127.0.0.1/path", "aws=http://user@127.0.0.1", "aws=http://:word@127.0.0.1",
+     "aws=http://127.0.0.1#a", "aws=ftp://127.0.0.1"],
 )  # fmt: skip
 def test_another_word_is_refused(given):
     with pytest.raises(BadInput) as raised:

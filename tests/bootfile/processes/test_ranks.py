@@ -13,17 +13,26 @@ from tests.conftest import run_ranks
 JOB = """
 import os, sys, torch
 sys.path.insert(0, ".")
+from bootfile.ground.errors import BadInput, Unavailable
 from bootfile.processes import ranks
 torch.distributed.init_process_group("gloo")
 rank = ranks.rank()
 gathered = ranks.gather_objects({"a": (rank, rank * "long")})
+def refuse():
+    raise Unavailable("no answer")
+
+
+try:
+    ranks.call_on_first(refuse)
+except BadInput as error:
+    assert (str(error), error.code) == ("no answer", Unavailable.code)
 print([gathered, ranks.broadcast_object({1: (rank, torch.ones(1))})])
 torch.distributed.barrier()
 torch.distributed.destroy_process_group()  # without it, torch 2.1 may abort when Python ends
 """
 
 
-def test_values_keep_their_types():
+def test_values_keep_their_types_and_errors_their_codes():
     expected = [[{"a": (0, "")}, {"a": (1, "long")}], {1: (0, torch.ones(1))}]
     assert [job.stdout for job in run_ranks("-c", JOB)] == [f"{expected}\n"] * 2
 

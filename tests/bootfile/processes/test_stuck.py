@@ -306,7 +306,7 @@ def test_a_run_that_is_stuck_ends_if_asked_to(begin):
     jobs, hang = begin("end", 2)
     hang.touch()
     results = [finish(job, 5) for job in jobs]
-    assert "because of --stuck_exit true" in results[0].stderr
+    assert "because of stuck_exit" in results[0].stderr
 
 
 def _frames(*lines):
