@@ -137,5 +137,5 @@ def test_the_first_answer_of_azure_may_be_late(monkeypatch):
 
         server.raw = late
         assert source.find() == ""
-        with pytest.raises(TimeoutError):
+        with pytest.raises(OSError):  # TimeoutError, or that the connection was cut at twice the time
             source.find()
