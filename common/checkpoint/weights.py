@@ -164,13 +164,14 @@ def _choose_state(path: str, content: Any) -> tuple[Any, str]:
     if not dictionaries:
         return content, ""
     chosen = next((name for name in _WHOLE if name in dictionaries), None)
-    if chosen is None and _tensors(content):
-        return content, ""  # a state_dict, which has a dictionary of tensors besides
-    if chosen is None and len(dictionaries) > 1:
-        line = CONVERT.format(f"torch.load({path!r})[{min(dictionaries)!r}]")
-        names = _list_first([*map(repr, dictionaries)])
-        raise BadInput(f"weights {path}: it holds {names}; keep one: {line}")
-    chosen = chosen or min(dictionaries)
+    if chosen is None:
+        if _tensors(content):
+            return content, ""  # a state_dict, which has a dictionary of tensors besides
+        chosen, *others = dictionaries  # the names may be of any type
+        if others:
+            line = CONVERT.format(f"torch.load({path!r})[{chosen!r}]")
+            names = _list_first([*map(repr, dictionaries)])
+            raise BadInput(f"weights {path}: it holds {names}; keep one: {line}")
     state = dictionaries.pop(chosen)
     text = f" of its {chosen!r}"
     if dictionaries:
@@ -384,7 +385,9 @@ def _list_first(names: list[str]) -> str:
 
 def run_folder(path: str) -> str:
     """Return the output folder of the run that a file of weights belongs to."""
-    folder = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
+    folder = os.path.abspath(path)  # without a slash at its end
+    if not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
     return os.path.dirname(folder) if os.path.basename(folder) == "checkpoints" else folder
 
 

@@ -27,14 +27,6 @@ class Broken(RuntimeError):
     """A collective has failed, or was given up."""
 
 
-def _wait_on() -> bool:
-    return False
-
-
-def _accept(error: Broken) -> None:
-    """Leave the error as it is: the caller raises it."""
-
-
 class Group(ProcessGroup):
     """A group of gloo: the default group of each member of an elastic job, a new one in each generation.
 
@@ -42,8 +34,8 @@ class Group(ProcessGroup):
     of a collective that does not end well; it raises another one. Members.options() sets both.
     """
 
-    gives_up: Callable[[], bool] = staticmethod(_wait_on)
-    failed: Callable[[Broken], object] = staticmethod(_accept)
+    gives_up: Callable[[], bool]
+    failed: Callable[[Broken], object]
 
     def __init__(self, store: Any, rank: int, size: int, timeout: datetime.timedelta):
         super().__init__(rank, size)  # type: ignore[call-arg]  # torch's stubs know another one
