@@ -13,6 +13,7 @@ import functools
 import json
 import math
 import os
+import shlex
 import warnings
 import zipfile
 from collections import Counter
@@ -206,7 +207,7 @@ def _hint_for_folder(path: str) -> str:
     "" for another path."""
     if os.path.exists(os.path.join(path, ".metadata")):
         tool = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
-        return f"; a distributed checkpoint: {tool} {path} new.pth"
+        return f"; a distributed checkpoint: {tool} {shlex.quote(path)} new.pth"
     if not os.path.isdir(path):
         return ""
     endings = (".pth", ".pt", ".ckpt", ".bin", ".safetensors")

@@ -73,14 +73,15 @@ def to_words(values: Mapping[str, Any], options: Mapping[str, argparse.Action]) 
     options: name -> option, with _ for -. Raises BadInput if a value has a wrong type.
     """
     words = []
-    names = [key.replace("-", "_") for key in values]
-    for (key, value), name in zip(values.items(), names, strict=True):
-        if name == "config":
+    given: dict[Any, str] = {}  # option -> its key
+    for key, value in values.items():
+        if key == "config":
             raise BadInput("config cannot be set in a file")
-        if names.count(name) > 1:  # as batch-size and batch_size
-            raise BadInput(f"{name} is there twice")
         # an unknown key becomes an unknown option, which the parser of the job refuses
-        action = options.get(name)
+        action = options.get(key.replace("-", "_"))
+        first = given.setdefault(action or key, key)
+        if first != key:  # as batch-size and batch_size
+            raise BadInput(f"{first} and {key} are one option: leave one of them out")
         is_flag = action is not None and action.nargs == 0  # an option without a value
         types: tuple[type, ...] = (bool,) if is_flag else (bool, int, float, str)
         expected = "true or false" if is_flag else "one text, number, true or false"

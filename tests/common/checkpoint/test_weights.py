@@ -307,8 +307,10 @@ def test_other_files_are_one_line_and_nothing_is_executed(tmp_path):
     _refuse(tmp_path / "none", "No such file")
     (tmp_path / "best.pth").write_bytes(whole)
     _refuse(tmp_path, r"Is a directory; .*: best.pth")
-    (tmp_path / ".metadata").touch()
-    _refuse(tmp_path, r"a distributed checkpoint: python -m torch.distributed.checkpoint")
+    folder = tmp_path / "of a run"
+    folder.mkdir()
+    (folder / ".metadata").touch()
+    _refuse(folder, rf"a distributed checkpoint: python -m torch.distributed.*torch '{folder}' new.pth")
     assert not os.path.exists(executed)
     checkpoint.write(str(tmp_path / "step_1.pt"), {"objects": {"model": _model().state_dict()}}, step=1)
     with open(tmp_path / "step_1.pt", "r+b") as file:
