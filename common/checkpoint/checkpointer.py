@@ -160,7 +160,10 @@ class Checkpointer(Exact, Events):
 
             self._other_run = OtherRun(run, self.loader, parts, self.say, write_sums)
             plugins.append(self._other_run.plugin)
-        survivors = self._find_survivors()
+        survivors: str = args.survivors
+        if survivors != "first" and self.output.url:
+            self.say("warning: --survivors any has no effect: rank 0 alone uploads results to a URL")
+            survivors = "first"
         if args.sample_losses and self._writes:
             from common.run.sample_losses import SampleLosses  # most jobs do not keep them
 
@@ -173,14 +176,6 @@ class Checkpointer(Exact, Events):
             plugins.append(Preemption(args.preemption))
         watching = usual(survivors, args.stuck_after, args.stuck_exit, args.slow_rank, is_job=True)
         return [*plugins, *watching, *writing]
-
-    def _find_survivors(self) -> str:
-        """Return --survivors, or "first" and a warning if only rank 0's results are kept."""
-        survivors: str = self.args.survivors
-        if survivors != "first" and self.output.url:
-            self.say("warning: --survivors any has no effect: rank 0 alone uploads results to a URL")
-            return "first"
-        return survivors
 
     # What a loop calls; see also Exact: accepts(), found_inf, save(), add(), total_steps, running.
 
@@ -360,6 +355,8 @@ class Checkpointer(Exact, Events):
         words = sys.argv[1:]
         if not self.args.output_dir:  # the same command would begin a new run in a folder of its own
             words = [*words, "--output_dir", self.output.folder]
+        if self.args.resume == "never" and (self.args.output_dir or "--resume" in "".join(words)):
+            words = [*words, "--resume", "auto"]  # the last one counts; else this is the default
         words, masked = mask_words(words, self.args.ignored)
         self.say(f"to continue: {start} {shlex.join([sys.argv[0], *words])}")
         if masked:

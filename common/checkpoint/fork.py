@@ -107,8 +107,8 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
     folder = args.output_dir or ""
     if os.path.realpath(folder) == os.path.realpath(args.from_run):
         raise BadInput(f"--output_dir {folder} is the run of --from: expected a new folder")
-    if not args.skip_steps:
-        return {"skip_steps": None}
+    if args.skip_steps is None:  # '' is refused: a variable of a shell may be empty
+        return {}
     steps = ranges.parse("--skip_steps", args.skip_steps)
     _check_skipped(args.skip_steps, steps, args.at_step or 0)
     return {"skip_steps": ranges.describe(steps)}

@@ -225,7 +225,7 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
 
         notices.check(args.preemption, is_elastic=bool(vars(args).get("elastic")))
     changes = {}
-    if args.from_run or args.at_step is not None or args.skip_steps:
+    if args.from_run or args.at_step is not None or args.skip_steps is not None:
         from common.checkpoint import fork  # most runs begin with step 1
 
         changes = fork.check(args)

@@ -13,6 +13,7 @@ import functools
 import json
 import math
 import os
+import shlex
 import warnings
 import zipfile
 from collections import Counter
@@ -164,13 +165,14 @@ def _choose_state(path: str, content: Any) -> tuple[Any, str]:
     if not dictionaries:
         return content, ""
     chosen = next((name for name in _WHOLE if name in dictionaries), None)
-    if chosen is None and _tensors(content):
-        return content, ""  # a state_dict, which has a dictionary of tensors besides
-    if chosen is None and len(dictionaries) > 1:
-        line = CONVERT.format(f"torch.load({path!r})[{min(dictionaries)!r}]")
-        names = _list_first([*map(repr, dictionaries)])
-        raise BadInput(f"weights {path}: it holds {names}; keep one: {line}")
-    chosen = chosen or min(dictionaries)
+    if chosen is None:
+        if _tensors(content):
+            return content, ""  # a state_dict, which has a dictionary of tensors besides
+        chosen, *others = dictionaries  # the names may be of any type
+        if others:
+            line = CONVERT.format(f"torch.load({path!r})[{chosen!r}]")
+            names = _list_first([*map(repr, dictionaries)])
+            raise BadInput(f"weights {path}: it holds {names}; keep one: {line}")
     state = dictionaries.pop(chosen)
     text = f" of its {chosen!r}"
     if dictionaries:
@@ -205,7 +207,7 @@ def _hint_for_folder(path: str) -> str:
     "" for another path."""
     if os.path.exists(os.path.join(path, ".metadata")):
         tool = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
-        return f"; a distributed checkpoint: {tool} {path} new.pth"
+        return f"; a distributed checkpoint: {tool} {shlex.quote(path)} new.pth"
     if not os.path.isdir(path):
         return ""
     endings = (".pth", ".pt", ".ckpt", ".bin", ".safetensors")
@@ -384,7 +386,9 @@ def _list_first(names: list[str]) -> str:
 
 def run_folder(path: str) -> str:
     """Return the output folder of the run that a file of weights belongs to."""
-    folder = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
+    folder = os.path.abspath(path)  # without a slash at its end
+    if not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
     return os.path.dirname(folder) if os.path.basename(folder) == "checkpoints" else folder
 
 

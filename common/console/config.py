@@ -51,8 +51,12 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def table(text: str) -> dict[str, Any]:
     """Return an inline table of TOML, such as {betas = [0.9, 0.95]}. Raises BadInput."""
     failure = f"{text:.80} is not an inline table of TOML, {{name = value}}"
-    with explained(failure, ValueError, TypeError, RecursionError):
-        return dict(_import_toml().loads(f"value = {text}")["value"])
+    with explained(failure, ValueError, RecursionError):
+        content = _import_toml().loads(f"value = {text}")
+    # a list of pairs is no table, and a second line would be lost
+    if not isinstance(content["value"], dict) or len(content) > 1:
+        raise BadInput(failure)
+    return content["value"]
 
 
 def _import_toml():
@@ -69,11 +73,15 @@ def to_words(values: Mapping[str, Any], options: Mapping[str, argparse.Action]) 
     options: name -> option, with _ for -. Raises BadInput if a value has a wrong type.
     """
     words = []
+    given: dict[Any, str] = {}  # option -> its key
     for key, value in values.items():
         if key == "config":
             raise BadInput("config cannot be set in a file")
         # an unknown key becomes an unknown option, which the parser of the job refuses
         action = options.get(key.replace("-", "_"))
+        first = given.setdefault(action or key, key)
+        if first != key:  # as batch-size and batch_size
+            raise BadInput(f"{first} and {key} are one option: leave one of them out")
         is_flag = action is not None and action.nargs == 0  # an option without a value
         types: tuple[type, ...] = (bool,) if is_flag else (bool, int, float, str)
         expected = "true or false" if is_flag else "one text, number, true or false"

@@ -96,7 +96,7 @@ def _exit(error: SystemExit) -> None:
     """End the process as main() has asked with sys.exit(): without an argument or with 0 as if it had
     returned, with a number as the code, and with a text on standard error and the code 1."""
     in_group = endings.in_group()
-    if not error.code:
+    if error.code in (None, 0):  # a text may be empty
         endings.end(None)
         raise error
     code = 1

@@ -18,7 +18,7 @@ from common.platform.topology import Topology
 
 _TEARDOWN = 3.0  # seconds
 _COMMUNICATION = re.compile(
-    r"^Dist\w*Error|\b(gloo|nccl|socket|store|broken pipe|pair closure)\b|connection (closed|reset|refused)"
+    r"^Dist\w*Error|\b(gloo|nccl|socket|broken pipe|pair closure)\b|connection (closed|reset|refused)"
     r"|timed out waiting",
     re.IGNORECASE,
 )

@@ -6,6 +6,7 @@ whether to continue. The group is registered as a backend of its own: a job call
 """
 
 import datetime
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -27,14 +28,6 @@ class Broken(RuntimeError):
     """A collective has failed, or was given up."""
 
 
-def _wait_on() -> bool:
-    return False
-
-
-def _accept(error: Broken) -> None:
-    """Leave the error as it is: the caller raises it."""
-
-
 class Group(ProcessGroup):
     """A group of gloo: the default group of each member of an elastic job, a new one in each generation.
 
@@ -42,8 +35,8 @@ class Group(ProcessGroup):
     of a collective that does not end well; it raises another one. Members.options() sets both.
     """
 
-    gives_up: Callable[[], bool] = staticmethod(_wait_on)
-    failed: Callable[[Broken], object] = staticmethod(_accept)
+    gives_up: Callable[[], bool]
+    failed: Callable[[Broken], object]
 
     def __init__(self, store: Any, rank: int, size: int, timeout: datetime.timedelta):
         super().__init__(rank, size)  # type: ignore[call-arg]  # torch's stubs know another one
@@ -55,7 +48,7 @@ class Group(ProcessGroup):
         return ELASTIC
 
     def run(self, name: str, *arguments: Any, **options: Any) -> "_Work":
-        """Begin a collective. torch calls it through the methods that _make() returns, in any thread."""
+        """Begin a collective. torch calls it by the names of _COLLECTIVES, in any thread."""
         work = self._call(getattr(self._gloo, name), *arguments, **options)
         self._last = _Work(work, self._call)
         return self._last
@@ -101,15 +94,6 @@ class _Work(torch._C._distributed_c10d.Work):
         return self._work.is_completed()
 
 
-def _make(name: str) -> Callable[..., _Work]:
-    """Return the method of Group for a kind of collective."""
-
-    def begin(self: Group, *arguments: Any, **options: Any) -> _Work:
-        return self.run(name, *arguments, **options)
-
-    return begin
-
-
 for _name in _COLLECTIVES:  # torch calls a method for each kind
-    setattr(Group, _name, _make(_name))
+    setattr(Group, _name, functools.partialmethod(Group.run, _name))
 Backend.register_backend(ELASTIC, Group, devices=["cpu"])

@@ -97,10 +97,9 @@ class Recheck(Plugin):
         """Add the sum of a shard of this rank. gradients: of all parameters that are trained, in the same
         order on every rank. factor: by which they were multiplied; 0 for a shard without samples."""
         self._sums.append(sum_bits(gradients, self._shards.device))
-        if shard == self.find_shard(step):
-            self._sent = None
-            if self._is_single and self._recorder.inputs and factor:
-                self._sent = (self._recorder.inputs, self._recorder.states, self._slopes, factor)
+        is_whole = self._is_single and self._recorder.inputs and factor
+        if is_whole and shard == self.find_shard(step):
+            self._sent = (self._recorder.inputs, self._recorder.states, self._slopes, factor)
 
     def compare(self, step: int, restore_buffers: Callable[[], None]) -> None:
         """Compute the chosen shard again if it is the turn of this rank. Called on every rank after its last

@@ -82,7 +82,8 @@ class ReportFiles:
             steps = (start["step"] for start in read_starts(folder))
             begun.receipt.begins_at(min(steps, default=begun.step))
             if self.class_names:
-                write_atomic(os.path.join(folder, CLASSES), json.dumps(self.class_names) + "\n")
+                with self._reported():  # the next report would begin the files a second time
+                    write_atomic(os.path.join(folder, CLASSES), json.dumps(self.class_names) + "\n")
             # set before they open: a tracker that fails is not opened again with each report
             self._trackers = {}
             self._open_trackers(self._trackers)
@@ -120,6 +121,8 @@ class ReportFiles:
         except Exception as error:  # OSError if the disk is full; packages of trackers raise other types
             what = f"figures of {tracker}" if tracker else f"reports in {self._output.folder}"
             reason = " ".join(str(error).split()) or type(error).__name__  # a MemoryError has no text
+            if isinstance(error, OSError) and error.filename2:  # the first name is another one each time
+                reason = f"{error.strerror}: {error.filename2}"
             self._warn_once(f"warning: {what} are incomplete: {reason}", tracker)
 
     def write(self, step: int, line: dict[str, Any], scalars: Mapping[str, float]) -> None:

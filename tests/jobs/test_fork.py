@@ -335,6 +335,7 @@ def test_a_loop_that_does_not_ask_is_refused(old, tmp_path):
     (("--from=OLD", "--at_step=14", "--skip_steps=14-16"), "after step 14"),
     (("--from=OLD", "--at_step=16", "--skip_steps=23-25"), "ends at step 24"),
     (("--from=OLD", "--skip_steps=16-14"), "400-420"),
+    (("--from=OLD", "--skip_steps="), "400-420"),
     (("--from=OLD", "--seed=7"), "--seed is 0"),
     (("--from=OLD", "--at_step=14", "--seed=7"), "--seed 7: that of"),
     (("--from=OLD", "--resume=never"), "leave out --resume"),

@@ -21,7 +21,9 @@ def test_values_of_secret_options_are_nowhere(tmp_path):
     values = {name: f"V{name}hunter2" for name in (*OPTIONS, "api_key", "unknown")}
     values["hook_url"] = f"https://hooks.host/services/{values['hook_url']}"
     words = [word for name, value in values.items() for word in (f"--{name}", value)]
-    stopped, before, continue_it = start_until(*usual, "--epochs=400", "--lr=0.2", *words, at="step=4/")
+    stopped, before, continue_it = start_until(
+        *usual, "--epochs=400", "--lr=0.2", "--resume=never", *words, at="step=4/"
+    )
     stopped.send_signal(signal.SIGTERM)
     continue_it()
     result = finish(stopped, 143)
@@ -30,7 +32,7 @@ def test_values_of_secret_options_are_nowhere(tmp_path):
     shown += "".join(path.read_bytes().decode("latin-1") for path in out.rglob("*") if path.is_file())
     assert "hunter2" not in shown and "<html" in shown and '"lr": 0.2' in shown
     line, fill_in = re.search(r"^to continue: (.*)\n\(fill in: (.*)\)$", result.stdout, re.MULTILINE).groups()
-    assert "--lr=0.2" in line and "'***'" in line
+    assert "--lr=0.2" in line and "'***'" in line and line.endswith(" --resume auto"), "not never"
     assert fill_in.split(", ") == [f"--{name}" for name in values]
 
     words = [word.replace("hunter2", "other") for word in words]

@@ -149,6 +149,7 @@ DICTIONARIES = {  # content of a file of another program: the end of the line
         " of its 'state_dict' without the prefix 'model.'",
     ),
     "one": (lambda state: {"generator": state}, " of its 'generator'"),
+    "a number": (lambda state: {"epoch": 3, 0: state}, " of its 0"),
     "prefix": (_prefixed("backbone.net."), " without the prefix 'backbone.net.'"),
     "prefix and part": (
         lambda state: _prefixed("net.")(_wrapped_part(state, "_orig_mod")), " without the prefix 'net.'"
@@ -193,6 +194,7 @@ def test_names_that_are_not_clear_are_refused(tmp_path):
     files = {
         "several networks in it .*student., teacher.": both,
         "it holds 'student', 'teacher'; keep one": {"student": state, "teacher": state},
+        "it holds 1, 'teacher'; keep one": {1: state, "teacher": state},
         "not .*file: 0.weight; not .*model: 0._orig_mod.weight, 0.module.weight": twice | rest,
         "_flat_param is of FSDP": {"_fsdp_wrapped_module._flat_param": torch.zeros(99)},
     }
@@ -305,8 +307,10 @@ def test_other_files_are_one_line_and_nothing_is_executed(tmp_path):
     _refuse(tmp_path / "none", "No such file")
     (tmp_path / "best.pth").write_bytes(whole)
     _refuse(tmp_path, r"Is a directory; .*: best.pth")
-    (tmp_path / ".metadata").touch()
-    _refuse(tmp_path, r"a distributed checkpoint: python -m torch.distributed.checkpoint")
+    folder = tmp_path / "of a run"
+    folder.mkdir()
+    (folder / ".metadata").touch()
+    _refuse(folder, rf"a distributed checkpoint: python -m torch.distributed.*torch '{folder}' new.pth")
     assert not os.path.exists(executed)
     checkpoint.write(str(tmp_path / "step_1.pt"), {"objects": {"model": _model().state_dict()}}, step=1)
     with open(tmp_path / "step_1.pt", "r+b") as file:
@@ -409,6 +413,7 @@ def test_files_that_never_end(tmp_path):
 def test_names_of_classes_are_compared(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     paths = [tmp_path, tmp_path / "best.pth", tmp_path / "checkpoints" / "step_1.pt"]
+    paths += [f"{tmp_path}/checkpoints/", tmp_path / "checkpoints" / "."]
 
     def said(*names):
         found = {weights.compare_class_names(str(path), names) for path in paths}

@@ -73,6 +73,9 @@ def test_arguments_of_the_model_are_a_table():
     assert classifiers.build("efficientnet_b0", 3, 32, "{dropout = 0.7}").classifier[0].p == 0.7
     with pytest.raises(BadInput, match=r"--model_kwargs {dropot = 0.7}: .*'dropot'"):
         classifiers.build("efficientnet_b0", 3, 32, "{dropot = 0.7}")
+    for text in ('[["dropout", 0.7]]', "[]", "{}\ndropout = 0.7", "{dropout = }"):
+        with pytest.raises(BadInput, match="is not an inline table of TOML"):
+            classifiers.build("efficientnet_b0", 3, 32, text)
 
 
 def test_arguments_of_a_model_of_timm():

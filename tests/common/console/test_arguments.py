@@ -191,6 +191,7 @@ def test_a_file_of_options_comes_after_the_command_line(config, parse, capsys):
         ("lr = ", "is not TOML"),
         ("{", "is not JSON"),
         ('{"lr": 1, "epochs": 2, "lr": 2}', "JSON: lr is there twice"),
+        ("batch-size = 8\nbatch_size = 4", "batch-size and batch_size are one option"),
         ("[1]", "is not an object"),
         ('{"lr": null}', "lr = None: expected"),
     ],

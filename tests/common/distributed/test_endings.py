@@ -70,6 +70,7 @@ WAYS = {  # way -> code, exit code, pattern of the line that must arrive once
     "exit with text": ("sys.exit('the text of the exit')", 1, "the text of the exit$"),
     "exit with 3": ("sys.exit(3)", 3, ""),
     "exit": ("sys.exit()", 0, ""),
+    "exit with an empty text": ("sys.exit('')", 1, "\\n"),
     "memory": ("raise MemoryError('out of memory')", 1, f"{AT_RANK}MemoryError: out of memory"),
     "assertion": ("assert 1 == 2, 'one is not two'", 1, f"{AT_RANK}AssertionError: one is not two"),
     "thread": (

@@ -113,6 +113,12 @@ def test_a_group_that_cannot_be_destroyed_ends_a_process_that_is_alone(monkeypat
     assert capsys.readouterr().err == "ValueError: y\n"
 
 
+def test_an_error_of_the_user_is_no_lost_contact():
+    lost = ("Socket Timeout", "Broken pipe", "NCCL communicator was aborted", "Connection reset by peer")
+    assert all(leaving.has_lost_contact(RuntimeError(text)) for text in lost)
+    assert not leaving.has_lost_contact(RuntimeError("cannot store the sample in the cache"))
+
+
 ALONE = """
 import runpy, sys
 from bootfile.ground import accelerator

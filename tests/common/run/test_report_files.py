@@ -82,6 +82,22 @@ def test_a_checkpoint_under_the_name_of_another_step_is_passed_over(tmp_path, ca
     assert {path.name for path in tmp_path.glob("step_*.pt")} == {"step_2.pt", "step_3.pt"}
 
 
+def test_reports_are_whole_if_the_names_of_classes_cannot_be_written(tmp_path, capsys):
+    for name in ("classes.json", "confusion.json"):
+        (tmp_path / name).mkdir()
+    log, loader = log_of(tmp_path), StubLoader(10)
+    log._files.class_names = ("cat", "dog")
+    loader.commit = lambda *_: None
+    begin(log, loader, 0, 10)
+    for _ in range(2):
+        loader.step += 1
+        log.report(torch.ones(3, dtype=torch.float64), None)
+        log._files.write_confusion(loader.step, {"matrix": torch.eye(2), "count": [1, 1]})
+    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").open()] == [1, 2]
+    assert len((tmp_path / "starts.jsonl").read_text().splitlines()) == 1
+    assert capsys.readouterr().out.count("are incomplete: Is a directory: ") == 2, "once for each file"
+
+
 def test_reports_are_whole_if_no_line_of_the_starts_can_be_read(tmp_path, capsys):
     """starts.jsonl is larger than any file of starts."""
     (tmp_path / "starts.jsonl").touch()
