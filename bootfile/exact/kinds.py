@@ -7,6 +7,7 @@ RANDOM = 3  # a state of random numbers: after a restart it may differ without a
 
 _RATES = {"lr", "_last_lr", "initial_lr", "base_lrs"}
 _COUNTERS = {"step", "epoch", "last_epoch", "_step_count", "_growth_tracker", "scale"}
+_WEIGHTS = ("model", "forward", "ema")  # their parts may have the names of counters
 
 
 def find_kind(name: str) -> int:
@@ -14,6 +15,6 @@ def find_kind(name: str) -> int:
     words = name.split(".")
     if "param_groups" in words or not _RATES.isdisjoint(words):
         return HYPERPARAMETER
-    if words[-1] in _COUNTERS:
+    if words[-1] in _COUNTERS and words[0] not in _WEIGHTS:
         return COUNTER
     return OTHER

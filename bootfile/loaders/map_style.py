@@ -34,8 +34,8 @@ from bootfile.sampling.plan import Batch, Plan
 _HINTS = {
     "PIL image": "make a tensor of the image (torchvision.transforms.ToTensor)",
     "None": "return another sample, or leave it out of the data set",
-    "requires grad": "return tensor.detach()",
-    "sparse": "return tensor.to_dense()",
+    "], requires grad": "return tensor.detach()",
+    "] sparse": "return tensor.to_dense()",
 }
 _COLLATED = 2  # items of which collate_fn makes a batch twice
 
@@ -318,7 +318,12 @@ class Fetcher:
         sample of the batch; else ""."""
         match = re.search(r"Target (-?\d+) is out of bounds", error)
         if match:
-            ids = batch.ids[batch.labels == int(match[1])]
+            target = int(match[1])
+            [seeds] = batch.crops
+            pairs = zip(batch.ids, map(split, self.items(batch.ids, seeds)), strict=True)
+            ids = [number for number, pair in pairs if pair and np.any(np.asarray(pair[1]) == target)]
+            if not ids:
+                return ""
             return (
                 f"sample {ids[0]} of {self._name} has the target {match[1]}, for which the model has no "
                 "output: expected 0 to its number of outputs - 1"

@@ -28,6 +28,8 @@ _GROUP = os.path.join("elastic", "group.py")  # it waits for gloo in the place o
 _WRAPPERS = ("__torch_function__", "__torch_dispatch__")  # functions around an operation that the loop calls
 _DEEPEST = 100  # frames of a stack that are shown
 _DISTRIBUTED = f"torch{os.sep}distributed{os.sep}"
+# its parts that compute, or write files: they wait only where they call a collective themselves
+_COMPUTES = tuple(f"{_DISTRIBUTED}{name}{os.sep}" for name in ("algorithms", "checkpoint", "fsdp", "optim"))
 _LOADERS = (f"torch{os.sep}utils{os.sep}data{os.sep}", f"bootfile{os.sep}loaders{os.sep}")
 _COMPILERS = (f"torch{os.sep}_dynamo{os.sep}", f"torch{os.sep}_inductor{os.sep}")
 # a debugger is in one of these functions while its user looks at the program; pydevd is a part of debugpy
@@ -108,7 +110,8 @@ def find_place(stack: Stack) -> Place:
     line = f"({os.path.basename(newest.file)}:{newest.line})"
     collectives = []
     for frame in called:
-        if _DISTRIBUTED in frame.file and frame.function != "wrapper":  # torch's decorator
+        is_part = _DISTRIBUTED in frame.file and not any(part in frame.file for part in _COMPUTES)
+        if is_part and frame.function != "wrapper":  # torch's decorator
             collectives.append(frame.function)
     if collectives:
         # the oldest is the function that the program has called; the others are inside of it

@@ -444,13 +444,19 @@ def change(state: dict[str, Any], case: Case) -> str:
     tensors = []
     for name, value in digest.leaves(state):
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
-            tensors.append((value.numel(), name, value))
+            changed = (value.detach().double() * _FACTOR).to(value.dtype)
+            # a mask of zeros and infinities would stay as it is
+            if digest.summarize(0, {name: changed}) != digest.summarize(0, {name: value}):
+                tensors.append((value.numel(), name, value, changed))
     if not tensors:
         return ""
     tensors.sort(key=lambda row: row[:2])  # by size, and then by name
     damaged = tensors if case.damages == "all" else tensors[-1:]
-    for _, _, tensor in damaged:
-        tensor.mul_(_FACTOR)
+    for _, _, tensor, changed in damaged:
+        if 0 in tensor.stride():  # it repeats one element, which no copy can change
+            tensor.data = changed
+        else:  # in place: two names may have one tensor
+            tensor.detach().copy_(changed)
     return tensors[-1][1]
 
 

@@ -125,7 +125,7 @@ def start(topology: Topology, grace: float) -> int:
         node = f" on node {socket.gethostname()}" if topology.nodes > 1 else ""
         code = _wait(children, topology.rank, asked, grace, node, kills)
     else:  # the signal came before the first one
-        code = 128 + asked[0][0]
+        code = signals.code_after(asked[0][0])
     os.set_blocking(receive_errors, False)  # a child that did not end holds the other end
     with contextlib.suppress(BlockingIOError):
         lines = os.read(receive_errors, 2**16).decode(errors="replace").splitlines(keepends=True)
@@ -195,6 +195,8 @@ def _wait(
         return 0
     if code < 0 and asked and asked[0][0] == signal.SIGINT:
         code = errors.INTERRUPTED  # killed by a second Ctrl-C, or by SIGINT inside a library
+    elif asked and code == -asked[0][0]:  # it could not handle the signal yet
+        code = signals.code_after(asked[0][0])
     if code < 0 or code not in _EXPLAINED:
         status = -code if code < 0 else code << 8
         who = f"rank {first_rank + failed}{node} (pid {children[failed].pid})"

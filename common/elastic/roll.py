@@ -179,7 +179,7 @@ class Roll:
             return False
         # versions, options and data: with others the states of the two would not be those of one training
         different = [key for key in facts.keys() | expected.keys() if facts.get(key) != expected.get(key)]
-        if different:
+        if different and not read(self._store, f"refused/{name}"):  # once: it ends some looks later
             key = min(different)
             reason = f"its {key} is {facts.get(key)}, that of the members is {expected.get(key)}"
             announce(self._store, f"refused/{name}", reason)

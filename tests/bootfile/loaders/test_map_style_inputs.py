@@ -247,6 +247,10 @@ NO_BATCH = {
         r"\(SimpleNamespace, int\).*arrays of numbers",
     ),
     "no key": (lambda id: ({"x": X} if id < 5 else {}, 0), "sample 5 "),
+    "key with a word of a hint": (
+        lambda id: {"sparse_ids": torch.zeros(1 + id // 5)},
+        r"sample 5 .*sparse_ids: float32 \[2\].*(pad|shape)",
+    ),
     "ragged": (lambda id: ([0] * (1 + id // 5), 0), r"sample 5 .*\(int, int\)"),
 }
 
@@ -277,6 +281,9 @@ def test_an_error_of_the_users_code_keeps_its_traceback_and_gets_the_samples_num
         list(batches)
 
 
+MASKS = torch.zeros(2, 2, dtype=torch.int64), torch.tensor([[0, 255], [1, 2]])
+
+
 def _loss(inputs, targets):
     outputs = torch.nn.Linear(4, 3)(inputs)
     if isinstance(targets, torch.Tensor) and targets.is_floating_point():
@@ -305,6 +312,15 @@ def test_an_error_of_the_model_or_the_loss_names_the_sample_whose_type_or_target
         _loss(inputs, targets).backward()
     assert re.search(rf"sample \d of Items .*{expected}", batches.explain(error.value))
     assert batches.explain(RuntimeError("mat1 and mat2 shapes cannot be multiplied (8x4 and 5x3)")) == ""
+
+
+@pytest.mark.parametrize("sample", [lambda id: (torch.zeros(3, 2, 2), MASKS[id == 5])])
+def test_a_mask_with_a_class_that_the_model_has_not_is_named(sample):
+    batches = loader(Items(lambda data, id: sample(id), 8))
+    [[inputs, targets]] = batches
+    with pytest.raises(IndexError) as error:
+        torch.nn.functional.cross_entropy(inputs, targets)
+    assert batches.explain(error.value).startswith("sample 5 of Items has the target 255")
 
 
 def test_an_error_of_the_model_names_the_one_sample_of_another_type():

@@ -134,6 +134,13 @@ def test_places():
         Frame("/job/loop.py", 210, "accepts"),
     ]
     assert find_place(stack) == Place(WAITS, "all_reduce (loop.py:210)")
+    saves = [
+        Frame(os.__file__, 3, "fsync"),
+        Frame(torch + "checkpoint/filesystem.py", 7, "_write_item"),
+        Frame("/job/own.py", 50, "<module>"),
+    ]
+    assert find_place(saves).verb == IN  # held by the disk, not by another rank
+    assert find_place([stack[0], *saves[1:]]).verb == WAITS
     backward = [
         Frame("/venv/lib/python3/site-packages/torch/autograd/graph.py", 5, "_engine_run_backward"),
         Frame("/venv/lib/python3/site-packages/torch/_tensor.py", 6, "backward"),

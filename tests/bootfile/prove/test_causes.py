@@ -1,6 +1,7 @@
 """`prove` names the cause of a difference: what a restart begins with, before the tensors that differ."""
 
 import json
+import math
 import re
 import shutil
 import signal
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from bootfile.exact.kinds import COUNTER, OTHER, find_kind
 from bootfile.ground.errors import BadInput
 from bootfile.prove import causes, runs, trial, verdict
-from bootfile.prove.cases import KILLED, THREADS, Case
-from bootfile.prove.job import Job
+from bootfile.prove.cases import ALL_DAMAGED, DAMAGED, KILLED, THREADS, Case
+from bootfile.prove.job import Job, change
 from bootfile.receipt import weights
 from bootfile.receipt.compare import Line, find_files
 from tests.conftest import ROOT, cases, environment, names, run
@@ -295,3 +297,23 @@ def test_a_kill_that_comes_too_late_is_followed_by_an_earlier_one(tmp_path, monk
     words = ("own.py", "--compare", "out/*.pt", "--resume_with=", "--kills=1")
     shown = proofs.prove(*words, cwd=tmp_path)
     assert re.search(r"a SIGKILL .*restart: after 2 of .*\b\d+ writes", shown)
+
+
+def test_a_damage_changes_each_kind_of_tensor():
+    weight = torch.nn.Parameter(torch.ones(4))
+    state = {
+        "weight": weight,
+        "tied": weight.detach(),  # the same memory
+        "repeated": torch.ones(1).expand(9),
+        "mask": torch.full((50,), -math.inf),  # would stay as it is
+        "zeros": torch.zeros(40),
+    }
+    before = {name: tensor.detach().clone() for name, tensor in state.items()}
+    assert change(state, DAMAGED) == "repeated" and not torch.equal(state["repeated"], before["repeated"])
+    assert change(state, ALL_DAMAGED) == "repeated"
+    assert torch.equal(state["weight"], state["tied"]) and not torch.equal(state["weight"], before["weight"])
+
+
+def test_a_weight_with_the_name_of_a_counter_is_no_cause_before_its_effects():
+    assert find_kind("scaler.scale") == find_kind("optimizer.state.0.step") == COUNTER
+    assert find_kind("model.1.scale") == OTHER

@@ -284,6 +284,16 @@ def test_the_exit_code_is_that_of_the_cause(ends, code, seen, tmp_path):
     assert ("was killed by SIGKILL" in errors) == (code == 137)
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR2, 143), (signal.SIGHUP, 129)])
+def test_a_signal_before_the_processes_can_handle_it_has_its_usual_code(number, code, tmp_path):
+    for rank in range(2):
+        os.mkfifo(tmp_path / str(rank))
+    job = start("-c", ENDS, f"{tmp_path}/")
+    wait_until(lambda: len(processes_of(job)) == 2, job)
+    job.send_signal(number)
+    finish(job, code)
+
+
 def test_a_launcher_in_the_parent_process_gets_what_main_returns(tmp_path):
     """torchrun --run-path calls the script in processes of multiprocessing, and waits until they return."""
     start = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--run-path")

@@ -576,13 +576,15 @@ def test_node_0_decides_what_is_trained(processes):
     assert not job.store.check(["refused/0.1"])
 
 
-def test_who_trains_something_else_is_refused(processes):
+def test_who_trains_something_else_is_refused(processes, capsys):
     job = processes(1, 1)
     job.look()
     job.die("0.1")
     name = job.come(0, torch="2.6")
     assert job.look().generation == 0
+    job.look(1.0)  # it ends a while later
     assert job.store.get(f"refused/{name}") == b"its torch is 2.6, that of the members is None"
+    assert capsys.readouterr().out.count("is refused") == 1
 
 
 class _Deaf(members.Members):
