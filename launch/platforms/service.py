@@ -14,7 +14,7 @@ import sys
 import urllib.parse
 from typing import Any
 
-from bootfile.ground.errors import BadInput, import_optional
+from bootfile.ground.errors import BadInput, import_optional, printable
 from common.object_store.location import is_clear_text
 
 _PACKAGE = "huaweicloudsdkmodelarts"
@@ -50,7 +50,8 @@ def _find_endpoint(region: str, url: str) -> str:
         url = f"https://modelarts.{region}.{_DOMAIN}"
     url = url.rstrip("/")
     if not _URL.fullmatch(url):
-        raise BadInput("no region or https://host: set the region in job.toml, or MODELARTS_REGION")
+        given = f"{printable(url.rpartition('@')[2])} is not https://HOST[:PORT]" if url else "no region"
+        raise BadInput(f"{given}: set the region in job.toml, or MODELARTS_REGION")
     if is_clear_text(url):
         raise BadInput(f"the endpoint {url} is not encrypted: https:// is needed for any other machine")
     return url
@@ -112,7 +113,7 @@ class ModelArts:
         answer = self._ask("show_training_job_details", request, "status")
         return answer["status"].get("phase") or "unknown"
 
-    def _ask(self, call: str, request: object, needed: str = "", repeat: bool = True) -> dict[str, Any]:
+    def _ask(self, call: str, request: object, needed: str, repeat: bool = True) -> dict[str, Any]:
         """Send a request, let the SDK repeat it after a temporary failure, and return the answer.
 
         call: the SDK's method
@@ -135,7 +136,7 @@ class ModelArts:
         invoker.with_retry(is_repeatable, _RETRIES, BackoffStrategies.EQUAL_JITTER)
         try:
             answer = sanitize_for_serialization(invoker.invoke())
-            if needed and needed not in answer:  # a proxy may have answered
+            if needed not in answer:  # a proxy may have answered
                 raise ValueError(f"the answer has no {needed}")
             return answer
         except self._errors as error:
