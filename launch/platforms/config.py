@@ -256,7 +256,7 @@ def load(path: str, job: str, platform: str = "modelarts") -> JobConfig:
         name: Any = TABLES.get(platform, platform)
         if platform != "modelarts" and name not in config.platform:
             raise BadInput(f"[platform.{name}] is missing (launch/job.example.toml shows it)")
-        _check_names(config, config.platform.get(name, PlatformTable()))
+        _check_names(config, config.platform.get(name, PlatformTable.model_validate({})))
         if platform == "modelarts":
             _check_modelarts(config)
         return config

@@ -34,17 +34,6 @@ class _Snapshot(NamedTuple):
     files: list[str]
 
 
-class _Upload(NamedTuple):
-    """An upload of one big file that was not finished.
-
-    key: of the file. id: of the upload. began: seconds since 1970
-    """
-
-    key: str
-    id: str
-    began: float
-
-
 def clean(url: str, keep: int, yes: bool) -> int:
     """Show old snapshots and unfinished uploads, ask, remove them, and return the exit code. `python -m
     launch upload --clean` calls it. keep: newest snapshots of each name that stay. yes: remove without
@@ -57,7 +46,6 @@ def _clean(store: ObjectStore, keep: int, yes: bool) -> int:
     """Do what clean() says with an open store."""
     # by name, the newest first
     snapshots = sorted(_find_snapshots(store), key=lambda snapshot: (snapshot.name, -snapshot.modified))
-    uploads = list(itertools.starmap(_Upload, store.uploads()))
     old: list[_Snapshot] = []
     for _, snapshots_of_a_name in itertools.groupby(snapshots, key=lambda snapshot: snapshot.name):
         old += [*snapshots_of_a_name][keep:]
@@ -66,13 +54,13 @@ def _clean(store: ObjectStore, keep: int, yes: bool) -> int:
         action = "remove" if snapshot in old else "keep"
         size = human_size(snapshot.size)
         rows.append((action, "snapshot", snapshot.folder, size, format_time(snapshot.modified)))
-    unfinished: list[_Upload] = []  # uploads to remove
-    for upload in uploads:
+    unfinished = []  # (key, id) of the uploads to remove
+    for key, id, began in store.uploads():
         action = "keep"  # another process may still send it
-        if upload.began <= time.time() - _DAY:
+        if began <= time.time() - _DAY:
             action = "remove"
-            unfinished.append(upload)
-        rows.append((action, "unfinished", printable(upload.key), "", format_time(upload.began)))
+            unfinished.append((key, id))
+        rows.append((action, "unfinished", printable(key), "", format_time(began)))
     # The user sees all of them before the question, also what stays.
     for line in align(rows):
         print(line)
@@ -84,8 +72,8 @@ def _clean(store: ObjectStore, keep: int, yes: bool) -> int:
     if not ask(f"remove {what}", yes):
         print("nothing was removed")
         return 1
-    for upload in unfinished:
-        store.abort(upload.key, upload.id)
+    for key, id in unfinished:
+        store.abort(key, id)
     # A job that starts meanwhile finds either a whole snapshot or none: its files go before its manifest.
     for snapshot in old:
         store.delete(f"{snapshot.folder}/{path}" for path in snapshot.files)
