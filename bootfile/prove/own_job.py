@@ -254,7 +254,6 @@ class OwnJob(Job):
             with contextlib.suppress(files.Refused):  # its write was interrupted
                 state = files.read(path)
                 facts = files.facts_of(path)
-                facts.pop("sha256", None)  # a checkpoint before version 0.45 has one, of other bytes
                 largest = change(state["objects"], case)
                 files.write(path, state, **facts)
                 # without its digest: the job would refuse it, and not show that wrong weights are noticed

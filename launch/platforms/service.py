@@ -23,7 +23,8 @@ _DOMAIN = "myhuaweicloud.com"
 _URL = re.compile(r"https?://([A-Za-z0-9.-]+|\[[0-9a-fA-F:.]+\])(:\d+)?")
 _RETRIES = 8  # times that the SDK repeats a request, within about 5 seconds
 _TIMEOUT = (10, 60)  # seconds: to connect, to wait for a byte
-_ENDED = ("Failed", "Completed", "Terminated")  # phases of v2, from the vendor's documents
+# phases of v2 (the vendor's documents) in which a job writes no more; one that is Abnormal may still run
+ENDED = ("Failed", "Completed", "Terminated")
 
 
 class ServiceError(BadInput):
@@ -33,11 +34,6 @@ class ServiceError(BadInput):
     def __init__(self, message: str, status: int | None):
         super().__init__(message)
         self.status = status
-
-
-def has_ended(phase: str) -> bool:
-    """Return whether a job in this phase writes no more. One that is Abnormal may still run and write."""
-    return phase in _ENDED
 
 
 def _find_endpoint(region: str, url: str) -> str:

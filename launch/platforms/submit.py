@@ -28,7 +28,7 @@ from common.ground.files import ROOT
 from launch import explain, records
 from launch.platforms import request, templates
 from launch.platforms.config import PLATFORMS, JobConfig, check_volumes, load
-from launch.platforms.service import ModelArts, ServiceError, has_ended
+from launch.platforms.service import ENDED, ModelArts, ServiceError
 from launch.profiles import MODELARTS_JOB
 
 
@@ -124,5 +124,5 @@ def _check_ended(service: ModelArts, url: str) -> None:
             if error.status == 404:  # deleted
                 continue
             raise
-        if not has_ended(phase):
+        if phase not in ENDED:
             raise BadInput(f"--resume_from {url}: job {record['id']} is {phase} and writes there")
