@@ -23,8 +23,7 @@ _DOMAIN = "myhuaweicloud.com"
 _URL = re.compile(r"https?://([A-Za-z0-9.-]+|\[[0-9a-fA-F:.]+\])(:\d+)?")
 _RETRIES = 8  # times that the SDK repeats a request, within about 5 seconds
 _TIMEOUT = (10, 60)  # seconds: to connect, to wait for a byte
-# phases of v2 (the vendor's documents) in which a job writes no more; one that is Abnormal may still run
-ENDED = ("Failed", "Completed", "Terminated")
+ENDED = ("Failed", "Completed", "Terminated")  # phases of v2 (vendor's documents): no more is written
 
 
 class ServiceError(BadInput):
