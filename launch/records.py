@@ -58,7 +58,7 @@ def read(path: str) -> dict[str, Any]:
 def read_all() -> list[dict[str, Any]]:
     """Return all valid records in FOLDER."""
     records = []
-    for path in sorted(glob.glob(os.path.join(FOLDER, "*.json"))):
+    for path in sorted(glob.glob(os.path.join(glob.escape(FOLDER), "*.json"))):
         with contextlib.suppress(BadInput):  # not a record, or one of another version
             records.append(read(path))
     return records

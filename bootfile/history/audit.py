@@ -20,7 +20,7 @@ from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.exit_codes import DIFFERS, UNVERIFIED
 from bootfile.ground.numbers import counted
 from bootfile.ground.results import CHECKPOINTS
-from bootfile.history import compute
+from bootfile.history import compute, ranges
 from bootfile.history.parent import NOT_THE_SAME, Parent, read_starts_of_job
 from bootfile.records import parent_of, read_states, read_weights
 
@@ -112,17 +112,19 @@ def draw(intervals: Sequence[Interval], share: float, seed: int) -> list[Interva
     return [intervals[place] for place in sorted(drawn)]
 
 
-def choose(intervals: Sequence[Interval], first: int, last: int, folder: str) -> list[Interval]:
-    """Return the intervals that have a step of first..last, the last one cut after `last`. Raises
+def choose(intervals: Sequence[Interval], steps: frozenset[int], folder: str) -> list[Interval]:
+    """Return the intervals that have one of these steps, the last one cut after the last step. Raises
     BadInput."""
+    last = max(steps)
     chosen = [
         Interval(interval.before, min(interval.last, last))
         for interval in intervals
-        if interval.last >= first and interval.before < last
+        if not steps.isdisjoint(range(interval.before + 1, interval.last + 1))
     ]
     if not chosen:
         begin = intervals[0].before + 1
-        raise BadInput(f"--steps {first}-{last}: {begin}-{intervals[-1].last} of {folder} can be computed")
+        shown = f"--steps {ranges.describe(steps)}"
+        raise BadInput(f"{shown}: {begin}-{intervals[-1].last} of {folder} can be computed")
     return chosen
 
 

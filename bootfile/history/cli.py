@@ -67,8 +67,7 @@ def main(arguments: list[str]) -> int:
         print_line(f"altered: {line}")
     every = records.intervals
     if args.steps:
-        steps = ranges.parse("--steps", args.steps)
-        chosen = audit.choose(every, min(steps), max(steps), args.run)
+        chosen = audit.choose(every, ranges.parse("--steps", args.steps), args.run)
     else:
         chosen = audit.draw(every, args.share, args.seed)
     audit.audit(args.run, chosen, args.keep, args.job, args.processes, options)

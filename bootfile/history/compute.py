@@ -51,8 +51,7 @@ def compute(
         return path
     command = [sys.executable, script, f"--from={parent.folder}", f"--at_step={parent.step}"]
     command += [f"--output_dir={folder}", *options]
-    if processes > 1:
-        command.append(f"--processes_per_node={processes}")
+    command += parent.name_processes(processes)
     # without these: the job would take itself for a rank of the program that calls this
     variables = {name: value for name, value in os.environ.items() if not name.startswith(_OF_LAUNCHERS)}
     variables[ONLY] = str(parent.state)

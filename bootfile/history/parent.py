@@ -30,9 +30,7 @@ def read_starts_of_job(folder: str, whole: bool = False) -> list[dict[str, Any]]
     """Return the starts of a run of a job, at least one. whole: as for read_starts(). Raises BadInput."""
     known = read_starts(folder, whole)
     if not known:
-        raise BadInput(
-            f"--from {folder}: no run of a job there ({STARTS} is missing): expected its output folder"
-        )
+        raise BadInput(f"{folder}: no run of a job there ({STARTS} is missing): expected its output folder")
     return known
 
 
@@ -97,6 +95,12 @@ class Parent:
     def world_size(self) -> int:
         """Return the number of processes of that start."""
         return world_size_of(self.start)
+
+    def name_processes(self, count: int) -> list[str]:
+        """Return the option for this number of processes, also for one, because the default is the number of
+        GPUs. A job of one process does not have it."""
+        is_known = count > 1 or "processes_per_node" in self.settings
+        return [f"--processes_per_node={count}"] if is_known else []
 
     def find_script(self, job: str | None) -> str:
         """Return the script of the run. job: where it is now, if it was moved. Raises BadInput."""

@@ -84,7 +84,7 @@ def _plan(folder: str, path: str, output: str, job: str | None, processes: int |
         path = _write_list(output, ids, len(run.removed))
     command = [script, f"--from={parent.folder}", f"--at_step={first - 1}"]
     command += [f"--without={os.path.abspath(path)}", f"--output_dir={output}"]
-    return [*command, f"--processes_per_node={size}"] if size > 1 else command
+    return [*command, *parent.name_processes(size)]
 
 
 def _write_list(output: str, ids: np.ndarray, known: int) -> str:

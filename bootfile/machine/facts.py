@@ -123,7 +123,11 @@ def _settings() -> str:
     words = []
     if torch.are_deterministic_algorithms_enabled():
         words.append("deterministic")
-    precision = torch.get_float32_matmul_precision()
+    try:
+        precision = torch.get_float32_matmul_precision()
+    except RuntimeError:  # it was chosen by fp32_precision (torch 2.9), which torch refuses to mix with this
+        backends = (torch.backends.cuda, torch.backends.mkldnn)
+        precision = "/".join(backend.matmul.fp32_precision for backend in backends)
     if precision != "highest":
         words.append(f"matmul={precision}")
     if not torch.backends.mkldnn.enabled:
@@ -143,12 +147,22 @@ def _describe_accelerator(module: Any) -> Facts:
     for name, is_on in (
         ("benchmark", cudnn.benchmark),
         ("deterministic", cudnn.deterministic),
-        ("TF32", cudnn.allow_tf32),
+        ("TF32", _uses_tf32(cudnn, getattr(cudnn, "conv", None))),
     ):
         if is_on:
             words.append(name)
     facts["CUDA"] = torch.version.cuda or _NONE
     facts["cuDNN"] = f"{cudnn.version()} {' '.join(words)}".strip()
-    facts["TF32 of matmul"] = str(torch.backends.cuda.matmul.allow_tf32)
+    matmul = torch.backends.cuda.matmul
+    facts["TF32 of matmul"] = str(_uses_tf32(matmul, matmul))
     facts["cuBLAS workspace"] = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "default")
     return facts
+
+
+def _uses_tf32(legacy: Any, operator: Any) -> bool:
+    """Return whether operators use TF32. legacy: has allow_tf32, which torch refuses to read if the setting
+    was chosen by fp32_precision (torch 2.9), which `operator` has."""
+    try:
+        return bool(legacy.allow_tf32)
+    except RuntimeError:
+        return bool(operator.fp32_precision == "tf32")

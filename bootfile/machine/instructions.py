@@ -74,7 +74,18 @@ def use(level: str) -> None:
         return
     if "torch" in sys.modules:
         raise BadInput(f"instructions.use({level!r}) comes after the import of torch: call it before")
+    _check_cpu(level)
     os.environ.update(VARIABLES[level])
+
+
+def _check_cpu(level: str) -> None:
+    """Raise BadInput if this CPU does not have a level."""
+    from bootfile.machine import processor  # it imports NumPy, which a command line does not need
+
+    if platform.machine() not in ("x86_64", "AMD64"):
+        raise BadInput(f"level {level} of instructions: this CPU is {platform.machine()}, expected x86-64")
+    if level == "avx2" and processor.widest() not in ("AVX2", "AVX512"):
+        raise BadInput(f"level {level}: {processor.name()} has no AVX2: use level any ({OPTION} any)")
 
 
 def check(level: str | None) -> None:
@@ -82,12 +93,9 @@ def check(level: str | None) -> None:
     if level in (None, NATIVE):
         return
     assert level is not None
-    if platform.machine() not in ("x86_64", "AMD64"):
-        raise BadInput(f"{OPTION} {level}: this CPU is {platform.machine()}, expected x86-64")
-    from bootfile.machine import facts, processor  # they import torch, which a command line does not need
+    _check_cpu(level)
+    from bootfile.machine import facts  # it imports torch, which a command line does not need
 
-    if level == "avx2" and processor.widest() not in ("AVX2", "AVX512"):
-        raise BadInput(f"{OPTION} {level}: {processor.name()} has no AVX2: begin the run with {OPTION} any")
     # torch reads the variables at its import: one that came too late shows in what it uses
     used = facts.aten_instructions().lower()
     expected = VARIABLES[level]["ATEN_CPU_CAPABILITY"]

@@ -62,7 +62,10 @@ def _compute(
 def _compute_in_place(
     function: Callable[..., torch.Tensor], inputs: torch.Tensor, *others: float | None
 ) -> torch.Tensor:
-    return inputs.copy_(function(inputs, *others))
+    result = function(inputs, *others)
+    if not torch.can_cast(result.dtype, inputs.dtype):  # copy_() would cut the fractions off
+        raise RuntimeError(f"result type {result.dtype} can't be cast to {inputs.dtype}")
+    return inputs.copy_(result)
 
 
 def _power(inputs: torch.Tensor, exponent: float) -> torch.Tensor:

@@ -64,7 +64,8 @@ def main(arguments: list[str], find_modules: Callable[[str], dict[str, str]] | N
 
     find_modules = find_modules or proof.find_modules
     if args.check:
-        if args.to or args.keep or args.compare or args.resume_with or options:
+        others = (args.to, args.keep, args.compare, args.resume_with, args.stops, args.force, options)
+        if any(others):
             raise BadInput("--check runs nothing: expected no other option")
         return runs.check(args.check, args.job, find_modules)
     if not args.job:

@@ -25,6 +25,7 @@ import torch
 from bootfile.console.words import mask_words
 from bootfile.exact import digest, files
 from bootfile.ground.errors import BadInput
+from bootfile.ground.files import explained
 from bootfile.processes import sessions
 from bootfile.prove import cases, causes, forks, trial
 from bootfile.prove.cases import AGAIN, DAMAGED, KILLED, ONE_CHANGE, REFERENCE, SAME, STOPPED, Case, NotRun
@@ -84,7 +85,8 @@ class Job:
         if os.path.lexists(self.output):
             raise BadInput(f"{self.output} exists: move it away, because each run writes its own")
         self.weights = os.path.relpath(compare, self.output)
-        self._resume_with = shlex.split(resume_with)
+        with explained(f"--resume_with {resume_with}: expected words as a shell has them", ValueError):
+            self._resume_with = shlex.split(resume_with)
         self.unchecked = cases.find_unchanged()
         self.doubts: list[str] = []
         self.same_bits: list[int] = []

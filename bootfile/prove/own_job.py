@@ -81,8 +81,9 @@ class OwnJob(Job):
         steps = self._choose("--max_steps", _STEPS)
         if not {"--epochs", "--epoch_steps"} <= self._known:
             return steps
-        epochs = get_option(self.options, "--epochs") or ""
-        length = steps // int(epochs) if epochs.isdecimal() else math.ceil(steps / _EPOCHS)
+        length = math.ceil(steps / _EPOCHS)
+        if get_option(self.options, "--epochs") is not None:
+            length = steps // self._choose("--epochs", _EPOCHS)
         length = self._choose("--epoch_steps", max(1, length))
         return min(steps, length * self._choose("--epochs", math.ceil(steps / length)))
 
@@ -93,8 +94,8 @@ class OwnJob(Job):
         if text is None:
             self._chosen[name] = value
             return value
-        if not text.isdecimal():
-            raise BadInput(f"{name} {text}: `prove` needs a number of steps")
+        if not text.isdecimal() or not int(text):
+            raise BadInput(f"{name} {text}: `prove` needs a whole number above 0")
         return int(text)
 
     def command(self, *more: str) -> list[str]:
@@ -253,7 +254,6 @@ class OwnJob(Job):
             with contextlib.suppress(files.Refused):  # its write was interrupted
                 state = files.read(path)
                 facts = files.facts_of(path)
-                facts.pop("sha256", None)  # a checkpoint before version 0.45 has one, of other bytes
                 largest = change(state["objects"], case)
                 files.write(path, state, **facts)
                 # without its digest: the job would refuse it, and not show that wrong weights are noticed

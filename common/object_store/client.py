@@ -10,6 +10,7 @@ waiting time.
 """
 
 import contextlib
+import math
 import os
 import random
 import threading
@@ -42,7 +43,7 @@ class Client:
     def __init__(self, url: str, threads: int):
         self.location = parse(url)
         self.endpoint = find_endpoint(self.location.scheme, self.location.bucket)
-        self.attempts = int(_read_number("BOOTFILE_STORE_ATTEMPTS", 5))
+        self.attempts = math.ceil(_read_number("BOOTFILE_STORE_ATTEMPTS", 5))
         self._stopped = threading.Event()
         timeout = _read_number("BOOTFILE_STORE_TIMEOUT", 30)
         with self.explained():

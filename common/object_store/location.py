@@ -88,7 +88,11 @@ def find_endpoint(scheme: str, bucket: str = "") -> Endpoint:
     elif scheme != "obs":
         return Endpoint(None, region, "virtual")
     elif region:
-        url = _check_endpoint("OBS_REGION", f"https://obs.{region}.myhuaweicloud.com")
+        if not re.fullmatch("[a-z0-9-]+", region):
+            raise BadInput(
+                f"obs:// needs a region such as cn-north-4, not {printable(region)!r}: set OBS_REGION"
+            )
+        url = f"https://obs.{region}.myhuaweicloud.com"
     else:
         raise BadInput(
             "obs:// needs a region: set OBS_REGION (cn-north-4, ...), or the endpoint in AWS_ENDPOINT_URL_S3"
@@ -113,8 +117,9 @@ def _check_endpoint(name: str, text: str) -> str:
         text = f"{protocol}://{text}"
     try:
         parts = urlsplit(text)
-        # a path would be lost: the requests would go to another address
-        is_valid = parts.scheme in ("http", "https") and parts.port != 0 and parts.path in ("", "/")
+        # a path or a query would be lost: the requests would go to another address
+        has_more = parts.path not in ("", "/") or parts.query or parts.fragment
+        is_valid = parts.scheme in ("http", "https") and parts.port != 0 and not has_more
     except ValueError:
         is_valid = False
     if not is_valid or not _HOST.fullmatch(parts.hostname or ""):

@@ -215,10 +215,7 @@ def _reclaimable_memory(folder: Path) -> int:
 def worst(findings: list[Finding]) -> str:
     """Return the worst verdict."""
     verdicts = {finding.verdict for finding in findings}
-    for verdict in (_ERROR, _WARNING):
-        if verdict in verdicts:
-            return verdict
-    return _OK
+    return next((verdict for verdict in (_ERROR, _WARNING) if verdict in verdicts), _OK)
 
 
 def exit_code(findings: list[Finding]) -> int:
@@ -263,10 +260,7 @@ def _shm() -> Finding:
     errors = [f"{path} is full"] if free < 1e6 else []
     warnings = []
     if free < _SHM:
-        size_text = f"{_SHM / 1e9:.0f} GB"
-        warnings.append(
-            f"below {size_text}, workers of --data_backend pytorch may not fit: docker run --shm-size"
-        )
+        warnings.append("below 1 GB, workers of --data_backend pytorch may not fit: docker run --shm-size")
     return Finding("shm", f"{_gb(free)} of {_gb(size)} free at {path}", errors, warnings)
 
 

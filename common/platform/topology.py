@@ -5,7 +5,7 @@ import argparse
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.numbers import count_in
@@ -84,20 +84,6 @@ class Topology:
         )
 
 
-class _Wish(NamedTuple):
-    """The options of a job that say where it runs; None for those that are not given, or that the job does
-    not have: a job of one process has none of them."""
-
-    init_method: str | None = None
-    rank: int | None = None
-    world_size: int | None = None
-
-    @classmethod
-    def of(cls, args: argparse.Namespace) -> "_Wish":
-        options = vars(args)
-        return cls(**{name: options[name] for name in cls._fields if name in options})
-
-
 def resolve(args: argparse.Namespace, env: Mapping[str, str], gpus: int = 0) -> Topology:
     """Return the topology from the first of these sources that is present:
 
@@ -126,11 +112,11 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str], gpus: int = 0) -> 
     if "LOCAL_RANK" in env or "TORCHELASTIC_RUN_ID" in env:
         return _from_launcher(args, env)
     # no launcher of processes: --rank and --world_size count nodes
-    wish = _Wish.of(args)
+    options = vars(args)  # a job of one process has none of those that say where it runs
     claim = platforms.detect(env)
-    address = _address(wish)
-    rank = wish.rank
-    size = wish.world_size
+    address = _address(options.get("init_method"))
+    rank = options.get("rank")
+    size = options.get("world_size")
     # mpirun ... --rank $OMPI_COMM_WORLD_RANK repeats the claim
     repeats = claim is not None and claim.place == (rank, size)
     is_given_by_user = (rank is not None or size is not None) and not repeats
@@ -296,11 +282,10 @@ def _processes(args: argparse.Namespace, claim: Claim | None) -> int:
     return args.processes_per_node or (claim and claim.processes) or 1
 
 
-def _address(wish: _Wish) -> tuple[str, int] | None:
+def _address(init_method: str | None) -> tuple[str, int] | None:
     """Parse --init_method: "tcp://host:port" or "host:port", an IPv6 address in brackets. None if it is
     missing or env://."""
-    init_method = wish.init_method
-    if init_method in (None, "", "env://"):
+    if not init_method or init_method == "env://":
         return None
     match = re.fullmatch(r"(?:tcp://)?(\[[^\[\]]+\]|[^\[\]:/@?#\s]+):(\d+)", init_method, re.ASCII)
     if not match or len(match[2]) > 5 or not 0 < int(match[2]) < 65536:

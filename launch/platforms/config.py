@@ -6,6 +6,7 @@ does not show the value, which may be a secret.
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from bootfile.console.words import mask_words
@@ -63,12 +64,12 @@ def _check_storage(storage: str) -> str:
         _check_url(re.sub("^pfs:", "obs:", storage))
     elif not re.fullmatch(r"[^/\s:]+:/(?!/)\S*", storage):
         raise ValueError("expected HOST:/PATH, pfs://bucket/path or obs://bucket/path")
-    return storage.rstrip("/")
+    return re.sub("(?<!:)/+$", "", storage)  # HOST:/ is all of a share
 
 
 def _check_job(job: str) -> str:
     if not re.fullmatch(r"(?!/)[A-Za-z0-9_./-]+\.py", job) or ".." in job.split("/"):
-        raise ValueError("expected JOB, the path of a .py file in the code, such as jobs/train_ddp.py")
+        raise BadInput(f"JOB {job}: expected the path of a .py file in the code, such as jobs/train_ddp.py")
     return job.removeprefix("./")
 
 
@@ -126,8 +127,8 @@ class Image(_Table):
 
     @pydantic.field_validator("command")
     @classmethod
-    def _refuse_secrets(cls, command: str) -> str:
-        for name in mask_words(command.split())[1]:  # the names of what it would hide
+    def _refuse_secrets(cls, command: str | None) -> str | None:
+        for name in mask_words((command or "").split())[1]:  # the names of what it would hide
             _refuse_secret(name)
         return command
 
@@ -199,7 +200,7 @@ class JobConfig(_Table):
     job: the boot file's path in the code, from the command line
     """
 
-    job: Annotated[str, pydantic.AfterValidator(_check_job)]
+    job: str
     name: _Name
     description: str = pydantic.Field(default="", max_length=256)
     code: _Url | None = None
@@ -246,13 +247,18 @@ class JobConfig(_Table):
 def load(path: str, job: str, platform: str = "modelarts") -> JobConfig:
     """Read and check job.toml for one of PLATFORMS. job: the boot file's path in the code. Raises
     BadInput."""
+    job = _check_job(job)
     try:
-        config = JobConfig.model_validate(read(path) | {"job": job})
-        _check_names(config)
+        content = read(path)
+        if "job" in content:
+            raise BadInput("job: unknown key: JOB is an argument of the command")
+        config = JobConfig.model_validate(content | {"job": job})
+        name: Any = TABLES.get(platform, platform)
+        if platform != "modelarts" and name not in config.platform:
+            raise BadInput(f"[platform.{name}] is missing (launch/job.example.toml shows it)")
+        _check_names(config, config.platform.get(name, PlatformTable.model_validate({})))
         if platform == "modelarts":
             _check_modelarts(config)
-        elif (table := TABLES.get(platform, platform)) not in config.platform:
-            raise BadInput(f"[platform.{table}] is missing (launch/job.example.toml shows it)")
         return config
     except pydantic.ValidationError as error:
         # without pydantic's own text, which may show values
@@ -261,18 +267,21 @@ def load(path: str, job: str, platform: str = "modelarts") -> JobConfig:
         raise BadInput(f"{path}: {error}") from error.__cause__
 
 
-def _check_names(config: JobConfig) -> None:
-    """Raise BadInput if two tables give the same argument, or two outputs have the same URL."""
+def _check_names(config: JobConfig, table: PlatformTable) -> None:
+    """Raise BadInput if two tables give the same argument, or two outputs have the same URL. table: that of
+    the platform, whose inputs and outputs replace those of the job."""
+    inputs = config.inputs | table.inputs
+    outputs = config.outputs | table.outputs
     # the job would get the argument twice, and - and _ are the same there
-    for names in ((*config.inputs, *config.outputs), config.parameters):
-        for name, count in Counter(name.replace("-", "_") for name in names).items():
+    channels = Counter(name.replace("-", "_") for name in (*inputs, *outputs))
+    for names in (channels, Counter(name.replace("-", "_") for name in config.parameters)):
+        for name, count in names.items():
             if count > 1:
                 raise BadInput(f"{name} is given twice in [inputs] and [outputs], or in [parameters]")
-    channels = {name.replace("-", "_") for name in (*config.inputs, *config.outputs)}
     for name in config.parameters:
         if name.replace("-", "_") in channels:
             raise BadInput(f"[parameters] {name} is also an input or output: the platform passes its folder")
-    if len(set(config.outputs.values())) < len(config.outputs):
+    if len(set(outputs.values())) < len(outputs):
         raise BadInput("[outputs] has the same URL twice: every output needs its own")
 
 
@@ -297,7 +306,12 @@ def _check_modelarts(config: JobConfig) -> None:
     if len(config.environment) > _MOST_VARIABLES:
         counted = f"{len(config.environment)} variables, with {UNBUFFERED}"
         raise BadInput(f"[environment] has {counted}: a job of ModelArts takes at most {_MOST_VARIABLES}")
-    for place in (*config.inputs.values(), *config.outputs.values()):  # or a URL, which the service copies
+    check_volumes(config, (*config.inputs.values(), *config.outputs.values()))
+
+
+def check_volumes(config: JobConfig, places: Iterable[str]) -> None:
+    """Raise BadInput for a folder that is not in a volume of ModelArts."""
+    for place in places:  # or a URL, which the service copies
         in_volume = any(f"{place}/".startswith(f"{folder}/") for folder in config.volumes)
         if place.startswith("/") and not in_volume:
             raise BadInput(f"{place} is not in a folder of [volumes], and the nodes lose all others")
@@ -316,5 +330,6 @@ def _explain(error: Any) -> str:
         return f"{place} is missing (launch/job.example.toml shows it)"
     if first["type"] == "extra_forbidden":
         table: Any = JobConfig.model_fields[tables[0]].annotation if tables else JobConfig
-        return f"{place}: unknown key: expected one of {', '.join(table.model_fields)}"
+        keys = [name for name in table.model_fields if name != "job"]  # which the file does not have
+        return f"{place}: unknown key: expected one of {', '.join(keys)}"
     return f"{place}: {first.get('ctx', {}).get('error', first['msg'])}"

@@ -35,7 +35,7 @@ def make_outputs(outputs: Mapping[str, str], run: str, resume_from: str | None =
     jobs must not share an output. Raises BadInput."""
     if resume_from is None:
         return {name: f"{place.rstrip('/')}/{run}" for name, place in outputs.items()}
-    if not resume_from.startswith("/"):
+    if not (resume_from.startswith("/") and resume_from.strip("/")):
         object_store.parse(resume_from)
     if list(outputs) != ["train_url"]:
         given = ", ".join(outputs) or "none"

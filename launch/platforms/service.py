@@ -14,7 +14,7 @@ import sys
 import urllib.parse
 from typing import Any
 
-from bootfile.ground.errors import BadInput, import_optional
+from bootfile.ground.errors import BadInput, import_optional, printable
 from common.object_store.location import is_clear_text
 
 _PACKAGE = "huaweicloudsdkmodelarts"
@@ -23,7 +23,7 @@ _DOMAIN = "myhuaweicloud.com"
 _URL = re.compile(r"https?://([A-Za-z0-9.-]+|\[[0-9a-fA-F:.]+\])(:\d+)?")
 _RETRIES = 8  # times that the SDK repeats a request, within about 5 seconds
 _TIMEOUT = (10, 60)  # seconds: to connect, to wait for a byte
-_ENDED = ("Failed", "Completed", "Terminated")  # phases of v2, from the vendor's documents
+ENDED = ("Failed", "Completed", "Terminated")  # phases of v2 (vendor's documents): no more is written
 
 
 class ServiceError(BadInput):
@@ -33,11 +33,6 @@ class ServiceError(BadInput):
     def __init__(self, message: str, status: int | None):
         super().__init__(message)
         self.status = status
-
-
-def has_ended(phase: str) -> bool:
-    """Return whether a job in this phase writes no more. One that is Abnormal may still run and write."""
-    return phase in _ENDED
 
 
 def _find_endpoint(region: str, url: str) -> str:
@@ -50,7 +45,8 @@ def _find_endpoint(region: str, url: str) -> str:
         url = f"https://modelarts.{region}.{_DOMAIN}"
     url = url.rstrip("/")
     if not _URL.fullmatch(url):
-        raise BadInput("no region or https://host: set the region in job.toml, or MODELARTS_REGION")
+        given = f"{printable(url.rpartition('@')[2])} is not https://HOST[:PORT]" if url else "no region"
+        raise BadInput(f"{given}: set the region in job.toml, or MODELARTS_REGION")
     if is_clear_text(url):
         raise BadInput(f"the endpoint {url} is not encrypted: https:// is needed for any other machine")
     return url
@@ -112,7 +108,7 @@ class ModelArts:
         answer = self._ask("show_training_job_details", request, "status")
         return answer["status"].get("phase") or "unknown"
 
-    def _ask(self, call: str, request: object, needed: str = "", repeat: bool = True) -> dict[str, Any]:
+    def _ask(self, call: str, request: object, needed: str, repeat: bool = True) -> dict[str, Any]:
         """Send a request, let the SDK repeat it after a temporary failure, and return the answer.
 
         call: the SDK's method
@@ -135,7 +131,7 @@ class ModelArts:
         invoker.with_retry(is_repeatable, _RETRIES, BackoffStrategies.EQUAL_JITTER)
         try:
             answer = sanitize_for_serialization(invoker.invoke())
-            if needed and needed not in answer:  # a proxy may have answered
+            if needed not in answer:  # a proxy may have answered
                 raise ValueError(f"the answer has no {needed}")
             return answer
         except self._errors as error:

@@ -27,8 +27,8 @@ from common.console.arguments import Parser
 from common.ground.files import ROOT
 from launch import explain, records
 from launch.platforms import request, templates
-from launch.platforms.config import PLATFORMS, JobConfig, load
-from launch.platforms.service import ModelArts, ServiceError, has_ended
+from launch.platforms.config import PLATFORMS, JobConfig, check_volumes, load
+from launch.platforms.service import ENDED, ModelArts, ServiceError
 from launch.profiles import MODELARTS_JOB
 
 
@@ -46,6 +46,7 @@ def main(arguments: list[str]) -> int:
         print(templates.render(args.platform, config, run, args.resume_from), end="")
         return 0
     outputs = request.make_outputs(config.outputs, run, args.resume_from)
+    check_volumes(config, outputs.values())  # --resume_from may name a folder
     if args.resume_from and not args.resume_from.startswith("/") and not config.prefetch_to_local:
         raise BadInput("--resume_from needs prefetch_to_local = true: the job would find an empty folder")
     body = request.make_body(config, outputs)
@@ -123,5 +124,5 @@ def _check_ended(service: ModelArts, url: str) -> None:
             if error.status == 404:  # deleted
                 continue
             raise
-        if not has_ended(phase):
+        if phase not in ENDED:
             raise BadInput(f"--resume_from {url}: job {record['id']} is {phase} and writes there")

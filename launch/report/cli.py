@@ -35,11 +35,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--title", help="default: the names of the runs")
     args = parser.parse_args(arguments)
     # a folder of runs and a run in it may both be named: each is shown once
-    paths: list[str] = []
-    for named in args.runs:
-        for path in map(os.path.realpath, report_runs.find_runs(named)):
-            if path not in paths:
-                paths.append(path)
+    found = (path for named in args.runs for path in report_runs.find_runs(named))
+    paths = [*dict.fromkeys(map(os.path.realpath, found))]
     if not args.to.endswith(".html"):  # the name of no result of a run
         raise BadInput(f"--to {args.to}: expected a name that ends in .html")
     outputs.check_replaceable(args.to, re.compile(_MARK), args.force)
@@ -72,11 +69,8 @@ def render_page(runs: list[Run], title: str | None = None) -> str:
     gc.enable()
 
     # of the last start, with which the run has ended; the column is empty if starts.jsonl was lost
-    settings: list[dict] = []
-    environments: list[dict] = []
-    for run in runs:
-        settings.append(run.starts[-1].settings if run.starts else {})
-        environments.append(run.starts[-1].environment if run.starts else {})
+    settings = [run.starts[-1].settings if run.starts else {} for run in runs]
+    environments = [run.starts[-1].environment if run.starts else {} for run in runs]
     return page.render(
         os.path.join(os.path.dirname(os.path.abspath(__file__)), "page.html"),
         title=title or tables.make_title(runs),

@@ -52,6 +52,7 @@ from bootfile.console import outputs
 from bootfile.console.parser import expand_home
 from bootfile.console.words import get_option
 from bootfile.ground.errors import BadInput
+from bootfile.processes import signals
 from common.console.arguments import Parser, positive_float, positive_int
 from datasets.folders import tar_files
 from launch.bundle.code_folder import CodeFolder
@@ -78,6 +79,7 @@ def main(argv: list[str]) -> int:
     before it starts anything."""
     args = _parse_args(argv)
     simulation = Simulation(args.processes, args.faults, args.limit)
+    signals.unwind_within(60.0)  # seconds after Ctrl-C to end the nodes, and print their table
     with contextlib.ExitStack() as stack:
         # from here on a signal ends the nodes first; when main() returns, the old handlers are back
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -86,9 +88,8 @@ def main(argv: list[str]) -> int:
         folder = args.keep or tempfile.mkdtemp(prefix="bootfile-simulate-")
         if not args.keep:
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        nodes = []
-        for index in range(args.nodes):
-            nodes.append(Node(index, os.path.join(folder, f"node-{index}"), args.code, args.data))
+        places = [os.path.join(folder, f"node-{index}") for index in range(args.nodes)]
+        nodes = [Node(index, place, args.code, args.data) for index, place in enumerate(places)]
         commands = Commands(args)
         kept = "" if args.keep else " (--keep FOLDER keeps them)"
         log(

@@ -36,7 +36,6 @@ class Commands:
             gpus = _visible_gpus()
             if len(gpus) >= args.nodes * args.processes:
                 self._gpus = gpus
-        # seconds from SIGTERM to SIGKILL
         self.pod_grace = 0
         if any(fault.kind == "evict" for fault in args.faults):
             self.pod_grace = find_pod_grace(get_option(args.job_arguments, "--grace") or "")

@@ -22,7 +22,7 @@ KINDS = {  # kind: its keys, in [] if they may be missing
     "evict": "node step",  # SIGTERM, SIGKILL after a pod's grace, and a new pod
     "reschedule": "[node] step",  # a new container; without a node: all nodes
 }
-HANGS = ("hang", "hold")  # kinds that the job needs a handler for (hanging/sitecustomize.py)
+HANGS = ("hang", "hold")  # kinds that the job needs a handler for (hooks/sitecustomize.py)
 _MOST = 10**9
 
 

@@ -16,7 +16,7 @@ from launch.simulate.nodes import Node, copy_tree
 
 _SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
 _LAST = int(getattr(signal, "SIGRTMAX", 64))  # macOS has none: the faults never fire
-# of the handlers in hanging/sitecustomize.py
+# of the handlers in hooks/sitecustomize.py
 _HANG_SIGNALS = {"hang": _LAST - 6, "hold": _LAST - 7}
 _RELEASE = _LAST - 8
 _RESTART = 10.0  # seconds at most from the end of a node to its next start
@@ -52,15 +52,15 @@ class Injector:
 
     A fault fires once, or again and again if it has every=...; one that lasts is in `_ends` until its end.
     faults: they fire in this order if several are due.
-    interrupts: the signals that the simulation got: then it waits no more.
+    is_over: whether a signal or the limit ends the simulation: then it waits no more.
     `pending`: the faults that have not fired.
     """
 
-    def __init__(self, job: Job, faults: list[Fault], interrupts: list[int]):
+    def __init__(self, job: Job, faults: list[Fault], is_over: Callable[[], bool]):
         self.pending = list(faults)
         self._job = job
         self._faults = faults
-        self._interrupts = interrupts
+        self._is_over = is_over
         self._random = random.Random(0)  # chooses the ranks of kill:every=...
         self._reached: dict[Fault, float] = {}  # time.monotonic() when the job reached the fault's step
         self._due: dict[Fault, float] = {}  # time.monotonic() or step at which a fault fires again
@@ -275,7 +275,7 @@ class Injector:
         """Wait until the runs of nodes have ended, but not longer than these seconds."""
         deadline = time.monotonic() + seconds
         while any(node.poll() is None for node in nodes) and time.monotonic() < deadline:
-            if self._interrupts:
+            if self._is_over():
                 return
             self._job.read()
             time.sleep(self.round_seconds)

@@ -91,8 +91,7 @@ class Job:
                 node_ranks = {members[pid]: pid for pid in node.find() if pid in members}
             else:
                 node_ranks = node.ranks(self.processes)
-            for rank, pid in node_ranks.items():
-                ranks[rank] = (node, pid)
+            ranks |= {rank: (node, pid) for rank, pid in node_ranks.items()}
         return ranks
 
     def finish(self, node: Node, note: str = "") -> int:

@@ -42,7 +42,7 @@ class Simulation:
         for node in nodes:
             node.make_folders()
         job = Job(nodes, commands, self._processes)
-        injector = Injector(job, self._faults, self._interrupts)
+        injector = Injector(job, self._faults, lambda: self._is_over(job))
         code = None
         try:
             for node in nodes:
@@ -60,20 +60,23 @@ class Simulation:
             for node in job.running:
                 node.kill()
 
+    def _is_over(self, job: Job) -> bool:
+        """Return whether a signal has come, or the limit is reached."""
+        return bool(self._interrupts) or (self._limit is not None and job.seconds > self._limit)
+
     def _end_from_outside(self, job: Job, injector: Injector) -> int | None:
         """End the nodes after a signal or at the limit, and return the exit code; else return None. run()
         calls it at the end of each round, and leaves its loop if there is a code."""
-        seconds = job.seconds
+        if not self._is_over(job):
+            return None
         if self._interrupts:
             number = self._interrupts[0]
             reason = f"{signal.Signals(number).name} to the simulation"
             code = 128 + number
-        elif self._limit is not None and seconds > self._limit:
+        else:
             reason = f"--limit {self._limit:g}"
             code = TIME_LIMIT
-        else:
-            return None
-        log(f"{reason} after {seconds:.1f} s: ending all nodes")
+        log(f"{reason} after {job.seconds:.1f} s: ending all nodes")
         # before SIGTERM: a stopped process gets no signal but SIGKILL
         injector.continue_all()
         for node in job.running:

@@ -18,7 +18,6 @@ Exit codes: 0 all files are fetched, 1 the answer was no, 2 bad input or the sto
 import contextlib
 import filecmp
 import hashlib
-import itertools
 import os
 import tempfile
 import time
@@ -55,8 +54,8 @@ def _fetch(url: str, to: str, yes: bool) -> int:
     without asking. Raises BadInput."""
     begin = time.monotonic()
     with ObjectStore(url) as store:
-        # lists and leases are useful in the store only
-        wanted = list(itertools.filterfalse(_is_of_a_job, store.list()))
+        # the lists and leases with which a job coordinates its uploads are useful in the store only
+        wanted = [entry for entry in store.list() if not os.path.basename(entry.key).startswith(".bootfile-")]
         if not wanted:
             raise BadInput(f"no files below {url}: is the URL right, and has the job saved results yet?")
         # Before anything is written: a key such as ../x would leave the folder.
@@ -111,11 +110,6 @@ def _fetch(url: str, to: str, yes: bool) -> int:
         )
     print(f"unchanged {progress.describe(unchanged)}")
     return 0
-
-
-def _is_of_a_job(entry: Object) -> bool:
-    """Return whether an object is a list or a lease, with which a job coordinates its uploads."""
-    return os.path.basename(entry.key).startswith(".bootfile-")
 
 
 def _is_setting(path: str, to: str) -> bool:

@@ -33,9 +33,7 @@ def show(text: str, objects: Sequence[Object]) -> Iterator[sync.Progress]:
     and `fetch` use it in the main thread. After Ctrl-C they have _ABORTING seconds to clean up."""
     signals.unwind_within(_ABORTING)
     size = _add_sizes(objects)
-    interval = 10.0  # seconds: each step of the bar is a line of a log file
-    if os.isatty(2):
-        interval = 0.1
+    interval = 0.1 if os.isatty(2) else 10.0  # seconds: each step of the bar is a line of a log file
     with tqdm(desc=text, total=size, unit="B", unit_scale=True, delay=0.5, mininterval=interval) as bar:
         yield _Bar(bar)
 

@@ -6,8 +6,9 @@ import re
 import numpy as np
 import pytest
 
+from bootfile.ground.errors import BadInput
 from bootfile.ground.files import append_lines
-from bootfile.history import parent
+from bootfile.history import audit, parent, ranges
 from bootfile.records import STARTS, write_shards, write_state
 
 OLD = {5: [1, 2, 3, 4], 6: [5, 6, 7, 8]}
@@ -57,6 +58,22 @@ def test_the_step_is_the_one_that_is_asked_for_also_with_recorded_shards(asked, 
     write_state(str(tmp_path), STATE)
     write_shards(str(tmp_path), OLD)
     assert parent.Parent(str(tmp_path), asked).step == (asked or 4)
+
+
+def test_one_process_is_named_where_the_default_is_the_number_of_gpus():
+    run = parent.Parent.__new__(parent.Parent)
+    run.start = {"settings": {"processes_per_node": None}}
+    assert run.name_processes(1) == ["--processes_per_node=1"]
+    run.start = {"settings": {}}  # of a job that has no such option
+    assert run.name_processes(1) == [] and run.name_processes(2) == ["--processes_per_node=2"]
+
+
+def test_only_intervals_with_a_named_step_are_computed():
+    every = [audit.Interval(first, first + 10) for first in (0, 10, 20, 30)]
+    chosen = audit.choose(every, ranges.parse("--steps", "7,31-35"), "RUN")
+    assert [(interval.before, interval.last) for interval in chosen] == [(0, 10), (30, 35)]
+    with pytest.raises(BadInput, match=r"^--steps 41-42: 1-40 of RUN can be computed"):
+        audit.choose(every, ranges.parse("--steps", "41-42"), "RUN")
 
 
 def make_parent(monkeypatch, world_size: int, **settings) -> parent.Parent:

@@ -1,6 +1,7 @@
 """What a run depends on, apart from code and data: threads, instruction sets, and their comparison."""
 
 import re
+import sys
 
 import pytest
 import torch
@@ -115,8 +116,11 @@ def test_a_level_after_the_import_of_torch_is_refused(monkeypatch):
 
 def test_a_cpu_without_avx2_is_named(monkeypatch):
     monkeypatch.setattr(processor, "widest", lambda: "SSE41")
-    with pytest.raises(BadInput, match=r"--cpu_level avx2: .* no AVX2\b.*--cpu_level any"):
-        instructions.check("avx2")
+    monkeypatch.setattr(processor, "name", lambda: "A")
+    monkeypatch.delitem(sys.modules, "torch")  # a loop of one's own calls use() before its import
+    for function in (instructions.check, instructions.use):
+        with pytest.raises(BadInput, match=r"level avx2: A has no AVX2\b.*--cpu_level any"):
+            function("avx2")
 
 
 @pytest.mark.thorough
@@ -153,6 +157,20 @@ def test_the_facts_are_plain_and_complete():
     names = "ATen oneDNN MKL CPU torch libraries numpy OpenBLAS settings"
     assert {*names.split()} <= facts.keys()
     assert all(isinstance(value, str | int) and value != "" for value in facts.values()), facts
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="fp32_precision is of torch 2.9")
+def test_a_precision_that_the_newer_setting_chose_is_described():
+    """torch refuses to read the older settings then."""
+    script = """
+import torch
+from bootfile.machine import facts
+torch.backends.cuda.matmul.fp32_precision = torch.backends.mkldnn.matmul.fp32_precision = "tf32"
+torch.backends.cudnn.conv.fp32_precision = "ieee"
+matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+print(facts.describe()["settings"], facts._uses_tf32(matmul, matmul), facts._uses_tf32(cudnn, cudnn.conv))
+"""
+    assert run("-c", script, fresh=True).stdout == "matmul=tf32/tf32 True False\n"
 
 
 def test_the_most_important_difference_comes_first():

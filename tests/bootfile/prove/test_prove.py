@@ -545,7 +545,10 @@ def test_a_script_that_does_not_know_help_is_ended(tmp_path, monkeypatch):
         (["own.py", "--keep", "own.py"], "--keep own.py: File exists"),
         ([], "expected JOB"),
         ([ROOT / "jobs" / "train.py", "--", "--output_dir=x"], "--output_dir is chosen for each run"),
-        ([ROOT / "jobs" / "train.py", "--", "--max_steps=0"], "--max_steps"),
+        ([ROOT / "jobs" / "train.py", "--", "--max_steps=0"], "--max_steps 0: `prove` needs a whole number"),
+        ([ROOT / "jobs" / "train.py", "--", "--epochs", "0"], "--epochs 0: `prove` needs a whole number"),
+        (["own.py", "--compare", "OUT/*.pt", "--resume_with=it's"], "--resume_with it's: expected words"),
+        (["--check", "proof.json", "--stops", "2"], "--check runs nothing"),
     ],
 )
 def test_bad_input_is_one_line(words, message, tmp_path):

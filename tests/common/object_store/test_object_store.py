@@ -155,10 +155,23 @@ def test_a_bucket_without_a_host_name_is_in_the_path(nowhere, monkeypatch, names
     assert ObjectStore("s3://bucket").client.endpoint.style == style
 
 
-def test_an_address_with_a_path_is_refused(nowhere, monkeypatch):
-    monkeypatch.setenv("S3_ENDPOINT", "https://store.example/minio")
+@pytest.mark.parametrize("more", ["/minio", "?tenant=a", "#a"])
+def test_an_address_with_a_path_or_a_query_is_refused(nowhere, monkeypatch, more):
+    monkeypatch.setenv("S3_ENDPOINT", f"https://store.example{more}")
     with pytest.raises(BadInput, match=r"S3_ENDPOINT is not the address .*https://HOST\[:PORT\]"):
         find_endpoint("s3")
+
+
+@pytest.mark.parametrize("region", ["cn-north-4/", "obs.cn-north-4.myhuaweicloud.com"])
+def test_a_region_that_is_none_is_shown(nowhere, monkeypatch, region):
+    monkeypatch.setenv("AWS_DEFAULT_REGION", region)
+    with pytest.raises(BadInput, match=f"^obs:// needs a region such as cn-north-4, not '{region}'"):
+        find_endpoint("obs")
+
+
+def test_less_than_one_attempt_is_one(nowhere, monkeypatch):
+    monkeypatch.setenv("BOOTFILE_STORE_ATTEMPTS", "0.5")
+    assert ObjectStore("s3://bucket").client.attempts == 1
 
 
 def test_a_pause_in_an_upload_is_one_that_may_end_later():

@@ -52,10 +52,11 @@ def server():
 
 @pytest.fixture
 def user(server, tmp_path, monkeypatch, capsys):
-    """A user with job.toml, keys and a folder for records; earlier faults of the service are cleared."""
+    """A user with job.toml, keys and a folder for records, whose name has the brackets of a pattern; earlier
+    faults of the service are cleared."""
     server.test(clear=True)
     (tmp_path / "job.toml").write_text(CONFIG.format(endpoint=server.endpoint))
-    monkeypatch.setattr(job_records, "FOLDER", str(tmp_path / "records"))
+    monkeypatch.setattr(job_records, "FOLDER", str(tmp_path / "records[1]"))
     for name in ("MODELARTS_ENDPOINT", "MODELARTS_REGION", "HUAWEICLOUD_SDK_SECURITY_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     for name, value in server.keys().items():
@@ -68,7 +69,7 @@ class User:
 
     def __init__(self, server, folder, capsys):
         self.server, self.folder, self.config, self._capsys = server, folder, folder / "job.toml", capsys
-        self.environment = environment(**server.keys(BOOTFILE_JOBS=str(folder / "records")))
+        self.environment = environment(**server.keys(BOOTFILE_JOBS=str(folder / "records[1]")))
 
     def start(self, *arguments, **options):
         return start("-m", "launch", *arguments, env=self.environment, **options)
@@ -104,7 +105,7 @@ class User:
         return re.search(r"^job (\S+)$", self.submit("--yes").stdout, re.MULTILINE)[1]
 
     def records(self) -> list[dict]:
-        return [json.loads(path.read_text()) for path in sorted((self.folder / "records").glob("*.json"))]
+        return [json.loads(path.read_text()) for path in sorted((self.folder / "records[1]").glob("*.json"))]
 
 
 def test_submit_sends_what_it_shows_and_writes_a_record(user, server):
@@ -125,7 +126,7 @@ def test_submit_sends_what_it_shows_and_writes_a_record(user, server):
     assert (record["nodes"], record["job"]) == (2, "jobs/train_ddp.py")
     assert record["log_url"] == "obs://bucket/logs"
     assert f"/bucket/runs/{record['run']}/" in created and "modelarts.pool.visual.8xlarge" in created
-    (path,) = (user.folder / "records").iterdir()
+    (path,) = (user.folder / "records[1]").iterdir()
     assert not os.stat(path).st_mode & 0o077 and not re.search("KEY|TESTING", path.read_text())
 
 
@@ -139,7 +140,7 @@ def test_nothing_is_sent_unless_somebody_agrees(user, server, monkeypatch):
     monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
     assert re.search(r"\[y/N\] job \S+$", user.submit().stdout, re.MULTILINE)
     (user.folder / "file").touch()
-    monkeypatch.setattr(job_records, "FOLDER", str(user.folder / "file" / "records"))
+    monkeypatch.setattr(job_records, "FOLDER", str(user.folder / "file" / "records[1]"))
     assert "cannot be written: Not a directory" in user.refused(), "what cannot be recorded is not sent"
     assert len(server.test()["bodies"]) == before + 1
 
@@ -214,6 +215,9 @@ def test_the_environment_names_the_service_and_the_project(user, server, monkeyp
     monkeypatch.delenv("MODELARTS_ENDPOINT")
     error = user.refused()
     assert "no region" in error and "MODELARTS_REGION" in error
+    monkeypatch.setenv("MODELARTS_ENDPOINT", "https://me:pw@host/v2")
+    error = user.refused()
+    assert "host/v2 is not https://HOST" in error and "no region" not in error and "pw" not in error
     monkeypatch.setenv("MODELARTS_ENDPOINT", "http://192.0.2.1")
     assert "is not encrypted" in user.refused()
     monkeypatch.delenv("HUAWEICLOUD_SDK_PROJECT_ID")
@@ -228,7 +232,7 @@ def test_a_damaged_record_is_one_line_and_disturbs_no_other(user, server, wrong)
     record = {"format": 1, "id": "other-1", "endpoint": server.endpoint, "project_id": PROJECT}
     if wrong.endswith("}"):
         wrong = json.dumps(record | json.loads(wrong))
-    (user.folder / "records" / "a.json").write_text(wrong)
+    (user.folder / "records[1]" / "a.json").write_text(wrong)
     assert "not a record of a job" in user.fails("fetch", "a", "--to", user.folder / "results")
     refused = user.refused("--resume_from", good["outputs"]["train_url"])
     assert names(refused, f"job {job_id}", "Creating", "writes there")

@@ -160,8 +160,22 @@ def test_volumes_hold_data_and_results(tmp_path, capsys):
     command, _ = job_request.make_node_starts(config, outputs)[1]
     words = {"--data_url=/mnt/data/cifar10", "--train_url=/mnt/runs/1/run-1"}
     assert words | {"--more=/home/ma-user/modelarts/inputs/more_1"} < {*shlex.split(command)}
-    command = [JOB, "--config", str(tmp_path / "job.toml"), "--dry_run", "--resume_from", "/mnt/runs/earlier"]
-    assert "--train_url=/mnt/runs/earlier " in _submit(capsys, *command)
+    command = [JOB, "--config", str(tmp_path / "job.toml"), "--dry_run", "--resume_from"]
+    assert "--train_url=/mnt/runs/earlier " in _submit(capsys, *command, "/mnt/runs/earlier")
+    assert "/else/earlier is not in a folder of [volumes]" in _submit(capsys, *command, "/else/earlier")
+    assert _submit(capsys, *command, "/").startswith("/ is not s3://bucket/prefix")
+
+
+def test_all_of_a_share_is_a_volume(tmp_path):
+    text = _example(("[inputs]", '[volumes]\n"/mnt/runs" = "10.10.10.10:/"\n[inputs]'))
+    (volume,) = job_request.make_body(_config(tmp_path, text), {})["spec"]["volumes"]
+    assert volume["nfs"]["nfs_server_path"] == "10.10.10.10:/"
+    job = {"name": "a", "image": {"image_url": "x", "command": None}, "resources": {"pool_id": "p"}}
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(job | {"code": "obs://bucket/code/name-0123456789ab"}))
+    assert job_config.load(str(path), JOB).image.command is None
+    with pytest.raises(BadInput, match=r"^JOB \.\./x\.py: expected the path"):
+        job_config.load(str(path), "../x.py")
 
 
 def _example(*replacements: tuple[str, str]) -> str:
@@ -190,6 +204,7 @@ CHANGES = [  # part of the example, its replacement, words of the error
     ("epochs = 20", "batch_size = 8\nbatch-size = 16", "batch_size is given twice"),
     ('data_url = "obs', 'train_url = "obs', "train_url is given twice in [inputs] and [outputs]"),
     ('"obs://bucket/runs"', '"/"', "expected obs://"),
+    ('name = "train-ddp"', 'name = "x"\njob = "jobs/train.py"', "job: unknown key: JOB is an argument"),
     ("epochs = 20", "epochs = [20]", "[parameters] epochs: expected"),
     ("epochs = 20", 'epochs = "2\\u0085"', "[parameters] epochs: expected a text of one line"),
     ('OMP_NUM_THREADS = "8"', 'RANK = "0"', "[environment] RANK: the platform"),
@@ -484,6 +499,8 @@ def test_skypilot_file(layout):
     ("sagemaker", "volume_gb = 200", "volume_gb = true", "volume_gb: expected a whole number"),
     ("sagemaker-sdk", "# torchrun = true", 'torchrun = "no"', "torchrun: expected true or false, got 'no'"),
     ("slurm", "[platform.slurm]", "[platform.slurm]\nunused = 1", "unused: unknown key: expected one"),
+    ("slurm", '{ data_url = "/shared', '{ data-url = "/shared', "data_url is given twice in [inputs]"),
+    ("slurm", '{ data_url = "/shared', '{ epochs = "/shared', "[parameters] epochs is also an input"),
 ])  # fmt: skip
 def test_what_a_template_does_not_accept(platform, old, new, message, tmp_path):
     with pytest.raises(BadInput, match=re.escape(message)):

@@ -433,6 +433,13 @@ def test_a_fault_that_never_fires_is_an_error(script):
     assert rows(result.stdout)["0"].code == 0
 
 
+def test_an_interrupt_waits_for_a_node_that_takes_longer_than_other_programs_have(script):
+    process = start("-m", "launch", "simulate", script(STUBBORN))
+    read_until(process, "pids ")
+    process.send_signal(signal.SIGINT)
+    assert rows(finish(process, 130).stdout)["0"].meaning == "ended by SIGINT to the simulation"
+
+
 @pytest.mark.thorough
 def test_nothing_survives_the_simulation(script):
     """A process that ignores SIGTERM, its child in another session and the temporary folder are removed."""
@@ -455,3 +462,10 @@ def test_nothing_survives_the_simulation(script):
 def test_a_limit_ends_all_nodes(script):
     result = simulate("--limit=0.5", "--nodes=2", script(ENDLESS), code=124)
     assert {row.meaning for row in rows(result.stdout).values()} == {"ended by --limit 0.5"}
+
+
+def test_a_limit_ends_the_wait_for_a_node_that_takes_no_notice_of_an_eviction(script):
+    stays = f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN){ENDLESS}"
+    words = ("--platform=kubernetes", "--fault=evict:node=0,step=1", "--limit=1")
+    result = simulate(*words, script(stays), "--", f"--grace={LONGEST * 2}", code=124)
+    assert rows(result.stdout)["0 run 2"].meaning == "ended by --limit 1"
