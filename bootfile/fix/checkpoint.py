@@ -15,7 +15,7 @@ from bootfile.lint.facts import Facts
 from bootfile.lint.record import Binding, Event
 from bootfile.lint.sources import unparse
 from bootfile.lint.table import Finding
-from bootfile.lint.values import STATEFUL, Value, root
+from bootfile.lint.values import STATEFUL, Loop, Value, root
 
 
 @dataclass
@@ -218,6 +218,18 @@ def find_loop(job: Job, checkpoint: Checkpoint) -> tuple[Any, Any]:
     if outer is None or block.index(outer) >= block.index(loop.node):
         raise CannotEdit("the checkpoint is not loaded in the function with the loop, before it")
     return outer, loop.node
+
+
+def list_in_body(job: Job, loop: Loop, event: Event) -> list[Any]:
+    """Return the statements of the body of a loop that have an event, or call the function that has it."""
+    around = [event.node, *job.scope.above(event.path, event.node)]
+    inside = [part for part in loop.node.body if part in around]
+    return inside or [part for part in loop.node.body if _calls(part, event.functions)]
+
+
+def _calls(statement: ast.stmt, functions: tuple[str, ...]) -> bool:
+    calls = [part for part in ast.walk(statement) if isinstance(part, ast.Call)]
+    return any(unparse(call.func).rpartition(".")[2] in functions for call in calls)
 
 
 def load_entry(job: Job, checkpoint: Checkpoint, target: Reach, key: str, line: str) -> None:

@@ -51,8 +51,7 @@ def _reads(node: Any, key: Any) -> bool:
 
 def _find_last_step(job: Job, loop: Loop) -> int:
     """Return when a loop makes its last step."""
-    steps = job.facts.select("step", "backward")
-    return [step.order for step in steps if step.loops and step.loops[0] is loop][-1]
+    return [step.order for step in job.facts.list_trained() if step.loops[0] is loop][-1]
 
 
 def _find_offset(job: Job, save: Event, loop: Loop, key: Any) -> int:

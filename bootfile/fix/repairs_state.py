@@ -2,6 +2,8 @@
 
 import ast
 import os
+import re
+from typing import Any
 
 from bootfile.fix.checkpoint import (
     Checkpoint,
@@ -13,6 +15,7 @@ from bootfile.fix.checkpoint import (
     find_loop,
     find_moment,
     is_distributed,
+    list_in_body,
     load_before_loop,
     load_entry,
     reach,
@@ -20,7 +23,7 @@ from bootfile.fix.checkpoint import (
 from bootfile.fix.edits import Script
 from bootfile.fix.places import CannotEdit
 from bootfile.fix.scope import Reach
-from bootfile.lint.record import Class
+from bootfile.lint.record import Class, Event
 from bootfile.lint.sources import unparse
 from bootfile.lint.values import Value, root
 
@@ -118,8 +121,51 @@ def _check_steps(job: Job, checkpoint: Checkpoint, value: Value) -> None:
         if scheduler.kind == "scheduler" and root(scheduler.parts.get("first", Value())) is value:
             changes.append(event)
     later = [event for event in changes if event.order > moment]
-    if later:
+    if later and any(root(event.value).kind != "scheduler" for event in later):
         raise CannotEdit(f"{value.label} changes in line {later[0].line}, after the checkpoint is saved")
+    # a call of step() has several events
+    for event in {event.node: event for event in later}.values():
+        _step_before_save(job, event, moment)
+
+
+def _step_before_save(job: Job, step: Event, moment: int) -> None:
+    """Move a step of a schedule before the save of its epoch, which then has the learning rate of the next
+    one. Raises CannotEdit if that may change a run without an interruption."""
+    facts, loop = job.facts, step.loops[0]
+    problem = CannotEdit(
+        f"{root(step.value).label} changes in line {step.line}, after the checkpoint is saved"
+    )
+    between = [event for event in facts.events if moment <= event.order <= step.order]
+    trained = facts.list_trained()
+    places = [list_in_body(job, loop, event) for event in (trained[-1], between[0], step)]
+    if any(len(place) != 1 for place in places) or trained[-1].order > moment:
+        raise problem
+    first, last = (loop.node.body.index(place[0]) for place in places[1:])
+    moved, crossed = loop.node.body[last], loop.node.body[first:last]
+    texts = [unparse(part) for part in (*crossed[1:], *[event.node for event in between])]
+    is_logged = any(re.search(r"param_groups|get(_last)?_lr\b", text) for text in texts)
+    if places[0] == places[1] or is_logged or not _is_movable(job, step.path, moved, crossed):
+        raise problem
+    job.open(step.path).move(moved, loop.node.body[first])
+    job.notes.append(
+        f"line {step.line} comes before the save now, which has the learning rate of the next epoch"
+    )
+
+
+def _is_movable(job: Job, path: str, moved: Any, crossed: list[ast.stmt]) -> bool:
+    """Return whether a statement has only steps of schedules, and does the same before other statements."""
+    steps = [one.node for one in job.facts.in_training("step") if root(one.value).kind == "scheduler"]
+    calls = [node for node in ast.walk(moved) if isinstance(node, ast.Call)]
+    used = {node.id for node in ast.walk(moved) if isinstance(node, ast.Name)}
+    given = " ".join(unparse(arg) for call in calls for arg in call.args)
+    inside = [node for statement in crossed for node in ast.walk(statement)]
+    stored = {node.id for node in inside if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    shared = {name for node in job.facts.nodes(path, ast.Global) for name in node.names}
+    is_left = any(isinstance(part, ast.Break | ast.Continue | ast.Return) for part in inside)
+    is_plain = isinstance(moved, ast.Expr | ast.If) and all(call in steps for call in calls)
+    return (
+        bool(crossed) and is_plain and not is_left and "self." not in given and not used & (stored | shared)
+    )
 
 
 def save_number(job: Job) -> None:
