@@ -123,7 +123,7 @@ def test_a_file_of_weights_before_the_checkpoint(tmp_path):
     result = repair(str(path))
     new = result.new[str(path)].decode()
     assert [finding.rule for finding, _ in result.left] == [], result.left
-    assert '"bad": bad' in new and "bad = bad_state" in new
+    assert '"bad": bad' in new and 'bad = restored["bad"]' in new
     # two files are written whole: each has names of its own
     assert "os.replace(new_path, " in new and "os.replace(new_path_2, " in new
 
@@ -131,7 +131,7 @@ def test_a_file_of_weights_before_the_checkpoint(tmp_path):
 def test_random_numbers_of_several_processes_are_left(tmp_path):
     setup = 'dist.init_process_group("gloo")\nloader = DataLoader(data, 8, shuffle=True)'
     write = 'if dist.get_rank() == 0:\n    torch.save(state, "new.pt"); os.replace("new.pt", "last.pt")'
-    reason = left(tmp_path, "R401", top="torch.manual_seed(0)", setup=setup, write=text)
+    reason = left(tmp_path, "R401", top="torch.manual_seed(0)", setup=setup, write=write)
     assert "each process" in reason
 
 
