@@ -259,9 +259,11 @@ def load_before_loop(
         insert_below_imports(job, path, [checkpoint.anchor], [f"{_RESTORED} = {{}}  # of a checkpoint"])
     if path != loop.path:
         _import_names(job, checkpoint, user, (_RESTORED, *needed))
-    entry = f'{_RESTORED}["{key}"]'
-    load_entry(job, checkpoint, Reach(_RESTORED), key, f"{entry} = {{}}")
-    test = f'{guard} and "{key}" in {_RESTORED}' if guard else f'"{key}" in {_RESTORED}'
+    load_entry(job, checkpoint, Reach(_RESTORED), key, f'{_RESTORED}["{key}"] = {{}}')
+    # once: a second training of this process begins by itself
+    entry = f'{_RESTORED}.pop("{key}")'
+    test = f'{_RESTORED}.get("{key}") is not None'
+    test = f"{guard} and {test}" if guard else test
     user.insert_before(loop.node, [f"if {test}:", *[f"    {line.replace('{}', entry)}" for line in lines]])
 
 
@@ -295,7 +297,12 @@ def insert_below_imports(job: Job, path: str, nodes: list[ast.AST], lines: list[
         used += [node, *job.scope.above(path, node)]
     body = job.scope.trees[path].body
     first = min(number for number, part in enumerate(body) if part in used)
-    imports = [part for part in body[:first] if isinstance(part, ast.Import | ast.ImportFrom)]
+    made = f"{_RESTORED} = {{}}"
+    imports = [
+        part
+        for part in body[:first]
+        if isinstance(part, ast.Import | ast.ImportFrom) or unparse(part) == made
+    ]
     if not imports:
         raise CannotEdit("expected imports at the top of the file")
     job.open(path).insert_after(imports[-1], lines)
