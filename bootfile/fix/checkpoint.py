@@ -2,6 +2,8 @@
 
 import ast
 import contextlib
+import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -15,7 +17,9 @@ from bootfile.lint.facts import Facts
 from bootfile.lint.record import Binding, Event
 from bootfile.lint.sources import unparse
 from bootfile.lint.table import Finding
-from bootfile.lint.values import STATEFUL, Value, root
+from bootfile.lint.values import STATEFUL, Loop, Value, root
+
+_RESTORED = "restored"  # the name of a dict of entries, from a function that loads to the loop
 
 
 @dataclass
@@ -76,6 +80,8 @@ def find_checkpoint(job: Job) -> Checkpoint:
     if not dicts:
         raise CannotEdit("the checkpoint is not a dict that the script writes")
     reads = list_reads(job.facts, dicts)
+    # a repair before has kept entries: what it reads is not a load
+    reads = [read for read in reads if read.holder != _RESTORED or not _keeps(job, read.event.path)]
     if not reads:
         raise CannotEdit("no entry of the checkpoint is loaded in a way that is followed")
     # the objects first: the states of a restart, and not the numbers that are only printed
@@ -173,8 +179,9 @@ def reach(job: Job, value: Value, path: str, node: ast.AST) -> Reach:
     in_loop = job.facts.in_training("step", "method", "call")
     uses = [event for event in in_loop if root(event.value) is root(value)]
     used = " ".join(event.describe_conditions() for event in uses[:1])
+    is_needed = any(not event.conditions[event.loops[0].depth :] for event in uses)
     try:
-        return job.scope.reach(value, path, node, used)
+        return job.scope.reach(value, path, node, used, job.facts.loops[0].node if is_needed else None)
     except CannotEdit as error:
         function = job.scope.function(path, node)
         if function is None or function in [loop.node for loop in job.facts.loops]:
@@ -209,15 +216,16 @@ def _list_callers(job: Job, function: Any, value: Value, used: str) -> dict[tupl
     return callers
 
 
-def find_loop(job: Job, checkpoint: Checkpoint) -> tuple[Any, Any]:
-    """Return (the statement with the load, the training loop) if both are in one block, in this order."""
-    loop = job.facts.loops[0]
-    around = [checkpoint.anchor, *job.scope.above(checkpoint.path, checkpoint.anchor)]
-    block = job.scope.block(loop.path, loop.node) if loop.path == checkpoint.path else []
-    outer: Any = next((part for part in around if part in block), None)
-    if outer is None or block.index(outer) >= block.index(loop.node):
-        raise CannotEdit("the checkpoint is not loaded in the function with the loop, before it")
-    return outer, loop.node
+def list_in_body(job: Job, loop: Loop, event: Event) -> list[Any]:
+    """Return the statements of the body of a loop that have an event, or call the function that has it."""
+    around = [event.node, *job.scope.above(event.path, event.node)]
+    inside = [part for part in loop.node.body if part in around]
+    return inside or [part for part in loop.node.body if _calls(part, event.functions)]
+
+
+def _calls(statement: ast.stmt, functions: tuple[str, ...]) -> bool:
+    calls = [part for part in ast.walk(statement) if isinstance(part, ast.Call)]
+    return any(unparse(call.func).rpartition(".")[2] in functions for call in calls)
 
 
 def load_entry(job: Job, checkpoint: Checkpoint, target: Reach, key: str, line: str) -> None:
@@ -235,16 +243,69 @@ def load_entry(job: Job, checkpoint: Checkpoint, target: Reach, key: str, line: 
     job.open(checkpoint.path).insert_after(checkpoint.anchor, lines)
 
 
-def load_before_loop(job: Job, checkpoint: Checkpoint, guard: str, key: str, lines: list[str]) -> None:
-    """Keep an entry where the others are loaded, and use it right before the loop."""
-    outer, loop = find_loop(job, checkpoint)
-    script, name = job.open(checkpoint.path), key if key.endswith("states") else f"{key}_state"
-    if name in script.find_bound():
-        raise CannotEdit(f"the name {name} has another meaning here")
-    script.insert_before(outer, [f"{name} = None"])
-    load_entry(job, checkpoint, Reach(name), key, f"{name} = {{}}")
-    test = f"{guard} and {name} is not None" if guard else f"{name} is not None"
-    script.insert_before(loop, [f"if {test}:", *[f"    {line.replace('{}', name)}" for line in lines]])
+def load_before_loop(
+    job: Job, checkpoint: Checkpoint, guard: str, key: str, lines: list[str], *needed: str
+) -> None:
+    """Keep an entry in a dict where the others are loaded, and use it right before the loop. needed: names of
+    the file that loads, which the lines have."""
+    loop, path = job.facts.loops[0], checkpoint.path
+    is_top = job.scope.function(path, checkpoint.anchor) is None
+    if len({one.node for one in job.facts.loops}) > 1 or (is_top and path != loop.path):
+        raise CannotEdit("the checkpoint is not loaded once, before the one loop that trains")
+    script, user = job.open(path), job.open(loop.path)
+    if not _keeps(job, path):
+        if _RESTORED in script.find_bound():
+            raise CannotEdit(f"the name {_RESTORED} has another meaning here")
+        insert_below_imports(job, path, [checkpoint.anchor], [f"{_RESTORED} = {{}}  # of a checkpoint"])
+    if path != loop.path:
+        _import_names(job, checkpoint, user, (_RESTORED, *needed))
+    load_entry(job, checkpoint, Reach(_RESTORED), key, f'{_RESTORED}["{key}"] = {{}}')
+    # once: a second training of this process begins by itself
+    entry = f'{_RESTORED}.pop("{key}")'
+    test = f'{_RESTORED}.get("{key}") is not None'
+    test = f"{guard} and {test}" if guard else test
+    user.insert_before(loop.node, [f"if {test}:", *[f"    {line.replace('{}', entry)}" for line in lines]])
+
+
+def _keeps(job: Job, path: str) -> bool:
+    """Return whether a file has or imports the dict of a repair."""
+    made = re.compile(rf"{_RESTORED} = {{}}|from .* import .*\b{_RESTORED}\b")
+    return any(made.match(unparse(part)) for part in job.scope.trees[path].body)
+
+
+def _import_names(job: Job, checkpoint: Checkpoint, user: Script, names: tuple[str, ...]) -> None:
+    """Import names of the file that loads in the file with the loop."""
+    module = checkpoint.path.removesuffix(".py").replace(os.sep, ".")
+    function = job.scope.function(checkpoint.path, checkpoint.anchor).name
+    froms = [node for node in user.tree.body if isinstance(node, ast.ImportFrom)]
+    froms = [node for node in froms if module.endswith(f".{node.module}")]
+    imported = {alias.name for node in froms for alias in node.names}
+    if not {function, "*"} & imported:
+        raise CannotEdit("the file with the loop does not import the function that loads")
+    lacking = [name for name in names if name not in imported and "*" not in imported]
+    if {*lacking} & user.find_bound():
+        raise CannotEdit(f"a name of {', '.join(lacking)} has another meaning in {user.path}")
+    if lacking:
+        line = f"from {'.' * froms[0].level}{froms[0].module} import {', '.join(lacking)}"
+        user.insert_after(froms[-1], [line])
+
+
+def insert_below_imports(job: Job, path: str, nodes: list[ast.AST], lines: list[str]) -> None:
+    """Insert lines below the imports of a file, and above the statements with nodes."""
+    used: list[ast.AST] = []
+    for node in nodes:
+        used += [node, *job.scope.above(path, node)]
+    body = job.scope.trees[path].body
+    first = min(number for number, part in enumerate(body) if part in used)
+    made = f"{_RESTORED} = {{}}"
+    imports = [
+        part
+        for part in body[:first]
+        if isinstance(part, ast.Import | ast.ImportFrom) or unparse(part) == made
+    ]
+    if not imports:
+        raise CannotEdit("expected imports at the top of the file")
+    job.open(path).insert_after(imports[-1], lines)
 
 
 def _warn(key: str) -> str:

@@ -120,6 +120,25 @@ class Script(Places):
             if offset < self.end_of_line(number):
                 self._plan(offset, offset, self.module.default_indent)
 
+    def move(self, statement: ast.stmt, before: ast.stmt) -> None:
+        """Move the lines of a statement before those of another one of its block, each with its comments."""
+        start, end = self.span(statement)
+        if not self.is_first(statement) or not self.is_last(end) or not self.is_first(before):
+            raise CannotEdit(f"line {self.place(start)[0]} has other statements, too")
+        first, place = (self.start_of_line(self._find_comments(one)) for one in (statement, before))
+        last = min(self.end_of_line(self.place(end)[0]) + len(self.module.default_newline), len(self.text))
+        text = self.text[first:last]
+        is_whole = text.endswith(self.module.default_newline)
+        self._plan(first, last, "")
+        self._plan(place, place, text if is_whole else text + self.module.default_newline)
+
+    def _find_comments(self, statement: ast.stmt) -> int:
+        """Return the first line of the comments right above a statement, or its own line."""
+        line = self.place(self.span(statement)[0])[0]
+        while self.text[self.start_of_line(line - 1) : self.start_of_line(line)].strip()[:1] == "#":
+            line -= 1
+        return line
+
     def _lay_out(self, lines: Iterable[str], indent: str, is_after: bool = False) -> str:
         newline, text = self.module.default_newline, ""
         for line in lines:

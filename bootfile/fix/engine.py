@@ -53,6 +53,10 @@ class Project:
         script = changed.get(self.path) or sources.read(self.path)
         parsed = {**self._parsed, **changed}
         findings, facts = engine.examine(self.path, script, parsed)
+        # without a mark: the folder of the script and of all that it imports
+        if not self.root:
+            files = [self.path, *[source.path for source in (facts.sources if facts else [])]]
+            self.root = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in files])
         kept = {path: source for path, source in parsed.items() if path not in changed}
         self._parsed = kept
         return findings, facts
@@ -65,13 +69,13 @@ class Project:
 
 def find_root(path: str) -> str:
     """Return the folder of the project of a script: the nearest one with a repository or a package's
-    settings, a licence or a README, else that of the script."""
-    first = folder = os.path.dirname(os.path.abspath(path))
+    settings, a licence or a README; "" if there is none."""
+    folder = os.path.dirname(os.path.abspath(path))
     while folder != os.path.dirname(folder):
         if any(os.path.exists(os.path.join(folder, name)) for name in _ROOTS):
             return folder
         folder = os.path.dirname(folder)
-    return first
+    return ""
 
 
 def describe(finding: Finding) -> tuple[str, str, str]:

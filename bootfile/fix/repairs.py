@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from bootfile.fix import repairs_epochs, repairs_files, repairs_state, repairs_steps
+from bootfile.fix import repairs_epochs, repairs_files, repairs_numbers, repairs_state, repairs_steps
 from bootfile.fix.checkpoint import Job
 
 # a repair plans edits, or raises CannotEdit: what is written first, then what is in it, then when
@@ -19,8 +19,8 @@ REPAIRS: dict[str, Callable[[Job], None]] = {
     "R109": repairs_state.save_object,
     "R106": repairs_state.save_object,
     "R201": repairs_state.load_object,
-    "R107": repairs_state.save_number,
-    "R108": repairs_state.save_number,
+    "R107": repairs_numbers.save_number,
+    "R108": repairs_numbers.save_number,
     "R301": repairs_epochs.shift_start,
     "R302": repairs_epochs.restore_start,
     "R305": repairs_epochs.seed_order,

@@ -3,7 +3,13 @@
 import ast
 from typing import Any
 
-from bootfile.fix.checkpoint import Checkpoint, Job, add_entry, find_checkpoint, find_loop, load_entry
+from bootfile.fix.checkpoint import (
+    Checkpoint,
+    Job,
+    add_entry,
+    find_checkpoint,
+    load_before_loop,
+)
 from bootfile.fix.places import CannotEdit
 from bootfile.fix.scope import Reach
 from bootfile.lint.record import Event
@@ -51,8 +57,7 @@ def _reads(node: Any, key: Any) -> bool:
 
 def _find_last_step(job: Job, loop: Loop) -> int:
     """Return when a loop makes its last step."""
-    steps = job.facts.select("step", "backward")
-    return [step.order for step in steps if step.loops and step.loops[0] is loop][-1]
+    return [step.order for step in job.facts.list_trained() if step.loops[0] is loop][-1]
 
 
 def _find_offset(job: Job, save: Event, loop: Loop, key: Any) -> int:
@@ -79,7 +84,6 @@ def restore_start(job: Job) -> None:
     saves = [save.event for save in job.facts.training_saves]
     if any(len(save.loops) > 1 or save.order < _find_last_step(job, loop) for save in saves):
         raise CannotEdit("the checkpoint is saved within an epoch, of which a part would be left out")
-    outer, _ = find_loop(job, checkpoint)
     key, offset = _save_epoch(job, checkpoint, loop, target.id)
     script = job.open(path)
     first = call.args[0] if len(call.args) > 1 else None
@@ -89,8 +93,8 @@ def restore_start(job: Job) -> None:
         name = "start_epoch"
         if name in script.find_bound():
             raise CannotEdit(f"the name {name} has another meaning here")
-        script.insert_before(outer, [f"{name} = {begin}"])
-        load_entry(job, checkpoint, Reach(name), key, f"{name} = {{}}" + ("" if offset else " + 1"))
+        script.insert_before(node, [f"{name} = {begin}"])
+        load_before_loop(job, checkpoint, "", key, [f"{name} = {{}}" + ("" if offset else " + 1")])
     if first is not None:
         script.replace(first, name)
     else:

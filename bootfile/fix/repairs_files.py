@@ -24,13 +24,14 @@ def write_whole(job: Job) -> None:
     is_alone = isinstance(statement, ast.Expr) and statement.value is save.node and save.text == "torch.save"
     if not is_alone or len(save.node.args) != 2 or save.node.keywords:
         raise CannotEdit("the checkpoint is not written by torch.save(object, path) in a line of its own")
-    if job.facts.is_distributed() and not save.conditions:
-        raise CannotEdit(
-            "all ranks may write the file: the temporary name would be that of another rank, too"
-        )
-    if any("%" in part.text and "rank" in part.text for part in save.conditions):
-        raise CannotEdit("a process of each node writes the file: they would rename one temporary file")
-    script = job.open(save.path)
+    script, suffix = job.open(save.path), ""
+    is_of_node = any("%" in part.text and "rank" in part.text for part in save.conditions)
+    # several processes write the file: each has a temporary file of its own
+    if is_of_node or (job.facts.is_distributed() and not save.conditions):
+        if job.facts.imports(r"\b(horovod|torch_xla)\b"):
+            raise CannotEdit("several processes write the file, and their ranks are not those of torch")
+        dist = _find_distributed(script)
+        suffix = f"{{{dist}.get_rank() if {dist}.is_initialized() else 0}}"
     os_name = script.add_import("os")
     path: Any = save.node.args[1]
     target = script.source(path)
@@ -40,7 +41,10 @@ def write_whole(job: Job) -> None:
     if not isinstance(path, ast.Name | ast.Attribute | ast.Constant):
         script.insert_before(statement, [f"{final_path} = {target}"])
         target = final_path
-    new = f"{target[:-1]}.new{target[-1]}" if isinstance(path, ast.Constant) else f'f"{{{target}}}.new"'
+    new = f"{target[:-1]}.new{target[-1]}"
+    if suffix or not isinstance(path, ast.Constant):
+        quoted = str(path.value) if isinstance(path, ast.Constant) else f"{{{target}}}"
+        new = f'f"{quoted}.new{suffix}"'
     script.insert_before(statement, [f"{new_path} = {new}"])
     script.guard(statement, statement, f'with open({new_path}, "wb") as {new_file}:')
     script.replace(path, new_file)
@@ -88,9 +92,7 @@ def write_on_rank_0(job: Job) -> None:
     if job.facts.imports(_SHARDED) or job.facts.calls(_SHARDED):
         raise CannotEdit("a sharded model may be saved by all ranks together")
     script = job.open(path)
-    torch = script.imported("torch")
-    if not torch:
-        raise CannotEdit("torch is not imported by its name")
+    dist = _find_distributed(script)
     first: Any = scope.statement(path, save.node)
     while isinstance(around := scope.parents[path][first], ast.With) and "open(" in unparse(around.items[0]):
         first = around
@@ -102,7 +104,6 @@ def write_on_rank_0(job: Job) -> None:
             break
         last = statement
     rank = _find_rank(job, path, first)
-    dist = script.imported("torch.distributed") or f"{torch}.distributed"
     script.guard(
         first,
         last,
@@ -110,6 +111,14 @@ def write_on_rank_0(job: Job) -> None:
     )
     if not script.is_first(first):
         raise CannotEdit("the line has other statements, too")
+
+
+def _find_distributed(script: Script) -> str:
+    """Return the name of torch.distributed. Raises CannotEdit if the file does not import torch."""
+    torch = script.imported("torch")
+    if not torch:
+        raise CannotEdit("torch is not imported by its name")
+    return script.imported("torch.distributed") or f"{torch}.distributed"
 
 
 def _find_rank(job: Job, path: str, node: ast.AST) -> str:

@@ -1,7 +1,8 @@
 """Repairs of what the loop changes and the checkpoint lacks, or has but does not give back."""
 
 import ast
-import os
+import re
+from typing import Any
 
 from bootfile.fix.checkpoint import (
     Checkpoint,
@@ -10,17 +11,17 @@ from bootfile.fix.checkpoint import (
     check_order,
     choose_key,
     find_checkpoint,
-    find_loop,
     find_moment,
+    insert_below_imports,
     is_distributed,
+    list_in_body,
     load_before_loop,
     load_entry,
     reach,
 )
 from bootfile.fix.edits import Script
 from bootfile.fix.places import CannotEdit
-from bootfile.fix.scope import Reach
-from bootfile.lint.record import Class
+from bootfile.lint.record import Class, Event
 from bootfile.lint.sources import unparse
 from bootfile.lint.values import Value, root
 
@@ -67,8 +68,12 @@ def load_object(job: Job) -> None:
             if owner is not None and root(owner) is value:
                 keys.append(key)
     put = _GENERATORS.get(value.key, ("", ""))[1] if value.kind == "generator" else _STATE[1]
-    if not keys or not put:
-        raise CannotEdit("the entry is not one of the dict that is loaded")
+    if not put:
+        raise CannotEdit(f"{value.label or value.kind} has no state that torch.load() accepts")
+    # its state is in another file, such as that of the best weights
+    if not keys:
+        save_object(job)
+        return
     _load(job, checkpoint, value, keys[0], put)
 
 
@@ -84,8 +89,8 @@ def _load(job: Job, checkpoint: Checkpoint, value: Value, key: str, put: str) ->
         load_entry(job, checkpoint, target, key, put.replace("{}", target.name, 1))
     except CannotEdit as error:
         try:
-            _, loop = find_loop(job, checkpoint)
-            target = reach(job, value, checkpoint.path, loop)
+            loop = job.facts.loops[0]
+            target = reach(job, value, loop.path, loop.node)
         except CannotEdit:
             raise error from None
         lines = [put.replace("{}", target.name, 1)]
@@ -118,49 +123,51 @@ def _check_steps(job: Job, checkpoint: Checkpoint, value: Value) -> None:
         if scheduler.kind == "scheduler" and root(scheduler.parts.get("first", Value())) is value:
             changes.append(event)
     later = [event for event in changes if event.order > moment]
-    if later:
+    if later and any(root(event.value).kind != "scheduler" for event in later):
         raise CannotEdit(f"{value.label} changes in line {later[0].line}, after the checkpoint is saved")
+    # a call of step() has several events
+    for event in {event.node: event for event in later}.values():
+        _step_before_save(job, event, moment)
 
 
-def save_number(job: Job) -> None:
-    """Save and load a counter or a best result (R107, R108)."""
-    event = job.find("event")
-    targets = getattr(event.node, "targets", None) or [getattr(event.node, "target", None)]
-    name = unparse(targets[0]) if targets[0] is not None else getattr(event, "label", "")
-    if not name or root(job.find("value")).kind not in ("const", "counter"):
-        raise CannotEdit("it is not a number that a statement of the loop sets")
-    checkpoint = find_checkpoint(job)
-    places = [place[:2] for place in checkpoint.dicts]
-    functions = [job.scope.function(path, node) for path, node in places]
-    for (path, node), function in zip(places, functions, strict=True):
-        if path != event.path or not job.scope.is_bound(name, path, node, function):
-            raise CannotEdit(f"{name} may not be bound in line {node.lineno} of {os.path.basename(path)}")
-    bound = job.facts.tracer.bound
-    same = [binding for binding in bound if binding.name == name and binding.path == event.path]
-    moment = find_moment(job, checkpoint)
-    last = max(other.order for other in job.facts.events if job.facts.is_in_training(other))
-    later = [binding for binding in same if moment < binding.order <= last]
-    functions.append(job.scope.function(checkpoint.path, checkpoint.anchor))
-    if later or ("." not in name and len({*functions}) > 1):
-        line = later[0].node.lineno if later else event.line
-        raise CannotEdit(f"{name} changes in line {line}, after the checkpoint is saved, or elsewhere")
-    key = name.rpartition(".")[2]
-    for place in checkpoint.dicts:
-        if key not in place[2].parts:
-            # a number of NumPy is more than torch.load() accepts
-            add_entry(job, place, key, f"float({name})" if job.finding.rule == "R108" else name)
-    path, anchor = checkpoint.path, checkpoint.anchor
-    here = job.scope.function(path, anchor)
-    try:
-        check_order(job, checkpoint, same)
-        if path != event.path or not job.scope.is_bound(name, path, anchor, here):
-            raise CannotEdit(f"{name} may not be bound in line {anchor.lineno} of {os.path.basename(path)}")
-        load_entry(job, checkpoint, Reach(name), key, f"{name} = {{}}")
-    except CannotEdit:
-        _, loop = find_loop(job, checkpoint)
-        if path != event.path or not job.scope.is_bound(name, path, loop, here):
-            raise
-        load_before_loop(job, checkpoint, "", key, [f"{name} = {{}}"])
+def _step_before_save(job: Job, step: Event, moment: int) -> None:
+    """Move a step of a schedule before the save of its epoch, which then has the learning rate of the next
+    one. Raises CannotEdit if that may change a run without an interruption."""
+    facts, loop = job.facts, step.loops[0]
+    problem = CannotEdit(
+        f"{root(step.value).label} changes in line {step.line}, after the checkpoint is saved"
+    )
+    between = [event for event in facts.events if moment <= event.order <= step.order]
+    trained = facts.list_trained()
+    places = [list_in_body(job, loop, event) for event in (trained[-1], between[0], step)]
+    if any(len(place) != 1 for place in places) or trained[-1].order > moment:
+        raise problem
+    first, last = (loop.node.body.index(place[0]) for place in places[1:])
+    moved, crossed = loop.node.body[last], loop.node.body[first:last]
+    texts = [unparse(part) for part in (*crossed[1:], *[event.node for event in between])]
+    is_logged = any(re.search(r"param_groups|get(_last)?_lr\b", text) for text in texts)
+    if places[0] == places[1] or is_logged or not _is_movable(job, step.path, moved, crossed):
+        raise problem
+    job.open(step.path).move(moved, loop.node.body[first])
+    job.notes.append(
+        f"line {step.line} comes before the save now, which has the learning rate of the next epoch"
+    )
+
+
+def _is_movable(job: Job, path: str, moved: Any, crossed: list[ast.stmt]) -> bool:
+    """Return whether a statement has only steps of schedules, and does the same before other statements."""
+    steps = [one.node for one in job.facts.in_training("step") if root(one.value).kind == "scheduler"]
+    calls = [node for node in ast.walk(moved) if isinstance(node, ast.Call)]
+    used = {node.id for node in ast.walk(moved) if isinstance(node, ast.Name)}
+    given = " ".join(unparse(arg) for call in calls for arg in (*call.args, *call.keywords))
+    inside = [node for statement in crossed for node in ast.walk(statement)]
+    stored = {node.id for node in inside if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    shared = {name for node in job.facts.nodes(path, ast.Global) for name in node.names}
+    is_left = any(isinstance(part, ast.Break | ast.Continue | ast.Return) for part in inside)
+    is_plain = isinstance(moved, ast.Expr | ast.If) and all(call in steps for call in calls)
+    return (
+        bool(crossed) and is_plain and not is_left and "self." not in given and not used & (stored | shared)
+    )
 
 
 def _has_state(job: Job, value: Value) -> bool:
@@ -204,18 +211,11 @@ def save_random(job: Job) -> None:
     if any(path != checkpoint.path for path, _, _ in checkpoint.dicts):
         raise CannotEdit("the checkpoint is saved in another file than the loop")
     script = job.open(checkpoint.path)
-    load_before_loop(job, checkpoint, "", "random_states", ["set_random_states({})"])
+    load_before_loop(job, checkpoint, "", "random_states", ["set_random_states({})"], "set_random_states")
     for place in checkpoint.dicts:
         add_entry(job, place, "random_states", "get_random_states()")
-    # below the imports, and above what may call them
     nodes = [checkpoint.anchor, *[node for _, node, _ in checkpoint.dicts]]
-    used: list[ast.AST] = []
-    for node in nodes:
-        used += [node, *job.scope.above(checkpoint.path, node)]
-    body = job.scope.trees[checkpoint.path].body
-    first = min(number for number, part in enumerate(body) if part in used)
-    imports = [part for part in body[:first] if isinstance(part, ast.Import | ast.ImportFrom)]
-    script.insert_after(imports[-1], _write_functions(script))
+    insert_below_imports(job, checkpoint.path, nodes, _write_functions(script))
 
 
 def _write_functions(script: Script) -> list[str]:

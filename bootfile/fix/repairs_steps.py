@@ -3,7 +3,7 @@
 import ast
 from typing import Any
 
-from bootfile.fix.checkpoint import Job, is_distributed
+from bootfile.fix.checkpoint import Job, is_distributed, list_in_body
 from bootfile.fix.places import CannotEdit
 from bootfile.lint.record import Event
 from bootfile.lint.sources import is_modulo, unparse
@@ -11,7 +11,7 @@ from bootfile.lint.sources import is_modulo, unparse
 
 def save_at_sigterm(job: Job) -> None:
     """Save at the end of the epoch in which SIGTERM comes, and exit (R801)."""
-    facts, scope = job.facts, job.scope
+    facts = job.facts
     if is_distributed(facts) or len(facts.loops) != 1 or facts.fullest_save is None:
         raise CannotEdit("the processes would have to agree on the epoch after which they exit")
     # of the calls that write the whole checkpoint, the one that the fewest tests decide about
@@ -19,8 +19,7 @@ def save_at_sigterm(job: Job) -> None:
     calls = [one.event for one in facts.training_saves if one.event.node is whole]
     save: Event = min(calls, key=lambda one: len(one.conditions))
     loop = save.loops[0]
-    around = [save.node, *scope.above(save.path, save.node)]
-    inside = [part for part in loop.node.body if part in around or _calls(part, save.functions)]
+    inside = list_in_body(job, loop, save)
     inside = [part for part in inside if isinstance(part, ast.Expr)] or inside
     last = loop.node.body[-1]
     if not inside or isinstance(last, ast.Break | ast.Continue | ast.Return | ast.Raise):
@@ -52,11 +51,6 @@ def save_at_sigterm(job: Job) -> None:
         ],
     )
     script.insert_after(last, [f"if {must_stop}:", f"    {system}.exit(128 + {signal}.SIGTERM)"])
-
-
-def _calls(statement: ast.stmt, functions: tuple[str, ...]) -> bool:
-    calls = [part for part in ast.walk(statement) if isinstance(part, ast.Call)]
-    return any(unparse(call.func).rpartition(".")[2] in functions for call in calls)
 
 
 def save_after_step(job: Job) -> None:

@@ -11,7 +11,7 @@ from bootfile.lint.sources import FUNCTIONS, is_main_test, list_above, unparse
 from bootfile.lint.values import Value, root
 
 _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
-_PLAIN = (
+PLAIN = (
     ast.Name, ast.Attribute, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.expr_context,
     ast.cmpop, ast.boolop, ast.unaryop,
 )  # fmt: skip
@@ -64,14 +64,15 @@ class Scope:
 
     # Names
 
-    def reach(self, value: Value, path: str, node: ast.AST, used: str = "") -> Reach:
+    def reach(self, value: Value, path: str, node: ast.AST, used: str = "", loop: Any = None) -> Reach:
         """Return a name of an object at a node of a module. used: the tests under which the loop uses the
-        object. Raises CannotEdit if there is none that is bound in each case, and is not bound again."""
+        object. loop: one that uses it in each pass, so that it is bound there. Raises CannotEdit if there is
+        none that is bound in each case, and is not bound again."""
         base, reason = root(value), ""
         function, cls = self.function(path, node), self.cls(path, node)
         for binding in self._list_bindings(base, path, function, cls):
             try:
-                return self._check(base, binding, path, node, used)
+                return self._check(base, binding, path, node, used, loop)
             except CannotEdit as error:
                 reason = reason or str(error)
         where = f"{function.name}()" if function is not None else "the script"
@@ -100,7 +101,7 @@ class Scope:
         is_attribute = binding.name.startswith("self.") and cls is not None
         return is_attribute and self.cls(binding.path, binding.node) is cls
 
-    def _check(self, base: Value, binding: Binding, path: str, node: ast.AST, used: str) -> Reach:
+    def _check(self, base: Value, binding: Binding, path: str, node: ast.AST, used: str, loop: Any) -> Reach:
         """Return how the name of a binding reaches an object at a node. Raises CannotEdit if it does not."""
         name = binding.name
         same = self._same_name(binding, path)
@@ -114,6 +115,9 @@ class Scope:
         statements = {other.node for other in of_object}
         is_object = is_last and not any(map(_may_be_none, of_object))
         if is_object and self.is_bound(name, path, node, binding.function, statements):
+            return Reach(name)
+        is_used = loop in (node, *self.above(path, node)) and self.function(path, loop) is binding.function
+        if is_object and is_used:
             return Reach(name)
         if any(root(other.value).kind != "none" for other in of_others):
             raise CannotEdit(f"{name} is also the name of another object")
@@ -138,7 +142,7 @@ class Scope:
         statement = self.statement(path, binding.node)
         around: Any = self.parents[path][statement]
         is_test = isinstance(around, ast.If) and statement in around.body
-        if not is_test or not all(isinstance(part, _PLAIN) for part in ast.walk(around.test)):
+        if not is_test or not all(isinstance(part, PLAIN) for part in ast.walk(around.test)):
             return ""
         names = {part.id for part in ast.walk(around.test) if isinstance(part, ast.Name)}
         # the test is asked where the object is used: its names mean the same only in the same function

@@ -166,6 +166,9 @@ class Expressions(Calls):
         self._conditions[-1] = Condition(text, test, False, node)
         orelse = self.value(node.orelse)
         self._conditions.pop()
+        # `new if new > best else best`
+        if body is not orelse and {body, orelse} <= values.list_deps(test):
+            return self._make("unknown", node, [body, orelse], key="max")
         # the branch that says more; a rule must not depend on which one would run
         chosen = self._either(body, orelse)
         other = orelse if chosen is body else body

@@ -58,7 +58,7 @@ def _find_best(facts: Facts, carried: list[Carried]) -> Iterator[Finding]:
 
 def _find_early(facts: Facts) -> Iterator[Finding]:
     """Find a checkpoint that has the best result before that of the epoch is compared with it."""
-    trained = facts.in_training("step", "backward")
+    trained = facts.list_trained()
     for event in facts.in_training(*SETS):
         old = event.args[1]
         is_best = bool(old.label) and _keeps_best(facts, event, old) and not facts.is_own_state(old)

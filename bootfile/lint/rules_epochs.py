@@ -71,7 +71,7 @@ def _judge(facts: Facts, loop: Loop, save: Save, total: int) -> str:
     """Return the message about a checkpoint and the loop that continues `total` after its number; "" if the
     two agree."""
     event = save.event
-    steps = [step for step in facts.select("step", "backward") if step.loops and step.loops[0] is loop]
+    steps = [step for step in facts.list_trained() if step.loops[0] is loop]
     # within the loop over batches, a restart may skip those that were read
     is_inner = len(event.loops) > 1 and any(event.loops[1] in step.loops for step in steps)
     if not steps or is_inner:

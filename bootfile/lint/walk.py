@@ -74,6 +74,10 @@ class Walk:
     def is_in_training(self, event: Event) -> bool:
         return bool(event.loops) and event.loops[0] in self.loops
 
+    def list_trained(self) -> list[Event]:
+        """Return the steps of optimizers and the backward passes of the training loops."""
+        return [one for one in self.in_training("step", "backward") if kind_of(one.value) != "scheduler"]
+
     def is_own_state(self, value: Value) -> bool:
         """Return whether an object is made within the training loop, or is a part of another one."""
         return any(loop in self.loops for loop in value.loops)

@@ -42,9 +42,8 @@ def test_only_some_rules_and_the_exit_codes(script, capsys):
     assert cli.main(["train.py", "--only", "R103,R301"]) == 0
     assert "best = saved" not in capsys.readouterr().out
     # what cannot be repaired has the lines of lint, and the reason
-    script.write_text(
-        script.read_text().replace("    scheduler.step()", "    pass") + "    scheduler.step()\n"
-    )
+    later = "    print(scheduler.get_last_lr())\n    scheduler.step()\n"
+    script.write_text(script.read_text().replace("    scheduler.step()", "    pass") + later)
     assert cli.main(["train.py"]) == cli.LEFT
     out = capsys.readouterr().out
     assert "not repaired: scheduler changes in line" in out and "fix: save scheduler.state_dict()" in out
