@@ -198,29 +198,34 @@ class Scope:
         for function in getattr(cls, "body", []):
             if isinstance(function, FUNCTIONS) and function.name == "__init__":
                 is_inside = self.function(path, node) is function
-                return not is_inside and any(self._binds(part, name, cls) for part in function.body)
+                parts = _before_return(function.body)
+                return not is_inside and any(self._binds(part, name, cls) for part in parts)
         return False
 
-    def _binds(self, statement: Any, name: str, cls: Any) -> bool:
-        """Return whether a statement binds a name in each case."""
+    def _binds(self, statement: Any, name: str, cls: Any, inside: tuple[str, ...] = ()) -> bool:
+        """Return whether a statement binds a name in each case. Only the statements of is_bound(by=...)
+        count. inside: the methods of `cls` whose calls have led here."""
 
-        def any_of(block: list[Any]) -> bool:
-            return any(self._binds(part, name, cls) for part in block)
+        def any_of(block: list[Any], inside: tuple[str, ...] = inside) -> bool:
+            return any(self._binds(part, name, cls, inside) for part in block)
 
         if isinstance(statement, ast.If):
             if is_main_test(statement.test):
                 return any_of(statement.body)
             return all(any_of(part) or _leaves(part) for part in (statement.body, statement.orelse))
         if isinstance(statement, ast.With):
-            return name in _targets(statement) or any_of(statement.body)
+            is_suppressed = any("suppress" in unparse(item.context_expr) for item in statement.items)
+            return name in _targets(statement) or (not is_suppressed and any_of(statement.body))
         if isinstance(statement, ast.Try):
             handlers = all(any_of(part.body) or _leaves(part.body) for part in statement.handlers)
             return any_of(statement.finalbody) or (handlers and any_of([*statement.body, *statement.orelse]))
         # `self.build_optimizer()` in __init__()
         called = _called_method(statement)
         if called and cls is not None and "." in name:
-            methods = [part for part in cls.body if isinstance(part, FUNCTIONS)]
-            return any(any_of(method.body) for method in methods if method.name == called)
+            if called in inside:  # it calls itself: what else it does decides
+                return False
+            methods = [part for part in cls.body if isinstance(part, FUNCTIONS) and part.name == called]
+            return any(any_of(_before_return(method.body), (*inside, called)) for method in methods)
         return name in _targets(statement) and (self._by is None or statement in self._by)
 
 
@@ -230,6 +235,12 @@ def _called_method(statement: Any) -> str:
         return ""
     holder, _, name = unparse(statement.value.func).partition(".")
     return name if holder == "self" else ""
+
+
+def _before_return(body: list[Any]) -> list[Any]:
+    """Return the statements of a function that each call of it runs: those before the first `return`."""
+    returns = [any(isinstance(node, ast.Return) for node in ast.walk(part)) for part in body]
+    return body[: returns.index(True)] if True in returns else body
 
 
 def _leaves(block: list[Any]) -> bool:

@@ -90,6 +90,44 @@ def test_a_name_that_may_not_be_bound_is_left(tmp_path):
     assert "may not be bound" in reason
 
 
+TRAINER = """import contextlib, sys, torch
+class Trainer:
+    def __init__(self):
+        self.model = torch.nn.Linear(2, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+        self.build()
+    def build(self):
+        BUILD
+    def train(self):
+        saved = torch.load("last.pt")
+        self.model.load_state_dict(saved["model"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        first = saved["epoch"] + 1
+        for epoch in range(first, 3):
+            self.model(torch.ones(8, 2)).mean().backward()
+            self.optimizer.step()
+            self.scheduler.step()
+            torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
+                        "epoch": epoch}, "last.pt")
+Trainer().train()
+"""
+MADE = "self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1)"
+
+
+@pytest.mark.parametrize(
+    ("build", "is_bound"),
+    [
+        (f"if sys.argv[1:]:\n            return\n        {MADE}", False),
+        (f"with contextlib.suppress(OSError):\n            {MADE}", False),
+        (f"if sys.argv[1:]:\n            self.build()\n        {MADE}", True),
+    ],
+)
+def test_what_a_method_binds_in_each_case(build, is_bound, tmp_path):
+    (tmp_path / "script.py").write_text(TRAINER.replace("BUILD", build))
+    result = repair(str(tmp_path / "script.py"), ["R103"])
+    assert (len(result.repaired), len(result.left)) == (is_bound, not is_bound)
+
+
 SAVE = 'torch.save(state, "new.pt"); os.replace("new.pt", "last.pt")'
 
 
