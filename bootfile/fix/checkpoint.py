@@ -208,12 +208,18 @@ def reach(job: Job, value: Value, path: str, node: ast.AST) -> Reach:
 def _list_callers(job: Job, function: Any, value: Value, used: str) -> dict[tuple[str, Any], Reach]:
     """Return (path, call) of each call of a function, with the name by which it can pass an object."""
     callers = {}
-    for source in job.facts.sources:
-        for call in source.find(ast.Call):
-            if unparse(call.func).rpartition(".")[2] == function.name:
-                with contextlib.suppress(CannotEdit):
-                    callers[source.path, call] = job.scope.reach(value, source.path, call, used)
+    for path, call in list_calls(job, function):
+        with contextlib.suppress(CannotEdit):
+            callers[path, call] = job.scope.reach(value, path, call, used)
     return callers
+
+
+def list_calls(job: Job, function: Any) -> list[tuple[str, Any]]:
+    """Return (path, call) of each call of a function of the project, by its name: torch.save() is not one."""
+    others = {event.node for event in job.facts.select("call")}
+    calls = [(source.path, call) for source in job.facts.sources for call in source.find(ast.Call)]
+    calls = [(path, call) for path, call in calls if call not in others]
+    return [pair for pair in calls if unparse(pair[1].func).rpartition(".")[2] == function.name]
 
 
 def list_in_body(job: Job, loop: Loop, event: Event) -> list[Any]:
