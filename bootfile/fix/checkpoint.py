@@ -281,19 +281,23 @@ def _keeps(job: Job, path: str) -> bool:
 
 def _import_names(job: Job, checkpoint: Checkpoint, user: Script, names: tuple[str, ...]) -> None:
     """Import names of the file that loads in the file with the loop."""
-    module = checkpoint.path.removesuffix(".py").replace(os.sep, ".")
+    module = "." + checkpoint.path.removesuffix(".py").replace(os.sep, ".")
     function = job.scope.function(checkpoint.path, checkpoint.anchor).name
-    froms = [node for node in user.tree.body if isinstance(node, ast.ImportFrom)]
-    froms = [node for node in froms if module.endswith(f".{node.module}")]
-    imported = {alias.name for node in froms for alias in node.names}
+    # (the statement, the module as it is written there, the names that it gives)
+    froms: list[tuple[ast.stmt, str, set[str]]] = []
+    for node in user.tree.body:
+        if isinstance(node, ast.ImportFrom) and module.endswith(f".{node.module}"):
+            froms.append((node, "." * node.level + str(node.module), {alias.name for alias in node.names}))
+        elif isinstance(node, ast.Import) and module.endswith(f".{node.names[0].name}"):
+            froms.append((node, node.names[0].name, {function}))
+    imported = {name for _, _, given in froms for name in given}
     if not {function, "*"} & imported:
         raise CannotEdit("the file with the loop does not import the function that loads")
     lacking = [name for name in names if name not in imported and "*" not in imported]
     if {*lacking} & user.find_bound():
         raise CannotEdit(f"a name of {', '.join(lacking)} has another meaning in {user.path}")
     if lacking:
-        line = f"from {'.' * froms[0].level}{froms[0].module} import {', '.join(lacking)}"
-        user.insert_after(froms[-1], [line])
+        user.insert_after(froms[-1][0], [f"from {froms[-1][1]} import {', '.join(lacking)}"])
 
 
 def insert_below_imports(job: Job, path: str, nodes: list[ast.AST], lines: list[str]) -> None:

@@ -111,7 +111,7 @@ def _save(job: Job, number: Number, place: Any) -> list[ast.AST]:
         if [unparse(value) for value in values] != [number.name]:
             return []
         text, later = _read(job, number, path, node)
-        if later:
+        if text != number.name:
             job.open(path).replace(values[0], number.form.format(text))
         return later
     is_same = here is number.home or "." in number.name
@@ -157,14 +157,16 @@ def _read(job: Job, number: Number, path: str, node: Any) -> tuple[str, list[ast
     inside = [part for part in ast.walk(loops[-1] if loops else around[-1]) if hasattr(part, "lineno")]
     after = [part for part in inside if part.lineno > statement.end_lineno]
     stores: list[tuple[Any, list[Test]]] = []
+    others: list[ast.AST] = []  # in other branches
     for store in after:
         is_set = isinstance(store, ast.Assign | ast.AugAssign | ast.AnnAssign)
         target = (getattr(store, "targets", None) or [getattr(store, "target", None)])[0]
         if is_set and unparse(target) == number.name and scope.function(path, store) is here:
             tests = _list_tests(job, path, store, around)
             stores += [(store, tests)] if tests is not None else []
+            others += [store] if tests is None else []
     if not stores:
-        return number.name, []
+        return number.name, others
     problem = CannotEdit(
         f"{number.name} changes in line {stores[0][0].lineno}, after the checkpoint is saved"
     )
@@ -189,7 +191,7 @@ def _read(job: Job, number: Number, path: str, node: Any) -> tuple[str, list[ast
     if len(news) != 1 or is_left or not is_known:
         raise problem
     text = f"{news[0]} if {asked} else {otherwise}" if tests else news[0]
-    return text, [store for store, _ in stores]
+    return text, [*others, *[store for store, _ in stores]]
 
 
 def _is_known(job: Job, path: str, node: Any, text: str, between: list[Any], number: Number) -> bool:
