@@ -208,12 +208,18 @@ def reach(job: Job, value: Value, path: str, node: ast.AST) -> Reach:
 def _list_callers(job: Job, function: Any, value: Value, used: str) -> dict[tuple[str, Any], Reach]:
     """Return (path, call) of each call of a function, with the name by which it can pass an object."""
     callers = {}
-    for source in job.facts.sources:
-        for call in source.find(ast.Call):
-            if unparse(call.func).rpartition(".")[2] == function.name:
-                with contextlib.suppress(CannotEdit):
-                    callers[source.path, call] = job.scope.reach(value, source.path, call, used)
+    for path, call in list_calls(job, function):
+        with contextlib.suppress(CannotEdit):
+            callers[path, call] = job.scope.reach(value, path, call, used)
     return callers
+
+
+def list_calls(job: Job, function: Any) -> list[tuple[str, Any]]:
+    """Return (path, call) of each call of a function of the project, by its name: torch.save() is not one."""
+    others = {event.node for event in job.facts.select("call")}
+    calls = [(source.path, call) for source in job.facts.sources for call in source.find(ast.Call)]
+    calls = [(path, call) for path, call in calls if call not in others]
+    return [pair for pair in calls if unparse(pair[1].func).rpartition(".")[2] == function.name]
 
 
 def list_in_body(job: Job, loop: Loop, event: Event) -> list[Any]:
@@ -275,19 +281,23 @@ def _keeps(job: Job, path: str) -> bool:
 
 def _import_names(job: Job, checkpoint: Checkpoint, user: Script, names: tuple[str, ...]) -> None:
     """Import names of the file that loads in the file with the loop."""
-    module = checkpoint.path.removesuffix(".py").replace(os.sep, ".")
+    module = "." + checkpoint.path.removesuffix(".py").replace(os.sep, ".")
     function = job.scope.function(checkpoint.path, checkpoint.anchor).name
-    froms = [node for node in user.tree.body if isinstance(node, ast.ImportFrom)]
-    froms = [node for node in froms if module.endswith(f".{node.module}")]
-    imported = {alias.name for node in froms for alias in node.names}
+    # (the statement, the module as it is written there, the names that it gives)
+    froms: list[tuple[ast.stmt, str, set[str]]] = []
+    for node in user.tree.body:
+        if isinstance(node, ast.ImportFrom) and module.endswith(f".{node.module}"):
+            froms.append((node, "." * node.level + str(node.module), {alias.name for alias in node.names}))
+        elif isinstance(node, ast.Import) and module.endswith(f".{node.names[0].name}"):
+            froms.append((node, node.names[0].name, {function}))
+    imported = {name for _, _, given in froms for name in given}
     if not {function, "*"} & imported:
         raise CannotEdit("the file with the loop does not import the function that loads")
     lacking = [name for name in names if name not in imported and "*" not in imported]
     if {*lacking} & user.find_bound():
         raise CannotEdit(f"a name of {', '.join(lacking)} has another meaning in {user.path}")
     if lacking:
-        line = f"from {'.' * froms[0].level}{froms[0].module} import {', '.join(lacking)}"
-        user.insert_after(froms[-1], [line])
+        user.insert_after(froms[-1][0], [f"from {froms[-1][1]} import {', '.join(lacking)}"])
 
 
 def insert_below_imports(job: Job, path: str, nodes: list[ast.AST], lines: list[str]) -> None:

@@ -9,6 +9,7 @@ from bootfile.fix.checkpoint import (
     check_order,
     find_checkpoint,
     find_moment,
+    list_calls,
     load_before_loop,
     load_entry,
 )
@@ -30,6 +31,13 @@ class Number(NamedTuple):
     home: Any
     key: str
     form: str
+
+
+class Test(NamedTuple):
+    """A test around a statement. is_true: which branch of `if` has it."""
+
+    node: Any
+    is_true: bool
 
 
 def save_number(job: Job) -> None:
@@ -103,7 +111,7 @@ def _save(job: Job, number: Number, place: Any) -> list[ast.AST]:
         if [unparse(value) for value in values] != [number.name]:
             return []
         text, later = _read(job, number, path, node)
-        if later:
+        if text != number.name:
             job.open(path).replace(values[0], number.form.format(text))
         return later
     is_same = here is number.home or "." in number.name
@@ -123,17 +131,14 @@ def _pass(job: Job, number: Number, place: Any) -> list[ast.AST]:
     if function is None or key in list_local(function):
         raise CannotEdit(f"{number.name} may not be bound in line {node.lineno}")
     later = []
-    for source in job.facts.sources:
-        for call in source.find(ast.Call):
-            if unparse(call.func).rpartition(".")[2] != function.name:
-                continue
-            is_home = job.scope.function(source.path, call) is number.home or "." in number.name
-            is_bound = is_home and job.scope.is_bound(number.name, source.path, call, number.home)
-            if source.path != number.path or not is_bound:
-                raise CannotEdit(f"{number.name} may not be bound in line {call.lineno}, which saves")
-            text, stores = _read(job, number, source.path, call)
-            later += stores
-            job.open(source.path).add_argument(call, f"{key}={number.form.format(text)}")
+    for caller, call in list_calls(job, function):
+        is_home = job.scope.function(caller, call) is number.home or "." in number.name
+        is_bound = is_home and job.scope.is_bound(number.name, caller, call, number.home)
+        if caller != number.path or not is_bound:
+            raise CannotEdit(f"{number.name} may not be bound in line {call.lineno}, which saves")
+        text, stores = _read(job, number, caller, call)
+        later += stores
+        job.open(caller).add_argument(call, f"{key}={number.form.format(text)}")
     if (function, key) not in job.passed:
         job.passed.add((function, key))
         job.open(path).add_parameter(function, f"{key}=None")
@@ -151,42 +156,62 @@ def _read(job: Job, number: Number, path: str, node: Any) -> tuple[str, list[ast
     loops = [part for part in around if isinstance(part, ast.For | ast.While)]
     inside = [part for part in ast.walk(loops[-1] if loops else around[-1]) if hasattr(part, "lineno")]
     after = [part for part in inside if part.lineno > statement.end_lineno]
-    stores: list[tuple[Any, list[str]]] = []
+    stores: list[tuple[Any, list[Test]]] = []
+    others: list[ast.AST] = []  # in other branches
     for store in after:
         is_set = isinstance(store, ast.Assign | ast.AugAssign | ast.AnnAssign)
         target = (getattr(store, "targets", None) or [getattr(store, "target", None)])[0]
         if is_set and unparse(target) == number.name and scope.function(path, store) is here:
             tests = _list_tests(job, path, store, around)
             stores += [(store, tests)] if tests is not None else []
+            others += [store] if tests is None else []
     if not stores:
-        return number.name, []
-    problem = f"{number.name} changes in line {stores[0][0].lineno}, after the checkpoint is saved"
+        return number.name, others
+    problem = CannotEdit(
+        f"{number.name} changes in line {stores[0][0].lineno}, after the checkpoint is saved"
+    )
     news = [unparse(store.value) for store, _ in stores]
     for place, (store, _) in enumerate(stores):
+        if isinstance(store.value, ast.IfExp):
+            raise problem
         if isinstance(store, ast.AugAssign):
             news[place] = unparse(ast.BinOp(store.target, store.op, store.value))
-    first, otherwise = stores[0][1], number.name
-    if len(stores) == 2 and len(first) == 1 and stores[1][1] == [f"not ({first[0]})"]:
+    tests, last = stores[0][1], stores[-1][0].lineno
+    otherwise = number.name
+    if len(stores) == 2 and len(tests) == 1 and stores[1][1] == [Test(tests[0].node, not tests[0].is_true)]:
         otherwise = news.pop()
-    if len(news) != 1:
-        raise CannotEdit(problem)
-    text = f"{news[0]} if {' and '.join(first)} else {otherwise}" if first else news[0]
-    parts = [*ast.walk(ast.parse(text, mode="eval").body)]
+    asked = " and ".join(f"{'' if one.is_true else 'not '}({unparse(one.node.test)})" for one in tests)
+    asked = unparse(tests[0].node.test) if len(tests) == 1 and tests[0].is_true else asked
+    # what the test needs may change below it
+    line = tests[0].node.lineno if len(tests) == 1 else last
+    is_left = any(isinstance(part, ast.Continue | ast.Return) and part.lineno < last for part in after)
+    is_known = _is_known(job, path, node, asked, [part for part in after if part.lineno < line], number)
+    between = [part for part in after if part.lineno < last]
+    is_known &= all(_is_known(job, path, node, text, between, number) for text in (*news, otherwise))
+    if len(news) != 1 or is_left or not is_known:
+        raise problem
+    text = f"{news[0]} if {asked} else {otherwise}" if tests else news[0]
+    return text, [*others, *[store for store, _ in stores]]
+
+
+def _is_known(job: Job, path: str, node: Any, text: str, between: list[Any], number: Number) -> bool:
+    """Return whether an expression has its value at a place already, before the nodes between."""
+    here = job.scope.function(path, node)
+    parts = [*ast.walk(ast.parse(text or "0", mode="eval").body)]
     names = {part.id for part in parts if isinstance(part, ast.Name)} - {number.name, *_FUNCTIONS}
-    calls = [unparse(part.func) for part in parts if isinstance(part, ast.Call)]
-    is_plain = all(isinstance(part, _COMPUTED) for part in parts) and {*calls} <= {*_FUNCTIONS}
-    between = [part for part in after if part.lineno <= stores[-1][0].lineno and isinstance(part, ast.Name)]
-    changed = {part.id for part in between if isinstance(part.ctx, ast.Store)}
+    calls = {unparse(part.func) for part in parts if isinstance(part, ast.Call)}
+    stored = [part for part in between if isinstance(getattr(part, "ctx", None), ast.Store)]
+    changed = {unparse(part) for part in stored} - {number.name}
+    is_plain = all(isinstance(part, _COMPUTED) for part in parts) and calls <= {*_FUNCTIONS}
     local = names if here is None else names & list_local(here)
-    if not is_plain or names & changed or not all(scope.is_bound(one, path, node, here) for one in local):
-        raise CannotEdit(problem)
-    return text, [store for store, _ in stores]
+    is_bound = all(job.scope.is_bound(one, path, node, here) for one in local)
+    return is_plain and is_bound and not changed & {unparse(part) for part in parts}
 
 
-def _list_tests(job: Job, path: str, store: Any, around: list[Any]) -> list[str] | None:
+def _list_tests(job: Job, path: str, store: Any, around: list[Any]) -> list[Test] | None:
     """Return the tests of a statement that follows another one, whose blocks are `around`; None if it is in
     another branch. Raises CannotEdit if it is in a loop of its own."""
-    tests: list[str] = []
+    tests: list[Test] = []
     inner: Any = store
     for outer in job.scope.above(path, store):
         if any(part in around for part in job.scope.block(path, inner)):
@@ -198,6 +223,6 @@ def _list_tests(job: Job, path: str, store: Any, around: list[Any]) -> list[str]
             return None
         if not isinstance(outer, ast.If):
             break
-        tests.insert(0, unparse(outer.test) if inner in outer.body else f"not ({unparse(outer.test)})")
+        tests.insert(0, Test(outer, inner in outer.body))
         inner = outer
     raise CannotEdit(f"line {store.lineno} changes it after the checkpoint is saved")

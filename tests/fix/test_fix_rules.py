@@ -142,6 +142,15 @@ def test_a_schedule_that_is_stepped_after_the_save_is_left(between, tmp_path):
         assert "after the checkpoint is saved" in left(tmp_path, "R103", setup=setup, write=text)
 
 
+@pytest.mark.parametrize(
+    "between", ["value = value / 2", "if epoch % 2:\n    continue", "value, other = value / 2, 1"]
+)
+def test_a_best_result_that_is_not_known_where_it_is_saved_is_left(between, tmp_path):
+    later = 'if value < best:\n    best = value\n    torch.save(model.state_dict(), "best.pt")'
+    parts = {"before": "best = 9.0", "end": "value = loss.item()", "write": f"{SAVE}\n{between}\n{later}"}
+    assert "after the checkpoint is saved" in left(tmp_path, "R108", **parts)
+
+
 def test_random_numbers_that_are_drawn_between_the_dict_and_the_file_are_left(tmp_path):
     write = 'torch.randn(3)\ntorch.save(state, "new.pt"); os.replace("new.pt", "last.pt")'
     parts = {"top": "torch.manual_seed(0)", "setup": "loader = DataLoader(data, 8, shuffle=True)"}
@@ -220,6 +229,7 @@ def main():
             model(batch).mean().backward()
             optimizer.step()
         scheduler.step()
+        torch.save(model.state_dict(), "weights.pt")
         save(model, optimizer, epoch)
 
 
@@ -237,7 +247,8 @@ def test_functions_of_another_file_get_the_object(tmp_path):
     tools = result.new[str(tmp_path / "tools.py")].decode()
     assert "def load(path, model, optimizer, scheduler=None):" in tools
     assert '"scheduler": scheduler.state_dict() if scheduler is not None else None}' in tools
-    assert "save(model, optimizer, epoch, scheduler=scheduler)" in result.new[str(path)].decode()
+    assert "    save(model, optimizer, epoch, scheduler=scheduler)" in result.new[str(path)].decode()
+    assert 'torch.save(model.state_dict(), "weights.pt")' in result.new[str(path)].decode()
 
 
 def test_a_file_outside_of_the_project_is_left(tmp_path):
