@@ -64,7 +64,8 @@ class ScheduleState:
         """Load a result of state(). Raises BadInput, with both values, if the schedule cannot continue
         exactly."""
         counts = [len(saved["began"]["groups"]), len(self._groups)]
-        if counts[0] != counts[1]:
+        # a file without any group holds no state: what follows fails on it
+        if counts[0] and counts[0] != counts[1]:
             raise BadInput(
                 f"the optimizer of the checkpoint began with {counts[0]} parameter groups, this run's with "
                 f"{counts[1]}: add the others in the same place, before Exact or in the loop"

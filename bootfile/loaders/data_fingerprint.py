@@ -76,7 +76,7 @@ def hash_rows(values: Any) -> np.ndarray:
     """Return hash_value() of each row, int64 [n]. values: a tensor [n, ...] on any device, or a list."""
     if isinstance(values, torch.Tensor) and values.dtype != torch.bfloat16 and len(values):
         # one call for all rows: a loop over them would take longer than reading the batch
-        rows = values.numpy(force=True)  # detached, on the host
+        rows = values.detach().cpu().numpy()
         if rows.ndim == 1 and rows.dtype.kind in "iub":
             return rows.astype(np.int64)
         return _hash_words(np.ascontiguousarray(rows).reshape(len(rows), -1).view(np.uint8))
