@@ -218,7 +218,7 @@ class RunState:
         for optimizer in optimizers.values():
             for parameter in parameters_of(optimizer):
                 part = dtensors.local(parameter)
-                # this rank may hold no element of a sharded parameter: there is no address to compare
+                # a rank without elements of a sharded parameter has no address to compare
                 if part.numel() and part.data_ptr() not in held:
                     lost += 1
         if lost:

@@ -53,7 +53,7 @@ def table(text: str) -> dict[str, Any]:
     failure = f"{text:.80} is not an inline table of TOML, {{name = value}}"
     with explained(failure, ValueError, RecursionError):
         content = _import_toml().loads(f"value = {text}")
-    # a list of pairs is no table, and a second line would be lost
+    # dict() would take a list of pairs, too, and a second line would be lost
     if not isinstance(content["value"], dict) or len(content) > 1:
         raise BadInput(failure)
     return content["value"]

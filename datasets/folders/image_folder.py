@@ -136,7 +136,9 @@ def look(
     by_class of load()."""
     division = {"val_share": VAL_SHARE} | division
     if is_folder(root) and tar_files.is_folder(root):
-        root = os.path.join(glob.escape(root).replace("{", "[{]"), "*.tar")  # its name is no pattern
+        root = os.path.join(
+            glob.escape(root).replace("{", "[{]"), "*.tar"
+        )  # its name may have such characters
     if root.endswith(".tar") and not is_folder(root):
         return tar_files.look(root, split, cache, classes, log, **division)
     return listing.look(root, split, classes, log, **division)

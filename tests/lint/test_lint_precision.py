@@ -78,7 +78,7 @@ LOOKALIKES = {
                  "step": "if number % 8 == 0:\n    torch.save("
                          '{"optimizer": optimizer.state_dict(), "number": number}, f"{number}.pt")'},
     ),
-    "a number that is no float": (
+    "a number too large for a float": (
         "R101", {"top": f"limit = int({'9' * 320})"},
     ),
     "a generator that only tells its seed": (

@@ -184,7 +184,7 @@ def test_metrics_are_those_of_the_whole_set(ranks, monkeypatch):
     assert values["mae"] == pytest.approx(reference.mean_absolute_error(*exact), rel=1e-14)
     assert values["r2"] == pytest.approx(reference.r2_score(*exact), abs=1e-8)
     assert metrics.score(sums) == -values["mae"]
-    equal = torch.full((1000, 1), 0.1).double()  # the rounding of their sums is no variation
+    equal = torch.full((1000, 1), 0.1).double()  # the rounding of their sums does not count as variation
     assert math.isnan(R2().value(R2().sums(equal + 1, equal)))
 
 
