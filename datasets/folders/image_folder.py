@@ -138,7 +138,7 @@ def look(
     if is_folder(root) and tar_files.is_folder(root):
         root = os.path.join(
             glob.escape(root).replace("{", "[{]"), "*.tar"
-        )  # its name may have such characters
+        )  # as in its name
     if root.endswith(".tar") and not is_folder(root):
         return tar_files.look(root, split, cache, classes, log, **division)
     return listing.look(root, split, classes, log, **division)
