@@ -15,7 +15,7 @@ from bootfile.fix.scope import Reach, Scope, list_local
 from bootfile.lint.checkpoints import Save
 from bootfile.lint.facts import Facts
 from bootfile.lint.record import Binding, Event
-from bootfile.lint.sources import unparse
+from bootfile.lint.sources import FUNCTIONS, unparse
 from bootfile.lint.table import Finding
 from bootfile.lint.values import STATEFUL, Loop, Value, root
 
@@ -215,11 +215,37 @@ def _list_callers(job: Job, function: Any, value: Value, used: str) -> dict[tupl
 
 
 def list_calls(job: Job, function: Any) -> list[tuple[str, Any]]:
-    """Return (path, call) of each call of a function of the project, by its name: torch.save() is not one."""
-    others = {event.node for event in job.facts.select("call")}
-    calls = [(source.path, call) for source in job.facts.sources for call in source.find(ast.Call)]
-    calls = [(path, call) for path, call in calls if call not in others]
-    return [pair for pair in calls if unparse(pair[1].func).rpartition(".")[2] == function.name]
+    """Return (path, call) of each call of a function of the project. Raises CannotEdit if it may also be
+    called in another way: through a decorator, under another name, or as a value."""
+    name = function.name
+    problem = CannotEdit(f"it is not known what calls {name}() in line {function.lineno}")
+    others = {event.node.func for event in job.facts.select("call") if isinstance(event.node, ast.Call)}
+    sources = job.facts.sources
+    path = next(source.path for source in sources if function in source.find(type(function)))
+    is_method = job.scope.cls(path, function) is not None
+    makers = [(source.path, one) for source in sources for one in source.find(FUNCTIONS) if one.name == name]
+    makers = [one for one in makers if (job.scope.cls(*one) is not None) == is_method]
+    if len(makers) > 1 or {*map(unparse, function.decorator_list)} - {"staticmethod", "classmethod"}:
+        raise problem
+    found = []
+    for source in sources:
+        imports = [alias for one in source.find((ast.Import, ast.ImportFrom)) for alias in one.names]
+        modules = {(alias.asname or alias.name).partition(".")[0] for alias in imports}
+        if any(alias.name == name and alias.asname not in (None, name) for alias in imports):
+            raise problem
+        calls = {call.func: call for call in source.find(ast.Call)}
+        for node in source.find((ast.Name, ast.Attribute)):
+            holder = unparse(node.value) if isinstance(node, ast.Attribute) else ""
+            is_named = name == getattr(node, "id", getattr(node, "attr", "")) and node not in others
+            # torch.save(), and vocabulary.save() of another class, are others
+            is_it = is_named and (bool(holder) if is_method else not holder or holder in modules)
+            if is_it and node not in calls:
+                raise problem
+            if is_it:
+                found.append((source.path, calls[node]))
+    if not found:
+        raise problem
+    return found
 
 
 def list_in_body(job: Job, loop: Loop, event: Event) -> list[Any]:

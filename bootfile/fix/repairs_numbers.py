@@ -1,6 +1,7 @@
 """Repairs of numbers that the loop carries from one epoch to the next: counters and best results."""
 
 import ast
+import re
 from typing import Any, NamedTuple
 
 from bootfile.fix.checkpoint import (
@@ -203,6 +204,15 @@ def _is_known(job: Job, path: str, node: Any, text: str, between: list[Any], num
     stored = [part for part in between if isinstance(getattr(part, "ctx", None), ast.Store)]
     changed = {unparse(part) for part in stored} - {number.name}
     is_plain = all(isinstance(part, _COMPUTED) for part in parts) and calls <= {*_FUNCTIONS}
+    # a call may change an object that it gets, or whose method it is, and a global of its module
+    made = [part for part in between if isinstance(part, ast.Call) and unparse(part.func) != "print"]
+    named = {part.id for call in made for part in ast.walk(call) if isinstance(part, ast.Name)}
+    named |= {re.split(r"[.\[]", unparse(part))[0] for part in stored if not isinstance(part, ast.Name)}
+    held = [part for part in parts if isinstance(part, ast.Attribute | ast.Subscript)]
+    held = [part for part in held if unparse(part) != number.name]
+    read = {part.id for one in held for part in ast.walk(one) if isinstance(part, ast.Name)}
+    shared = {name for one in job.facts.nodes(path, ast.Global) for name in one.names}
+    is_plain &= not read & named and not (made and names & shared)
     local = names if here is None else names & list_local(here)
     is_bound = all(job.scope.is_bound(one, path, node, here) for one in local)
     return is_plain and is_bound and not changed & {unparse(part) for part in parts}

@@ -22,7 +22,7 @@ from bootfile.fix.checkpoint import (
 from bootfile.fix.edits import Script
 from bootfile.fix.places import CannotEdit
 from bootfile.lint.record import Class, Event
-from bootfile.lint.sources import unparse
+from bootfile.lint.sources import FUNCTIONS, unparse
 from bootfile.lint.values import Value, root
 
 # the key of a generator -> how its state is read and set
@@ -165,9 +165,35 @@ def _is_movable(job: Job, path: str, moved: Any, crossed: list[ast.stmt]) -> boo
     shared = {name for node in job.facts.nodes(path, ast.Global) for name in node.names}
     is_left = any(isinstance(part, ast.Break | ast.Continue | ast.Return) for part in inside)
     is_plain = isinstance(moved, ast.Expr | ast.If) and all(call in steps for call in calls)
+    is_plain &= not _may_change(job, moved, crossed[1:])
     return (
         bool(crossed) and is_plain and not is_left and "self." not in given and not used & (stored | shared)
     )
+
+
+def _may_change(job: Job, moved: Any, crossed: list[ast.stmt]) -> bool:
+    """Return whether the statements between a save and a step may change what the step reads, or read the
+    rate that it sets. A call may change an object that it gets, or whose method it is."""
+    steps = [one for one in job.facts.in_training("step") if one.node in ast.walk(moved)]
+    calls = [node for part in crossed for node in ast.walk(part) if isinstance(node, ast.Call)]
+    calls = [call for call in calls if unparse(call.func) not in ("print", "torch.save")]
+    held = [node for node in ast.walk(moved) if isinstance(node, ast.Attribute | ast.Subscript)]
+    held = [node for node in held if node not in [step.node.func for step in steps]]
+    read = {part.id for node in held for part in ast.walk(node) if isinstance(part, ast.Name)}
+    named = {part.id for call in calls for part in ast.walk(call) if isinstance(part, ast.Name)}
+    named |= {re.split(r"[.\[]", unparse(node))[0] for part in crossed for node in _list_stores(part)}
+    called = {unparse(call.func).rpartition(".")[2] for call in calls}
+    functions = [one for source in job.facts.sources for one in source.find(FUNCTIONS)]
+    bodies = [unparse(one) for one in functions if one.name in called]
+    reads_rate = any(re.search(r"param_groups|lr\b|optim|\bglobal\b", body) for body in bodies)
+    # its function may read anything
+    is_free = any(root(step.value).key in ("LambdaLR", "MultiplicativeLR") for step in steps)
+    return bool(read & named) or reads_rate or (is_free and bool(calls or named))
+
+
+def _list_stores(part: ast.AST) -> list[ast.AST]:
+    """Return the names, attributes and entries that a statement sets."""
+    return [node for node in ast.walk(part) if isinstance(getattr(node, "ctx", None), ast.Store)]
 
 
 def _has_state(job: Job, value: Value) -> bool:

@@ -136,9 +136,7 @@ def look(
     by_class of load()."""
     division = {"val_share": VAL_SHARE} | division
     if is_folder(root) and tar_files.is_folder(root):
-        root = os.path.join(
-            glob.escape(root).replace("{", "[{]"), "*.tar"
-        )  # as in its name
+        root = os.path.join(glob.escape(root).replace("{", "[{]"), "*.tar")  # as in its name
     if root.endswith(".tar") and not is_folder(root):
         return tar_files.look(root, split, cache, classes, log, **division)
     return listing.look(root, split, classes, log, **division)

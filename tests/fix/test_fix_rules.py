@@ -128,6 +128,52 @@ def test_what_a_method_binds_in_each_case(build, is_bound, tmp_path):
     assert (len(result.repaired), len(result.left)) == (is_bound, not is_bound)
 
 
+HELPER = """import functools, torch
+def quiet(function):
+    return lambda path, epoch: function(path, epoch)
+class Words:
+    def save(self, path):
+        print(path)
+DECORATOR
+def save(path, epoch):
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, path)
+OTHER
+model, words = torch.nn.Linear(2, 1), Words()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+saved = torch.load("last.pt")
+model.load_state_dict(saved["model"])
+optimizer.load_state_dict(saved["optimizer"])
+first = saved["epoch"] + 1
+def main():
+    best = 9.0
+    for epoch in range(first, 3):
+        loss = model(torch.ones(8, 2)).mean()
+        loss.backward()
+        optimizer.step()
+        if loss.item() < best:
+            best = loss.item()
+            torch.save(model.state_dict(), "best.pt")
+        CALL
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("decorator", "other", "call", "new"),
+    [
+        ("", "", 'save("last.pt", epoch)', 'save("last.pt", epoch, best=float(best))'),
+        ("", "", 'words.save("words")\n        save("last.pt", epoch)', 'words.save("words")\n'),
+        ("@quiet", "", 'save("last.pt", epoch)', ""),
+        ("", 'saver = functools.partial(save, "last.pt")', 'saver(epoch)\n        save("a.pt", epoch)', ""),
+    ],
+)
+def test_a_function_that_is_called_in_an_unknown_way_gets_no_argument(decorator, other, call, new, tmp_path):
+    text = HELPER.replace("DECORATOR", decorator).replace("OTHER", other).replace("CALL", call)
+    (tmp_path / "script.py").write_text(text)
+    result = repair(str(tmp_path / "script.py"), ["R108"])
+    assert (new in "".join(each.decode() for each in result.new.values())) if new else not result.new
+
+
 SAVE = 'torch.save(state, "new.pt"); os.replace("new.pt", "last.pt")'
 
 
@@ -140,6 +186,18 @@ def test_a_schedule_that_is_stepped_after_the_save_is_left(between, tmp_path):
     for text in (f"{SAVE}\n{step}", f"{step}\n{SAVE}"):
         setup = "scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)\nvalue = 1"
         assert "after the checkpoint is saved" in left(tmp_path, "R103", setup=setup, write=text)
+
+
+@pytest.mark.parametrize(("made", "between", "given"), [
+    ("history = [1.0]", "history.append(loss.item())", "history[-1]"),
+    ("figures = {'loss': 1.0}", "figures['loss'] = loss.item()", "figures['loss']"),
+    ("figures = {'loss': 1.0}", "figures.update(loss=loss.item())", "figures['loss']"),
+    ("def report():\n    print(optimizer.param_groups[0]['lr'])\nvalue = 1", "report()", "value"),
+])  # fmt: skip
+def test_a_schedule_whose_step_reads_what_changes_after_the_save_is_left(made, between, given, tmp_path):
+    setup = f"scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)\n{made}"
+    step = f"{SAVE}\n{between}\nscheduler.step({given})"
+    assert "after the checkpoint is saved" in left(tmp_path, "R103", setup=setup, write=step)
 
 
 @pytest.mark.parametrize(
