@@ -71,8 +71,11 @@ class Writer:
 
 @contextlib.contextmanager
 def in_parallel(work: Callable[[], object]) -> Iterator[Callable[[], object]]:
-    """Call work() in a thread while the block runs. The block gets a function that waits for its end, and
-    raises what it has raised. The end of the block waits for it, too."""
+    """Call work() in a thread while the block runs, or before it if no thread can start.
+
+    The block gets a function that waits for the end of work(), and raises what it has raised. The end of the
+    block waits for it, too.
+    """
     future: concurrent.futures.Future[object] = concurrent.futures.Future()
 
     def run() -> None:
@@ -83,11 +86,17 @@ def in_parallel(work: Callable[[], object]) -> Iterator[Callable[[], object]]:
 
     # not of a pool: the program may have begun to end, and a pool takes no work then
     thread = threading.Thread(target=run, name="digest")
-    thread.start()
+    is_started = False
+    with contextlib.suppress(RuntimeError):  # no room for a thread, or Python has begun to end
+        thread.start()
+        is_started = True
+    if not is_started:
+        run()
     try:
         yield future.result
     finally:
-        thread.join()
+        if is_started:
+            thread.join()
 
 
 class HostCopies:

@@ -178,7 +178,8 @@ class Exact:
         self.state = RunState(saved, identity, job.settings, job.learned, loader.sampling)
         self.state.attributes = getattr(loader, "loop_attributes", None)
         distance = keep_every.steps(len(loader)) if isinstance(keep_every, Interval) else keep_every
-        if distance is not None and distance < 1 and keep_every not in (0, Interval(0)):
+        is_off = keep_every == 0 or (isinstance(keep_every, Interval) and keep_every.number == 0)
+        if distance is not None and distance < 1 and not is_off:
             raise BadInput(f"keep_every={keep_every}: expected 0, a number of steps, or Interval(1, 'epoch')")
         self.saver = Saver(folder, keep, say, self.state.is_sharded, job.by_rank, distance)
         # a compiled module has no truth value

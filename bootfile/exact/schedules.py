@@ -134,16 +134,14 @@ class ScheduleState:
         return ""
 
     def _replay(self, saved: dict[str, Any]) -> None:
-        """Call step() as often as on the old schedule since it began: about 3 us for each call."""
+        """Call step() until it was called as often as on the old schedule: about 3 us for each call. The
+        program may have called it before Exact, in all starts or in one."""
         began = saved["began"]
-        state = began["state"]
-        while "_schedulers" in state and "last_epoch" not in state:  # a ChainedScheduler, as in _calls()
-            state = state["_schedulers"][0]
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch warns if a scheduler steps before its optimizer
                 # the steps of the schedule only, in a moment at the start: no batch is read for it
-                for _ in range(saved["calls"] - state.get("last_epoch", 0)):
+                for _ in range(saved["calls"] - (_calls(self.scheduler) or 0)):
                     self.scheduler.step()
         except ValueError as error:  # OneCycleLR after its last step
             raise BadInput(f"its schedule {self.name} does not reach its step: {error}") from error

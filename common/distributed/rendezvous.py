@@ -247,6 +247,7 @@ def _claim(store: torch.distributed.Store, topology: Topology, backend: str) -> 
     pid = os.getpid()
     process = {"host": socket.gethostname(), "pid": pid, "started": start_of(pid)}
     process["node_rank"] = topology.node_rank
+    process["spaces"] = [_namespace("pid"), _namespace("net")]
     meanings = {
         "processes per node": topology.processes_per_node,
         "nodes (world size)": topology.nodes,
@@ -264,7 +265,11 @@ def _claim(store: torch.distributed.Store, topology: Topology, backend: str) -> 
             return error, world_size
     # two processes with the same rank: the second one finds the name of the first
     first = json.loads(texts.write_first(store, f"rank/{topology.rank}", json.dumps(process)))
-    if first == process or _is_replaced(first, process):
+    if first == process:
+        return None, world_size
+    if _is_replaced(first, process):
+        # a third one is compared with this one
+        texts.write(store, f"rank/{topology.rank}", json.dumps(process))
         return None, world_size
     others = f"process {first['pid']} on {first['host']} and process {process['pid']} on {process['host']}"
     error = BadInput(
@@ -277,8 +282,19 @@ def _claim(store: torch.distributed.Store, topology: Topology, backend: str) -> 
 def _is_replaced(first: dict[str, Any], process: dict[str, Any]) -> bool:
     """Return whether the process that had this rank first was one of this host, and has ended: a scheduler
     has started this one in its place while others still come. A pod that is replaced keeps its host name."""
-    has_proc = bool(process["started"])
-    return has_proc and first["host"] == process["host"] and start_of(first["pid"]) != first["started"]
+    if first["host"] != process["host"] or not process["started"]:
+        return False
+    (pids, network), (own_pids, own_network) = first["spaces"], process["spaces"]
+    if pids != own_pids:  # a pod has a network of its own; two containers that share one may both run
+        return bool(network != own_network)
+    return start_of(first["pid"]) != first["started"]
+
+
+def _namespace(kind: str) -> str:
+    """Return the identity of a namespace of this process, "pid" or "net"; "" if it is not known."""
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/self/ns/{kind}")
+    return ""
 
 
 def _share_token(store: torch.distributed.Store, folders: contextlib.ExitStack) -> str:

@@ -88,6 +88,7 @@ def find_endpoint(scheme: str, bucket: str = "") -> Endpoint:
     elif scheme != "obs":
         return Endpoint(None, region, "virtual")
     elif region:
+        region = region.lower()
         if not re.fullmatch("[a-z0-9-]+", region):
             raise BadInput(
                 f"obs:// needs a region such as cn-north-4, not {printable(region)!r}: set OBS_REGION"

@@ -16,7 +16,7 @@ import torch
 
 from bootfile.ground.errors import BadInput
 
-_ROUNDING = 1e-13  # a smaller share of a sum of squares is the rounding of its additions
+_ROUNDING = 1e-15  # times the root of their number: a smaller share of a sum is the rounding of additions
 _MOST_IN_A_MATRIX = 1000  # classes: of 8 MB; of 100,000 it would have 80 GB
 
 
@@ -208,7 +208,7 @@ class R2:
         """Return the coefficient; NaN if the targets of a column are all equal."""
         count, total, squares, error = sums.view(4, self.columns)
         variation = squares - total**2 / count
-        is_constant = variation <= _ROUNDING * squares
+        is_constant = variation <= _ROUNDING * count.clamp(min=1).sqrt() * squares
         return (1 - error / variation.masked_fill(is_constant, torch.nan)).mean().item()
 
 

@@ -230,3 +230,17 @@ def test_a_sharded_save_gathers_no_tensor_and_has_the_digest_of_a_full_one(tmp_p
     for name in ("sharded", "full"):
         state = files.read(str(tmp_path / name / "checkpoints" / "step_3.pt"))
         assert digest.summarize(3, state["objects"])["parts"] == lines[0]["parts"]
+
+
+def test_without_room_for_a_thread_a_save_and_a_read_take_longer(tmp_path, monkeypatch):
+    saver = Saver(str(tmp_path), 3, print)
+    saver.save_checkpoint(5, "run", lambda: _state(5, torch.zeros(4)), True)  # its own thread is there now
+    assert saver.finish() == []
+
+    def fail_to_start(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail_to_start)
+    saver.save_checkpoint(8, "run", lambda: _state(8, torch.ones(4)), True)
+    assert saver.finish() == [] and read_states(str(tmp_path))[8]["saved"] is True
+    assert files.read(str(tmp_path / "checkpoints" / "step_8.pt"))["step"] == 8
