@@ -112,7 +112,7 @@ class _ExactLoop(Training):
         with () as targets. Return whether the loop was edited."""
         target: Any = self.batches.target
         if find_call(self.batches.iter, "enumerate") and isinstance(target, ast.Tuple):
-            target = target.elts[-1]  # of `for number, batch in enumerate(loader)`
+            target = target.elts[-1]  # the batch in `for number, batch in enumerate(loader)`
         text = self.script.source(target)
         if isinstance(target, ast.Tuple) and len(target.elts) == 2:  # `for inputs, targets in loader`
             return False

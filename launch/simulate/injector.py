@@ -16,7 +16,7 @@ from launch.simulate.nodes import Node, copy_tree
 
 _SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
 _LAST = int(getattr(signal, "SIGRTMAX", 64))  # macOS has none: the faults never fire
-# of the handlers in hooks/sitecustomize.py
+# signals that the handlers in hooks/sitecustomize.py take
 _HANG_SIGNALS = {"hang": _LAST - 6, "hold": _LAST - 7}
 _RELEASE = _LAST - 8
 _RESTART = 10.0  # seconds at most from the end of a node to its next start

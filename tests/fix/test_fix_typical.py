@@ -243,7 +243,7 @@ def test_a_typical_script_continues_exactly(name, tmp_path):
     assert is_equal(ends["whole"], ends["killed"])
     best = [folder / "best.pth" for folder in folders.values() if (folder / "best.pth").exists()]
     assert not best or len(best) == 2
-    # a checkpoint of before: it is loaded, and what it lacks is named
+    # an old checkpoint is loaded, and the entries that it lacks are named
     write(before, news)
     assert run_all([[describe(before, "train.py", *again, log="later.txt")]]) == [[0]]
     assert "warning: this checkpoint has no" in (before / "later.txt").read_text()

@@ -384,7 +384,7 @@ def test_an_audit_computes_steps_again(old, tmp_path):
 def test_several_losses_of_a_step_that_is_left_out_add_nothing_to_gradients_that_wait():
     model = torch.nn.Linear(1, 1, bias=False)
     objects = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1)}
-    model.weight.grad = torch.ones(1, 1)  # of a batch before
+    model.weight.grad = torch.ones(1, 1)  # a batch before left it
     before = _Before(objects, waits=True)
     for _ in range(2):
         model(torch.ones(1, 1)).sum().backward()

@@ -64,7 +64,7 @@ def test_one_process_is_named_where_the_default_is_the_number_of_gpus():
     run = parent.Parent.__new__(parent.Parent)
     run.start = {"settings": {"processes_per_node": None}}
     assert run.name_processes(1) == ["--processes_per_node=1"]
-    run.start = {"settings": {}}  # of a job that has no such option
+    run.start = {"settings": {}}  # a job without this option
     assert run.name_processes(1) == [] and run.name_processes(2) == ["--processes_per_node=2"]
 
 

@@ -21,7 +21,7 @@ def scores_after(*values: float) -> Scores:
         ((0.5, 0.7, 0.7, 0.7), 0.7, 2, "0.7 in epoch 1"),  # an equal score is not better
         ((0.5, math.nan, 0.6), 0.6, 0, "0.6 in epoch 2"),
         ((0.5, math.nan, math.nan), 0.5, 2, "0.5 in epoch 0"),
-        ((-2.0, -1.0), -1.0, 0, "-1.0 in epoch 1"),  # of a loss, whose score is negative
+        ((-2.0, -1.0), -1.0, 0, "-1.0 in epoch 1"),  # the score of a loss is negative
     ],
 )
 def test_only_a_higher_score_is_better(values, highest, since, best_at):
