@@ -170,8 +170,7 @@ class Dataset:
         self._scale = (min_crop_size, 1.0)
         self._seed = seed
         cache = cache_dir or os.path.expanduser(os.path.join("~", ".cache", "bootfile"))
-        # by_class: a program without starts.jsonl keeps the split that earlier versions gave it
-        load = functools.partial(image_folder.load, data_dir, cache=cache, by_class=False)
+        load = functools.partial(image_folder.load, data_dir, cache=cache)
         self._train_index = load("train")
         self._val_index = load("val", classes=self._train_index.classes)
 

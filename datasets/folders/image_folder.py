@@ -58,7 +58,6 @@ def load(
     least: int = 1,
     splits: str | None = None,
     labelled: bool = True,
-    by_class: bool = True,
 ) -> ImageFolderIndex:
     """Return the index of a split, from `cache` if no file has changed since.
 
@@ -72,14 +71,11 @@ def load(
     least: samples of a batch. If there are fewer files, none is read.
     splits: "TRAIN,VAL", names of folders, lists or words of tar files; "none": there are no splits.
     labelled: refuse one class alone, images without a class, and classes that may be splits.
-    by_class: val_share is a share of each class; False: the split of a run of an earlier version, see
-        splits.divide().
     The first process of a node calls it at each start, while the others wait. Raises BadInput if
     images are missing, if files cannot be read, or if too many images are bad.
     """
     log = one_line(log)
-    division = {"val_share": val_share, "splits": splits, "labelled": labelled, "by_class": by_class}
-    files = look(root, split, cache, classes, log, **division)
+    files = look(root, split, cache, classes, log, val_share=val_share, splits=splits, labelled=labelled)
     if len(files.paths) < least:
         count = len(files.paths)
         raise BadInput(
@@ -132,8 +128,8 @@ def load_on_nodes(root: str, function: Callable[[], list[ImageFolderIndex]]) -> 
 def look(
     root: str, split: str, cache: str, classes: Sequence[str] | None, log: Log, **division: Any
 ) -> Listing:
-    """Return the images of a split of a folder, or of tar files. division: val_share, splits, labelled and
-    by_class of load()."""
+    """Return the images of a split of a folder, or of tar files. division: val_share, splits and labelled
+    of load()."""
     division = {"val_share": VAL_SHARE} | division
     if is_folder(root) and tar_files.is_folder(root):
         root = os.path.join(glob.escape(root).replace("{", "[{]"), "*.tar")  # as in its name
@@ -162,11 +158,7 @@ def scan_listing(listing: Listing, cache: str, log: Log) -> ImageFolderIndex:
             with locked(f"{folder}.lock"):
                 index = open_intact(folder, log)  # perhaps another process has made it meanwhile
                 if index is None or not _is_current(index, listing):
-                    old = index
-                    if old is None and listing.val_share:  # the other way to divide has most of these images
-                        other = listing._replace(by_class=not listing.by_class)
-                        old = open_intact(own_place(_name_index(other, cache), log))
-                    index = _scan(folder, listing, old, log)
+                    index = _scan(folder, listing, index, log)
     try:
         changes = images.judge(np.asarray(index.traits))
         if changes:
@@ -180,7 +172,7 @@ def _name_index(listing: Listing, cache: str) -> str:
     """Return the path of the index of a listing in a cache folder."""
     parts = [listing.root]
     parts += [str(option) for option in (listing.val_share, listing.splits) if option]
-    if listing.val_share and listing.by_class:
+    if listing.val_share:  # version 0.31 and earlier divided in another way
         parts.append("by class")
     digest = hashlib.blake2b(os.fsencode("\0".join(parts)), digest_size=6).hexdigest()
     return os.path.join(os.path.abspath(cache), f"{listing.split}-{digest}")
@@ -206,8 +198,7 @@ def _is_current(index: ImageFolderIndex, listing: Listing) -> bool:
     # all names and labels: they are in memory, and need no call of the file system
     names = np.insert(index.names, index.offsets[1:-1], 0).tobytes()  # with \0 between them
     is_same = names == os.fsencode("\0".join(paths)) and np.array_equal(index.labels, listing.labels[is_good])
-    # without ctimes it is of an earlier version: it is written again, and no file is read
-    if not is_same or len(index.ctimes) < len(index):
+    if not is_same:
         return False
     states = np.empty((count, 2), np.int64)  # sizes and times when the files were read
     states[is_good] = np.stack([index.bytes, index.mtimes], axis=1)
@@ -355,7 +346,7 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
         "split": listing.split,
         "classes": listing.classes,
         "division": listing.division,
-        "stamp": "" if unread else "complete",  # an index of version 0.25 has a digest here
+        "stamp": "" if unread else "complete",
         "bad": [(paths[row], *bad[row]) for row in sorted(bad)],
     }
     good_paths = [paths[row] for row in np.flatnonzero(good)]
@@ -395,11 +386,10 @@ def _reuse(listing: Listing, old: ImageFolderIndex, columns: dict, bad: dict, lo
             bad[row] = size, mtime, old_reasons[file]
         else:
             changed.append(row)
-    if len(old.ctimes):
-        is_replaced = _find_replaced(columns["ctimes"][unchanged], old.ctimes[sources])
-        changed += np.array(unchanged, np.int64)[is_replaced].tolist()
-        unchanged = np.array(unchanged, np.int64)[~is_replaced].tolist()
-        sources = np.array(sources, np.int64)[~is_replaced].tolist()
+    is_replaced = _find_replaced(columns["ctimes"][unchanged], old.ctimes[sources])
+    changed += np.array(unchanged, np.int64)[is_replaced].tolist()
+    unchanged = np.array(unchanged, np.int64)[~is_replaced].tolist()
+    sources = np.array(sources, np.int64)[~is_replaced].tolist()
     for name, column in columns.items():
         if name != "ctimes":  # the column has the present ones
             column[unchanged] = getattr(old, name)[sources]

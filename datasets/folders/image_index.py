@@ -45,7 +45,7 @@ class ImageFolderIndex:
     plain, traits: bool and uint16, see images.Header.
     bytes, crc32, mtimes: int64, uint32 and int64 (nanoseconds), of the files.
     ctimes: int64, when the files or their attributes were changed last, in nanoseconds; 0 for images in tar
-        files. Empty if an earlier version has written the index.
+        files.
     classes: names by label.
     excluded: (path, reason) of the bad images.
     division: that of the Listing.
@@ -76,9 +76,6 @@ class ImageFolderIndex:
         if meta["format"] != _FORMAT:
             raise ValueError(f"its format is {meta['format']}, expected {_FORMAT}")
         for name, dtype in COLUMNS.items():
-            if name == "ctimes" and name not in meta["checksums"]:
-                setattr(self, name, np.zeros(0, dtype))  # an earlier version has written the index
-                continue
             column = np.asarray(np.load(os.path.join(folder, f"{name}.npy"), mmap_mode="r"))
             has_sets = name == "labels" and column.ndim == 2 and column.dtype == bool
             if not has_sets and (column.dtype != dtype or column.ndim != 1):
@@ -90,7 +87,7 @@ class ImageFolderIndex:
         self.root = meta["root"]
         self.split = meta["split"]
         self.base = meta["base"]
-        self.division = str(meta.get("division", ""))  # earlier versions do not write it
+        self.division = meta["division"]
         self.source = self.base  # for the log
         self.classes = tuple(meta["classes"])
         self.class_names = self.classes  # for classes.json
@@ -169,8 +166,6 @@ def open_intact(folder: str, log: Log | None = None) -> ImageFolderIndex | None:
     try:
         index = open_index(folder)
         for name in COLUMNS:
-            if name == "ctimes" and name not in index.checksums:
-                continue  # an earlier version has written the index
             if zlib.crc32(getattr(index, name)) != index.checksums[name]:
                 raise BadInput(f"the index {folder} is damaged: the CRC-32 of {name}.npy differs")
         if _fingerprint(index.classes, vars(index)) != index.fingerprint:

@@ -30,7 +30,7 @@ from bootfile.ground.files import explained, read_again
 from datasets import files
 from datasets.files import describe_dead_link
 from datasets.folders import images
-from datasets.folders.splits import BY_CLASS, BY_PATH, NO_SPLITS, SPLITS, divide, find_split
+from datasets.folders.splits import BY_CLASS, NO_SPLITS, SPLITS, divide, find_split
 from datasets.folders.walk import Log, is_image, shown, stat_files, walk
 
 _FORMS = (
@@ -66,14 +66,11 @@ class Listing(NamedTuple):
     splits: str | None = None  # --splits
     states: np.ndarray | None = None  # as get_states() returns; None if the images are not in tar files
     is_list: bool = False  # whether a table names the paths
-    by_class: bool = True  # how images are chosen for validation, see divide()
 
     @property
     def division(self) -> str:
-        """Return how images were chosen for validation, BY_CLASS or BY_PATH; "" if the folder has splits."""
-        if not self.val_share:
-            return ""
-        return BY_CLASS if self.by_class else BY_PATH
+        """Return how images were chosen for validation; "" if the folder has splits."""
+        return BY_CLASS if self.val_share else ""
 
     def get_states(self, rows: np.ndarray | None = None) -> np.ndarray:
         """Return int64 [n, 3], the sizes, mtimes and ctimes (ns) of these rows, or of all rows. Raises
@@ -93,7 +90,6 @@ def look(
     val_share: float = 0.0,
     splits: str | None = None,
     labelled: bool = True,
-    by_class: bool = True,
 ) -> Listing:
     """Return the Listing of a split without reading an image. Arguments: those of image_folder.load(). Raises
     BadInput. image_folder.look() calls it at each start, in the process of a node that indexes the images."""
@@ -133,12 +129,10 @@ def look(
     if name:
         val_share = 0.0  # the folder has splits
     if val_share:
-        rows = divide(root, split, paths, labels, ordered, val_share, log, by_class)
+        rows = divide(root, split, paths, labels, ordered, val_share, log)
         paths = [paths[row] for row in rows.tolist()]
         labels = labels[rows]
-    return Listing(
-        root, split, base, ordered, paths, labels, val_share, splits, is_list=is_list, by_class=by_class
-    )
+    return Listing(root, split, base, ordered, paths, labels, val_share, splits, is_list=is_list)
 
 
 def _list_class_folders(base: str, classes: Sequence[str] | None, log: Log) -> tuple[list[str], list[str]]:

@@ -8,8 +8,7 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -24,9 +23,7 @@ SPLITS = {  # the names that Hugging Face's imagefolder takes, as splits; the fi
     "train": ("train", "training"),
     "val": ("val", "validation", "valid", "dev", "test", "testing", "eval", "evaluation"),
 }
-# how divide() has chosen the images for validation; in starts.jsonl
-BY_CLASS = "share of each class"
-BY_PATH = "share of all paths"  # in earlier versions
+BY_CLASS = "share of each class"  # how divide() has chosen the images for validation; in starts.jsonl
 NO_SPLITS = "none"  # --splits: every folder is a class, whatever its name is
 
 
@@ -124,12 +121,6 @@ def has_word(text: str, word: str) -> bool:
     return bool(re.search(rf"(?<![a-z]){re.escape(word.lower())}{number}(?![a-z])", text.lower()))
 
 
-def is_by_class(start: Mapping[str, Any]) -> bool:
-    """Return whether a start of a run has divided its images by class; False for those of earlier
-    versions. start: of starts.jsonl."""
-    return start.get("division", BY_PATH) != BY_PATH
-
-
 def divide(
     root: str,
     split: str,
@@ -138,7 +129,6 @@ def divide(
     classes: Sequence[str],
     share: float,
     log: Log,
-    by_class: bool = True,
 ) -> np.ndarray:
     """Return the rows of the images of a split: int64, ascending. A share of each class is "val".
 
@@ -148,15 +138,13 @@ def divide(
     is added or removed moves at most one other image of its class. Each start computes it again; nothing is
     stored.
 
-    labels: int64 [n], places in `classes`.
-    by_class: False: as earlier versions did it, see _choose_by_path().
-    Raises BadInput if "val" is empty.
+    labels: int64 [n], places in `classes`. Raises BadInput if "val" is empty.
     """
     stems = [os.fsencode(os.path.splitext(path)[0]) for path in paths]
     digests = b"".join(hashlib.blake2b(stem, digest_size=8).digest() for stem in stems)
     hashes = np.frombuffer(digests, ">u8").astype(np.uint64)
     counts = np.bincount(labels, minlength=len(classes))  # images of each class
-    is_val = (_choose_by_class if by_class else _choose_by_path)(hashes, labels, counts, share)
+    is_val = _choose(hashes, labels, counts, share)
     val_count = int(is_val.sum())
     if split == "val":
         if not val_count:
@@ -166,21 +154,19 @@ def divide(
             )
         return np.flatnonzero(is_val)
     # both splits are divided in the same way: one line about it is enough
-    way = "by path" if by_class else "by path, without regard to classes, as earlier versions did it"
     has_val = np.bincount(labels[is_val], minlength=len(classes)) > 0
     without = shown([classes[place] for place in np.flatnonzero((counts > 0) & ~has_val).tolist()])
-    reason = " in classes with only one image: " if by_class else " in "
-    end = f"; no image for validation{reason}{without}" if without else ""
+    end = f"; no image for validation in classes with only one image: {without}" if without else ""
     if not val_count:
         end = ": no image for validation, because each class has only one"
     log(
-        f"train={len(is_val) - val_count} test={val_count} split of {root} {way}, "
+        f"train={len(is_val) - val_count} test={val_count} split of {root} by path, "
         f"--val_share {100 * share:g}%{end}"
     )
     return np.flatnonzero(~is_val)
 
 
-def _choose_by_class(hashes: np.ndarray, labels: np.ndarray, counts: np.ndarray, share: float) -> np.ndarray:
+def _choose(hashes: np.ndarray, labels: np.ndarray, counts: np.ndarray, share: float) -> np.ndarray:
     """Return bool [n], whether an image is for validation: a share of each class, see divide().
 
     hashes, labels: uint64 and int64 [n]. counts: images of each class, int64. Images of one class that have
@@ -199,25 +185,4 @@ def _choose_by_class(hashes: np.ndarray, labels: np.ndarray, counts: np.ndarray,
         while number < count - 1 and hashes[rows[number]] == hashes[rows[number - 1]]:
             number += 1
         is_val[rows[:number]] = True
-    return is_val
-
-
-def _choose_by_path(hashes: np.ndarray, labels: np.ndarray, counts: np.ndarray, share: float) -> np.ndarray:
-    """Return bool [n], whether an image is for validation, as earlier versions chose them: those with a
-    low hash, whatever their class. Their runs continue with this split.
-
-    Arguments: those of _choose_by_class(). Two exceptions: a class keeps at least one image for training, the
-    one with the highest hash. At least one image is for validation: the one with the lowest hash, of the
-    classes with several images. Other classes may have none.
-    """
-    is_val = hashes < np.uint64(int(share * 2**64))
-    for_training = np.bincount(labels[~is_val], minlength=len(counts))
-    for label in np.flatnonzero((counts > 0) & (for_training == 0)):
-        rows = np.flatnonzero(labels == label)
-        highest = rows[hashes[rows].argmax()]
-        is_val[highest] = False
-    of_larger_classes = np.flatnonzero(counts[labels] > 1)
-    if not is_val.any() and len(of_larger_classes):
-        lowest = of_larger_classes[hashes[of_larger_classes].argmin()]
-        is_val[lowest] = True
     return is_val

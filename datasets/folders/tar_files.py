@@ -239,7 +239,6 @@ def look(
     val_share: float = 0.0,
     splits: str | None = None,
     labelled: bool = True,
-    by_class: bool = True,
 ) -> Listing:
     """Return the images of a split in tar files, as listing.look() does for a folder.
 
@@ -279,15 +278,13 @@ def look(
     if are_named:
         val_share = 0.0
     if val_share:  # last way: the hashes of the names
-        kept = divide(pattern, split, names, labels, ordered, val_share, log, by_class)
+        kept = divide(pattern, split, names, labels, ordered, val_share, log)
         members = [members[place] for place in kept]
         labels = labels[kept]
     states = np.array([(member.size, member.mtime, 0) for member in members])  # without a ctime
     kept_paths = [member.path for member in members]
     root = os.path.abspath(pattern)
-    return Listing(
-        root, split, base, ordered, kept_paths, labels, val_share, splits, states, by_class=by_class
-    )
+    return Listing(root, split, base, ordered, kept_paths, labels, val_share, splits, states)
 
 
 def _select_tars(

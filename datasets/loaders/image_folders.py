@@ -141,19 +141,16 @@ def open_indexes(args: argparse.Namespace, device: torch.device, log: Log) -> tu
         return SyntheticIndex(counts["train"], "train"), SyntheticIndex(counts["val"], "val")
 
     # the first rank has the records of the run
-    by_class, is_new = ranks.call_on_first(lambda: _read_run(args, log.output))
+    known, is_new = ranks.call_on_first(lambda: _read_run(args, log.output))
     # one process of each node scans, the others wait and open its files
-    scan = functools.partial(_scan_splits, args, folder, cache, log, by_class, is_new)
+    scan = functools.partial(_scan_splits, args, folder, cache, log, known, is_new)
     indexes = image_folder.load_on_nodes(folder, scan)
     return indexes[0], indexes[-1]
 
 
-def _read_run(args: argparse.Namespace, output: Output) -> tuple[bool, bool]:
-    """Return (whether --val_share is a share of each class, whether this start begins a new run).
-
-    The first is False for a run that began with another split, in an earlier version. A restart keeps its
-    split, and so do those who evaluate or fine-tune its weights: otherwise images with which they were
-    trained would validate them. open_indexes() calls it on rank 0. Raises BadInput."""
+def _read_run(args: argparse.Namespace, output: Output) -> tuple[list[dict], bool]:
+    """Return (the starts of the run that is continued, evaluated or fine-tuned, whether this start begins a
+    new run). open_indexes() calls it on rank 0. Raises BadInput."""
 
     def read_starts(path: str | None) -> list[dict]:
         """Return the starts of the run of a file of weights or a checkpoint; [] for published weights."""
@@ -172,9 +169,7 @@ def _read_run(args: argparse.Namespace, output: Output) -> tuple[bool, bool]:
         known = read_starts(args.weights) or continued
     # a run at whose step this one begins has also chosen the classes
     is_new = not known and not (args.from_run and records.read_starts(args.from_run))
-    known = known or read_starts(args.weights)
-    is_by_class = not known or splits.is_by_class(known[-1])
-    return is_by_class, is_new
+    return known or read_starts(args.weights), is_new
 
 
 def _scan_splits(
@@ -182,13 +177,14 @@ def _scan_splits(
     folder: str,
     cache: str,
     log: Log,
-    by_class: bool,
+    known: list[dict],
     labelled: bool,
 ) -> list[image_index.ImageFolderIndex]:
     """Return the indexes that a job needs: [train, val], or one of them. The first process of each node calls
     it, and the others wait: it reads each image whose index is not in `cache`. Raises BadInput.
 
-    by_class, labelled: as for image_folder.load(). A run that is continued keeps its classes."""
+    known: see _read_run(). labelled: as for image_folder.load(): a run that is continued keeps its
+    classes."""
 
     def load(split: str, **options: Any) -> image_index.ImageFolderIndex:
         """Return the index of a split, and log what it holds."""
@@ -200,10 +196,15 @@ def _scan_splits(
             log=log.info,
             val_share=args.val_share,
             splits=args.splits,
-            by_class=by_class,
             labelled=labelled,
             **options,
         )
+        if index.division and known and "division" not in known[-1]:
+            raise BadInput(
+                f"the run of these weights divided {folder} in the way of version 0.31 and earlier: images "
+                "of its training would validate it. Version 0.55.0 (commit 7fefafdc) has that way; else "
+                f"move its validation images to {folder}/val"
+            )
         log.info(f"{split}: {index.describe()}")
         return index
 

@@ -19,7 +19,7 @@ from bootfile.receipt.recorded_run import Run
 from bootfile.sampling.plan import Plan
 from bootfile.sampling.removal import Removal
 from common.run import output
-from datasets.folders import image_folder, image_index, random_folder, splits
+from datasets.folders import image_folder, image_index, random_folder
 from datasets.loaders import backends, image_folders, pixels, preprocessing
 from datasets.loaders.engines.memory import Memory, plan_of
 from datasets.memory import image_set
@@ -64,7 +64,6 @@ def open_data(run: Run, data_url: str | None) -> Iterator[Any]:
                     "train",
                     cache,
                     val_share=settings["val_share"],
-                    by_class=splits.is_by_class(start),
                     splits=settings["splits"],
                     labelled=False,
                     max_bad=settings["max_bad_images"],

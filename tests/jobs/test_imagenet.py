@@ -18,7 +18,6 @@ from bootfile.records import read_starts
 from common.ground import endings
 from datasets.folders import image_folder, splits
 from datasets.loaders import backends
-from launch.data import cli
 from tests.conftest import (
     ROOT,
     finish,
@@ -295,44 +294,25 @@ def test_a_cut_tar_of_images_is_one_line(tmp_path):
     assert names(line, f"{path} is damaged", "tar", "byte 1536")
 
 
-OF_AN_EARLIER_VERSION = """
-import runpy, sys
-from datasets.loaders import image_folders
-image_folders._read_run = lambda args, output: (False, True)
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
 @pytest.mark.thorough
-def test_a_run_of_an_earlier_version_keeps_its_split(generated, tmp_path):
-    """Its starts do not say how the images were divided. So do the evaluation of its weights."""
+def test_the_split_of_an_earlier_version_is_refused_and_a_restart_with_another_share(generated, tmp_path):
+    """Images of the training would validate the weights."""
     root = tmp_path / "flat"
     shutil.copytree(Path(generated[0].removeprefix("--data_url=")) / "val", root)
-    output = tmp_path / "out"
     options = (f"--data_url={root}", "--batch_size=16", "--save_every=1", "--data_backend=threads",
-               "--epochs=1", f"--cache_dir={tmp_path / 'cache'}")  # fmt: skip
-    run("-c", OF_AN_EARLIER_VERSION, *JOB, *options, "--max_steps=1", f"--output_dir={output}", fresh=True)
-    records_of_starts = [json.loads(line) for line in (output / "starts.jsonl").read_text().splitlines()]
-    assert records_of_starts[0].pop("division") == splits.BY_PATH
-    (output / "starts.jsonl").write_text("".join(f"{json.dumps(start)}\n" for start in records_of_starts))
-    (root / "labels.csv").touch()  # a new run refuses it
-    printed = run(*JOB, *options, "--max_steps=2", f"--output_dir={output}").stdout
-    assert "resumed from" in printed
-    [test] = re.findall(rf"test=(\d+) split of {root} by path, .*earlier", printed)
-    assert cli.main([str(output), "--step", "2"]) == 0
-    weights = ("--evaluate", f"--weights={output / 'best.pth'}")
-    assert f"val_count={test}" in run(*JOB, *options, *weights).stdout
-    assert "labels.csv" in run(*JOB, *options, f"--output_dir={tmp_path / 'new'}", code=2).stderr
-    (root / "labels.csv").unlink()
-    new = (*JOB, *options, f"--output_dir={tmp_path / 'new'}")
-    printed = run(*new, "--max_steps=1", "--val_share=0.25").stdout
-    split = rf"train=(\d+) test=(\d+) split of {root} by path, --val_share 25%\n"  # the new one
+               "--epochs=1", f"--cache_dir={tmp_path / 'cache'}", "--val_share=0.25")  # fmt: skip
+    output = tmp_path / "out"
+    job = (*JOB, *options, f"--output_dir={output}")
+    printed = run(*job, "--max_steps=1").stdout
+    split = rf"train=(\d+) test=(\d+) split of {root} by path, --val_share 25%\n"
     train, test = map(int, re.search(split, printed).groups())
     assert train + test == 160 and f"data train={train} test={test} " in printed
-    [start] = read_starts(str(tmp_path / "new"))
-    assert start["division"] == splits.BY_CLASS
-    assert "training data" in run(*new, "--max_steps=2", code=2).stderr, "a restart with another share"
+    assert "training data" in run(*job, "--max_steps=2", "--val_share=0.1", code=2).stderr
+    [start] = read_starts(str(output))
+    assert start.pop("division") == splits.BY_CLASS
+    (output / "starts.jsonl").write_text(f"{json.dumps(start)}\n")
+    weights = ("--evaluate", f"--weights={output / 'best.pth'}")
+    assert "version 0.31" in run(*JOB, *options, *weights, code=2).stderr
 
 
 @pytest.mark.thorough

@@ -23,7 +23,7 @@ from bootfile.ground.errors import BadInput
 from datasets.folders import image_folder, image_index
 from datasets.folders.image_folder import load
 from datasets.folders.image_index import open_index
-from datasets.folders.splits import BY_CLASS, BY_PATH, fraction, val_share
+from datasets.folders.splits import fraction, val_share
 from datasets.stores.files import FileStore
 from tests import conftest
 
@@ -226,16 +226,14 @@ def test_val_uses_the_numbers_of_train(data, start):
         start(data, "val", classes=train.classes)
 
 
-@pytest.mark.parametrize("by_class", [True, False])
-def test_a_folder_without_splits_is_divided_by_path(tmp_path, start, lines, by_class):
+def test_a_folder_without_splits_is_divided_by_path(tmp_path, start, lines):
     """An image stays in its split if the folder moves, its extension changes, or the share grows."""
     root = write(tmp_path / "data", cat=30, dog=20)
-    options = {"val_share": 0.2, "by_class": by_class}
+    options = {"val_share": 0.2}
     train = start(root, **options)
     many = 50 - len(train)
     (line,) = lines
     assert re.match(rf"train={len(train)} test={many} .*{root} by path\b.* --val_share 20%$", line)
-    assert ("without regard to classes" in line) != by_class
     val = start(root, "val", classes=train.classes, **options)
     assert lines == [] and len(val) == many and train.classes == val.classes == ("cat", "dog")
     assert sorted(names(train) + names(val)) == sorted(
@@ -254,7 +252,7 @@ def test_a_folder_without_splits_is_divided_by_path(tmp_path, start, lines, by_c
     with_apes = names(start(copy, "val", **options))
     expected[4] = "cat/6.jpeg"
     assert [name for name in with_apes if not name.startswith("ape/")] == expected, "classes are independent"
-    assert set(names(val)) < set(names(start(root, "val", val_share=0.5, by_class=by_class)))
+    assert set(names(val)) < set(names(start(root, "val", val_share=0.5)))
     assert start(root, val_share=0.5).fingerprint != train.fingerprint
 
 
@@ -268,9 +266,6 @@ def test_each_class_has_its_share_for_validation(tmp_path, start, lines):
     val = start(root, "val", classes=train.classes, val_share=0.1)
     assert np.bincount(val.labels, minlength=8).tolist() == [1, 1, 1, 3, 1, 0, 1, 0]
     assert np.bincount(train.labels, minlength=8).tolist() == [12, 12, 13, 22, 1, 1, 1, 1]
-    assert start(root, by_class=False, val_share=0.1).fingerprint != train.fingerprint
-    assert "by path, without regard to classes" in lines[0]
-    assert "; no image for validation in " in lines[0]
 
 
 def test_an_image_that_is_added_or_removed_moves_at_most_one_other(tmp_path, start):
@@ -296,27 +291,13 @@ def test_images_of_one_name_stay_in_one_split(tmp_path, start):
         assert [name for name in val if name[0] == "d"] == ["dog/0.jpg"], "each class has one in both"
 
 
-def test_both_ways_to_divide_have_indexes_of_their_own(tmp_path, start):
-    """A job that continues a run of an earlier version, and a new one, may use the same cache."""
-    root = write(tmp_path / "data", a=5, b=5)
-    former = start(root, by_class=False)
-    new = start(root)
-    assert former.folder != new.folder and set(start.read) == set(names(new)) - set(names(former))
-    assert (former.division, new.division) == (BY_PATH, BY_CLASS)
-    for index, by_class in ((former, False), (new, True)):
-        assert start(root, by_class=by_class).folder == index.folder and start.read == []
-
-
 def test_a_split_by_path_of_few_images(tmp_path, start, lines):
     """Each class keeps an image for training, and at least one image is for validation if possible."""
     root = write(tmp_path / "data", cat=3, dog=1)
     for share in (1e-6, 0.999999):
-        for by_class in (True, False):
-            train, val = (
-                start(root, split, val_share=share, by_class=by_class) for split in ("train", "val")
-            )
-            assert sorted(names(train) + names(val)) == ["cat/0.jpg", "cat/1.jpg", "cat/2.jpg", "dog/0.jpg"]
-            assert set(train.labels) == {0, 1} and len(val) == (1 if share < 0.5 else 2)
+        train, val = (start(root, split, val_share=share) for split in ("train", "val"))
+        assert sorted(names(train) + names(val)) == ["cat/0.jpg", "cat/1.jpg", "cat/2.jpg", "dog/0.jpg"]
+        assert set(train.labels) == {0, 1} and len(val) == (1 if share < 0.5 else 2)
     root = write(tmp_path / "single", cat=1, dog=1)
     assert len(start(root)) == 2
     (line,) = lines
@@ -987,21 +968,6 @@ def test_a_folder_that_is_copied_or_gets_other_permissions_is_not_read_again(dat
     start(data)
     assert start.read == ["train/cat/0.jpg"], "of one file: it is read, and not refused"
     assert start(data).fingerprint != first.fingerprint and start.read == []
-
-
-def test_an_index_without_ctimes_is_completed_without_reading(data, start, lines):
-    """Earlier versions wrote none."""
-    folder = Path(start(data).folder)
-    meta = json.loads((folder / "index.json").read_text())
-    del meta["checksums"]["ctimes"]
-    (folder / "index.json").write_text(json.dumps(meta))
-    (folder / "ctimes.npy").unlink()
-    assert len(open_index(str(folder)).ctimes) == 0
-    assert FileStore(open_index(str(folder))).content(1) == (data / "train" / "cat" / "1.jpg").read_bytes()
-    assert len(start(data).ctimes) == 5 and start.read == []
-    replace(data / "train" / "cat" / "1.jpg")
-    start(data)
-    assert start.read == ["train/cat/1.jpg"]
 
 
 def test_a_large_data_set_with_bad_images_is_current_until_one_is_repaired(data, start, lines, monkeypatch):
