@@ -44,9 +44,11 @@ quick: setup
 portable: setup
 	@$(RUN) -m tests.portable $(SMALL)
 
-# ROOM: folders or files of tests/, for example ROOM=faults or ROOM="jobs common/elastic".
+# ROOM: folders or files of tests/, for example ROOM=faults or ROOM="jobs common/elastic". REPEATS: the share of
+# random kills and faults, each kind at least once.
+thorough: REPEATS ?= 0.2
 thorough: setup packages emulator
-	@$(RUN) $(PYTEST) $(LONG_LIMIT) -n 4 -m thorough $(addprefix tests/,$(ROOM))
+	@REPEATS=$(REPEATS) $(RUN) $(PYTEST) $(LONG_LIMIT) -n 4 -m thorough $(addprefix tests/,$(ROOM))
 
 # PYTORCH=FOLDER holds PyTorch's source, whose tests of its DataLoader then run with ours, 15 minutes more.
 real: $(REAL)/installed

@@ -1,6 +1,6 @@
 """A job that is killed and stopped at random moments has the weights and the data of an uninterrupted run.
 
-The moments follow from seeds: REPEATS=0.1 runs a tenth of the list.
+The moments follow from seeds; tests/support/repeats.py says how many there are.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ from bootfile.exact import files as checkpoint
 from bootfile.receipt import receipt
 from bootfile.records import read_states
 from tests.conftest import finish, processes_of, run, start
+from tests.support.repeats import repeats
 
 pytestmark = pytest.mark.thorough
 
@@ -28,7 +29,6 @@ DATA = (
     "--dataset=digits", "--width=32", f"--batch_size={BATCH}", f"--epochs={EPOCHS}", "--report_every=1",
     "--timeout=60",
 )  # fmt: skip
-SHARE = float(os.environ.get("REPEATS", "1"))
 
 
 def _command(processes: int, output, *more) -> tuple:
@@ -91,7 +91,7 @@ def _send(pid: int, number: int) -> None:
 def test_random_sigkills(whole, tmp_path, capsys):
     """100 SIGKILLs, of one rank, of all ranks or during a save, lose at most one interval of saves each."""
     processes, unbroken, seconds = whole
-    kills = round({1: 40, 2: 40, 4: 20}[processes] * SHARE)
+    kills = repeats({1: 40, 2: 40, 4: 20}[processes], 3)
     draw = random.Random(processes)
     done, round_number, most_lost = 0, 0, 0
     while done < kills:
@@ -136,7 +136,7 @@ MOMENTS = ["first step", "last step", "epoch boundary", "evaluation", "random", 
 def test_random_sigterms(whole, tmp_path, capsys):
     """After 50 SIGTERMs, over three world sizes, no step is lost."""
     processes, unbroken, seconds = whole
-    stops = round({1: 20, 2: 20, 4: 10}[processes] * SHARE)
+    stops = repeats({1: 20, 2: 20, 4: 10}[processes], len({*MOMENTS}))
     draw = random.Random(10 + processes)
     done, round_number, slowest = 0, 0, 0.0
     while done < stops:

@@ -1,7 +1,7 @@
 """train_fsdp.py that is killed or stopped at a random moment, and started on the same or another number of
 processes, has the data of an uninterrupted run; on the same number also its bits.
 
-The moments follow from seeds: REPEATS=0.1 runs a tenth of the list.
+The moments follow from seeds; tests/support/repeats.py says how many there are.
 """
 
 import os
@@ -15,11 +15,11 @@ import pytest
 from bootfile.receipt import receipt
 from bootfile.records import read_states
 from tests.conftest import QUICK, finish, losses, processes_of, read_until, run, start
+from tests.support.repeats import repeats
 
 pytestmark = pytest.mark.thorough
 
 STEPS = 24
-CASES = max(1, round(20 * float(os.environ.get("REPEATS", "1"))))
 
 
 def _command(processes: int, output, *more) -> tuple:
@@ -46,7 +46,7 @@ def whole(tmp_path_factory):
     return make
 
 
-@pytest.mark.parametrize("case", range(CASES))
+@pytest.mark.parametrize("case", range(repeats(20, 6)))
 def test_a_random_end_and_start(case, whole, tmp_path):
     draw = random.Random(case)
     processes, kind = (1, 2, 4)[case % 3], draw.choice(["kill one", "kill all", "stop"])

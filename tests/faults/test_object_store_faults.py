@@ -2,7 +2,7 @@
 
 Upload, fetch and staging use a proxy that injects faults, or their disk fills up, or they are killed.
 Afterwards all visible files are complete, on both sides. A failure is one line, in bounded time. The same
-command finishes when the fault is over. One fault of each kind runs with the other tests.
+command finishes when the fault is over.
 """
 
 import contextlib
@@ -19,12 +19,12 @@ import pytest
 from launch import manifests
 from tests.conftest import environment, run, start
 from tests.support.fault_proxy import FaultProxy
+from tests.support.repeats import repeats
 from tests.support.small_disk import small_disk
 
 pytest.importorskip("boto3", reason="boto3 is not installed")
 pytest.importorskip("moto", reason="moto is not installed")
 
-RUNS, QUICK = 200, 13
 WIRE = ("busy", "reset", "stall", "cut", "flip", "slow", "expired", "forbidden", "gone")
 KINDS = (*WIRE, "missing", "full", "kill upload", "kill fetch")
 REFUSED = {
@@ -148,12 +148,8 @@ def kill_at(job: subprocess.Popen, proxy: FaultProxy, requests: int) -> None:
     job.kill()
 
 
-def marked(number: int):
-    return number if number < QUICK else pytest.param(number, marks=pytest.mark.thorough)
-
-
 @pytest.mark.thorough
-@pytest.mark.parametrize("number", [marked(number) for number in range(RUNS)])
+@pytest.mark.parametrize("number", range(repeats(200, len(KINDS))))
 def test_a_fault_leaves_nothing_wrong(server, tmp_path, number):
     case = Case(server, tmp_path, number)
     kind, draw = case.kind, case.draw

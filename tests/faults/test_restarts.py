@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 from tests.conftest import QUICK, free_port, processes_of, start
+from tests.support.repeats import repeats
 
 pytestmark = pytest.mark.thorough
 
@@ -16,7 +17,7 @@ JOB = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("attempt", range(8))
+@pytest.mark.parametrize("attempt", range(repeats(8, 2)))
 def test_a_killed_rank_is_restarted(attempt, tmp_path):
     port = free_port()
     command = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=3"]

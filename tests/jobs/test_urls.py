@@ -25,6 +25,7 @@ from tests.jobs.test_resume import figures, same_weights, weights
 from tests.support import pictures, tars
 from tests.support.fault_proxy import FaultProxy
 from tests.support.redis_server import files_with
+from tests.support.repeats import repeats
 
 CLASSES = 4
 JOB = (
@@ -227,7 +228,7 @@ def test_new_nodes_after_random_kills(server, undisturbed, tmp_path):
     """30 SIGKILLs at random uploads, 3 in each run."""
     draw = random.Random(0)
     names = ("/best.pth", "/epoch_", "/checkpoints/", ".pt.json", ".bootfile-", "/metrics.jsonl", "/p")
-    for number in range(max(1, round(10 * float(os.environ.get("REPEATS", "1"))))):
+    for number in range(repeats(10)):
         gates = [(draw.choice(names), draw.randint(1, 6)) for _ in range(3)]
         url = f"s3://runs/random-{number}"
         assert run_with_kills(server, url, tmp_path / str(number), gates) == undisturbed, gates
