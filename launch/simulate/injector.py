@@ -43,7 +43,7 @@ def _is_alive(pid: int) -> bool:
 def _count_cpu_seconds(pid: int) -> float:
     """Return the CPU time of a process and its threads; 0 if it has ended."""
     with contextlib.suppress(OSError):
-        return time.clock_gettime(~pid << 3 | 2)  # Linux's number of this clock, as clock_getcpuclockid() gives
+        return time.clock_gettime(~pid << 3 | 2)  # Linux's number of the clock of a process
     return 0.0
 
 
