@@ -27,7 +27,7 @@ from bootfile.ground.secrets import mask
 from bootfile.processes import ranks
 from common.ground import endings
 from common.run import ends, environment
-from common.run.metrics import Metrics
+from common.run.evaluation import Metrics
 from common.run.output import Output, writes_nothing
 from common.run.report_files import Beginning, ReportFiles
 
