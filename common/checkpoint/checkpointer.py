@@ -39,7 +39,7 @@ from common.console import arguments
 from common.distributed import barrier
 from common.ground import endings
 from common.platform.topology import Topology
-from common.run import ends, output
+from common.run import output, starts
 from common.run.run import Run
 
 if TYPE_CHECKING:  # most jobs have none of these
@@ -364,7 +364,7 @@ class Checkpointer(Exact, Events):
         self.log.record_signal(step)
         if self._mirror:  # as long as --grace permits
             self.say(self._mirror.finish() or f"all results are at {self._mirror.url}")
-        self.log.print_end(step, *ends.of_signal())
+        self.log.print_end(step, *starts.end_of_signal())
 
     def leaving(self) -> None:
         self.output.release()

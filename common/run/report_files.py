@@ -1,5 +1,5 @@
 """The files of a run's reports: metrics.jsonl, confusion.json, TensorBoard events, and those of trackers.
-starts.jsonl is written by common/run/starts.py."""
+starts.jsonl and ends.jsonl are written by starts.py."""
 
 import argparse
 import contextlib
@@ -15,7 +15,7 @@ from bootfile.ground.heartbeat import watched
 from bootfile.ground.results import CLASSES, CONFUSION
 from bootfile.records import METRICS, cut_reports, read_starts
 from common.console import arguments
-from common.run import ends, environment, starts
+from common.run import environment, starts
 from common.run.output import Output
 
 _MOST_CLASSES = 100  # with more classes the matrix is not written
@@ -48,19 +48,20 @@ class ReportFiles:
         self._args = args
         self._output = output
         self._warn_once = warn_once
-        self._path = os.path.join(output.folder, METRICS)
         self._trackers: dict[str, Any] | None = None  # name -> tracker; from the first report on
         self._beginning: Beginning  # from begin() on
+        self._start: float | None = None  # the time of this start in starts.jsonl
         self.class_names: tuple[str, ...] = ()  # of the training set
 
     def begin(self, beginning: Beginning) -> None:
-        """Take what the first report needs. Log.start() calls it; nothing is written yet."""
+        """Take what the first report needs; nothing is written yet: a run that fails before its first report
+        leaves no files, and does not shorten those of an earlier start."""
         self._beginning = beginning
+        self._start = beginning.facts["time"]
 
     def open(self) -> None:
         """Begin the files with the first report, and make the folder again if it was deleted. The Log calls
-        it before each report. With the first report, not in begin(): a run that fails before its first report
-        leaves no files, and does not shorten those of an earlier start."""
+        it before each report."""
         begun = self._beginning
         folder = self._output.folder
         with self._reported():
@@ -71,16 +72,16 @@ class ReportFiles:
             # steps after the checkpoint are trained again: their reports would be in the file twice
             lost = cut_reports(folder, begun.step, begun.repeats)
             # a process that joins an elastic job does not start the run
-            if not begun.continues or not read_starts(folder):
-                facts = begun.facts
-                if lost:
-                    facts = facts | {"lost": lost}
+            before = read_starts(folder) if begun.continues else []
+            if before:
+                self._start = before[-1].get("time")
+            else:
+                facts = begun.facts | ({"lost": lost} if lost else {})
                 starts.write(folder, self._args, environment.facts(), **facts)
                 with self._reported():  # without it, the other reports are whole
-                    ends.begin(folder, begun.facts["time"])
+                    starts.expect_end(folder, facts["time"])
             # the receipt is that of the whole run: it begins where the first start began
-            steps = (start["step"] for start in read_starts(folder))
-            begun.receipt.begins_at(min(steps, default=begun.step))
+            begun.receipt.begins_at(min((start["step"] for start in read_starts(folder)), default=begun.step))
             if self.class_names:
                 with self._reported():  # the next report would begin the files a second time
                     write_atomic(os.path.join(folder, CLASSES), json.dumps(self.class_names) + "\n")
@@ -89,21 +90,21 @@ class ReportFiles:
             self._open_trackers(self._trackers)
 
     def _open_trackers(self, opened: dict[str, Any]) -> None:
-        """Add the trackers of the run to `opened`, by name: TensorBoard, the TrainJob if this is one, and
-        --tracker. open() calls it once."""
+        """Add the trackers of the run to `opened`, by name. One that fails does not keep the others from
+        opening."""
         begun = self._beginning
-        # these two have warnings of their own: one that fails does not keep the others from opening
         with self._reported("TensorBoard"):
             # the report at begun.step is deleted too if the run writes it again
             opened["TensorBoard"] = _TensorBoard(self._output.folder, begun.step - begun.repeats)
-        if "KUBEFLOW_TRAINER_SERVER_URL" in os.environ:  # the controller of TrainJobs sets it
-            from common.run.train_job import TrainJob  # most jobs are none
-
-            opened["the TrainJob"] = TrainJob(begun.step, begun.total_steps)
         name = vars(self._args).get("tracker")  # jobs without a training have none
-        if name:
-            from common.run import trackers  # most jobs have none
+        is_train_job = "KUBEFLOW_TRAINER_SERVER_URL" in os.environ  # the controller of TrainJobs sets it
+        if not name and not is_train_job:
+            return
+        from common.run import trackers  # most jobs have none
 
+        if is_train_job:
+            opened["the TrainJob"] = trackers.TrainJob(begun.step, begun.total_steps)
+        if name:
             title = os.path.basename(str(self._output).rstrip("/"))
             with self._reported(f"--tracker {name}"):
                 tracker = trackers.start(name, begun.run, title, arguments.settings(self._args))
@@ -111,8 +112,7 @@ class ReportFiles:
 
     @contextlib.contextmanager
     def _reported(self, tracker: str = "") -> Iterator[None]:
-        """Print the reason once if the block, which writes a report, raises an exception; the training
-        continues."""
+        """Print the reason once if the block, which writes a report, raises an exception."""
         try:
             with watched(self._output.folder):
                 yield
@@ -127,11 +127,13 @@ class ReportFiles:
 
     def write(self, step: int, line: dict[str, Any], scalars: Mapping[str, float]) -> None:
         """Append a report to metrics.jsonl, and give its scalars to the trackers."""
+        if self._trackers is None:  # the files could not be begun
+            return
         with self._reported():
-            if self._trackers is not None:
-                append_json_line(self._path, line | {"time": round(time.time(), 3)})
+            path = os.path.join(self._output.folder, METRICS)
+            append_json_line(path, line | {"time": round(time.time(), 3)})
         # after the file: a tracker may be slow, or wait for its server
-        for name, tracker in (self._trackers or {}).items():
+        for name, tracker in self._trackers.items():
             with self._reported(name):
                 tracker.log(scalars, step)
 
@@ -152,21 +154,16 @@ class ReportFiles:
     def describe_last_end(self) -> str:
         """Return one line on how the start before this one ended; "" if it is not known."""
         with contextlib.suppress(OSError, BadInput):  # the folder may be another user's: it is only told
-            return ends.describe_last(self._output.folder)
+            return starts.describe_last_end(self._output.folder)
         return ""
 
     def write_end(self, step: int, code: int, reason: str) -> None:
         """Record the end of this start. step: the last one that it began. A start that has reported nothing
         is recorded only in the files of an earlier one."""
         folder = self._output.folder
-        start = None  # the newest one in starts.jsonl
-        has_reported = self._trackers is not None
-        if not has_reported:
-            start = self._beginning.facts["time"]
-            if not os.path.exists(os.path.join(folder, ends.FILE)):
-                return
         with self._reported():
-            ends.write(folder, step, code, reason, start)
+            if self._trackers is not None or os.path.exists(os.path.join(folder, starts.ENDS)):
+                starts.write_end(folder, self._start, step, code, reason)
 
     def close(self) -> None:
         """Finish the trackers at the end of a run, or of the part of it that this process reports."""
