@@ -1,6 +1,7 @@
 """Download the newest whole checkpoint of a URL, and the history of its run, to this node."""
 
 import contextlib
+import functools
 import hashlib
 import os
 import re
@@ -12,8 +13,7 @@ from bootfile.ground.heartbeat import Heartbeat
 from bootfile.ground.results import CHECKPOINTS, WEIGHTS, dtensor_folder
 from common.checkpoint import output_list
 from common.checkpoint.output_list import File
-from common.object_store import sync
-from common.object_store.store import MISSING, Object, ObjectStore, StoreError
+from common.object_store.store import MISSING, ObjectStore, StoreError
 
 # a job that continues truncates all of them but starts.jsonl and ends.jsonl
 HISTORY = ("metrics.jsonl", "receipt.bin", "state.jsonl", "shards.jsonl", "starts.jsonl", "ends.jsonl")
@@ -138,11 +138,14 @@ def _download(store: ObjectStore, folder: str, step: int, facts: dict, files: di
     """Download a checkpoint and the history. The checksum is written last: if this start is killed before,
     the next one downloads them again."""
     name, _ = names_of(step)
-    wanted = [Object(name, facts["size"], sha256=files[name].sha256)]
-    for shard, (size, sha256) in facts.get("shards", {}).items():
-        wanted.append(Object(os.path.join(dtensor_folder(name), shard), size, sha256=sha256))
-    # in order: if this checkpoint is refused, an earlier one is fetched with the same store
-    sync.fetch(store, folder, wanted, _Lines(f"restoring {store.location.url(name)}"), in_order=True)
+    heartbeat = Heartbeat()
+    wanted = {name: (facts["size"], files[name].sha256)}
+    for shard, listed in facts.get("shards", {}).items():
+        wanted[os.path.join(dtensor_folder(name), shard)] = listed
+    for path, (size, sha256) in wanted.items():
+        os.makedirs(os.path.dirname(os.path.join(folder, path)), exist_ok=True)
+        beat = functools.partial(_beat, heartbeat, store.location.url(name))
+        store.fetch(path, os.path.join(folder, path), size, beat, sha256)
     # Before the checksum, so that a checkpoint that counts always has its history. It may be newer than the
     # checkpoint: the job truncates metrics.jsonl and receipt.bin to the step of the checkpoint.
     for history in HISTORY:
@@ -162,14 +165,6 @@ def _download(store: ObjectStore, folder: str, step: int, facts: dict, files: di
     )
 
 
-class _Lines(sync.Progress):
-    """Prints a line every 30 seconds while bytes arrive."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self._text = text
-        self._heartbeat = Heartbeat()
-
-    def add(self, count: int) -> None:
-        super().add(count)
-        self._heartbeat.beat(self._text)
+def _beat(heartbeat: Heartbeat, url: str, _: int) -> None:
+    """Print a line every 30 seconds while bytes arrive."""
+    heartbeat.beat(f"restoring {url}")

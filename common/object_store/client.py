@@ -1,8 +1,7 @@
 """Send requests to the server of a URL with boto3, and judge its answers.
 
 boto3 retries the requests that failed. What it does not see is seen here: a listing that repeats or is cut, a
-web page in place of an answer, and bytes that arrive damaged. Every error is one line with bucket, key and
-cause (errors.py).
+web page in place of an answer, and bytes that arrive damaged.
 
 The environment gives the endpoint (location.py) and the credentials (AWS_*, OBS_*, or boto3's usual files).
 BOOTFILE_STORE_ATTEMPTS (default 5) and BOOTFILE_STORE_TIMEOUT (seconds without a byte, default 30) limit the
@@ -31,13 +30,10 @@ _LONGEST_WAIT = 20.0  # seconds before another attempt
 
 
 class Client:
-    """boto3's client for one URL. Threads may share it.
+    """boto3's client for one URL. Threads may share it; `threads` is their number.
 
-    threads: the number of threads that use it.
     location: the parts of the URL. endpoint: its server. s3: the client of boto3.
-    attempts: how often a request is sent at most.
-
-    Raises BadInput; its methods raise StoreError.
+    attempts: how often a request is sent at most. Raises BadInput; its methods raise StoreError.
     """
 
     def __init__(self, url: str, threads: int):
@@ -51,10 +47,9 @@ class Client:
 
     def call(self, operation: str, key: str, **parameters) -> dict:
         """Return the answer to an operation of boto3 on an object."""
+        place = {"Bucket": self.location.bucket, "Key": self.location.full(key)}
         with self.explained(key):
-            return getattr(self.s3, operation)(
-                Bucket=self.location.bucket, Key=self.location.full(key), **parameters
-            )
+            return getattr(self.s3, operation)(**place, **parameters)
 
     def entries(self, operation: str, kind: str, **parameters) -> Iterator[dict]:
         """Yield each entry of a listing once. Pages may overlap, and be in any order.
@@ -75,9 +70,7 @@ class Client:
                     name = entry["Prefix"] if kind == "CommonPrefixes" else entry["Key"]
                     if not name.startswith(parameters["Prefix"]):
                         raise Damaged(f"the answer lists {printable(name)}")
-                    identity = name
-                    if kind == "Uploads":  # a key may have several
-                        identity = (name, entry["UploadId"])
+                    identity = (name, entry.get("UploadId"))  # a key may have several uploads
                     if identity not in seen:
                         seen.add(identity)
                         yield entry
@@ -109,25 +102,18 @@ class Client:
         except BadInput:
             raise
         except Exception as error:
-            failure = explain(error, self.location.url(key), self.endpoint.name)
-            if failure:
+            if failure := explain(error, self.location.url(key), self.endpoint.name):
                 raise failure from error
             raise
 
     def check_stopped(self, key: str) -> None:
-        """Raise StoreError after stop(). Each request calls it before it is sent, and a transfer for each
-        part."""
+        """Raise StoreError after stop()."""
         if self._stopped.is_set():
             raise StoreError(f"{self.location.url(key)}: interrupted", "interrupted")
 
     def stop(self) -> None:
-        """Make the current and later requests of all threads end soon with a StoreError. The thread that
-        waits for them calls it after Ctrl-C or the first error."""
+        """Make the current and later requests of all threads end soon with a StoreError."""
         self._stopped.set()
-
-    def close(self) -> None:
-        """Close the connections."""
-        self.s3.close()
 
     def _connect(self, read_timeout: float, threads: int) -> Any:
         """Return boto3's S3 client. Raises BadInput if boto3 is missing, and any exception of boto3."""
@@ -168,15 +154,14 @@ class Client:
 
 
 def _ask_for_no_checksum(params: dict, **_: object) -> None:
-    """Remove a header that boto3 adds: other stores refuse it. botocore calls it before each GET."""
+    """Remove, before a GET, a header that boto3 adds: other stores refuse it."""
     # not with response_checksum_validation: s3transfer then takes the size from the store's Content-Range
     params["headers"].pop("x-amz-checksum-mode", None)
 
 
 def _leave_out_weak_etag(params: dict, context: dict, **_: object) -> None:
-    """Remove the condition of a GET that no answer can meet: If-Match never matches a weak ETag (RFC 9110),
-    as gateways that compress give it. botocore calls it before each GET; s3transfer has put the ETag of the
-    first answer there, for each part of a file."""
+    """Remove, before a GET, a condition that no answer can meet: If-Match never matches a weak ETag (RFC
+    9110), as gateways that compress give it. s3transfer asks for each part of a file with the first ETag."""
     etag = params["headers"].get("If-Match", "")
     if isinstance(etag, bytes):
         etag = etag.decode(errors="replace")
@@ -186,8 +171,7 @@ def _leave_out_weak_etag(params: dict, context: dict, **_: object) -> None:
 
 
 def _compare_weak_etag(parsed: dict, context: dict, **_: object) -> None:
-    """Raise the error of a store that compares the ETag itself, if this part is of another object. botocore
-    calls it after each GET."""
+    """Raise, after such a GET, the error of a store that compares the ETag, if it is of another object."""
     expected = context.get(_WEAK)
     etag = parsed.get("ETag")  # the answer with a part may be strong: it is not compressed
     if expected and etag and etag.removeprefix("W/") != expected.removeprefix("W/"):
@@ -198,9 +182,8 @@ def _compare_weak_etag(parsed: dict, context: dict, **_: object) -> None:
 
 
 def _refuse_pages(http_response: Any, parsed: dict, **_: object) -> None:
-    """Raise Damaged if a web page has answered with status 200, for example that of a proxy: boto3 finds no
-    objects in it, and takes it for a file that was stored. botocore calls it after each answer to a request
-    that writes, deletes or lists."""
+    """Raise Damaged, after a request that writes, deletes or lists, if a web page has answered with status
+    200, such as that of a proxy: boto3 finds no objects in it, and takes it for a file that was stored."""
     if http_response.status_code < 300 and not parsed.keys() - {"ResponseMetadata"} and http_response.content:
         begin = printable(http_response.content[:40].decode(errors="replace"))
         raise Damaged(f"it was not an object store that answered, but {begin!r}: check the endpoint")

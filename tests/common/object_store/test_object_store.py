@@ -15,7 +15,7 @@ from bootfile.ground.errors import BadInput
 from bootfile.ground.files import sha256_file
 from common.ground.files import is_url
 from common.object_store import client
-from common.object_store import paths as object_store_paths
+from common.object_store import location as object_store_paths
 from common.object_store.errors import explain
 from common.object_store.location import Location, check_encrypted, find_endpoint, parse
 from common.object_store.store import ObjectStore, StoreError

@@ -89,22 +89,6 @@ def test_a_file_with_another_digest_is_refused_on_both_ways(store, folder, tmp_p
     assert os.listdir(tmp_path / "to") == []
 
 
-def test_a_failure_in_order_leaves_the_store_usable(store, tmp_path):
-    for name in ("a", "sub/b"):
-        store.write(name, FILES[name])
-    names = ("a", "sub/b", "sub/deep/c", "big")  # the third one is not at the URL
-    arrived = []
-
-    def note(entry, has_digest):
-        arrived.append(entry.key)
-        assert threading.current_thread() is threading.main_thread()
-
-    with pytest.raises(StoreError, match="no such object"):
-        sync.fetch(store, str(tmp_path), map(describe, names), Progress(), after=note, in_order=True)
-    assert arrived == ["a", "sub/b"]
-    assert store.read("a") == FILES["a"]
-
-
 def test_the_first_failure_ends_all_tasks(store):
     """The tasks that have not begun are never begun, and the store refuses later requests."""
     begun = []
