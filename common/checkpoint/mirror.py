@@ -68,9 +68,7 @@ class UrlLease(Lease):
             holder = json.loads(content)
         if not isinstance(holder, dict) or not holder:
             holder = {"id": None}  # a damaged record is that of an unknown job
-        if holder.get(_RELEASED):
-            holder = {}
-        return holder, etag
+        return {} if holder.get(_RELEASED) else holder, etag
 
     def replace(self, version: str | None) -> str | None:
         return self.store.replace(KEY, json.dumps(self.own | {"time": time.time()}).encode(), version)
@@ -86,16 +84,13 @@ class UrlLease(Lease):
             self.store.replace(KEY, json.dumps({_RELEASED: self.own["id"]}).encode(), self.version)
 
     def _check_store(self) -> None:
-        """Print a warning if the store cannot refuse the write of a second job: If-None-Match must fail. The
-        constructor calls it when this job has the lease, so there is a record."""
-        reason = "returns no ETag"
-        if self.version:
-            etag = self.replace(None)
-            if etag is None:  # refused, because there is a record
-                return
-            if etag:
-                reason = "ignores conditional writes"
-                self.version = etag
+        """Print a warning if the store cannot refuse the write of a second job: there is a record, so
+        If-None-Match must fail."""
+        etag = self.replace(None) if self.version else ""
+        if etag is None:  # refused
+            return
+        self.version = etag or self.version
+        reason = "ignores conditional writes" if etag else "returns no ETag"
         print_line(
             f"warning: the store of {self.place} {reason}: two jobs that start there at the same moment "
             "cannot be kept apart; start only one"
@@ -139,8 +134,7 @@ class Mirror:
         endings.at_end("upload", self._end)
 
     def _read_url(self, resume: str | None) -> None:
-        """Find out what is at the URL, and restore its newest checkpoint if `resume` is "auto". The
-        constructor calls it, under the lease."""
+        """Find out what is at the URL, and restore its newest checkpoint if `resume` is "auto"."""
         self._files, self._etag = restoring.read_list(self.store)  # the complete files at the URL; the list's
         self._listed: dict[str, File] | None = self._files.copy()  # None: unknown, a write may have failed
         stored = {entry.key for entry in self.store.list(CHECKPOINTS)}
@@ -154,8 +148,7 @@ class Mirror:
                 self._files = {best.key: File(best.size, best.sha256)} | self._files
 
     def results(self) -> list[str]:
-        """Return the checkpoints and weights that the list at the URL names. A start calls it to refuse a URL
-        with the results of another run."""
+        """Return the checkpoints and weights that the list at the URL names."""
         return [path for path in self._files if path.endswith((".pt", ".pth"))]
 
     def start(self, step: int, every: int = 0) -> None:
@@ -169,18 +162,13 @@ class Mirror:
         self._thread.start()
 
     def saved(self, step: int) -> None:
-        """Upload now: the run has saved the checkpoint of this step and deleted old ones. It waits for
-        nothing: the thread uploads while the training continues."""
+        """Upload now, in the thread: the run has saved the checkpoint of this step and deleted old ones."""
         self._newest_step = step
         self._wake.set()
 
     def finish(self, seconds: float = math.inf) -> str:
-        """Upload the remaining files and release the lease. Return why a file was not uploaded, or "".
-
-        The main thread of rank 0 waits here when the training has ended or was asked to stop, and at the end
-        of main().
-        seconds: the longest time to wait (default: no limit).
-        """
+        """Upload the remaining files and release the lease, and wait for it at most `seconds`. Return why a
+        file was not uploaded, or ""."""
         self._ending.set()
         self._wake.set()
         if self._thread.ident is None:  # there was no training
@@ -197,8 +185,8 @@ class Mirror:
         return self.error
 
     def _end(self, error: BaseException | None) -> None:
-        """Upload the rest at the end of main(), on rank 0. endings calls it. If the upload fails after a
-        main() that was right, raises NotSaved."""
+        """Upload the rest at the end of main(). If that fails after a main() that was right, raise
+        NotSaved."""
         reason = self.finish(_LAST if error else math.inf)
         if reason and not error:
             raise NotSaved(reason)
@@ -222,7 +210,7 @@ class Mirror:
         self._release()
 
     def _release(self) -> None:
-        """Release the lease at the end of the thread, or in the main thread if it was not started."""
+        """Release the lease."""
         with contextlib.suppress(BadInput):  # the next job takes over a lease that does not change
             self.lease.release()
 
@@ -242,9 +230,8 @@ class Mirror:
 
     def _upload(self, step: int) -> None:
         """Upload the checkpoint of a step and all other files, as far as they have changed: first the weights
-        and what a restart needs, then the rest. Then delete the checkpoints that this one replaces. _try()
-        calls it, in the thread. Raises BadInput, StoreError and OSError; also then the list at the URL is
-        right."""
+        and what a restart needs, then the rest. Then delete the checkpoints that this one replaces. Raises
+        BadInput, StoreError and OSError; also then the list at the URL is right."""
         self.lease.check()
         # The checkpoint was chosen first, so the weights and the history reach at least to its step.
         checkpoint_files = self._find_whole(step)
@@ -268,9 +255,8 @@ class Mirror:
                 self._write_list()
         finally:
             shutil.rmtree(os.path.join(self.folder, SNAPSHOTS), ignore_errors=True)
-        deleted = set(self._outdated)
-        if not replaces_others:  # a restart may need those that the list still names
-            deleted -= self._files.keys()
+        # a restart may need those that the list still names
+        deleted = self._outdated - (set() if replaces_others else self._files.keys())
         if deleted and not self._keeps_all:
             self.lease.check()
             self._delete(sorted(deleted))
@@ -279,17 +265,14 @@ class Mirror:
     def _send(self, names: list[str], snapshots: dict[str, File | None]) -> None:
         """Send the snapshots of some files to the URL. A file without a snapshot is there already."""
         for name in names:
-            file = snapshots[name]
-            if file is None:
-                continue
-            self.lease.check()
-            path = os.path.join(self.folder, SNAPSHOTS, name)
-            self.store.send(path, name, sha256=file.sha256)
-            self._files[name] = file
+            if file := snapshots[name]:
+                self.lease.check()
+                self.store.send(os.path.join(self.folder, SNAPSHOTS, name), name, sha256=file.sha256)
+                self._files[name] = file
 
     def _delete(self, names: list[str]) -> None:
-        """Delete the files of checkpoints that the list does not name any more, in the thread. If the store
-        refuses it, they stay, with a warning: everything that a restart needs is there."""
+        """Delete the files of checkpoints that the list does not name any more. If the store refuses it, they
+        stay, with a warning: everything that a restart needs is there."""
         try:
             self.store.delete(names)
         except StoreError as error:
@@ -357,8 +340,8 @@ class Mirror:
         return file
 
     def _retire(self, step: int) -> None:
-        """Remove from the list the files that the checkpoint of `step` replaces. _upload() calls it when this
-        checkpoint is whole at the URL, and deletes the files when the list is written without them."""
+        """Remove from the list the files that the checkpoint of `step`, which is whole at the URL, replaces.
+        They are deleted when the list is written without them."""
         at_url = steps_of(self._files.keys() - self._outdated)
         replaced = sorted(at_url | {step})[: -self.keep]
         self._outdated |= restoring.of_steps(self._files, replaced)
@@ -370,11 +353,10 @@ class Mirror:
 
     def _write_list(self) -> None:
         """Write the list of the complete files at the URL. A checkpoint is listed only with its checksum."""
-        files = {}
-        for path, file in self._files.items():
-            step = restoring.step_of(path)
-            if step is None or set(names_of(step)) <= self._files.keys():
-                files[path] = file
+        steps = steps_of(self._files)
+        cut = [step for step in steps if not set(names_of(step)) <= self._files.keys()]
+        left_out = restoring.of_steps(self._files, cut)
+        files = {path: file for path, file in self._files.items() if path not in left_out}
         if files == self._listed:
             return
         self.lease.check()

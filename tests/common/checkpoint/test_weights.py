@@ -17,7 +17,7 @@ from bootfile.ground.errors import BadInput
 from bootfile.ground.results import CLASSES
 from bootfile.records import STARTS, read_starts
 from common.checkpoint import weights
-from common.checkpoint.plain_names import plain_names
+from common.checkpoint.scores import plain_names
 from common.compute.models import resnet18
 from tests.support.hostile_pickle import Hostile
 
