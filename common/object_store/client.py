@@ -25,7 +25,6 @@ PARTS = 4  # parts of a file that are transferred at a time
 _PAGE = 1000  # keys in an answer: stores return no more
 _MOST_PAGES = 10**5  # answers to one listing
 _CONNECT_TIMEOUT = 10.0  # seconds
-_WEAK = "bootfile_weak_etag"  # in botocore's context of a request
 _LONGEST_WAIT = 20.0  # seconds before another attempt
 
 
@@ -52,11 +51,8 @@ class Client:
             return getattr(self.s3, operation)(**place, **parameters)
 
     def entries(self, operation: str, kind: str, **parameters) -> Iterator[dict]:
-        """Yield each entry of a listing once. Pages may overlap, and be in any order.
-
-        operation: list_objects or list_multipart_uploads. kind: the name of the entries in its answer.
-        parameters: those of the operation; Prefix is one of them.
-        """
+        """Yield each entry of a listing once. Pages may overlap, and be in any order. operation: of boto3, with
+        its parameters, Prefix among them. kind: the name of the entries in its answer."""
         # with a known size: a full answer that does not say whether it is the last one is noticed below
         if operation == "list_objects":
             parameters["MaxKeys"] = _PAGE
@@ -122,14 +118,13 @@ class Client:
         from botocore.utils import conditionally_calculate_md5
 
         # boto3 reads AWS_* by itself, and does not know OBS_*
-        keys = {}
         obs_key = os.environ.get("OBS_ACCESS_KEY_ID")
-        if obs_key and (self.location.scheme == "obs" or not os.environ.get("AWS_ACCESS_KEY_ID")):
-            keys = {
-                "aws_access_key_id": obs_key,
-                "aws_secret_access_key": os.environ.get("OBS_SECRET_ACCESS_KEY"),
-                "aws_session_token": os.environ.get("OBS_SECURITY_TOKEN") or None,
-            }
+        takes_obs = obs_key and (self.location.scheme == "obs" or not os.environ.get("AWS_ACCESS_KEY_ID"))
+        keys = {
+            "aws_access_key_id": obs_key,
+            "aws_secret_access_key": os.environ.get("OBS_SECRET_ACCESS_KEY"),
+            "aws_session_token": os.environ.get("OBS_SECURITY_TOKEN") or None,
+        }
         # mode "standard" of botocore 1.44: all threads together may repeat 35 requests, within a second
         config = Config(
             connect_timeout=_CONNECT_TIMEOUT,
@@ -140,11 +135,9 @@ class Client:
             request_checksum_calculation="when_required",
         )
         where = {"endpoint_url": self.endpoint.url, "region_name": self.endpoint.region}
-        client = boto3.session.Session().client("s3", config=config, **where, **keys)
+        client = boto3.session.Session().client("s3", config=config, **where, **(keys if takes_obs else {}))
         # Stores other than Amazon's do not know the newer checksums, but check an MD5.
         client.meta.events.register("before-call.s3.GetObject", _ask_for_no_checksum)
-        client.meta.events.register("before-call.s3.GetObject", _leave_out_weak_etag)
-        client.meta.events.register("after-call.s3.GetObject", _compare_weak_etag)
         for operation in ("PutObject", "UploadPart"):
             client.meta.events.register(f"before-call.s3.{operation}", conditionally_calculate_md5)
         for operation in ("PutObject", "DeleteObject", "ListObjects", "ListMultipartUploads"):
@@ -159,28 +152,6 @@ def _ask_for_no_checksum(params: dict, **_: object) -> None:
     params["headers"].pop("x-amz-checksum-mode", None)
 
 
-def _leave_out_weak_etag(params: dict, context: dict, **_: object) -> None:
-    """Remove, before a GET, a condition that no answer can meet: If-Match never matches a weak ETag (RFC
-    9110), as gateways that compress give it. s3transfer asks for each part of a file with the first ETag."""
-    etag = params["headers"].get("If-Match", "")
-    if isinstance(etag, bytes):
-        etag = etag.decode(errors="replace")
-    if etag.startswith("W/"):
-        del params["headers"]["If-Match"]
-        context[_WEAK] = etag
-
-
-def _compare_weak_etag(parsed: dict, context: dict, **_: object) -> None:
-    """Raise, after such a GET, the error of a store that compares the ETag, if it is of another object."""
-    expected = context.get(_WEAK)
-    etag = parsed.get("ETag")  # the answer with a part may be strong: it is not compressed
-    if expected and etag and etag.removeprefix("W/") != expected.removeprefix("W/"):
-        from botocore.exceptions import ClientError
-
-        status = {"HTTPStatusCode": 412}
-        raise ClientError({"Error": {"Code": "PreconditionFailed"}, "ResponseMetadata": status}, "GetObject")
-
-
 def _refuse_pages(http_response: Any, parsed: dict, **_: object) -> None:
     """Raise Damaged, after a request that writes, deletes or lists, if a web page has answered with status
     200, such as that of a proxy: boto3 finds no objects in it, and takes it for a file that was stored."""
@@ -191,10 +162,8 @@ def _refuse_pages(http_response: Any, parsed: dict, **_: object) -> None:
 
 def _read_number(name: str, default: float) -> float:
     """Return the number in an environment variable. Raises BadInput if it is not above 0."""
-    try:
+    with contextlib.suppress(ValueError):
         value = float(os.environ.get(name) or default)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise BadInput(f"{name}={os.environ[name]} is not a number above 0")
-    return value
+        if 0 < value < 1e6:
+            return value
+    raise BadInput(f"{name}={os.environ[name]} is not a number above 0")

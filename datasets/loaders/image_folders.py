@@ -24,9 +24,9 @@ from common.distributed import barrier
 from common.distributed.barrier import beating
 from common.ground import endings
 from common.run import starts
-from common.run.job import JobParser
 from common.run.log import Log
 from common.run.output import Output, local_output
+from common.run.run import JobParser
 from datasets.folders import image_folder, image_index, random_folder, splits
 from datasets.loaders import backends, preprocessing
 from datasets.loaders.backends import SyntheticIndex

@@ -22,9 +22,8 @@ from bootfile.ground.errors import BadInput
 from common.checkpoint import mirror, output_list
 from common.checkpoint import restore as restoring
 from common.object_store.store import ObjectStore, StoreError
-from common.run.job import JobParser
 from common.run.output import Output
-from common.run.run import Run
+from common.run.run import JobParser, Run
 from tests.conftest import names, wait_until
 from tests.support.fault_proxy import FaultProxy
 

@@ -438,7 +438,7 @@ def test_checkpoints_that_cannot_be_listed_are_one_line(recovery, tmp_path, monk
 
 def test_scores_of_another_validation_set_are_forgotten():
     scores = Scores(None)
-    assert scores.begin("first") == ""
+    assert not scores.begin("first")
     scores.note(0.7, "")
     scores.best = 0.7
     scores.note(0.6, "")
@@ -447,9 +447,9 @@ def test_scores_of_another_validation_set_are_forgotten():
     same, other, unknown = (Scores(None) for _ in range(3))
     for restored in (same, other, unknown):
         restored.load_state_dict(state)
-    assert same.begin("first") == "" and same.best == 0.7
-    assert unknown.begin("") == "" and unknown.state_dict() == scores.state_dict()
-    assert other.begin("second") == "first"
+    assert not same.begin("first") and same.best == 0.7
+    assert not unknown.begin("") and unknown.state_dict() == scores.state_dict()
+    assert other.begin("second")
     other.note(0.1, "")
     assert (other.highest, other.epochs_not_better, other.best) == (0.1, 0, -math.inf)
 

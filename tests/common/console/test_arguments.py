@@ -13,7 +13,7 @@ from common.checkpoint.options import TrainingParser
 from common.console import arguments
 from common.console.arguments import FLAG, Parser
 from common.ground import endings
-from common.run.job import JobParser
+from common.run.run import JobParser
 from datasets.folders import image_folder
 
 INJECTED = ["--init_method=tcp://127.0.0.1:6666", "--rank=0", "--world_size=1"]
@@ -185,7 +185,7 @@ def test_a_file_of_options_comes_after_the_command_line(config, parse, capsys):
         ('epochs = "1_0"', "--epochs: invalid int value"),
         ("lr = true", "'true' is not a number above 0"),
         ("lr = [1]", "lr = [1]: expected one"),
-        ("lr = {a = 1}", ": lr = '{name = value}'"),
+        ("lr = {a = 1}", "or a table as a text: '{a = 1}'"),
         ("model.lr = 1", "model = {'lr': 1}: expected one"),
         ('config = "other.toml"', "config cannot be set"),
         ("lr = ", "is not TOML"),
