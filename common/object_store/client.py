@@ -51,8 +51,8 @@ class Client:
             return getattr(self.s3, operation)(**place, **parameters)
 
     def entries(self, operation: str, kind: str, **parameters) -> Iterator[dict]:
-        """Yield each entry of a listing once. Pages may overlap, and be in any order. operation: of boto3, with
-        its parameters, Prefix among them. kind: the name of the entries in its answer."""
+        """Yield each entry of a listing once. Pages may overlap, and be in any order. operation: of boto3,
+        with its parameters, Prefix among them. kind: the name of the entries in its answer."""
         # with a known size: a full answer that does not say whether it is the last one is noticed below
         if operation == "list_objects":
             parameters["MaxKeys"] = _PAGE

@@ -20,7 +20,9 @@ _CAUSES = {  # cause: classes of exceptions of the libraries and the network; co
     "no such bucket": "NoSuchBucket",
     "no such object": "NoSuchKey NotFound 404",
     "the name of the bucket or of the object is not valid": "ParamValidationError InvalidBucketName",
-    "the object was replaced while it was read, or a gateway compresses it (weak ETag: turn that off)": "PreconditionFailed 412 S3DownloadFailedError",
+    "the object was replaced while it was read, or a gateway gives weak ETags: let it not compress": (
+        "PreconditionFailed 412 S3DownloadFailedError"
+    ),
     "the object is archived: restore it first": "InvalidObjectState",
     "the listing does not end": "PaginationError",
     "the bucket is in another region: set the endpoint of that region": (

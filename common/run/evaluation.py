@@ -314,8 +314,8 @@ def _count_labels(target: torch.Tensor, weight: Any, ignore_index: int | None, *
 
 
 def _in_step(batches: Any, stop: Callable[[], bool], device: torch.device) -> Iterator[tuple[Any, Any]]:
-    """Yield the batches of a loader. If other ranks have more, yield (inputs, None) for each: the forward
-    pass of a sharded model needs all ranks. All ranks end together; the host waits for each batch."""
+    """Yield the batches of a loader, then (inputs, None) until all ranks end together: the forward pass of a
+    sharded model needs all ranks. The host waits for each batch."""
     iterator = iter(batches)
     while True:
         batch = next(iterator, None)

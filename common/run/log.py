@@ -83,7 +83,7 @@ class Log:
         step: int,
         total_steps: int | None,
         model: torch.nn.Module | None = None,
-        rate: Callable[[], Any] | None = None,
+        rate: Callable[[], Any] = lambda: None,
         scheduler: Any = None,
         run: str = "",
         repeats: bool = False,
@@ -93,17 +93,13 @@ class Log:
         it on every rank before the first step. Reports of an earlier start after `step` are deleted from the
         files: these steps are reported again.
 
-        loader: the training loader.
-        step: the step to continue from, or 0.
-        total_steps: the optimizer steps of the whole run, if they are known.
+        loader: that of the training. total_steps: of the whole run, if they are known.
         model: describe this model in the log, and show a progress bar on a terminal.
-        rate: returns the learning rate of the last step, a number, a tensor or None. Default: not known.
-        scheduler: that which checkpoints hold.
-        run: the id of the run for --tracker; a restart keeps it.
+        rate: returns the learning rate of the last step, a number, a tensor or None.
+        scheduler: that which checkpoints hold. run: the id of the run for --tracker; a restart keeps it.
         repeats: the report at `step` is written again.
         continues: a process has begun before and others were lost: not a start.
         """
-        # the clock of the training starts here
         self._end_lap("model and checkpoint")
         if ranks.is_first():
             self.output.begin()
@@ -128,9 +124,7 @@ class Log:
         }
         facts |= {"best": self.metrics.best_of} if self.metrics.best_of else {}
         facts |= {"parent": self.parent} if self.parent else {}
-        # nothing is written yet: a run that fails in its first step leaves the files of the last start
         self._files.begin(Beginning(step, total_steps, run, repeats, continues, loader.receipt, facts))
-        # also if the job forgets to close the log, or fails
         endings.at_end("results", self._end)
         endings.at_end("upload", self._record_error)  # before the last upload
         endings.at_end("loaders", self._print_last)  # after it
@@ -147,20 +141,16 @@ class Log:
             self._bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True)
 
     def print_data(self, train_set: Any, test_set: Any) -> None:
-        """Print the sizes of the data sets and their source. A job calls it on every rank, when it has made
-        the data sets and before it makes the model.
-
-        The class names of the training set, if it has any, are written to classes.json. Its attribute `unit`,
-        such as ("tokens", 128), is what the log counts per second, and how many a sample has (default:
-        samples). The time until now counts as loading data. Raises BadInput if a data set is not map-style.
-        """
+        """Print the sizes of the data sets and their source, on every rank. The time until now counts as
+        loading data. The class names of the training set, if it has any, are written to classes.json. Its
+        attribute `unit`, such as ("tokens", 128), is what the log counts per second, and how many a sample
+        has (default: samples). Raises BadInput if a data set is not map-style."""
         self._end_lap("data loading")
         check_map_style(train_set)
         check_map_style(test_set)
         self._files.class_names = class_names_of(train_set)
         self._unit = getattr(train_set, "unit", ("samples", 1))
-        # a data set of the user may have none: then its class says what it is
-        source = getattr(train_set, "source", type(train_set).__name__)
+        source = getattr(train_set, "source", type(train_set).__name__)  # one of the user's may have none
         self.info(f"data train={len(train_set)} test={len(test_set)} source={source}")
 
     def advance(self, step: int) -> None:
@@ -204,7 +194,7 @@ class Log:
         self._since = now
         self._waited = self._loader.waited
         loss = loss_sum / (count or math.nan)  # count is 0 if all steps were skipped
-        rate = self._rate() if self._rate is not None else None
+        rate = self._rate()
         pace = self.pace()
         unit, per_sample = self._unit
         if self._bar:
@@ -272,9 +262,8 @@ class Log:
         if sys.stdout.isatty():
             shown = {name: value for name, value in figures.items() if name not in _ONLY_IN_FILES}
             line = f"{progress} {_line(shown)}"
-            while len(line) > _WIDTH:
-                line = line.rpartition(" ")[0]  # the least important figure is the last one
-            self.info(line)
+            # the least important figure is the last one
+            self.info(line if len(line) <= _WIDTH else line[: _WIDTH + 1].rpartition(" ")[0])
             return
         progress += f" time={datetime.datetime.now().isoformat(timespec='seconds')}"
         if self._total_steps and step > self._first_step:
@@ -374,16 +363,14 @@ class Log:
         # what is left of the training: the time in which the rank neither waited for data nor evaluated
         computing = self._laps["training"] - loader.waited - self._evaluating
         total = sum(self._laps.values())
-        # the lines with a hyphen are parts of the lap "training", so they are not in the total again
-        rows = [
-            *self._laps.items(),
-            ("- waiting for data", loader.waited),
-            ("- computing", computing),
-            ("- evaluating and saving", self._evaluating),
-            ("total", total),
-        ]
+        rows = self._laps | {
+            "- waiting for data": loader.waited,  # a part of "training", not in the total again
+            "- computing": computing,
+            "- evaluating and saving": self._evaluating,
+            "total": total,
+        }
         print(f"\n{'TIME COST':<26}{'seconds':>10}{'share':>9}")
-        for name, seconds in rows:
+        for name, seconds in rows.items():
             print(f"{name:<26}{seconds:>10.2f}{seconds / total:>9.1%}")
         if figures := self.members():  # processes may be lost and replaced in this run
             print(
@@ -445,8 +432,7 @@ def _short(name: str, value: float | str) -> str:
 
 
 def peak_memory() -> float:
-    """Return the peak memory of this process so far, in MB: allocated by torch on its GPU, or resident on the
-    host."""
+    """Return the peak memory of this process so far, in MB: on its GPU (of torch), or on the host."""
     module = accelerator.in_use()
     if hasattr(module, "max_memory_allocated"):
         return module.max_memory_allocated() / 1e6

@@ -93,7 +93,7 @@ class TrainJob:
 
     first: the step at which this start began. total: steps of the run, None if they are not known. A thread
     sends the requests, so a server that does not answer never delays a step. log() raises the error of an
-    earlier request.
+    earlier one.
     """
 
     def __init__(self, first: int, total: int | None):
