@@ -180,13 +180,8 @@ class Checkpointer(Exact, Events):
         step = self.restore()
         if self.processes.has_restored:
             self._wanted = "auto"  # a process that comes did not open the output folder
-        elif step:
-            if "training data" not in self.state.identity:
-                self.log.info("warning: the training data are not compared: the receipt has no fingerprint")
-            for option in self.scores.find_former_options():
-                self.log.info(
-                    f"warning: the run had {option}, an option that was removed: a block of the job can do it"
-                )
+        elif step and "training data" not in self.state.identity:
+            self.log.info("warning: the training data are not compared: the receipt has no fingerprint")
         if self._other_run:
             self._other_run.settle(self.parts, step, self.output.folder if self._writes else None)
             self.log.parent = self._other_run.facts
@@ -209,10 +204,23 @@ class Checkpointer(Exact, Events):
         if self._writes:
             endings.at_end("results", self._end)
         if self._mirror:
-            # Only now is it known which checkpoints at the URL this run has left behind.
+            # only now is it known which checkpoints at the URL this run has left behind
             self._mirror.start(step if is_saved_here else 0, self.saver.keep_every or 0)
-        self._start_log(step)
-        # The last: it may have to repeat a report or a save that a lost rank 0 has left out.
+        processes: Any = self.processes
+        if processes.may_change:
+            self.log.members = processes.figures
+        self.log.start(
+            self.loader,
+            step,
+            self.total_steps,
+            self.model,
+            lambda: self.position.rate,  # the learning rate of the last step: each report asks for it
+            self.state.objects["scheduler"],
+            self.state.run,
+            repeats=processes.due.report,
+            continues=processes.may_change and processes.was_begun,
+        )
+        # the last: it may have to repeat a report or a save that a lost rank 0 has left out
         self.announce(step)
         return step
 
@@ -355,23 +363,6 @@ class Checkpointer(Exact, Events):
         else:
             stuck.explain(error)  # at once: the other ranks wait for the reason
             self.give_up(error)
-
-    def _start_log(self, step: int) -> None:
-        """Begin to log, on every rank, when it is known who trains. step: the steps before the first."""
-        processes: Any = self.processes
-        if processes.may_change:
-            self.log.members = processes.figures
-        self.log.start(
-            self.loader,
-            step,
-            self.total_steps,
-            self.model,
-            lambda: self.position.rate,  # the learning rate of the last step: each report asks for it
-            self.state.objects["scheduler"],
-            self.state.run,
-            repeats=processes.due.report,
-            continues=processes.may_change and processes.was_begun,
-        )
 
     def _resume_to_evaluate(self) -> int:
         """Load only weights, for --evaluate, and return the last step. Raises BadInput."""

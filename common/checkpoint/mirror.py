@@ -100,9 +100,8 @@ class UrlLease(Lease):
 class Mirror:
     """Uploads the files of an output to its URL, in a thread of rank 0, and holds the lease of the URL.
 
-    Rank 0 makes it when it takes the output, before a checkpoint is loaded, and calls start() before the
-    first step. If `resume` is "auto", it restores the newest checkpoint of the URL first. keep: the number of
-    checkpoints to keep at the URL. Raises BadInput.
+    If `resume` is "auto", it restores the newest checkpoint of the URL first. keep: the number of checkpoints
+    to keep at the URL. Raises BadInput.
     """
 
     def __init__(self, output: Output, resume: str | None = None, keep: int = 1):
@@ -153,7 +152,7 @@ class Mirror:
 
     def start(self, step: int, every: int = 0) -> None:
         """Upload from now on. step: the step that training continues from, or 0. every: the distance of the
-        old checkpoints that stay, in steps (bootfile/exact/ladder.py); 0: none."""
+        old checkpoints that stay, in steps (ladder.py); 0: none."""
         self._every = every
         self._start_step = step
         self._newest_step = step
@@ -173,7 +172,7 @@ class Mirror:
         self._wake.set()
         if self._thread.ident is None:  # there was no training
             self._release()
-        # the thread does the work; this one waits in short parts, so that a signal and the limit end the wait
+        # in short parts, so that a signal and the limit end the wait
         heartbeat = Heartbeat(_SAY)
         while self._thread.is_alive():
             if heartbeat.seconds > seconds:
@@ -300,9 +299,8 @@ class Mirror:
         names = checkpoint_names(os.path.join(self.folder, CHECKPOINTS))
         steps = steps_of(f"{CHECKPOINTS}/{name}" for name in names)
         on_node = sorted(step for step in steps if step <= self._newest_step)
-        wanted = self._find_kept(at_url | set(on_node))
-        if self._ending.is_set() and not signals.asked():
-            wanted |= set(on_node[-self.keep :])
+        ends_by_itself = self._ending.is_set() and not signals.asked()
+        wanted = self._find_kept(at_url | set(on_node)) | set(on_node[-self.keep :] if ends_by_itself else [])
         return sorted(wanted - at_url - {self._newest_step})
 
     def _find_whole(self, step: int) -> list[str]:

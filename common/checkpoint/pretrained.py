@@ -35,9 +35,8 @@ def read(arch: str, name: str) -> dict[str, torch.Tensor]:
     downloaded. Raises BadInput."""
     try:
         if arch.startswith(TIMM):
-            tagged = arch.removeprefix(TIMM)
-            if name != DEFAULT:
-                tagged = f"{tagged.partition('.')[0]}.{name}"
+            model = arch.removeprefix(TIMM)
+            tagged = model if name == DEFAULT else f"{model.partition('.')[0]}.{name}"
             return import_timm().create_model(tagged, pretrained=True).state_dict()
         url = weights_of(arch)[name].url
         path = os.path.join(torch.hub.get_dir(), "checkpoints", os.path.basename(url))

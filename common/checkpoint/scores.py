@@ -16,14 +16,12 @@ from bootfile.processes import ranks
 BEST = "best.pth"
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # in names of tensors
 _SAVED = ("best", "best_of", "highest", "epochs_not_better", "best_at", "validation_data")
-_FORMER = {"antialias": True, "optimizer_kwargs": "{}", "gradient_compression": "none"}  # and their defaults
 
 
 class Scores:
     """The scores of a job's evaluations, the same on every rank.
 
     initial_weights: the file of weights with which the run began, or None.
-    settings_before: the options of the start that wrote the checkpoint; {} without one.
     best, best_of: the score of best.pth, and the metric of which it is (Metrics.best_of).
     highest, epochs_not_better: the best score of all evaluations, and the evaluations since.
     best_at: the figure and the epoch of the best one, in words; "" without one.
@@ -32,7 +30,6 @@ class Scores:
 
     def __init__(self, initial_weights: str | None):
         self.initial_weights = initial_weights
-        self.settings_before: dict[str, Any] = {}
         self.best = -math.inf
         self.best_of = ""
         self.highest = -math.inf
@@ -90,19 +87,12 @@ class Scores:
             )
             self.best = -math.inf
 
-    def find_former_options(self) -> list[str]:
-        """Return "--name value" for each option of an earlier version that changed the training of the
-        checkpoint, and that was removed (common/console/arguments.py says what to use instead)."""
-        values = {name: self.settings_before.get(name, default) for name, default in _FORMER.items()}
-        return [f"--{name} {value}" for name, value in values.items() if value != _FORMER[name]]
-
     def state_dict(self) -> dict[str, Any]:
         return {"weights": self.initial_weights, **{name: getattr(self, name) for name in _SAVED}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the values from the state in a checkpoint."""
         self.initial_weights = state["weights"]
-        self.settings_before = state["arguments"]
         for name in _SAVED:
             setattr(self, name, state[name])
 

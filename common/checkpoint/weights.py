@@ -281,8 +281,7 @@ def match(
     top = max(counts.values(), default=0)
     prefixes = [prefix for prefix, count in counts.items() if count == top]
     # a prefix counts only if most names of the model are in the file with it
-    if "" in prefixes or 2 * top <= len(names):
-        prefixes = [""]
+    prefixes = [""] if "" in prefixes or 2 * top <= len(names) else prefixes
     if len(prefixes) > 1:
         raise BadInput(
             f"weights {path}: several networks in it have these names: {_list_first(prefixes)}; expected one"
@@ -344,9 +343,8 @@ def _list_first(names: list[str]) -> str:
 
 def run_folder(path: str) -> str:
     """Return the output folder of the run that a file of weights belongs to."""
-    folder = os.path.abspath(path)  # without a slash at its end
-    if not os.path.isdir(folder):
-        folder = os.path.dirname(folder)
+    path = os.path.abspath(path)  # without a slash at its end
+    folder = path if os.path.isdir(path) else os.path.dirname(path)
     return os.path.dirname(folder) if os.path.basename(folder) == "checkpoints" else folder
 
 

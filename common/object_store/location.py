@@ -81,10 +81,8 @@ def find_endpoint(scheme: str, bucket: str = "") -> Endpoint:
     """Return the server of s3:// or obs:// URLs. bucket: to choose the style of its address.
 
     It is the first of S3_ENDPOINT (as ModelArts sets it), AWS_ENDPOINT_URL_S3 and AWS_ENDPOINT_URL. Without
-    these, obs:// is OBS in OBS_REGION or AWS_DEFAULT_REGION, and s3:// is Amazon's. Raises BadInput.
-
-    Certificates are always checked. S3_USE_HTTPS=0 allows http to other machines, and makes http the default
-    of an address without a protocol: a warning is then printed, once per process.
+    these, obs:// is OBS in OBS_REGION or AWS_DEFAULT_REGION, and s3:// is Amazon's. S3_USE_HTTPS=0 allows
+    http to other machines, with a warning, and makes it the default of an address. Raises BadInput.
     """
     region = os.environ.get("AWS_DEFAULT_REGION") or os.environ.get("AWS_REGION")
     if scheme == "obs":

@@ -51,10 +51,9 @@ class Output:
         self.folder = folder
         self.url = url
         self.is_default = is_default
-        refusal = f"{self} belongs to another job that is running"
-        if url:
-            refusal += f" on this node (it writes to {folder})"
-        self._lock = FolderLock(folder, f"{refusal}: give every job an --output_dir of its own")
+        on_node = f" on this node (it writes to {folder})" if url else ""
+        refusal = f"{self} belongs to another job that is running{on_node}: give every job an --output_dir"
+        self._lock = FolderLock(folder, f"{refusal} of its own")
 
     def __str__(self) -> str:
         return self.url or self.folder

@@ -6,17 +6,14 @@ starts.jsonl has one line for each start:
      "lost": {"step": 55, "time": 1795212071.3}, "settings": {...}, "ignored": [...], "environment": {...},
      "script": "/home/me/jobs/train.py", "command": "jobs/train.py --epochs 20", "code": "f00dc0de..."}
 
-time: when training began or continued, in seconds of time.time().
-step, steps: the step after which it began, and the total.
-laps: the seconds before training, by kind of work.
+time: when training began or continued, in seconds of time.time(). step, steps: the step after which it began,
+and the total. laps: the seconds before training, by kind of work.
 lost: the last report of the previous start, if it was after `step`.
-training data: the fingerprint of the data.
-data backend: the loader's backend; with --data_backend auto, the one that was chosen.
+training data, data backend: the fingerprint of the data; the backend of the loader.
 division: how --val_share divided the images (datasets/folders/splits.py), or "".
 sampling: the values that determine the ids of each step: sampler, samples, global batch, seed.
 best: the metric that chooses best.pth, such as "lowest rmse", if the job names one.
-settings: the job's arguments, without credentials.
-ignored: the names of the options that the job did not know.
+settings, ignored: the job's arguments, without credentials; the names of options that the job did not know.
 parent: of a run that begins at a step of another one: the folder of that run, its name, the step, and the
     step of the state that was loaded (common/checkpoint/fork.py). Other runs have none.
 script, command: the path of the job on its node; the command line, with *** for credentials.

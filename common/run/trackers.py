@@ -3,13 +3,12 @@
     MLFLOW_TRACKING_URI=http://host:5000 MLFLOW_EXPERIMENT_NAME=digits python jobs/train.py --tracker mlflow
     WANDB_PROJECT=digits python jobs/train.py --tracker wandb
 
-The packages read their own environment variables. Their credentials are not options of a job. A tracker has
-log(figures, step) and finish(). Both raise MissingPackage and the errors of the package.
+The packages read their own environment variables. A tracker has log(figures, step) and finish(), which raise
+the errors of the package.
 
 Kubeflow Trainer 2.2 and later reads the status of a TrainJob if its feature gate TrainJobStatus is on. It
-then sets KUBEFLOW_TRAINER_SERVER_URL, and the paths KUBEFLOW_TRAINER_SERVER_CA_CERT and
-KUBEFLOW_TRAINER_SERVER_TOKEN. Source: docs/user-guides/trainjob-progress.md of kubeflow/trainer, tag v2.3.0.
-It was not run in a cluster.
+then sets the variables that TrainJob reads. Source: docs/user-guides/trainjob-progress.md of
+kubeflow/trainer, tag v2.3.0. It was not run in a cluster.
 """
 
 import datetime

@@ -496,20 +496,6 @@ def test_a_job_that_was_held_does_not_replace_the_list_of_its_successor(server, 
 
 
 @pytest.mark.thorough
-def test_a_job_that_was_held_does_not_take_its_lease_back(server, tmp_path, monkeypatch):
-    url = "s3://runs/held-lease"
-    first = Job(tmp_path / "one", url)
-    lease = first.mirror.lease
-    lease._ended.set()
-    lease.check()  # here it is held, before the write
-    second = Job(tmp_path / "two", url)
-    lease._write()
-    second.upload(server, 2)
-    with pytest.raises(BadInput, match="belongs to another job"):
-        lease.check()
-
-
-@pytest.mark.thorough
 def test_half_a_checkpoint_replaces_none(server, tmp_path, monkeypatch):
     """This holds if the checksum has not arrived, and if the file on the node is damaged."""
     url = "s3://runs/half"
@@ -638,20 +624,6 @@ def test_lists_that_are_none_are_refused(content):
     )
     with pytest.raises(BadInput, match=r"s3://runs/\.bootfile-outputs\.json"):
         restoring.read_list(store)
-
-
-@pytest.mark.thorough
-def test_the_number_of_checkpoints_that_are_tried_is_limited(server, tmp_path, monkeypatch):
-    """A list may name any number of checkpoints that do not exist."""
-    url, names = "s3://runs/names", ["step_007", f"step_{'9' * 5000}", *(f"step_{n}" for n in range(10**4))]
-    paths = [f"checkpoints/{name}.pt{end}" for name in names for end in ("", ".json")]
-    write_list(server, url, [{"path": path, "size": 5, "sha256": "0" * 64} for path in paths])
-    monkeypatch.setattr(restoring, "_TRIED", 10)
-    with FaultProxy(server.port) as proxy, monkeypatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL_S3", proxy.environment["AWS_ENDPOINT_URL_S3"])
-        with pytest.raises(BadInput, match="no checkpoint can be used"):
-            Job(tmp_path / "one", url)
-        assert proxy.requests < 50
 
 
 @pytest.mark.parametrize(

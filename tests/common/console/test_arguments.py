@@ -225,23 +225,6 @@ def test_an_empty_value_of_a_path_is_refused(name, config, monkeypatch):
         assert "\n" not in str(error.value)
 
 
-def test_an_empty_default_of_a_path_is_kept(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["job.py"])
-    for words in ([], ["--table="]):
-        parser = JobParser("")
-        parser.add_argument("--table", metavar="FILE", default="")
-        assert parser.parse_args(words).table == ""
-
-
-@pytest.mark.parametrize("line", ["epochs = 3", '{"epochs": 3}'])
-def test_a_file_of_options_may_begin_with_a_byte_order_mark(line, config, parse):
-    """Editors of Windows and PowerShell 5 write it."""
-    words = config(line)
-    path = Path(words[1])
-    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-    assert parse(*words)["epochs"] == 3
-
-
 def test_a_file_of_options_on_a_python_without_a_reader(config, parse, monkeypatch):
     """Python 3.10 has no tomllib."""
     for module in ("tomllib", "tomli"):
@@ -354,17 +337,6 @@ def test_no_part_of_an_address_that_may_be_secret_is_shown(text):
     for address in [form.format(each) for form in HOLDS_USERS for each in PASSWORDS] + OTHERS:
         shown = secrets.mask(text.format(address))
         assert "hunter2" not in shown, address
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "s3://bucket/a/b: no such key", "tcp://h:1 is not tcp://host:port", "https://h.org:8/a.tgz, s3://b/c",
-        "redis://a:6379,[::1]:6379/0", "expected https://HOST[:PORT]", "/data/a:b@c/x", "rank 3 of a@b",
-    ],
-)  # fmt: skip
-def test_other_text_is_shown(text):
-    assert secrets.mask(text) == text
 
 
 def test_addresses_in_the_settings_and_in_errors_are_masked(parse, capsys):
