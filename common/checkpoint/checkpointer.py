@@ -44,6 +44,8 @@ if TYPE_CHECKING:  # most jobs have none of these
     from common.checkpoint.fork import OtherRun
     from common.checkpoint.mirror import Mirror
 
+_OF_EXACT = ("save_every", "report_every", "keep", "keep_every", "max_bad_steps", "grace")  # options
+
 
 def _compare_with_record(path: str) -> None:
     """Raise BadInput if a file is a checkpoint, and not the state that its run has recorded."""
@@ -97,12 +99,7 @@ class Checkpointer(Exact, Events):
         super().__init__(
             run.output.folder,
             loader,
-            save_every=args.save_every,
-            report_every=args.report_every,
-            keep=args.keep,
-            keep_every=args.keep_every,
-            max_bad_steps=args.max_bad_steps,
-            grace=args.grace,
+            **{name: given[name] for name in _OF_EXACT},
             threads=given.get("threads"),
             identity=arguments.identity(args),
             plugins=plugins,

@@ -26,7 +26,7 @@ from bootfile.exact import files as checkpoint
 from bootfile.exact.loop import NotSaved
 from bootfile.exact.saver import describe
 from bootfile.ground.errors import BadInput, print_line
-from bootfile.ground.files import sha256_file, state_of
+from bootfile.ground.files import explained, sha256_file, state_of
 from bootfile.ground.heartbeat import Heartbeat
 from bootfile.ground.lease import Lease
 from bootfile.ground.results import CHECKPOINTS, WEIGHTS, checkpoint_names, dtensor_folder
@@ -123,12 +123,10 @@ class Mirror:
         self.lease = UrlLease(self.store)
         self._keeps_all = False  # whether the store does not delete objects
         try:
-            self._read_url(resume)
-        except BaseException as error:
+            with explained(f"cannot restore into {self.folder}"):
+                self._read_url(resume)
+        except BaseException:
             self._release()
-            if isinstance(error, OSError):
-                text = f"cannot restore into {self.folder}: {error.strerror} ({error.filename})"
-                raise BadInput(text) from error
             raise
         endings.at_end("upload", self._end)
 
@@ -245,7 +243,11 @@ class Mirror:
             self._write_list()  # without the files that are overwritten
             # the list is written after each part: a restart can use the first one before the rest has arrived
             for names in (needed, others):
-                self._send(names, snapshots)
+                for name in names:
+                    if file := snapshots[name]:  # else it is at the URL already
+                        self.lease.check()
+                        self.store.send(os.path.join(self.folder, SNAPSHOTS, name), name, sha256=file.sha256)
+                        self._files[name] = file
                 is_stored = bool(checkpoint_files) and self._files.keys() >= set(checkpoint_files)
                 # the checkpoint that this start has loaded replaces no other one
                 replaces_others = is_stored and self._newest_step > self._start_step
@@ -260,14 +262,6 @@ class Mirror:
             self.lease.check()
             self._delete(sorted(deleted))
         self._outdated = self._outdated - deleted
-
-    def _send(self, names: list[str], snapshots: dict[str, File | None]) -> None:
-        """Send the snapshots of some files to the URL. A file without a snapshot is there already."""
-        for name in names:
-            if file := snapshots[name]:
-                self.lease.check()
-                self.store.send(os.path.join(self.folder, SNAPSHOTS, name), name, sha256=file.sha256)
-                self._files[name] = file
 
     def _delete(self, names: list[str]) -> None:
         """Delete the files of checkpoints that the list does not name any more. If the store refuses it, they

@@ -1,7 +1,6 @@
 """Download the newest whole checkpoint of a URL, and the history of its run, to this node."""
 
 import contextlib
-import functools
 import hashlib
 import os
 import re
@@ -20,7 +19,6 @@ HISTORY = ("metrics.jsonl", "receipt.bin", "state.jsonl", "shards.jsonl", "start
 _STEP = re.compile(rf"{CHECKPOINTS}/step_(0|[1-9][0-9]{{0,18}})\.(pt|pt\.json|shards/[^/]+)")
 # reasons of a StoreError that concern one object, and not the connection to the store
 _OF_THE_OBJECT = ("damaged", "replaced", *MISSING, "412", "PreconditionFailed")
-_TRIED = 100  # newest checkpoints of a list that are tried
 
 
 def step_of(path: str) -> int | None:
@@ -73,7 +71,7 @@ def restore(store: ObjectStore, folder: str, files: dict[str, File]) -> set[str]
     ours = _newest(os.path.join(folder, CHECKPOINTS))  # facts of the newest checkpoint of this node
     refused: set[str] = set()
     reasons = []
-    for step in steps[:_TRIED]:
+    for step in steps:
         try:
             facts = _read_facts(store, step, files)
             is_same_run = bool(ours) and ours.get("run") == facts.get("run")
@@ -125,12 +123,13 @@ def _download(store: ObjectStore, folder: str, step: int, facts: dict, files: di
     the next one downloads them again."""
     name, _ = names_of(step)
     heartbeat = Heartbeat()
-    wanted = {name: (facts["size"], files[name].sha256)}
-    for shard, listed in facts.get("shards", {}).items():
-        wanted[os.path.join(dtensor_folder(name), shard)] = listed
-    for path, (size, sha256) in wanted.items():
+
+    def beat(_: int) -> None:  # while bytes arrive
+        heartbeat.beat(f"restoring {store.location.url(name)}")
+
+    shards = {os.path.join(dtensor_folder(name), shard): of for shard, of in facts.get("shards", {}).items()}
+    for path, (size, sha256) in [(name, (facts["size"], files[name].sha256)), *shards.items()]:
         os.makedirs(os.path.dirname(os.path.join(folder, path)), exist_ok=True)
-        beat = functools.partial(_beat, heartbeat, store.location.url(name))
         store.fetch(path, os.path.join(folder, path), size, beat, sha256)
     # Before the checksum, so that a checkpoint that counts always has its history. It may be newer than the
     # checkpoint: the job truncates metrics.jsonl and receipt.bin to the step of the checkpoint.
@@ -149,8 +148,3 @@ def _download(store: ObjectStore, folder: str, step: int, facts: dict, files: di
     print(
         f"restored {os.path.basename(name)} and the history up to it from {store.location.url()}", flush=True
     )
-
-
-def _beat(heartbeat: Heartbeat, url: str, _: int) -> None:
-    """Print a line every 30 seconds while bytes arrive."""
-    heartbeat.beat(f"restoring {url}")

@@ -158,8 +158,8 @@ def _choose_state(path: str, content: Any) -> tuple[Any, str]:
             names = _list_first([*map(repr, dictionaries)])
             raise BadInput(f"weights {path}: it holds {names}; keep one: {line}")
     state = dictionaries.pop(chosen)
-    others = f" (not of {_list_first([*map(repr, dictionaries)])})" if dictionaries else ""
-    return state, f" of its {chosen!r}{others}"
+    rest = f" (not of {_list_first([*map(repr, dictionaries)])})" if dictionaries else ""
+    return state, f" of its {chosen!r}{rest}"
 
 
 def _tensors(value: Any) -> dict[str, torch.Tensor]:

@@ -172,14 +172,9 @@ def check_keys(keys: Iterable[str], url: str) -> None:
     folders: set[str] = set()
     for key in keys:
         parts = key.split("/")
-        if (
-            {"", ".", ".."} & set(parts)
-            or not key.isprintable()
-            or "\\" in key
-            or any(len(os.fsencode(part)) > 255 for part in parts)
-            or len(os.fsencode(key)) > 3000
-            or parts[-1].startswith(PARTIAL)
-        ):
+        is_text = key.isprintable() and "\\" not in key
+        is_long = not is_text or len(os.fsencode(key)) > 3000 or max(map(len, map(os.fsencode, parts))) > 255
+        if not is_text or is_long or {"", ".", ".."} & set(parts) or parts[-1].startswith(PARTIAL):
             raise BadInput(
                 f"{url}: key {printable(key):.300} is not a valid path of a file: expected names of at most "
                 "255 bytes without a backslash or control character, not ., .. or that of an unfinished "

@@ -190,10 +190,7 @@ def list_results(folder: str) -> list[str]:
 
 def epochs(folder: str) -> list[float]:
     """Return the epochs whose weights are in an output folder; infinity if it has only best.pth."""
-    try:
-        names = os.listdir(folder)
-    except FileNotFoundError:
-        return []
+    names = os.listdir(folder) if os.path.isdir(folder) else []
     matches = [match for match in map(WEIGHTS.fullmatch, names) if match]
     numbers: list[float] = [int(match[1]) for match in matches if match[1]]
     return [math.inf] if matches and not numbers else numbers

@@ -173,12 +173,9 @@ class SampleLosses(Plugin):
 
     def _find_end(self) -> int:
         """Return the end in the file of the last step up to the step of begin(); 0 without one."""
-        end = 0
         with open(self._path, "rb", opener=opener) as file:
-            for step, count in _walk(file):
-                if step <= self._begun:
-                    end = file.tell() + 12 * count
-        return end
+            ends = [file.tell() + 12 * count for step, count in _walk(file) if step <= self._begun]
+        return max(ends, default=0)
 
 
 def read(folder: str, rank: int, steps: Container[int]) -> dict[int, tuple[np.ndarray, np.ndarray]]:

@@ -17,6 +17,7 @@ from bootfile.ground import again
 from bootfile.ground.errors import BadInput
 from bootfile.ground.intervals import Interval
 from common.checkpoint.checkpointer import Checkpointer
+from common.checkpoint.scores import Scores
 from common.run.metrics import Metrics, absolute_error
 from tests.support.checkpointers import make
 from tests.support.failing_files import failing
