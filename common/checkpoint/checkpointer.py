@@ -35,7 +35,6 @@ from common.checkpoint import resume
 from common.checkpoint.options import TrainingParser as TrainingParser  # jobs import both
 from common.checkpoint.scores import BEST, Scores, plain_names
 from common.console import arguments
-from common.distributed import barrier
 from common.ground import endings
 from common.run import output, starts
 from common.run.run import Run
@@ -321,6 +320,11 @@ class Checkpointer(Exact, Events):
         return self._wanted
 
     def wait_for_first(self, error: BadInput | None) -> None:
+        if not ranks.store():  # one process
+            super().wait_for_first(error)
+            return
+        from common.distributed import barrier
+
         barrier.wait_for_all("checkpoint", "to restore a checkpoint", error)
 
     def repeat_report(self) -> None:

@@ -11,7 +11,6 @@ from bootfile.ground.results import checkpoints
 from bootfile.processes import ranks
 from bootfile.records import read_starts
 from common.console import arguments
-from common.distributed import barrier
 from common.ground.files import check_rename
 from common.platform import platforms
 from common.run import environment
@@ -35,6 +34,8 @@ def claim(args: argparse.Namespace, output: Output) -> None:
                 mirror.start(0)
         except BadInput as refused:
             error = refused
+    from common.distributed import barrier  # most jobs have a Checkpointer
+
     # every rank comes here: without the error of rank 0 the others would train and lose their results
     barrier.wait_for_all("output folder", "to open the output folder", error)
 
