@@ -28,7 +28,7 @@ from common.ground import endings
 from common.run import environment, starts
 from common.run.evaluation import Metrics
 from common.run.output import Output, writes_nothing
-from common.run.report_files import Beginning, ReportFiles
+from common.run.report_files import ReportFiles
 
 _NO_SCALARS = {"val_count", "receipt", "ranks"}  # figures that trackers do not get
 _ONLY_IN_FILES = {"compute_time", "memory_mb", "receipt", "val_count"}  # a terminal has no room for them
@@ -112,7 +112,7 @@ class Log:
         self._began = self._since
         self._waited = loader.waited  # seconds for data until then
         self._evaluating = 0.0  # seconds of evaluating and saving
-        facts = {
+        facts: dict[str, Any] = {
             "time": round(time.time(), 3),
             "step": step,
             "steps": total_steps,
@@ -124,7 +124,7 @@ class Log:
         }
         facts |= {"best": self.metrics.best_of} if self.metrics.best_of else {}
         facts |= {"parent": self.parent} if self.parent else {}
-        self._files.begin(Beginning(step, total_steps, run, repeats, continues, loader.receipt, facts))
+        self._files.begin(facts, loader.receipt, run, repeats, continues)
         endings.at_end("results", self._end)
         endings.at_end("upload", self._record_error)  # before the last upload
         endings.at_end("loaders", self._print_last)  # after it

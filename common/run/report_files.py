@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from bootfile.ground.errors import BadInput, MissingPackage, import_optional
 from bootfile.ground.files import append_json_line, check_mounted, write_atomic
@@ -19,22 +19,6 @@ from common.run import environment, starts
 from common.run.output import Output
 
 _MOST_CLASSES = 100  # with more classes the matrix is not written
-
-
-class Beginning(NamedTuple):
-    """What the files need of the start of a training.
-
-    step, total_steps, run, repeats, continues: as for Log.start(). receipt: of the training loader. facts:
-    what starts.jsonl gets with the first report.
-    """
-
-    step: int
-    total_steps: int | None
-    run: str
-    repeats: bool
-    continues: bool
-    receipt: Any
-    facts: dict[str, Any]
 
 
 class ReportFiles:
@@ -49,20 +33,26 @@ class ReportFiles:
         self._output = output
         self._warn_once = warn_once
         self._trackers: dict[str, Any] | None = None  # name -> tracker; from the first report on
-        self._beginning: Beginning  # from begin() on
         self._start: float | None = None  # the time of this start in starts.jsonl
         self.class_names: tuple[str, ...] = ()  # of the training set
 
-    def begin(self, beginning: Beginning) -> None:
+    def begin(self, facts: dict[str, Any], receipt: Any, run: str, repeats: bool, continues: bool) -> None:
         """Take what the first report needs; nothing is written yet: a run that fails before its first report
-        leaves no files, and does not shorten those of an earlier start."""
-        self._beginning = beginning
-        self._start = beginning.facts["time"]
+        leaves no files, and does not shorten those of an earlier start.
+
+        facts: what starts.jsonl gets. receipt: of the training loader. The others: as for Log.start().
+        """
+        self._facts = facts
+        self._start = facts["time"]
+        self._receipt = receipt
+        self._run = run
+        self._repeats = repeats
+        self._continues = continues
 
     def open(self) -> None:
         """Begin the files with the first report, and make the folder again if it was deleted. The Log calls
         it before each report."""
-        begun = self._beginning
+        step = self._facts["step"]
         folder = self._output.folder
         with self._reported():
             check_mounted(folder)
@@ -70,18 +60,18 @@ class ReportFiles:
             if self._trackers is not None:
                 return
             # steps after the checkpoint are trained again: their reports would be in the file twice
-            lost = cut_reports(folder, begun.step, begun.repeats)
+            lost = cut_reports(folder, step, self._repeats)
             # a process that joins an elastic job does not start the run
-            before = read_starts(folder) if begun.continues else []
+            before = read_starts(folder) if self._continues else []
             if before:
                 self._start = before[-1].get("time")
             else:
-                facts = begun.facts | ({"lost": lost} if lost else {})
+                facts = self._facts | ({"lost": lost} if lost else {})
                 starts.write(folder, self._args, environment.facts(), **facts)
                 with self._reported():  # without it, the other reports are whole
                     starts.expect_end(folder, facts["time"])
             # the receipt is that of the whole run: it begins where the first start began
-            begun.receipt.begins_at(min((start["step"] for start in read_starts(folder)), default=begun.step))
+            self._receipt.begins_at(min((start["step"] for start in read_starts(folder)), default=step))
             if self.class_names:
                 with self._reported():  # the next report would begin the files a second time
                     write_atomic(os.path.join(folder, CLASSES), json.dumps(self.class_names) + "\n")
@@ -92,10 +82,10 @@ class ReportFiles:
     def _open_trackers(self, opened: dict[str, Any]) -> None:
         """Add the trackers of the run to `opened`, by name. One that fails does not keep the others from
         opening."""
-        begun = self._beginning
+        step = self._facts["step"]
         with self._reported("TensorBoard"):
-            # the report at begun.step is deleted too if the run writes it again
-            opened["TensorBoard"] = _TensorBoard(self._output.folder, begun.step - begun.repeats)
+            # the report at this step is deleted too if the run writes it again
+            opened["TensorBoard"] = _TensorBoard(self._output.folder, step - self._repeats)
         name = vars(self._args).get("tracker")  # jobs without a training have none
         is_train_job = "KUBEFLOW_TRAINER_SERVER_URL" in os.environ  # the controller of TrainJobs sets it
         if not name and not is_train_job:
@@ -103,11 +93,11 @@ class ReportFiles:
         from common.run import trackers  # most jobs have none
 
         if is_train_job:
-            opened["the TrainJob"] = trackers.TrainJob(begun.step, begun.total_steps)
+            opened["the TrainJob"] = trackers.TrainJob(step, self._facts["steps"])
         if name:
             title = os.path.basename(str(self._output).rstrip("/"))
             with self._reported(f"--tracker {name}"):
-                tracker = trackers.start(name, begun.run, title, arguments.settings(self._args))
+                tracker = trackers.start(name, self._run, title, arguments.settings(self._args))
                 opened[f"--tracker {name}"] = tracker
 
     @contextlib.contextmanager

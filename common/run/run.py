@@ -111,11 +111,8 @@ class Run:
     """A run of a job, as this process sees it. Each process makes one when its options are parsed, before it
     reads data or joins the others.
 
-    args: the options of a JobParser.
-    topology: the processes of the job, and the place of this one.
-    device: the GPU of this process, or the CPU.
-    output: the folder of the results.
-    log: prints and writes the reports.
+    args: the options of a JobParser. topology: the processes of the job, and the place of this one.
+    device: the GPU of this process, or the CPU. output: the folder of the results. log: of the reports.
     Raises BadInput; nothing is left on the disk then.
     """
 
@@ -149,13 +146,9 @@ class Run:
         return self.topology
 
     def join(self) -> tuple[int, int]:
-        """Return (rank, world_size) of this process, with torch.distributed initialised. A job of several
-        processes calls it on each of them before the first use of its rank; all wait for each other.
-
-        These are the steps of train_ddp.py. If the platform started one process per node, this one starts the
-        node's processes, waits for them, and exits with their exit code: it does not return. Raises BadInput
-        and NoRendezvous.
-        """
+        """Return (rank, world_size) of this process, with torch.distributed initialised; all wait for each
+        other. If the platform started one process per node, this one starts the node's processes, waits for
+        them, and exits with their exit code. Raises BadInput and NoRendezvous."""
         from common.distributed import launcher, process_group
 
         topology = self.print_topology()
