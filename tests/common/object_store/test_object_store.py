@@ -83,7 +83,6 @@ def test_urls_are_taken_apart(url, location):
     [
         ("s3:///a", "not a bucket name"),
         ("s3://my.bucket/a", "not a bucket name"),
-        ("s3://Bucket/a", "not a bucket name"),
         ("s3://bucket/a/../b", "empty part"),
         ("s3://bucket/a//b", "empty part"),
         ("s3://bucket/a\nb", "control character"),
@@ -155,7 +154,7 @@ def test_a_bucket_without_a_host_name_is_in_the_path(nowhere, monkeypatch, names
     assert ObjectStore("s3://bucket").client.endpoint.style == style
 
 
-@pytest.mark.parametrize("more", ["/minio", "?tenant=a", "#a"])
+@pytest.mark.parametrize("more", ["/minio", "?tenant=a"])
 def test_an_address_with_a_path_or_a_query_is_refused(nowhere, monkeypatch, more):
     monkeypatch.setenv("S3_ENDPOINT", f"https://store.example{more}")
     with pytest.raises(BadInput, match=r"S3_ENDPOINT is not the address .*https://HOST\[:PORT\]"):
