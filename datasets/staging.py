@@ -25,7 +25,7 @@ from bootfile.ground.heartbeat import Heartbeat
 from common.distributed import barrier
 from common.ground.files import locked
 from common.object_store import sync
-from common.object_store.paths import SCRATCH, check_keys, scratch_folder
+from common.object_store.location import SCRATCH, check_keys, scratch_folder
 from common.object_store.store import Object, ObjectStore
 
 _IN_USE = 60.0  # seconds to wait for another job to end

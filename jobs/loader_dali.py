@@ -30,8 +30,7 @@ from common.checkpoint import resume
 from common.console import arguments
 from common.console.arguments import positive_int
 from common.distributed import process_group
-from common.run.job import JobParser
-from common.run.run import Run
+from common.run.run import JobParser, Run
 from datasets.folders import paired_images, random_folder
 from datasets.loaders import backends
 from datasets.loaders.image_loader import ImageLoader

@@ -20,7 +20,7 @@ from bootfile.ground.files import PARTIAL, sha256_file
 from common.checkpoint import output_list
 from common.object_store import sync
 from common.object_store.errors import of_the_disk
-from common.object_store.paths import check_keys
+from common.object_store.location import check_keys
 from common.object_store.store import Object
 
 NAME = "manifest.json"

@@ -4,7 +4,7 @@ It takes a Run, whose options are those of a TrainingParser (options.py has chec
 again), and the objects of the loop. It writes checkpoints to checkpoints/ below the output folder, and
 weights to the output folder: epoch_<n>.pth after each epoch and best.pth after the best. Rank 0 alone opens
 the output (resume.py) and uploads it (mirror.py); the others wait for it, and raise its error. What an option
-adds to a step joins as a plugin (_find_plugins).
+adds to a step joins as a plugin.
 """
 
 import functools
@@ -33,27 +33,17 @@ from bootfile.processes import ranks, signals, stuck
 from bootfile.records import read_states
 from common.checkpoint import resume
 from common.checkpoint.options import TrainingParser as TrainingParser  # jobs import both
-from common.checkpoint.plain_names import plain_names
-from common.checkpoint.scores import BEST, Scores
+from common.checkpoint.scores import BEST, Scores, plain_names
 from common.console import arguments
-from common.distributed import barrier
 from common.ground import endings
-from common.platform.topology import Topology
-from common.run import ends, output
+from common.run import output, starts
 from common.run.run import Run
 
 if TYPE_CHECKING:  # most jobs have none of these
+    from common.checkpoint.fork import OtherRun
     from common.checkpoint.mirror import Mirror
-    from common.checkpoint.other_run import OtherRun
 
-
-def _find_processes(topology: Topology) -> Processes:
-    """Return the processes of a job. Those of an elastic job come and leave while it runs."""
-    if topology.members is None:
-        return Processes()
-    from common.elastic.memory import Memory  # most jobs are not elastic
-
-    return Memory(topology.members)
+_OF_EXACT = ("save_every", "report_every", "keep", "keep_every", "max_bad_steps", "grace")  # options
 
 
 def _compare_with_record(path: str) -> None:
@@ -91,41 +81,36 @@ class Checkpointer(Exact, Events):
         self._writes = not output.writes_nothing(args)
         self._wanted = args.resume  # "auto", "never", or the path to continue from
         self._mirror: Mirror | None = None  # of an output with a URL
-        members = run.topology.members
         self._other_run: OtherRun | None = None  # with --from or --without
-        self._is_later = members is not None and members.generation > 0
+        processes = Processes()
+        self._is_later = False  # whether an elastic job is in its second generation or a later one
+        if members := run.topology.members:
+            from common.elastic.memory import Memory  # most jobs are not elastic
+
+            processes = Memory(members)
+            self._is_later = members.generation > 0
         plugins = self._find_plugins(run, parts)
         for plugin in plugins:
             # what a report adds: the seconds of all ranks, if there are several
             self.log.pace = getattr(plugin, "figures", self.log.pace)
         settings = arguments.settings(args)
-        same_instructions = None  # Exact decides
-        if given.get("cpu_level") == instructions.NATIVE:
-            # the user accepts that the checkpoint may be of another instruction set
-            same_instructions = False
-        report_after = None
-        if given.get("prof"):
-            # The clock is read before the last N steps, and after them. The first steps are slower.
-            report_after = ((loader.total_steps or 0) - args.prof, loader.total_steps)
+        prof = given.get("prof")
         super().__init__(
             run.output.folder,
             loader,
-            save_every=args.save_every,
-            report_every=args.report_every,
-            keep=args.keep,
-            keep_every=args.keep_every,
-            max_bad_steps=args.max_bad_steps,
-            grace=args.grace,
+            **{name: given[name] for name in _OF_EXACT},
             threads=given.get("threads"),
             identity=arguments.identity(args),
             plugins=plugins,
             job=Job(
-                say=self.say,
+                say=self.log.info,
                 writes=self._writes,
-                same_instructions=same_instructions,
+                # with "native" the checkpoint may be of another instruction set; else Exact decides
+                same_instructions=False if given.get("cpu_level") == instructions.NATIVE else None,
                 events=self,
-                processes=_find_processes(run.topology),
-                report_after=report_after,
+                processes=processes,
+                # the clock is read before the last N steps, and after them: the first steps are slower
+                report_after=((loader.total_steps or 0) - prof, loader.total_steps) if prof else None,
                 evaluate_every=args.evaluate_every,
                 by_rank=given.get("checkpoint_format") == "sharded",
                 settings=settings,
@@ -141,34 +126,35 @@ class Checkpointer(Exact, Events):
                 raise BadInput(f"--{name} {most}: the job does not give it to its sampler")
 
     def _find_plugins(self, run: Run, parts: dict[str, Any]) -> list[Plugin]:
-        """Return what joins this job, in the order of usual.py. parts: the objects of the job. The
-        constructor calls it on every rank. Raises BadInput."""
+        """Return what joins this job, in the order of usual.py. parts: the objects of the job. Called on
+        every rank. Raises BadInput."""
         args = self.args
+        say = self.log.info
         plugins: list[Plugin] = []
         writing: list[Plugin] = []  # after those that measure: their files may be on a slow mount
-        forward = parts.get("forward")
-        shards = getattr(forward, "exact_shards", None)
-        if args.recheck and not shards:
-            raise BadInput(f"--recheck {args.recheck} needs --exact_shards: jobs/train_exact.py has it")
         write_sums = None
-        if args.recheck and shards and not args.evaluate:
-            recheck = shards.recheck(args.recheck, self.say)
-            writing.append(recheck)
-            write_sums = recheck.write
+        if args.recheck:
+            shards = getattr(parts.get("forward"), "exact_shards", None)
+            if not shards:
+                raise BadInput(f"--recheck {args.recheck} needs --exact_shards: jobs/train_exact.py has it")
+            if not args.evaluate:
+                recheck = shards.recheck(args.recheck, say)
+                writing.append(recheck)
+                write_sums = recheck.write
         if args.without or args.from_run:
-            from common.checkpoint.other_run import OtherRun  # most runs begin with step 1
+            from common.checkpoint.fork import OtherRun  # most runs begin with step 1
 
-            self._other_run = OtherRun(run, self.loader, parts, self.say, write_sums)
+            self._other_run = OtherRun(run, self.loader, parts, say, write_sums)
             plugins.append(self._other_run.plugin)
         survivors: str = args.survivors
         if survivors != "first" and self.output.url:
-            self.say("warning: --survivors any has no effect: rank 0 alone uploads results to a URL")
+            say("warning: --survivors any has no effect: rank 0 alone uploads results to a URL")
             survivors = "first"
         if args.sample_losses and self._writes:
             from common.run.sample_losses import SampleLosses  # most jobs do not keep them
 
             criterion = parts.get("criterion")
-            writing.append(SampleLosses(criterion, self.loader, run.output.folder, ranks.rank(), self.say))
+            writing.append(SampleLosses(criterion, self.loader, run.output.folder, ranks.rank(), say))
             survivors = ""  # each rank keeps the losses of its samples until a report
         if args.preemption:
             from bootfile.exact.preemption import Preemption  # most jobs ask for no notices
@@ -180,33 +166,26 @@ class Checkpointer(Exact, Events):
     # What a loop calls; see also Exact: accepts(), found_inf, save(), add(), total_steps, running.
 
     def resume(self) -> int:
-        """Load the checkpoint that --resume asks for and return its step; 0 without one.
+        """Load the checkpoint that --resume asks for and return its step; 0 without one. See Exact.resume().
 
-        Call it on every rank, before the first step. From then on a signal stops the job at its next step.
         Without a checkpoint, --weights gives the initial weights. With --evaluate only weights are loaded,
-        and the result is the last step, so the job does not train. Raises BadInput if there are checkpoints
-        and none can be used.
+        and the result is the last step, so the job does not train.
         """
         if self.args.evaluate:  # the batch size, the seed and the training data may differ
             return self._resume_to_evaluate()
         step = self.restore()
         if self.processes.has_restored:
             self._wanted = "auto"  # a process that comes did not open the output folder
-        elif step:
-            if "training data" not in self.state.identity:
-                self.say("warning: the training data are not compared: the receipt has no fingerprint")
-            for option in self.scores.find_former_options():
-                self.say(
-                    f"warning: the run had {option}, an option that was removed: a block of the job can do it"
-                )
+        elif step and "training data" not in self.state.identity:
+            self.log.info("warning: the training data are not compared: the receipt has no fingerprint")
         if self._other_run:
-            folder = self.output.folder if self._writes else None
-            self.log.parent = self._other_run.settle(self.parts, step, folder)
+            self._other_run.settle(self.parts, step, self.output.folder if self._writes else None)
+            self.log.parent = self._other_run.facts
         given = self.args.weights
         if step and given:
             # The same command is started again: its first start has used the weights.
             began = self.scores.initial_weights or "random weights"
-            self.say(f"--weights {given} is not used: the resumed run began with {began}")
+            self.log.info(f"--weights {given} is not used: the resumed run began with {began}")
         elif given:
             self._load_weights(given)
         self._compare_validation_sets()
@@ -214,17 +193,30 @@ class Checkpointer(Exact, Events):
             at_url = self._mirror.results() if self._mirror else []
             # the processes of an elastic job have written best.pth since
             writes = self._writes and self.args.epoch_weights and not self.processes.has_restored
-            self.scores.settle(self.output.folder, at_url, writes, self.say)
+            self.scores.settle(self.output.folder, at_url, writes, self.log.info)
         is_saved_here = self._wanted == "auto"  # another run's checkpoint is not in this folder
         self.begin(step, is_saved_here)
         endings.explain_with(self.loader)
         if self._writes:
             endings.at_end("results", self._end)
         if self._mirror:
-            # Only now is it known which checkpoints at the URL this run has left behind.
+            # only now is it known which checkpoints at the URL this run has left behind
             self._mirror.start(step if is_saved_here else 0, self.saver.keep_every or 0)
-        self._start_log(step)
-        # The last: it may have to repeat a report or a save that a lost rank 0 has left out.
+        processes: Any = self.processes
+        if processes.may_change:
+            self.log.members = processes.figures
+        self.log.start(
+            self.loader,
+            step,
+            self.total_steps,
+            self.model,
+            lambda: self.position.rate,  # the learning rate of the last step: each report asks for it
+            self.state.objects["scheduler"],
+            self.state.run,
+            repeats=processes.due.report,
+            continues=processes.may_change and processes.was_begun,
+        )
+        # the last: it may have to repeat a report or a save that a lost rank 0 has left out
         self.announce(step)
         return step
 
@@ -271,8 +263,7 @@ class Checkpointer(Exact, Events):
         name = BEST if is_only_best else f"epoch_{epoch}.pth"
 
         def write(tensors: dict) -> None:
-            """Write the files. The saver calls it in its thread, with a copy of the weights."""
-            # A program that reads the file has no wrappers around the model.
+            """Write the files, in the thread of the saver, from a copy of the weights."""
             tensors = plain_names(model or self.model, tensors)
             if name != BEST:
                 write_weights(os.path.join(self.output.folder, name), tensors)
@@ -280,13 +271,11 @@ class Checkpointer(Exact, Events):
                 write_weights(os.path.join(self.output.folder, BEST), tensors)
                 self.scores.best = score  # once it is written
 
-        def capture_objects() -> dict[str, Any]:
-            """Return what the digest of this step covers. The saver calls it before this method returns."""
-            return self.state.capture(step)["objects"]
-
         average = None if model is self.model else model  # the weights of the model are in the state
         written = name if self.args.epoch_weights else ""  # "": only the digest
-        self.saver.save_weights(written, step, self.state.run, average, capture_objects, write)
+        self.saver.save_weights(
+            written, step, self.state.run, average, lambda: self.state.capture(step)["objects"], write
+        )
         if self.parts.may_change:  # others continue with the scores of this moment if this process is lost
             self.saver.collect(wait=True)
 
@@ -296,16 +285,15 @@ class Checkpointer(Exact, Events):
         count."""
         if evaluations is None or self.scores.epochs_not_better < evaluations:
             return False
-        # A restart has to know the count, or it would train on.
-        self.save_unplanned()
-        self.say(f"stopped early: {self.scores.epochs_not_better} evaluations without a better score")
+        self.save_unplanned()  # a restart has to know the count, or it would train on
+        self.log.info(f"stopped early: {self.scores.epochs_not_better} evaluations without a better score")
         return True
 
     def finish(self) -> None:
         """Print the last result and the TIME COST table, and wait for the last write and upload. Raises
         NotSaved. If main() returns without it, it is called then."""
         if self.scores.best_at and not self.args.evaluate:
-            self.say(f"best: {self.scores.best_at}")
+            self.log.info(f"best: {self.scores.best_at}")
         self.log.finish()
         self.end(None)
         lost = [self.log.lost, *self.saver.finish()]
@@ -316,27 +304,27 @@ class Checkpointer(Exact, Events):
 
     close = finish
 
-    def say(self, line: str) -> None:
-        """Print a line on rank 0, above the progress bar."""
-        self.log.info(line)
-
     # What Exact asks and tells: see Events.
 
     def choose_checkpoint(self) -> str:
         if self._writes:
-            # Under the lock of the output: another job cannot write a checkpoint between this and the choice.
+            # under the lock of the output: another job cannot write a checkpoint between this and the choice
             self._mirror = resume.take_output(
                 self.args, self.output, self._is_of_this_run, self.args.keep, self._is_later
             )
             self._wanted = resume.find_source(self.args, self.output, self._is_later)
             if self._other_run:
                 self._wanted = self._other_run.choose(self._wanted, self.state)
-            if self._mirror:
-                # The thread that writes wakes the one that uploads.
+            if self._mirror:  # the thread that writes wakes the one that uploads
                 self.saver.saved = self._mirror.saved
         return self._wanted
 
     def wait_for_first(self, error: BadInput | None) -> None:
+        if not ranks.store():  # one process
+            super().wait_for_first(error)
+            return
+        from common.distributed import barrier
+
         barrier.wait_for_all("checkpoint", "to restore a checkpoint", error)
 
     def repeat_report(self) -> None:
@@ -349,7 +337,7 @@ class Checkpointer(Exact, Events):
     def stopping(self, step: int, saved: int) -> None:
         if not ranks.is_first() or self.args.evaluate:
             return  # an evaluation has nothing to continue
-        self.say(stopped_line(step, saved))
+        self.log.info(stopped_line(step, saved))
         # torchrun sets the variable in the processes that it starts
         start = "torchrun ..." if "TORCHELASTIC_RUN_ID" in os.environ else "python"
         words = sys.argv[1:]
@@ -358,13 +346,13 @@ class Checkpointer(Exact, Events):
         if self.args.resume == "never" and (self.args.output_dir or "--resume" in "".join(words)):
             words = [*words, "--resume", "auto"]  # the last one counts; else this is the default
         words, masked = mask_words(words, self.args.ignored)
-        self.say(f"to continue: {start} {shlex.join([sys.argv[0], *words])}")
+        self.log.info(f"to continue: {start} {shlex.join([sys.argv[0], *words])}")
         if masked:
-            self.say(f"(fill in: {', '.join(masked)})")
+            self.log.info(f"(fill in: {', '.join(masked)})")
         self.log.record_signal(step)
         if self._mirror:  # as long as --grace permits
-            self.say(self._mirror.finish() or f"all results are at {self._mirror.url}")
-        self.log.print_end(step, *ends.of_signal())
+            self.log.info(self._mirror.finish() or f"all results are at {self._mirror.url}")
+        self.log.print_end(step, *starts.end_of_signal())
 
     def leaving(self) -> None:
         self.output.release()
@@ -373,35 +361,15 @@ class Checkpointer(Exact, Events):
         """End the writes when main() ends (common/ground/endings.py)."""
         if error is None:
             self.finish()
-            return
-        stuck.explain(error)  # at once: the other ranks wait for the reason
-        self.give_up(error)
-
-    def _start_log(self, step: int) -> None:
-        """Begin to log, on every rank, when it is known who trains. step: the steps before the first."""
-        processes: Any = self.processes
-        was_begun = False
-        if processes.may_change:
-            was_begun = processes.was_begun
-            self.log.members = processes.figures
-        self.log.start(
-            self.loader,
-            step,
-            self.total_steps,
-            self.model,
-            lambda: self.position.rate,  # the learning rate of the last step: each report asks for it
-            self.state.objects["scheduler"],
-            self.state.run,
-            repeats=processes.due.report,
-            continues=was_begun,
-        )
+        else:
+            stuck.explain(error)  # at once: the other ranks wait for the reason
+            self.give_up(error)
 
     def _resume_to_evaluate(self) -> int:
         """Load only weights, for --evaluate, and return the last step. Raises BadInput."""
         path = self.args.weights
         if not path:
             path = newest(self._wanted)
-            # on purpose --weights takes those of any run
             ranks.call_on_first(functools.partial(_compare_with_record, path))
         self._load_weights(path, complete=True)
         # Exact.begin() is not called: nothing is trained, and a signal only ends the evaluation.
@@ -410,57 +378,47 @@ class Checkpointer(Exact, Events):
         return self.total_steps or 0
 
     def _compare_validation_sets(self) -> None:
-        """Forget the scores of the checkpoint if they are those of another validation set, with a warning.
-        resume() calls it on every rank. Otherwise a score of other samples would decide about best.pth."""
+        """Forget the scores of the checkpoint if they are those of another validation set, with a warning:
+        a score of other samples would decide about best.pth. Called on every rank."""
         receipt = getattr(self._val_loader, "receipt", None)
         # Rank 0 decides: items that are not seeded give each rank a digest of its own, and ranks with other
         # counts would not stop early together.
         digests = [str(getattr(receipt, "fingerprint", "")), *getattr(receipt, "further", {}).values()]
-        digest = ranks.broadcast_object("+".join(digests))
-        digest_before = self.scores.begin(digest)
-        if digest_before:
-            shown = slice(12)
-            if digest[shown] == digest_before[shown]:  # only the last one differs: that of a list of labels
-                shown = slice(-12, None)
-            self.say(
-                "warning: the validation set is another one than in the evaluations before (digest "
-                f"{digest[shown]}, it was {digest_before[shown]}): their scores do not count any more, and "
-                "the next evaluation writes best.pth; keep a copy of best.pth if you need the one before"
+        if self.scores.begin(ranks.broadcast_object("+".join(digests))):
+            self.log.info(
+                "warning: the validation set is another one than in the evaluations before: their scores do "
+                "not count any more, and the next evaluation writes best.pth; keep a copy of best.pth if you "
+                "need the one before"
             )
 
     def _load_weights(self, path: str, complete: bool = False) -> None:
-        """Load a file of weights into the model, on every rank. complete: all of the model's tensors must be
-        in the file. Raises BadInput."""
+        """Load a file of weights into the model, on every rank. complete: see weights.load()."""
         from common.checkpoint import pretrained, weights  # only a run with --weights or --evaluate needs it
 
         given = vars(self.args)
         arch = given.get("arch")
-        self.say(weights.load(path, self.model, complete, arch, given.get("partial_weights", False)))
+        self.log.info(weights.load(path, self.model, complete, arch, given.get("partial_weights", False)))
         average: Any = self.state.objects.get("ema")  # it begins at, or consists of, these weights
         if average is not None:
             average.module.load_state_dict(self.model.state_dict())
         line = weights.compare_class_names(path, getattr(self.loader.plan.index, "class_names", ()))
         if line and not pretrained.is_name(arch, path):
-            self.say(line)
+            self.log.info(line)
 
     def _is_of_this_run(self, start: dict) -> bool:
         """Return whether a start belongs to this run, which was killed before its first save. If there are
         weights of an epoch after that save, they belong to a run whose checkpoints were deleted."""
         folder = self.output.folder
         state = self.state
-        # The start may be of another version: only the options that identify this run count.
+        # the start may be of another version: only the options that identify this run count
         identity = {name: start["settings"].get(name[2:]) for name in state.identity}
         identity["training data"] = start.get("training data")
         lines = read_states(folder)
         saves = [step for step, line in lines.items() if line.get("saved")]
-        first_save: float
-        if saves:
-            first_save = min(saves)
-        elif any("saved" in line for line in lines.values()):
-            first_save = math.inf  # it was killed before it saved
-        else:
-            first_save = 0  # without such lines, the weights are those of an unknown run
+        # without lines of its saves, the weights are those of an unknown run
+        was_killed = any("saved" in line for line in lines.values())
+        first_save = min(saves, default=math.inf if was_killed else 0)
         is_before = max(output.epochs(folder), default=-1) * len(self.loader) < first_save
-        # A start has no digests of the lists of the data.
+        # a start has no digests of the lists of the data
         names = state.identity.keys() - state.further.keys()
         return is_before and all(identity[name] == state.identity[name] for name in names)

@@ -1,4 +1,5 @@
-"""--from RUN --at_step K: a new run that begins at a step of an old one, in a folder of its own.
+"""--from RUN --at_step K: a new run that begins at a step of an old one, in a folder of its own. A run with
+--without (without.py) begins here, too.
 
 The options that are not given are those of the old run at that step. The newest checkpoint at or before the
 step is loaded, and the steps between are computed again and compared with the records of the old run:
@@ -7,7 +8,7 @@ step is loaded, and the steps between are computed again and compared with the r
     with others (--lr, --epochs, a number of processes): first in a program of its own, in NEW/.fork
 
 A start of the same command in the same folder continues the new run. The old run is only read. check()
-refuses options that contradict each other before anything is opened; Fork then takes them as they are.
+refuses options that contradict each other before anything is opened; OtherRun takes them as they are.
 Outside are URLs (download the run first), and --evaluate, --prof, --elastic and --resume.
 """
 
@@ -16,7 +17,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from bootfile.exact.files import step_of
@@ -31,7 +32,7 @@ from bootfile.history import compute, ranges
 from bootfile.history.parent import NOT_THE_SAME, Parent, read_starts_of_job
 from bootfile.machine.differences import THREADS
 from bootfile.processes import ranks
-from bootfile.records import REMOVED, read_starts, start_of
+from bootfile.records import REMOVED, describe_removed, read_starts, start_of
 from common.checkpoint.scores import Scores
 from common.console import arguments
 from common.console.arguments import OPERATION
@@ -42,7 +43,7 @@ from common.run.run import Run
 _SKIPPED = "list of skipped steps"  # a name in the identity
 _COMPUTED = ".fork"  # in the folder of the new run, until it has begun
 # options that change the bits of a step although a restart may change them
-_COMPUTE_OTHERWISE = ("compile", "grad_checkpointing")
+_COMPUTE_OTHERWISE = {"compile", "grad_checkpointing"}
 # options that belong to one start, or to its place
 _OF_A_START = {
     "output_dir", "resume", "evaluate", "from_run", "at_step", "skip_steps", "without", "prof", "init_method",
@@ -59,9 +60,8 @@ def inherit(args: argparse.Namespace) -> dict[str, Any]:
             f"--from {args.from_run}: expected a folder; download it: python -m launch fetch {args.from_run} "
             "--to FOLDER"
         )
-    new_starts = []
-    if args.output_dir and not is_url(args.output_dir):
-        new_starts = read_starts(args.output_dir)
+    is_local = args.output_dir and not is_url(args.output_dir)
+    new_starts = read_starts(args.output_dir) if is_local else []
     settings: dict[str, Any]
     source = args.from_run
     # a restart: the new run has begun, and its first start has the options
@@ -71,9 +71,7 @@ def inherit(args: argparse.Namespace) -> dict[str, Any]:
         if checkpoints(source):  # the newest one has the threads, which may have changed since
             settings["threads"] = None
     else:
-        step = sys.maxsize  # without --at_step: the options of the last start
-        if args.at_step is not None:
-            step = max(1, args.at_step)
+        step = sys.maxsize if args.at_step is None else max(1, args.at_step)  # default: the last start
         start = start_of(read_starts_of_job(args.from_run), step)
         # without a state at or before the step, nothing else names the threads of the run
         settings = dict(start["settings"])
@@ -81,11 +79,9 @@ def inherit(args: argparse.Namespace) -> dict[str, Any]:
         # backends round pixels differently: the steps are computed with the one that was used
         if settings.get("data_backend") == "auto" and start.get("data backend"):
             settings["data_backend"] = start["data backend"]
-    defaults = {}
-    for name, value in settings.items():
-        is_secret = "***" in str(value)  # a part of it was not recorded
-        if name not in _OF_A_START and not is_secret:
-            defaults[name] = value
+    # a part of a secret was not recorded
+    own = {name for name, value in settings.items() if name in _OF_A_START or "***" in str(value)}
+    defaults = {name: value for name, value in settings.items() if name not in own}
     if settings.get("without"):  # the file may be gone: the run has kept its content
         defaults["without"] = os.path.join(os.path.realpath(source), REMOVED)
     if settings.get("weights") and settings.get("partial_weights"):
@@ -123,22 +119,30 @@ def _check_skipped(text: str | None, steps: Collection[int], step: int) -> None:
         )
 
 
-class Fork:
-    """The beginning of a new run at a step of an old one. The Checkpointer has one on each rank.
+class OtherRun:
+    """The beginning of a run with --from or --without. The Checkpointer has one on each rank.
 
-    run: the job's. say: prints a line on rank 0. without: the samples that the run leaves out, if any.
-    `facts`: the "parent" in each line of starts.jsonl: its folder, the name of the run, `step`, and `state`,
-    the step of the checkpoint that was loaded; "unknown": steps between that the old run has not recorded.
+    run: the job's. loader, objects: those of the training. say: prints a line on rank 0. write_sums: writes
+    what --recheck has kept of the steps so far, if it was asked for.
+    `plugin`: compares, and leaves out steps. `facts`: the "parent" in each line of starts.jsonl, {} without
+    --from: its folder, the name of the run, `step`, and `state`, the step of the checkpoint that was loaded;
+    "unknown": steps between that the old run has not recorded. Raises BadInput.
     """
 
-    def __init__(self, run: Run, say: Any, without: Any = None):
+    def __init__(self, run: Run, loader: Any, objects: dict[str, Any], say: Any, write_sums: Callable | None):
+        args = run.args
         self._run = run
-        self._without = without
-        self._args = run.args
-        self._skipped: Collection[int] = ()
-        if run.args.skip_steps:
-            self._skipped = ranges.parse("--skip_steps", run.args.skip_steps)
+        self._args = args
         self._say = say
+        self._write_sums = write_sums
+        self._skipped = ranges.parse("--skip_steps", args.skip_steps) if args.skip_steps else ()
+        self._without: Any = None
+        if args.without:
+            from common.checkpoint.without import Without
+
+            forward = objects.get("forward")
+            self._without = Without(args.without, loader, objects["model"] if forward is None else forward)
+        self.plugin = Forked(self._check if args.from_run else None)
         self._parts: Any = None  # from settle() on
         self._folder = run.output.folder
         self._parent: Parent | None = None  # on rank 0, until its step
@@ -147,7 +151,12 @@ class Fork:
 
     def choose(self, wanted: str, state: RunState) -> str:
         """Return what the run continues from: "auto" for its own checkpoints, the path of one of the old
-        run, or "never" to begin with step 1. Called on rank 0, which holds the folder. Raises BadInput."""
+        run, or "never" to begin with step 1; without --from `wanted`, which --resume says. Called on rank 0,
+        which holds the folder. Raises BadInput."""
+        if self._without:
+            self._without.identify(state)
+        if not self._args.from_run:
+            return wanted
         starts = read_starts(self._folder)
         names = checkpoints(self._folder)
         # a restart: the folder must hold this new run, not another one
@@ -166,12 +175,9 @@ class Fork:
     def _begin(self, state: RunState) -> str:
         """Return the path of the checkpoint from which the new run begins, or "never" for step 1. choose()
         calls it on rank 0 of a start without a checkpoint of its own. Raises BadInput."""
-        step = self._args.at_step
-        if step is None:
-            step = self.facts.get("step")
-        latest = None
-        if compute.ONLY in os.environ:  # this start only computes steps, from a state that another one chose
-            latest = int(os.environ[compute.ONLY])
+        step = self.facts.get("step") if self._args.at_step is None else self._args.at_step
+        # a start that only computes steps begins with a state that another one chose
+        latest = int(os.environ[compute.ONLY]) if compute.ONLY in os.environ else None
         parent = Parent(self._args.from_run, step, latest)
         self._parent = parent
         self._begins = True
@@ -184,24 +190,32 @@ class Fork:
         before = parent.settings.get("skip_steps")
         if before:  # the checkpoint of the old run has this entry, too
             state.identity[_SKIPPED] = before
-        path = parent.path
         line = f"begins at step {parent.step} of {parent.folder}"
         if parent.state == parent.step:
             self._say(line)
-            return path or "never"
-        steps_between = f"steps {parent.state + 1}-{parent.step}"
+            return parent.path or "never"
+        line += f": steps {parent.state + 1}-{parent.step} are computed"
         changed = self._find_changed(parent)
-        if changed:
-            self._say(f"{line}: {steps_between} are computed first with its {changed}, and compared")
-            path = self._compute(parent, changed)
-            self._parent = None  # they are compared already
-        else:
-            self._say(f"{line}: {steps_between} are computed again, and compared")
-        return path or "never"
+        if not changed:
+            self._say(f"{line} again, and compared")
+            return parent.path or "never"
+        self._say(f"{line} first with its {changed}, and compared")
+        self._parent = None  # they are compared already
+        return self._compute(parent, changed)
 
-    def settle(self, parts: Parts, forked: Forked, step: int) -> None:
-        """Tell the plugin what it has to do, on every rank, when the state after `step` is restored. Raises
-        BadInput."""
+    def settle(self, parts: Parts, step: int, folder: str | None) -> None:
+        """Tell the plugin what it has to do, on every rank, when the state after `step` is restored. folder:
+        of the results, None if nothing is written. Raises BadInput."""
+        removes = None
+        if self._without:
+            self._without.identify(parts.state)
+            removes = self._without.takes_all
+            if folder and ranks.is_first():
+                self._without.write(folder)
+            parts.say(f"without {describe_removed(self._without.ids)}: no batch has them")
+        if not self._args.from_run:
+            self.plugin.follow(Plan(0, removes=removes))
+            return
         self._parts = parts
         points: list[int] = []
         skipped: list[int] = []
@@ -222,14 +236,15 @@ class Fork:
                     f"--skip_steps {self._args.skip_steps}: the run ends at step {parts.most_steps}: "
                     "expected earlier steps"
                 )
-        removes = self._without.takes_all if self._without else None
         left_out = frozenset([*skipped, *self._skipped])
-        forked.follow(Plan(self.facts["step"], points, left_out, removes, compute.ONLY in os.environ))
+        self.plugin.follow(Plan(self.facts["step"], points, left_out, removes, compute.ONLY in os.environ))
         if ranks.is_first():
             shutil.rmtree(os.path.join(self._folder, _COMPUTED), ignore_errors=True)
 
-    def check(self, step: int, line: dict[str, Any]) -> str:
+    def _check(self, step: int, line: dict[str, Any]) -> str:
         """Return the first difference from the old run up to a step; see Forked."""
+        if self._write_sums:
+            self._write_sums()  # the check reads them
         assert self._parent is not None
         parent = self._parent
         difference = parent.check(self._folder, step, line)
@@ -242,10 +257,7 @@ class Fork:
             steps = f"steps {parent.state + 1}-{step}"
             text = f"{steps} are those of {parent.folder}"
             if parent.unrecorded:
-                text = (
-                    f"warning: it is not known that {steps} are those of {parent.folder}: steps "
-                    f"{parent.unrecorded} have no record"
-                )
+                text = f"warning: it is not known that {text}: steps {parent.unrecorded} have no record"
             self._say(
                 f"{text}; compared and the same: the samples of {counted(samples, 'step')}, and "
                 f"{counted(states, 'state')}"
@@ -256,12 +268,8 @@ class Fork:
         """Return what this start computes with; see Parent.find_changes()."""
         parts = self._parts
         all_settings = arguments.settings(self._args)
-        settings = arguments.without_operation(self._args, all_settings)
-        for name in _COMPUTE_OTHERWISE:
-            if name in all_settings:
-                settings[name] = all_settings[name]
-        for name in _OF_A_START & settings.keys():
-            del settings[name]
+        learned = arguments.without_operation(self._args, all_settings).keys() | _COMPUTE_OTHERWISE
+        settings = {name: value for name, value in all_settings.items() if name in learned - _OF_A_START}
         return {
             "modules": parts.state.code,
             "code": git.find_commit(sys.argv[0]),
@@ -292,11 +300,9 @@ class Fork:
         """Return the options and processes of the old run that this start has changed, in words; "" without
         one. The steps between need those of the old run."""
         settings = arguments.settings(self._args)
-        names = []
-        for name, value in arguments.without_operation(self._args, settings).items():
-            old_value = parent.settings.get(name, value)
-            if old_value != value:
-                names.append(f"--{name} {old_value}")
+        learned = arguments.without_operation(self._args, settings)
+        old = {name: parent.settings.get(name, value) for name, value in learned.items()}
+        names = [f"--{name} {old[name]}" for name, value in learned.items() if old[name] != value]
         # exact shards give the same bits on any number of processes
         is_exact = settings.get("exact_shards") is not None
         if ranks.world_size() != parent.world_size and not is_exact:
@@ -315,9 +321,8 @@ class Fork:
         # what may change at a restart is that of this start, such as paths and the number of workers
         options = []
         for name, value in arguments.settings(self._args).items():
-            if self._args.roles.get(name) != OPERATION or name in _OF_A_START:
-                continue
-            if value not in (None, parent.settings.get(name)):
+            may_change = self._args.roles.get(name) == OPERATION and name not in _OF_A_START
+            if may_change and value not in (None, parent.settings.get(name)):
                 options.append(f"--{name}={value}")
         for name, value in arguments.identity(self._args).items():
             old_value = parent.settings.get(name.removeprefix("--"), value)

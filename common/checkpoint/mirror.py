@@ -26,7 +26,7 @@ from bootfile.exact import files as checkpoint
 from bootfile.exact.loop import NotSaved
 from bootfile.exact.saver import describe
 from bootfile.ground.errors import BadInput, print_line
-from bootfile.ground.files import sha256_file, state_of
+from bootfile.ground.files import explained, sha256_file, state_of
 from bootfile.ground.heartbeat import Heartbeat
 from bootfile.ground.lease import Lease
 from bootfile.ground.results import CHECKPOINTS, WEIGHTS, checkpoint_names, dtensor_folder
@@ -68,9 +68,7 @@ class UrlLease(Lease):
             holder = json.loads(content)
         if not isinstance(holder, dict) or not holder:
             holder = {"id": None}  # a damaged record is that of an unknown job
-        if holder.get(_RELEASED):
-            holder = {}
-        return holder, etag
+        return {} if holder.get(_RELEASED) else holder, etag
 
     def replace(self, version: str | None) -> str | None:
         return self.store.replace(KEY, json.dumps(self.own | {"time": time.time()}).encode(), version)
@@ -86,16 +84,13 @@ class UrlLease(Lease):
             self.store.replace(KEY, json.dumps({_RELEASED: self.own["id"]}).encode(), self.version)
 
     def _check_store(self) -> None:
-        """Print a warning if the store cannot refuse the write of a second job: If-None-Match must fail. The
-        constructor calls it when this job has the lease, so there is a record."""
-        reason = "returns no ETag"
-        if self.version:
-            etag = self.replace(None)
-            if etag is None:  # refused, because there is a record
-                return
-            if etag:
-                reason = "ignores conditional writes"
-                self.version = etag
+        """Print a warning if the store cannot refuse the write of a second job: there is a record, so
+        If-None-Match must fail."""
+        etag = self.replace(None) if self.version else ""
+        if etag is None:  # refused
+            return
+        self.version = etag or self.version
+        reason = "ignores conditional writes" if etag else "returns no ETag"
         print_line(
             f"warning: the store of {self.place} {reason}: two jobs that start there at the same moment "
             "cannot be kept apart; start only one"
@@ -105,9 +100,8 @@ class UrlLease(Lease):
 class Mirror:
     """Uploads the files of an output to its URL, in a thread of rank 0, and holds the lease of the URL.
 
-    Rank 0 makes it when it takes the output, before a checkpoint is loaded, and calls start() before the
-    first step. If `resume` is "auto", it restores the newest checkpoint of the URL first. keep: the number of
-    checkpoints to keep at the URL. Raises BadInput.
+    If `resume` is "auto", it restores the newest checkpoint of the URL first. keep: the number of checkpoints
+    to keep at the URL. Raises BadInput.
     """
 
     def __init__(self, output: Output, resume: str | None = None, keep: int = 1):
@@ -129,18 +123,15 @@ class Mirror:
         self.lease = UrlLease(self.store)
         self._keeps_all = False  # whether the store does not delete objects
         try:
-            self._read_url(resume)
-        except BaseException as error:
+            with explained(f"cannot restore into {self.folder}"):
+                self._read_url(resume)
+        except BaseException:
             self._release()
-            if isinstance(error, OSError):
-                text = f"cannot restore into {self.folder}: {error.strerror} ({error.filename})"
-                raise BadInput(text) from error
             raise
         endings.at_end("upload", self._end)
 
     def _read_url(self, resume: str | None) -> None:
-        """Find out what is at the URL, and restore its newest checkpoint if `resume` is "auto". The
-        constructor calls it, under the lease."""
+        """Find out what is at the URL, and restore its newest checkpoint if `resume` is "auto"."""
         self._files, self._etag = restoring.read_list(self.store)  # the complete files at the URL; the list's
         self._listed: dict[str, File] | None = self._files.copy()  # None: unknown, a write may have failed
         stored = {entry.key for entry in self.store.list(CHECKPOINTS)}
@@ -154,13 +145,12 @@ class Mirror:
                 self._files = {best.key: File(best.size, best.sha256)} | self._files
 
     def results(self) -> list[str]:
-        """Return the checkpoints and weights that the list at the URL names. A start calls it to refuse a URL
-        with the results of another run."""
+        """Return the checkpoints and weights that the list at the URL names."""
         return [path for path in self._files if path.endswith((".pt", ".pth"))]
 
     def start(self, step: int, every: int = 0) -> None:
         """Upload from now on. step: the step that training continues from, or 0. every: the distance of the
-        old checkpoints that stay, in steps (bootfile/exact/ladder.py); 0: none."""
+        old checkpoints that stay, in steps (ladder.py); 0: none."""
         self._every = every
         self._start_step = step
         self._newest_step = step
@@ -169,23 +159,18 @@ class Mirror:
         self._thread.start()
 
     def saved(self, step: int) -> None:
-        """Upload now: the run has saved the checkpoint of this step and deleted old ones. It waits for
-        nothing: the thread uploads while the training continues."""
+        """Upload now, in the thread: the run has saved the checkpoint of this step and deleted old ones."""
         self._newest_step = step
         self._wake.set()
 
     def finish(self, seconds: float = math.inf) -> str:
-        """Upload the remaining files and release the lease. Return why a file was not uploaded, or "".
-
-        The main thread of rank 0 waits here when the training has ended or was asked to stop, and at the end
-        of main().
-        seconds: the longest time to wait (default: no limit).
-        """
+        """Upload the remaining files and release the lease, and wait for it at most `seconds`. Return why a
+        file was not uploaded, or ""."""
         self._ending.set()
         self._wake.set()
         if self._thread.ident is None:  # there was no training
             self._release()
-        # the thread does the work; this one waits in short parts, so that a signal and the limit end the wait
+        # in short parts, so that a signal and the limit end the wait
         heartbeat = Heartbeat(_SAY)
         while self._thread.is_alive():
             if heartbeat.seconds > seconds:
@@ -197,8 +182,8 @@ class Mirror:
         return self.error
 
     def _end(self, error: BaseException | None) -> None:
-        """Upload the rest at the end of main(), on rank 0. endings calls it. If the upload fails after a
-        main() that was right, raises NotSaved."""
+        """Upload the rest at the end of main(). If that fails after a main() that was right, raise
+        NotSaved."""
         reason = self.finish(_LAST if error else math.inf)
         if reason and not error:
             raise NotSaved(reason)
@@ -222,7 +207,7 @@ class Mirror:
         self._release()
 
     def _release(self) -> None:
-        """Release the lease at the end of the thread, or in the main thread if it was not started."""
+        """Release the lease."""
         with contextlib.suppress(BadInput):  # the next job takes over a lease that does not change
             self.lease.release()
 
@@ -242,9 +227,8 @@ class Mirror:
 
     def _upload(self, step: int) -> None:
         """Upload the checkpoint of a step and all other files, as far as they have changed: first the weights
-        and what a restart needs, then the rest. Then delete the checkpoints that this one replaces. _try()
-        calls it, in the thread. Raises BadInput, StoreError and OSError; also then the list at the URL is
-        right."""
+        and what a restart needs, then the rest. Then delete the checkpoints that this one replaces. Raises
+        BadInput, StoreError and OSError; also then the list at the URL is right."""
         self.lease.check()
         # The checkpoint was chosen first, so the weights and the history reach at least to its step.
         checkpoint_files = self._find_whole(step)
@@ -259,7 +243,11 @@ class Mirror:
             self._write_list()  # without the files that are overwritten
             # the list is written after each part: a restart can use the first one before the rest has arrived
             for names in (needed, others):
-                self._send(names, snapshots)
+                for name in names:
+                    if file := snapshots[name]:  # else it is at the URL already
+                        self.lease.check()
+                        self.store.send(os.path.join(self.folder, SNAPSHOTS, name), name, sha256=file.sha256)
+                        self._files[name] = file
                 is_stored = bool(checkpoint_files) and self._files.keys() >= set(checkpoint_files)
                 # the checkpoint that this start has loaded replaces no other one
                 replaces_others = is_stored and self._newest_step > self._start_step
@@ -268,28 +256,16 @@ class Mirror:
                 self._write_list()
         finally:
             shutil.rmtree(os.path.join(self.folder, SNAPSHOTS), ignore_errors=True)
-        deleted = set(self._outdated)
-        if not replaces_others:  # a restart may need those that the list still names
-            deleted -= self._files.keys()
+        # a restart may need those that the list still names
+        deleted = self._outdated - (set() if replaces_others else self._files.keys())
         if deleted and not self._keeps_all:
             self.lease.check()
             self._delete(sorted(deleted))
         self._outdated = self._outdated - deleted
 
-    def _send(self, names: list[str], snapshots: dict[str, File | None]) -> None:
-        """Send the snapshots of some files to the URL. A file without a snapshot is there already."""
-        for name in names:
-            file = snapshots[name]
-            if file is None:
-                continue
-            self.lease.check()
-            path = os.path.join(self.folder, SNAPSHOTS, name)
-            self.store.send(path, name, sha256=file.sha256)
-            self._files[name] = file
-
     def _delete(self, names: list[str]) -> None:
-        """Delete the files of checkpoints that the list does not name any more, in the thread. If the store
-        refuses it, they stay, with a warning: everything that a restart needs is there."""
+        """Delete the files of checkpoints that the list does not name any more. If the store refuses it, they
+        stay, with a warning: everything that a restart needs is there."""
         try:
             self.store.delete(names)
         except StoreError as error:
@@ -317,9 +293,8 @@ class Mirror:
         names = checkpoint_names(os.path.join(self.folder, CHECKPOINTS))
         steps = steps_of(f"{CHECKPOINTS}/{name}" for name in names)
         on_node = sorted(step for step in steps if step <= self._newest_step)
-        wanted = self._find_kept(at_url | set(on_node))
-        if self._ending.is_set() and not signals.asked():
-            wanted |= set(on_node[-self.keep :])
+        ends_by_itself = self._ending.is_set() and not signals.asked()
+        wanted = self._find_kept(at_url | set(on_node)) | set(on_node[-self.keep :] if ends_by_itself else [])
         return sorted(wanted - at_url - {self._newest_step})
 
     def _find_whole(self, step: int) -> list[str]:
@@ -357,8 +332,8 @@ class Mirror:
         return file
 
     def _retire(self, step: int) -> None:
-        """Remove from the list the files that the checkpoint of `step` replaces. _upload() calls it when this
-        checkpoint is whole at the URL, and deletes the files when the list is written without them."""
+        """Remove from the list the files that the checkpoint of `step`, which is whole at the URL, replaces.
+        They are deleted when the list is written without them."""
         at_url = steps_of(self._files.keys() - self._outdated)
         replaced = sorted(at_url | {step})[: -self.keep]
         self._outdated |= restoring.of_steps(self._files, replaced)
@@ -370,11 +345,10 @@ class Mirror:
 
     def _write_list(self) -> None:
         """Write the list of the complete files at the URL. A checkpoint is listed only with its checksum."""
-        files = {}
-        for path, file in self._files.items():
-            step = restoring.step_of(path)
-            if step is None or set(names_of(step)) <= self._files.keys():
-                files[path] = file
+        steps = steps_of(self._files)
+        cut = [step for step in steps if not set(names_of(step)) <= self._files.keys()]
+        left_out = restoring.of_steps(self._files, cut)
+        files = {path: file for path, file in self._files.items() if path not in left_out}
         if files == self._listed:
             return
         self.lease.check()

@@ -25,7 +25,7 @@ from common.console.arguments import (
 from common.distributed import devices
 from common.platform.platforms import default_grace
 from common.run import output
-from common.run.job import JobParser
+from common.run.run import JobParser
 
 _MOST_THREADS = 1024  # an operator of a process takes at most as many
 _PARTIAL = ",partial"  # at the end of --weights: use the tensors that fit, if others do not
@@ -71,10 +71,8 @@ class TrainingParser(JobParser):
 
 def _distance(text: str) -> Interval:
     """Parse "1000" or "1000step", "5epochs", or "0"."""
-    if text in ("0", "0step"):
-        return Interval(0)
     with contextlib.suppress(argparse.ArgumentTypeError):  # its line would offer seconds
-        distance: Interval = interval(text)
+        distance = Interval(0) if text in ("0", "0step") else interval(text)
         if distance.unit != "s":
             return distance
     raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps (1000step) or epochs (5epochs)")
@@ -102,8 +100,8 @@ def _batch_size(parse_number: Callable[[str], Any], text: str) -> Any:
 
 
 def _count_batch(args: argparse.Namespace) -> dict[str, int | None]:
-    """Return --batch_size as the number of samples of a step over all processes. If it is N/gpu, also return
-    N as batch_size_per_gpu, which is else None."""
+    """Return --batch_size as the number of samples of a step over all processes, and N as batch_size_per_gpu
+    if it is N/gpu, else None."""
     count, slash, _ = str(args.batch_size).partition("/")
     if not slash:
         return {"batch_size_per_gpu": None}
@@ -234,12 +232,8 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
 
         without.check(args)
     # A restart is the same command. Without --output_dir each start has a new folder: nothing to resume.
-    resume = args.resume
-    if not resume:
-        resume = "auto" if args.output_dir else "never"
-    is_path = resume not in ("auto", "never")
-    has_one_source = is_path != bool(args.weights)
-    if args.evaluate and not has_one_source:
+    resume = args.resume or ("auto" if args.output_dir else "never")
+    if args.evaluate and (resume not in ("auto", "never")) == bool(args.weights):
         raise BadInput("--evaluate needs one of --weights FILE and --resume PATH: the weights to evaluate")
     if resume == "auto" and not args.output_dir:
         raise BadInput(

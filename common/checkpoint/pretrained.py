@@ -15,10 +15,7 @@ DEFAULT = "DEFAULT"
 
 def is_name(arch: str | None, text: str | None) -> bool:
     """Return whether --weights is a name of published weights (DEFAULT, IMAGENET1K_V1, a tag of timm)."""
-    if arch is None or text is None:
-        return False
-    is_word = re.fullmatch(r"[A-Za-z]\w*", text) is not None
-    return is_word and not os.path.exists(text)
+    return bool(arch and text and re.fullmatch(r"[A-Za-z]\w*", text)) and not os.path.exists(str(text))
 
 
 def check(arch: str, name: str) -> None:
@@ -38,9 +35,8 @@ def read(arch: str, name: str) -> dict[str, torch.Tensor]:
     downloaded. Raises BadInput."""
     try:
         if arch.startswith(TIMM):
-            tagged = arch.removeprefix(TIMM)
-            if name != DEFAULT:
-                tagged = f"{tagged.partition('.')[0]}.{name}"
+            model = arch.removeprefix(TIMM)
+            tagged = model if name == DEFAULT else f"{model.partition('.')[0]}.{name}"
             return import_timm().create_model(tagged, pretrained=True).state_dict()
         url = weights_of(arch)[name].url
         path = os.path.join(torch.hub.get_dir(), "checkpoints", os.path.basename(url))
@@ -55,10 +51,9 @@ def read(arch: str, name: str) -> dict[str, torch.Tensor]:
     except BadInput:
         raise
     except Exception as error:  # of the network, the disk, or timm
-        reason = in_one_line(error)
         raise BadInput(
-            f"--weights {name} of {arch} is not in the cache and cannot be downloaded ({reason}): download "
-            "it elsewhere, and pass the file"
+            f"--weights {name} of {arch} is not in the cache and cannot be downloaded "
+            f"({in_one_line(error)}): download it elsewhere, and pass the file"
         ) from error
 
 

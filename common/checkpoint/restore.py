@@ -12,15 +12,13 @@ from bootfile.ground.heartbeat import Heartbeat
 from bootfile.ground.results import CHECKPOINTS, WEIGHTS, dtensor_folder
 from common.checkpoint import output_list
 from common.checkpoint.output_list import File
-from common.object_store import sync
-from common.object_store.store import MISSING, Object, ObjectStore, StoreError
+from common.object_store.store import MISSING, ObjectStore, StoreError
 
 # a job that continues truncates all of them but starts.jsonl and ends.jsonl
 HISTORY = ("metrics.jsonl", "receipt.bin", "state.jsonl", "shards.jsonl", "starts.jsonl", "ends.jsonl")
 _STEP = re.compile(rf"{CHECKPOINTS}/step_(0|[1-9][0-9]{{0,18}})\.(pt|pt\.json|shards/[^/]+)")
 # reasons of a StoreError that concern one object, and not the connection to the store
 _OF_THE_OBJECT = ("damaged", "replaced", *MISSING, "412", "PreconditionFailed")
-_TRIED = 100  # newest checkpoints of a list that are tried
 
 
 def step_of(path: str) -> int | None:
@@ -46,8 +44,7 @@ def names_of(step: int) -> tuple[str, str]:
 
 
 def read_list(store: ObjectStore) -> tuple[dict[str, File], str | None]:
-    """Return the complete files at a URL by path, and the ETag of the list or None. Raises BadInput. The
-    Mirror calls it once, before anything is restored."""
+    """Return the complete files at a URL by path, and the ETag of the list or None. Raises BadInput."""
     content, etag = store.read_version(output_list.NAME)
     if etag is None:
         return {}, None
@@ -62,32 +59,29 @@ def read_list(store: ObjectStore) -> tuple[dict[str, File], str | None]:
 
 
 def restore(store: ObjectStore, folder: str, files: dict[str, File]) -> set[str]:
-    """Download the newest whole checkpoint and the history to the folder.
+    """Download the newest whole checkpoint and the history to the folder, on rank 0 of a start with --resume
+    auto. Return the paths of the checkpoints that were refused. files: those that the list at the URL names.
 
-    The Mirror calls it on rank 0 of a start with --resume auto, before a checkpoint is loaded.
     Nothing is downloaded if the folder has a checkpoint of the same run that is at least as recent. The
     checkpoints of another run stay until a complete one is downloaded; then they and the weights in the
-    folder, which are older than those at the URL, are deleted. Returns the paths of the checkpoints that were
-    refused. Raises BadInput if the list names checkpoints, and none is whole at the URL or in the folder.
-
-    store: the object store of the URL.
-    folder: the output folder on this node.
-    files: the files that the list names.
+    folder, which are older than those at the URL, are deleted. Raises BadInput if the list names checkpoints,
+    and none is whole at the URL or in the folder.
     """
     steps = sorted(steps_of(path for path in files if path.endswith(".pt")), reverse=True)
     ours = _newest(os.path.join(folder, CHECKPOINTS))  # facts of the newest checkpoint of this node
     refused: set[str] = set()
     reasons = []
-    for step in steps[:_TRIED]:
+    for step in steps:
         try:
             facts = _read_facts(store, step, files)
             is_same_run = bool(ours) and ours.get("run") == facts.get("run")
-            is_recent = is_same_run and ours.get("step", 0) >= step
-            if is_recent:
+            if is_same_run and ours.get("step", 0) >= step:
                 return refused
             _download(store, folder, step, facts, files)
             if not is_same_run:
-                _discard_others(os.path.join(folder, names_of(step)[0]))
+                new = os.path.join(folder, names_of(step)[0])
+                for other in set(checkpoint.list_newest_first(os.path.dirname(new))) - {new}:
+                    checkpoint.discard(other)
             return refused
         except (checkpoint.Refused, StoreError) as error:
             # a store that cannot be reached is not a reason to continue from an older checkpoint
@@ -117,32 +111,26 @@ def _read_facts(store: ObjectStore, step: int, files: dict[str, File]) -> dict:
     content = store.read(checksum)
     facts = checkpoint.parse_facts(content, os.path.basename(checksum))
     listed = files.get(name)
-    is_same_file = False
-    if listed and facts.get("step") == step:
-        # facts of a version before 0.45 have the sha256 of the checkpoint; those of later ones do not
-        is_same_file = listed == File(facts["size"], facts.get("sha256", listed.sha256))
+    is_same_file = listed and facts.get("step") == step and listed.size == facts["size"]
     is_listed = files.get(checksum) == File(len(content), hashlib.sha256(content).hexdigest())
     if not is_same_file or not is_listed:
         raise checkpoint.Refused(f"its checksum {os.path.basename(checksum)} belongs to another file")
     return facts
 
 
-def _discard_others(path: str) -> None:
-    """Delete the checkpoints of another run that are next to this one, which was downloaded whole."""
-    for other in checkpoint.list_newest_first(os.path.dirname(path)):
-        if other != path:
-            checkpoint.discard(other)
-
-
 def _download(store: ObjectStore, folder: str, step: int, facts: dict, files: dict[str, File]) -> None:
     """Download a checkpoint and the history. The checksum is written last: if this start is killed before,
     the next one downloads them again."""
     name, _ = names_of(step)
-    wanted = [Object(name, facts["size"], sha256=files[name].sha256)]
-    for shard, (size, sha256) in facts.get("shards", {}).items():
-        wanted.append(Object(os.path.join(dtensor_folder(name), shard), size, sha256=sha256))
-    # in order: if this checkpoint is refused, an earlier one is fetched with the same store
-    sync.fetch(store, folder, wanted, _Lines(f"restoring {store.location.url(name)}"), in_order=True)
+    heartbeat = Heartbeat()
+
+    def beat(_: int) -> None:  # while bytes arrive
+        heartbeat.beat(f"restoring {store.location.url(name)}")
+
+    shards = {os.path.join(dtensor_folder(name), shard): of for shard, of in facts.get("shards", {}).items()}
+    for path, (size, sha256) in [(name, (facts["size"], files[name].sha256)), *shards.items()]:
+        os.makedirs(os.path.dirname(os.path.join(folder, path)), exist_ok=True)
+        store.fetch(path, os.path.join(folder, path), size, beat, sha256)
     # Before the checksum, so that a checkpoint that counts always has its history. It may be newer than the
     # checkpoint: the job truncates metrics.jsonl and receipt.bin to the step of the checkpoint.
     for history in HISTORY:
@@ -160,16 +148,3 @@ def _download(store: ObjectStore, folder: str, step: int, facts: dict, files: di
     print(
         f"restored {os.path.basename(name)} and the history up to it from {store.location.url()}", flush=True
     )
-
-
-class _Lines(sync.Progress):
-    """Prints a line every 30 seconds while bytes arrive."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self._text = text
-        self._heartbeat = Heartbeat()
-
-    def add(self, count: int) -> None:
-        super().add(count)
-        self._heartbeat.beat(self._text)

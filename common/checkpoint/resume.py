@@ -11,7 +11,6 @@ from bootfile.ground.results import checkpoints
 from bootfile.processes import ranks
 from bootfile.records import read_starts
 from common.console import arguments
-from common.distributed import barrier
 from common.ground.files import check_rename
 from common.platform import platforms
 from common.run import environment
@@ -19,9 +18,9 @@ from common.run.output import Output, list_results
 
 
 def claim(args: argparse.Namespace, output: Output) -> None:
-    """Make rank 0 the only writer of the output, for a job that saves no checkpoints. Call it on every rank
-    before anything is written. If the output has a URL, the results are uploaded from now on. Raises BadInput
-    on every rank if another job writes to the output, or if the job would replace results."""
+    """Make rank 0 the only writer of the output, for a job that saves no checkpoints. Call it on every rank.
+    If the output has a URL, the results are uploaded from now on. Raises BadInput on every rank if another
+    job writes to the output, or if the job would replace results."""
     error = None
     if ranks.is_first():  # the others wait below until it has opened the output
         settings = arguments.settings(args)
@@ -35,6 +34,8 @@ def claim(args: argparse.Namespace, output: Output) -> None:
                 mirror.start(0)
         except BadInput as refused:
             error = refused
+    from common.distributed import barrier  # most jobs have a Checkpointer
+
     # every rank comes here: without the error of rank 0 the others would train and lose their results
     barrier.wait_for_all("output folder", "to open the output folder", error)
 
@@ -49,7 +50,7 @@ def take_output(
     """Become the only job that writes to the output; call it on rank 0. If the output has a URL, return its
     Mirror, which has restored the newest checkpoint if --resume is auto.
 
-    is_own, is_later: see refusal(). keep: the number of checkpoints to keep at the URL. Raises BadInput.
+    is_own, is_later: see refuse_results(). keep: checkpoints to keep at the URL. Raises BadInput.
     """
     mirror = None
     output.hold()
@@ -68,57 +69,46 @@ def take_output(
 
         # It restores the newest checkpoint of the URL, if the job may continue from it.
         mirror = Mirror(output, vars(args).get("resume"), keep)
-    at_url: list[str] = mirror.results() if mirror else []
-    reason = refusal(args, output, is_own, at_url, is_later)
-    if reason:
-        raise BadInput(reason)
+    refuse_results(args, output, is_own, mirror.results() if mirror else [], is_later)
     return mirror
 
 
-def refusal(
+def refuse_results(
     args: argparse.Namespace,
     output: Output,
     is_own: Callable[[dict], bool],
     at_url: Iterable[str] = (),
     is_later: bool = False,
-) -> str | None:
-    """Return the reason if a job may not write to the output: it would replace results. None if it may.
+) -> None:
+    """Raise BadInput if a job would replace results in its output.
 
-    args: the option resume, if the job can resume.
     is_own: called with a start (a line of starts.jsonl) that has not saved a checkpoint. It returns whether
         the start belongs to this run; then the job may begin again.
     at_url: names of results at the URL.
     is_later: whether an elastic job is in its second generation or a later one.
     """
     folder = output.folder
-    resumes_from = find_source(args, output, is_later)
-    if resumes_from == "auto":
-        at_url = ()  # what a restart continues from is not replaced
-    results = list(dict.fromkeys([*list_results(folder), *at_url]))
-    starts_before = read_starts(folder)
+    source = find_source(args, output, is_later)
     has_checkpoint = bool(checkpoints(folder))
-    if not results:
-        return None
-    if resumes_from == "auto" and has_checkpoint:
-        return None
-    # A start that was killed before its first save has left reports, but nothing that could be lost.
-    if starts_before and not has_checkpoint and not at_url and is_own(starts_before[-1]):
-        return None
-    names = ", ".join(results[:4])
-    if len(results) > 4:
-        names += f" and {len(results) - 4} more"
-    remedy = ""
-    if has_checkpoint and resumes_from:
-        remedy = f"leave out --resume {resumes_from} to resume that run, "
-    return (
+    at_url = () if source == "auto" else at_url  # what a restart continues from is not replaced
+    results = list(dict.fromkeys([*list_results(folder), *at_url]))
+    if not results or (source == "auto" and has_checkpoint):
+        return
+    # a start that was killed before its first save has left reports, but nothing that could be lost
+    before = read_starts(folder)
+    if before and not has_checkpoint and not at_url and is_own(before[-1]):
+        return
+    more = f" and {len(results) - 4} more" if len(results) > 4 else ""
+    remedy = f"leave out --resume {source} to resume that run, " if has_checkpoint and source else ""
+    raise BadInput(
         f"{output} holds results of a run, and this start would replace them "
-        f"({names}): {remedy}use another --output_dir, or remove the folder"
+        f"({', '.join(results[:4])}{more}): {remedy}use another --output_dir, or remove the folder"
     )
 
 
 def find_source(args: argparse.Namespace, output: Output, is_later: bool = False) -> str | None:
     """Return what the job continues from: the value of --resume, or "auto" if the checkpoints in the output
-    folder are newer than the one that it names. None: the job cannot resume. is_later: see refusal()."""
+    folder are newer than the one that it names. None: the job cannot resume. is_later: as above."""
     resume: str | None = vars(args).get("resume")
     if not checkpoints(output.folder):
         return resume
@@ -126,7 +116,5 @@ def find_source(args: argparse.Namespace, output: Output, is_later: bool = False
     if is_later:
         return "auto"
     # The same command was started before, and has saved them.
-    earlier = {start["settings"].get("resume", "") for start in read_starts(output.folder)}
-    if resume != "never" and resume in earlier:
-        return "auto"
-    return resume
+    earlier = {start["settings"].get("resume", "") for start in read_starts(output.folder)} - {"never"}
+    return "auto" if resume in earlier else resume

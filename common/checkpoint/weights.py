@@ -31,7 +31,7 @@ from bootfile.ground.files import explained, opener, read_again
 from bootfile.ground.results import CLASSES, checkpoints
 from bootfile.processes import ranks
 from common.checkpoint import pretrained
-from common.checkpoint.plain_names import WRAPPERS
+from common.checkpoint.scores import WRAPPERS
 from common.run.output import Output
 
 _SHOWN = 3  # tensors named in a line
@@ -50,13 +50,9 @@ def load(
 ) -> str:
     """Load the weights of a file on every rank; rank 0 reads it. Return one line about the loaded tensors.
 
-    The Checkpointer calls it on every rank in a new run with --weights, and with --evaluate.
-
     path: the file; if `arch` is given, also the name of published weights of this network (pretrained.py).
-    model: the model that gets the weights.
     complete: every tensor of the model must be in the file. Otherwise a head for another number of classes
         keeps its values.
-    arch: the name of the network.
     partial: tensors that are missing, not in the model, or of another shape are not errors either.
     Raises BadInput on every rank if the file cannot be read or does not fit, and always if it has fewer than
     half of the model's weights.
@@ -64,9 +60,7 @@ def load(
     is_published = bool(arch) and pretrained.is_name(arch, path)
 
     def read_on_first() -> tuple[dict[str, torch.Tensor], str]:
-        if is_published:
-            return pretrained.read(str(arch), path), ""
-        return read(path)
+        return (pretrained.read(str(arch), path), "") if is_published else read(path)
 
     tensors, taken = ranks.call_on_first(read_on_first)
     return fill(path, model, tensors, complete, partial, taken, is_published)
@@ -75,21 +69,18 @@ def load(
 def file_of(args: argparse.Namespace, output: Output) -> str | None:
     """Return --weights if it is a file; None if it names published weights of --arch, or is not given.
 
-    A job calls it on every rank before it builds the model, so that a missing file ends the job early.
-
-    args: the options weights and, if the job has it, arch. Published weights are downloaded, unless
-    a checkpoint may replace them. Raises BadInput on every rank if they cannot be, or do not exist.
+    A job calls it on every rank before it builds the model. Published weights are downloaded, unless a
+    checkpoint may replace them. Raises BadInput on every rank if they cannot be, or do not exist.
     """
     arch = vars(args).get("arch")  # another job takes files only
     name: str | None = args.weights
-    if not arch or not name or not pretrained.is_name(arch, name):
+    if not name or not pretrained.is_name(arch, name):
         return name
-    pretrained.check(arch, name)
-    may_resume = output.url or checkpoints(output.folder)
+    pretrained.check(str(arch), name)
 
     def download() -> None:
-        if not may_resume:
-            pretrained.read(arch, name)
+        if not output.url and not checkpoints(output.folder):
+            pretrained.read(str(arch), name)
 
     ranks.call_on_first(download)
     return None
@@ -97,9 +88,8 @@ def file_of(args: argparse.Namespace, output: Output) -> str | None:
 
 def read(path: str) -> tuple[dict[str, torch.Tensor], str]:
     """Return (the tensors of a file of weights by name, on the CPU; which of its dictionaries they are, as
-    text, or ""). load() calls it on rank 0, and a server of predictions in its one process. From a checkpoint
-    it returns the averaged weights (--ema) if there are any. Nothing in the file is executed. Raises
-    BadInput."""
+    text, or ""). From a checkpoint it returns the averaged weights (--ema) if there are any. Nothing in the
+    file is executed. Raises BadInput."""
     content, taken = _choose_state(path, read_again(functools.partial(_read_content, path), path))
     tensors = _tensors(content)
     if not tensors:
@@ -141,12 +131,9 @@ def _read_content(path: str) -> Any:
     except BadInput:
         raise
     except Exception as error:  # Refused, or any of safetensors
-        if isinstance(error, checkpoint.Refused):
-            reason = f"{error}{_hint_for_folder(path)}"
-        elif is_temporary(error):
-            reason = f"it cannot be read: {in_one_line(error)}"
-        else:
-            reason = f"it is damaged: {in_one_line(error)}"
+        fault = "it cannot be read" if is_temporary(error) else "it is damaged"
+        is_explained = isinstance(error, checkpoint.Refused)
+        reason = f"{error}{_hint_for_folder(path)}" if is_explained else f"{fault}: {in_one_line(error)}"
         raise refusal(f"weights {path}: {reason}", error) from error
 
 
@@ -157,38 +144,30 @@ def _choose_state(path: str, content: Any) -> tuple[Any, str]:
     objects = content.get("objects")
     if isinstance(objects, dict):
         state = objects.get("ema") or objects.get("model")
-        if not isinstance(state, dict):
-            state = {}
-        return state, ""
+        return state if isinstance(state, dict) else {}, ""
     # a file of another program: the weights are the file itself, or one of its dictionaries
     dictionaries = {name: value for name, value in content.items() if _tensors(value)}
-    if not dictionaries:
-        return content, ""
     chosen = next((name for name in _WHOLE if name in dictionaries), None)
+    # a state_dict may have a dictionary of tensors besides
+    if not dictionaries or (chosen is None and _tensors(content)):
+        return content, ""
     if chosen is None:
-        if _tensors(content):
-            return content, ""  # a state_dict, which has a dictionary of tensors besides
         chosen, *others = dictionaries  # the names may be of any type
         if others:
             line = CONVERT.format(f"torch.load({path!r})[{chosen!r}]")
             names = _list_first([*map(repr, dictionaries)])
             raise BadInput(f"weights {path}: it holds {names}; keep one: {line}")
     state = dictionaries.pop(chosen)
-    text = f" of its {chosen!r}"
-    if dictionaries:
-        text += f" (not of {_list_first([*map(repr, dictionaries)])})"
-    return state, text
+    rest = f" (not of {_list_first([*map(repr, dictionaries)])})" if dictionaries else ""
+    return state, f" of its {chosen!r}{rest}"
 
 
 def _tensors(value: Any) -> dict[str, torch.Tensor]:
     """Return the tensors of a dictionary, name -> tensor, without the count of an averaged model; {} for a
     value that is not a dictionary."""
-    tensors: dict[str, torch.Tensor] = {}
-    if isinstance(value, dict):
-        for name, tensor in value.items():
-            if isinstance(name, str) and isinstance(tensor, torch.Tensor) and name != "n_averaged":
-                tensors[name] = tensor
-    return tensors
+    items = value.items() if isinstance(value, dict) else ()
+    tensors = {name: tensor for name, tensor in items if isinstance(tensor, torch.Tensor)}
+    return {name: tensors[name] for name in tensors if isinstance(name, str) and name != "n_averaged"}
 
 
 def _is_safetensors(path: str) -> bool:
@@ -203,15 +182,12 @@ def _is_safetensors(path: str) -> bool:
 
 
 def _hint_for_folder(path: str) -> str:
-    """Return the end of an error for a path that torch.load() refused: what to do with a folder of weights;
-    "" for another path."""
+    """Return the end of an error: what to do with a folder of weights; "" for another path."""
     if os.path.exists(os.path.join(path, ".metadata")):
         tool = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
         return f"; a distributed checkpoint: {tool} {shlex.quote(path)} new.pth"
-    if not os.path.isdir(path):
-        return ""
-    endings = (".pth", ".pt", ".ckpt", ".bin", ".safetensors")
-    files = sorted(name for name in os.listdir(path) if name.endswith(endings))
+    names = os.listdir(path) if os.path.isdir(path) else []
+    files = sorted(name for name in names if name.endswith((".pth", ".pt", ".ckpt", ".bin", ".safetensors")))
     return f"; name one of its files: {_list_first(files)}" if files else ""
 
 
@@ -236,15 +212,12 @@ def fill(
     they are only compared with the model. published: tensors of the file may be left over."""
     ours = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
     in_file, unused, note = match(path, ours, tensors)
-    loadable: dict[str, torch.Tensor] = {}
-    different: dict[str, torch.Tensor] = {}  # tensors of another shape or kind than the model's
-    shapes = []  # how they differ, in words
-    for name, tensor in in_file.items():
-        if _can_load(tensor, ours[name]):
-            loadable[name] = tensor
-        else:
-            different[name] = tensor
-            shapes.append(f"{name} {_kind(tensor)} in the file, {_kind(ours[name])} in the model")
+    different = {name: tensor for name, tensor in in_file.items() if not _can_load(tensor, ours[name])}
+    loadable = {name: tensor for name, tensor in in_file.items() if name not in different}
+    shapes = [
+        f"{name} {_kind(tensor)} in the file, {_kind(ours[name])} in the model"
+        for name, tensor in different.items()
+    ]
     parameters = dict(model.named_parameters(remove_duplicate=False))
     # safetensors hold a parameter of several names once
     loaded = {id(parameters[name]) for name in loadable if name in parameters}
@@ -253,9 +226,7 @@ def fill(
     count = len(ours) - len(absent) - len(different)
     line = f"weights from {path}: {count} of {len(ours)} tensors{taken}{note}"
     differences = {"different shape": shapes, "not in the file": missing, "not in the model": unused}
-    for text, names in differences.items():
-        if names:
-            line += f"; {text}: {_list_first(names)}"
+    line += "".join(f"; {text}: {_list_first(names)}" for text, names in differences.items() if names)
     # a network of other names may still share the names of a few vectors: count the matrices
     matrices = [name for name in ours if ours[name].ndim > 1] or list(ours)
     if 2 * len(loadable.keys() & set(matrices)) < len(matrices):
@@ -280,17 +251,14 @@ def fill(
             raise BadInput(f"weights {path}: {name} holds NaN or infinity")
     if not any(tensor.is_meta for tensor in ours.values()):
         model.load_state_dict(dtensors.distribute(loadable, ours), strict=False)
-    if different or missing:
-        line += "; the rest keeps its initial values"
-    return line
+    return f"{line}; the rest keeps its initial values" if different or missing else line
 
 
 def _can_load(tensor: torch.Tensor, ours: torch.Tensor) -> bool:
     """Return whether a tensor of a file has the shape and the kind of one of the model. A counter may be of
     any real type in the file."""
-    if ours.is_floating_point() and not tensor.is_floating_point():
-        return False
-    return tensor.is_complex() == ours.is_complex() and tensor.shape == ours.shape
+    is_real = tensor.is_floating_point() or not ours.is_floating_point()
+    return is_real and tensor.is_complex() == ours.is_complex() and tensor.shape == ours.shape
 
 
 def match(
@@ -299,38 +267,31 @@ def match(
     """Return (tensors by the names of a model, names in the file that are left over, a note about the prefix
     that was taken off or "").
 
-    fill() calls it before it compares shapes, and a server to count the classes of a head before it builds
-    the network. The names of wrappers are taken off on both sides, unless two tensors would have one name
-    then: a module of the user's may have the name of a wrapper. Raises BadInput if this is ambiguous.
+    The names of wrappers are taken off on both sides, unless two tensors would have one name then: a module
+    of the user's may have the name of a wrapper. Raises BadInput if this is ambiguous.
     """
     names = list(names_of_model)
     for wrappers in (_WRAPPERS, ()):
         ours = {_bare(name, wrappers): name for name in names}
         theirs = {_bare(name, wrappers): name for name in tensors}
-        is_unique = len(ours) == len(names) and len(theirs) == len(tensors)
-        if is_unique:
+        if len(ours) == len(names) and len(theirs) == len(tensors):
             break
     # the prefix with which most names of the file are names of the model
     counts = _count_prefixes(ours, theirs)
     top = max(counts.values(), default=0)
     prefixes = [prefix for prefix, count in counts.items() if count == top]
     # a prefix counts only if most names of the model are in the file with it
-    if "" in prefixes or 2 * top <= len(names):
-        prefixes = [""]
+    prefixes = [""] if "" in prefixes or 2 * top <= len(names) else prefixes
     if len(prefixes) > 1:
         raise BadInput(
             f"weights {path}: several networks in it have these names: {_list_first(prefixes)}; expected one"
         )
     prefix = prefixes[0]
-    left_over = dict.fromkeys(tensors)  # a dictionary, to keep the order
-    in_file = {}
-    for bare, name in ours.items():
-        name_in_file = theirs.get(prefix + bare)
-        if name_in_file is not None:
-            in_file[name] = tensors[name_in_file]
-            del left_over[name_in_file]
+    found = {name: theirs[prefix + bare] for bare, name in ours.items() if prefix + bare in theirs}
+    used = set(found.values())
+    in_file = {name: tensors[name_in_file] for name, name_in_file in found.items()}
     note = f" without the prefix {prefix!r:.80}" if _bare(prefix, _WRAPPERS) else ""
-    return in_file, list(left_over), note
+    return in_file, [name for name in tensors if name not in used], note
 
 
 def _count_prefixes(ours: Iterable[str], theirs: Iterable[str]) -> Counter[str]:
@@ -360,11 +321,9 @@ def _is_head(
     modules = dict(model.named_modules())
     counts = set()  # of classes, in the file and in the model
     for name, tensor in different.items():
-        if isinstance(modules.get(name.rpartition(".")[0]), torch.nn.Embedding):
-            return False
-        if not tensor.is_floating_point() or min(tensor.ndim, ours[name].ndim) == 0:
-            return False
-        if tensor.shape[1:] != ours[name].shape[1:]:
+        is_embedding = isinstance(modules.get(name.rpartition(".")[0]), torch.nn.Embedding)
+        has_classes = tensor.is_floating_point() and min(tensor.ndim, ours[name].ndim) > 0
+        if is_embedding or not has_classes or tensor.shape[1:] != ours[name].shape[1:]:
             return False
         counts.add((len(tensor), len(ours[name])))
     return len(counts) < 2
@@ -378,17 +337,14 @@ def _kind(tensor: torch.Tensor) -> str:
 
 def _list_first(names: list[str]) -> str:
     """Return the first names as text, and how many more there are."""
-    text = ", ".join(printable(f"{name:.160}") for name in names[:_SHOWN])
-    if len(names) > _SHOWN:
-        text += f", and {len(names) - _SHOWN} more"
-    return text
+    shown = [printable(f"{name:.160}") for name in names[:_SHOWN]]
+    return ", ".join([*shown, f"and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else shown)
 
 
 def run_folder(path: str) -> str:
     """Return the output folder of the run that a file of weights belongs to."""
-    folder = os.path.abspath(path)  # without a slash at its end
-    if not os.path.isdir(folder):
-        folder = os.path.dirname(folder)
+    path = os.path.abspath(path)  # without a slash at its end
+    folder = path if os.path.isdir(path) else os.path.dirname(path)
     return os.path.dirname(folder) if os.path.basename(folder) == "checkpoints" else folder
 
 
@@ -403,8 +359,7 @@ def read_class_names(path: str) -> list[str]:
 
 
 def compare_class_names(path: str, names: tuple[str, ...]) -> str:
-    """Return a line if the run folder of a file of weights has other names of classes, else "". The
-    Checkpointer logs it after load()."""
+    """Return a line if the run folder of a file of weights has other names of classes, else ""."""
     theirs = read_class_names(path)
     if not names or not theirs or theirs == list(names):
         return ""

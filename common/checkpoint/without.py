@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from bootfile.exact.forked import Forked, Plan
-from bootfile.exact.plugins import Parts
 from bootfile.exact.state import RunState
 from bootfile.ground.errors import BadInput
 from bootfile.ground.numbers import counted
@@ -28,21 +26,18 @@ from bootfile.sampling.removal import Removal
 from bootfile.sampling.sampler import BatchSampler
 
 _REMOVED = "list of removed samples"  # a name in the identity
-_REFUSED = {
-    "evaluate": "it trains nothing",
-    "elastic": "its processes leave and come",
-    "mixup": "a sample would be in the pictures of others",
-    "cutmix": "a sample would be in the pictures of others",
-    "accumulate": "the mean of a step would not be over what is left",
-}
+_REFUSED = ("evaluate", "elastic", "mixup", "cutmix", "accumulate")
 
 
 def check(args: argparse.Namespace) -> None:
     """Raise BadInput for options that contradict --without."""
-    for name, reason in _REFUSED.items():
+    for name in _REFUSED:
         value = vars(args).get(name)
         if value and (name != "accumulate" or value > 1):
-            raise BadInput(f"--without: expected a training without --{name} {value}: {reason}")
+            raise BadInput(
+                f"--without: expected a training without --{name} {value}: each step is a mean over the "
+                "samples that are left"
+            )
 
 
 class Without:
@@ -67,15 +62,13 @@ class Without:
                 f"{type(sampler).__name__}"
             )
         # an id of another data set would remove nothing, and no error would tell it
-        last = self.ids[-1]
-        if last >= sampler.size:
-            raise BadInput(f"--without {path}: sample {last} is not in 0..{sampler.size - 1}")
+        if self.ids[-1] >= sampler.size:
+            raise BadInput(f"--without {path}: sample {self.ids[-1]} is not in 0..{sampler.size - 1}")
         loader.removal = Removal(self.ids)
 
     def takes_all(self, step: int) -> bool:
         """Return whether a step has no sample left."""
-        left: tuple[int, ...] = self._loader.removal.count(self._loader.plan.sampler, step)
-        return not any(left)
+        return not any(self._loader.removal.count(self._loader.plan.sampler, step))
 
     def identify(self, state: RunState, parent: Parent | None = None) -> None:
         """Set which samples a checkpoint must lack to be loaded: those of this run, or if the run begins at a
@@ -83,17 +76,19 @@ class Without:
         without a parent on every rank after it was restored. Raises BadInput if the parent had one of the
         samples up to its step."""
         state.identity.pop(_REMOVED, None)
-        expected = self.ids
-        if parent:
-            expected = self._compare(parent)
+        expected = self._compare(parent) if parent else self.ids
         if len(expected):
             state.identity[_REMOVED] = describe_removed(expected)
 
+    def write(self, folder: str) -> None:
+        """Write the ids to the folder of the results, on rank 0."""
+        os.makedirs(folder, exist_ok=True)
+        write_removed(folder, self.ids)
+
     def _compare(self, parent: Parent) -> np.ndarray:
         """Return the samples that another run lacks, int64 [n]. Raises BadInput if it had one of ours."""
-        before = np.zeros(0, np.int64)
-        if parent.settings.get("without"):
-            before = read_removed(parent.folder)
+        has_list = parent.settings.get("without")
+        before = read_removed(parent.folder) if has_list else np.zeros(0, np.int64)
         # the state was trained without these samples: they cannot come back in the middle of a run
         missing = np.setdiff1d(before, self.ids)
         if len(missing):
@@ -102,9 +97,8 @@ class Without:
                 f"{_name(missing)} of them: add the ids of {os.path.join(parent.folder, REMOVED)}"
             )
         added = np.setdiff1d(self.ids, before)
-        used = {}
-        if len(added) and parent.step:
-            used = recorded_run.Run(parent.folder).find_uses(added, parent.step)
+        has_steps = len(added) and parent.step
+        used = recorded_run.Run(parent.folder).find_uses(added, parent.step) if has_steps else {}
         if used:
             step = min(used)
             raise BadInput(
@@ -113,20 +107,7 @@ class Without:
             )
         return before
 
-    def settle(self, parts: Parts, forked: Forked, folder: str | None) -> None:
-        """Tell the plugin what it has to do, on every rank, when the state is restored. folder: of the
-        results, None if nothing is written."""
-        self.identify(parts.state)
-        forked.follow(Plan(0, removes=self.takes_all))
-        if folder and ranks.is_first():
-            os.makedirs(folder, exist_ok=True)
-            write_removed(folder, self.ids)
-        parts.say(f"without {describe_removed(self.ids)}: no batch has them")
-
 
 def _name(ids: np.ndarray) -> str:
     """Return ids in words: "sample 17", "sample 17 and 3 more"."""
-    text = f"sample {ids[0]}"
-    if len(ids) > 1:
-        text += f" and {len(ids) - 1} more"
-    return text
+    return f"sample {ids[0]}" + (f" and {len(ids) - 1} more" if len(ids) > 1 else "")

@@ -2,7 +2,7 @@
 
 A Parser takes the words of a command line and gives Arguments, which are read only: each value is checked
 here, by the type of its option, with the value and what is expected. A check of several options is one of
-the checks of a JobParser (common/run/job.py). Behind them no code asks again. A part of a job that reads an
+the checks of a JobParser (common/run/run.py). Behind them no code asks again. A part of a job that reads an
 option which only some jobs have reads vars(args).get(name).
 """
 
@@ -86,15 +86,10 @@ def settings(args: argparse.Namespace) -> dict[str, str | int | float | bool | N
     has them, and each checkpoint as its `arguments`."""
     shown: dict[str, str | int | float | bool | None] = {}
     for name, value in vars(args).items():
+        is_text = isinstance(value, str | PurePath | Interval)
         # a value of another class is left out: checkpoints and starts.jsonl have plain values only
-        if _is_credential(name, value):
-            continue
-        if isinstance(value, Interval):
-            shown[name] = str(value)
-        elif isinstance(value, str | PurePath):
-            shown[name] = mask(str(value))  # a URL may have a password
-        elif isinstance(value, int | float | bool | None):
-            shown[name] = value
+        if (is_text or isinstance(value, int | float | bool | None)) and not _is_credential(name, value):
+            shown[name] = mask(str(value)) if is_text else value  # a URL may have a password
     return shown
 
 
@@ -105,8 +100,7 @@ def _is_credential(name: str, value: object) -> bool:
 
 def identity(args: Arguments) -> dict[str, Any]:
     """Return the options that identify a run, --name -> plain value, without credentials: those with the role
-    IDENTITY. The Checkpointer writes them into each checkpoint, and refuses a checkpoint with other
-    values."""
+    IDENTITY. A checkpoint with other values is refused."""
     shown = settings(args)
     values: dict[str, Any] = {}
     for name, value in vars(args).items():
@@ -140,8 +134,7 @@ def interval(text: str) -> Interval:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|epochs?|steps?)?", text, re.ASCII)
     count = float(match[1]) if match else 0.0
     unit = (match and match[2]) or "step"
-    if unit != "s":  # seconds
-        unit = unit.removesuffix("s")
+    unit = unit if unit == "s" else unit.removesuffix("s")
     # a step and an epoch are whole, seconds may have a fraction
     if not 0 < count <= LARGEST or (unit != "s" and count % 1):
         raise argparse.ArgumentTypeError(
@@ -156,19 +149,17 @@ class _HelpFormatter(parser.HelpFormatter):
     metavars = MappingProxyType({**parser.HelpFormatter.metavars, seed: "N", interval: "N|Ns|Nepochs"})
 
     def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
-        if action.dest in _FOLDERS:
-            return "FOLDER|URL"
-        return super()._get_default_metavar_for_optional(action)
+        is_folder = action.dest in _FOLDERS
+        return "FOLDER|URL" if is_folder else super()._get_default_metavar_for_optional(action)
 
 
 def _role_of_new(role: str | None, role_of_group: str, options: Mapping[str, Any]) -> str:
     """Return the role of an option that is added. role: that of the option, None if it names none."""
-    if role is not None:
-        return role
     kind = options.get("type")
-    if isinstance(kind, type) and issubclass(kind, PurePath):
-        return OPERATION  # the digest of the training data says whether the files are the same
-    return role_of_group
+    # of a path the digest of the training data says whether the files are the same
+    is_path = isinstance(kind, type) and issubclass(kind, PurePath)
+    default = OPERATION if is_path else role_of_group
+    return default if role is None else role
 
 
 class _Group(argparse._ArgumentGroup):
@@ -240,8 +231,7 @@ class Parser(parser.Parser):
         parsed, unknown = super().parse_known_args(args, namespace)
         for action in self._actions:
             value: Any = getattr(parsed, action.dest, None)  # --config is not among them if it is not given
-            is_emptied = value == "" and action.default != ""
-            if is_url(value) or is_emptied:
+            if is_url(value) or (value == "" and action.default != ""):
                 _check_place(action, value)
         return parsed, unknown
 

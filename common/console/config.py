@@ -22,9 +22,8 @@ def read(path: str) -> dict[str, Any]:
     """Return the content of a file: JSON if its name ends in .json, else TOML. Raises BadInput; its message
     does not name the file."""
     is_json = path.endswith(".json")
-    loads = functools.partial(json.loads, object_pairs_hook=_without_repetition)
-    if not is_json:
-        loads = _import_toml().loads
+    of_json = functools.partial(json.loads, object_pairs_hook=_without_repetition)
+    loads = of_json if is_json else _import_toml().loads
     try:
         # a file of options is small; editors of Windows write a byte order mark before it
         content = loads(read_file(path, 2**20).decode("utf-8-sig"))
@@ -41,11 +40,10 @@ def read(path: str) -> dict[str, Any]:
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object of JSON. Raises ValueError if it has a key twice, of which json takes the last one."""
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        keys = [key for key, _ in pairs]
+    keys = [key for key, _ in pairs]
+    if len(set(keys)) < len(keys):
         raise ValueError(f"{next(key for key in keys if keys.count(key) > 1)} is there twice")
-    return content
+    return dict(pairs)
 
 
 def table(text: str) -> dict[str, Any]:
@@ -83,17 +81,10 @@ def to_words(values: Mapping[str, Any], options: Mapping[str, argparse.Action]) 
         if first != key:  # as batch-size and batch_size
             raise BadInput(f"{first} and {key} are one option: leave one of them out")
         is_flag = action is not None and action.nargs == 0  # an option without a value
-        types: tuple[type, ...] = (bool,) if is_flag else (bool, int, float, str)
-        expected = "true or false" if is_flag else "one text, number, true or false"
-        if not isinstance(value, types):
-            if isinstance(value, dict):  # --model_kwargs gets a table as a text
-                expected += f"; a table as a text: {key} = '{{name = value}}'"
-            raise BadInput(f"{key} = {value!r:.80}: expected {expected}")
-        text = str(value)
-        if isinstance(value, bool):  # as platforms write them
-            text = text.lower()
-        if not is_flag:
-            words.append(f"--{key}={text}")
-        elif value:  # false: the option is left out
-            words.append(f"--{key}")
+        if not isinstance(value, bool if is_flag else bool | int | float | str):
+            expected = "true or false" if is_flag else "one text, number, true or false"
+            raise BadInput(f"{key} = {value!r:.80}: expected {expected}, or a table as a text: '{{a = 1}}'")
+        text = str(value).lower() if isinstance(value, bool) else str(value)  # as platforms write them
+        if not is_flag or value:  # false: the option is left out
+            words.append(f"--{key}" if is_flag else f"--{key}={text}")
     return words

@@ -21,10 +21,10 @@ from bootfile.ground.errors import BAD_INPUT, INTERRUPTED, BadInput, leave, writ
 from bootfile.ground.secrets import mask
 from bootfile.machine import instructions
 from bootfile.processes import signals
-from common.ground import endings, streams
+from common.ground import endings
 from common.ground.endings import format_traceback, say_error, say_traceback
 
-streams.protect_output()  # at once: the imports of a job open files
+endings.protect_output()  # at once: the imports of a job open files
 _THRESHOLDS = gc.get_threshold()
 _MANY = 10**6  # new objects before the next search for garbage
 # torch makes 350,000 objects when it is imported, and all stay: searching them again and again takes a second
@@ -88,7 +88,7 @@ def run(main: Callable[[], object]) -> None:
     except Exception as error:
         endings.end(error)
         # Python prints the traceback now; at the end _report_unseen() sees whether it did
-        _written = streams.count_errors()
+        _written = endings.count_errors()
         raise
 
 
@@ -153,7 +153,7 @@ def _report_unseen() -> None:
     """Report the exception that has ended the program if nothing has reached standard error: what replaced
     sys.excepthook or sys.stderr has not printed it. Python calls this function at its end."""
     error = getattr(sys, "last_value", None)
-    if error is not None and _written is not None and streams.count_errors() == _written:
+    if error is not None and _written is not None and endings.count_errors() == _written:
         say_traceback(error)
 
 

@@ -23,10 +23,9 @@ def is_url(path: object) -> bool:
 
 @contextlib.contextmanager
 def make_folder_atomic(path: str) -> Iterator[str]:
-    """Yield a new folder that is renamed to `path` when the block ends. It replaces a folder of that name.
+    """Yield a new folder that is renamed to `path` when the block ends, in place of a folder of that name.
     Two processes must not make the same folder at the same time: use locked(). If the block fails, the new
-    folder is deleted. Folders that a killed process left are deleted first. A process that has opened files
-    of the replaced folder can still read them. Raises OSError."""
+    folder is deleted. Raises OSError."""
     new = os.path.join(os.path.dirname(path), f"{PARTIAL}{os.path.basename(path)}")
     old = f"{new}.old"
     for left in (new, old):
@@ -45,8 +44,7 @@ def make_folder_atomic(path: str) -> Iterator[str]:
 
 
 def check_rename(folder: str) -> None:
-    """Raise BadInput if a file in a folder cannot be replaced by a rename, as on some mounts of buckets. A
-    start calls it on rank 0 when it holds its output folder: else the first save would fail, hours later."""
+    """Raise BadInput if a file in a folder cannot be replaced by a rename, as on some mounts of buckets."""
     path = os.path.join(folder, f"{PARTIAL}check")
     try:
         for _ in range(2):

@@ -1,8 +1,7 @@
 """Send requests to the server of a URL with boto3, and judge its answers.
 
 boto3 retries the requests that failed. What it does not see is seen here: a listing that repeats or is cut, a
-web page in place of an answer, and bytes that arrive damaged. Every error is one line with bucket, key and
-cause (errors.py).
+web page in place of an answer, and bytes that arrive damaged.
 
 The environment gives the endpoint (location.py) and the credentials (AWS_*, OBS_*, or boto3's usual files).
 BOOTFILE_STORE_ATTEMPTS (default 5) and BOOTFILE_STORE_TIMEOUT (seconds without a byte, default 30) limit the
@@ -26,18 +25,14 @@ PARTS = 4  # parts of a file that are transferred at a time
 _PAGE = 1000  # keys in an answer: stores return no more
 _MOST_PAGES = 10**5  # answers to one listing
 _CONNECT_TIMEOUT = 10.0  # seconds
-_WEAK = "bootfile_weak_etag"  # in botocore's context of a request
 _LONGEST_WAIT = 20.0  # seconds before another attempt
 
 
 class Client:
-    """boto3's client for one URL. Threads may share it.
+    """boto3's client for one URL. Threads may share it; `threads` is their number.
 
-    threads: the number of threads that use it.
     location: the parts of the URL. endpoint: its server. s3: the client of boto3.
-    attempts: how often a request is sent at most.
-
-    Raises BadInput; its methods raise StoreError.
+    attempts: how often a request is sent at most. Raises BadInput; its methods raise StoreError.
     """
 
     def __init__(self, url: str, threads: int):
@@ -51,17 +46,13 @@ class Client:
 
     def call(self, operation: str, key: str, **parameters) -> dict:
         """Return the answer to an operation of boto3 on an object."""
+        place = {"Bucket": self.location.bucket, "Key": self.location.full(key)}
         with self.explained(key):
-            return getattr(self.s3, operation)(
-                Bucket=self.location.bucket, Key=self.location.full(key), **parameters
-            )
+            return getattr(self.s3, operation)(**place, **parameters)
 
     def entries(self, operation: str, kind: str, **parameters) -> Iterator[dict]:
-        """Yield each entry of a listing once. Pages may overlap, and be in any order.
-
-        operation: list_objects or list_multipart_uploads. kind: the name of the entries in its answer.
-        parameters: those of the operation; Prefix is one of them.
-        """
+        """Yield each entry of a listing once. Pages may overlap, and be in any order. operation: of boto3,
+        with its parameters, Prefix among them. kind: the name of the entries in its answer."""
         # with a known size: a full answer that does not say whether it is the last one is noticed below
         if operation == "list_objects":
             parameters["MaxKeys"] = _PAGE
@@ -75,9 +66,7 @@ class Client:
                     name = entry["Prefix"] if kind == "CommonPrefixes" else entry["Key"]
                     if not name.startswith(parameters["Prefix"]):
                         raise Damaged(f"the answer lists {printable(name)}")
-                    identity = name
-                    if kind == "Uploads":  # a key may have several
-                        identity = (name, entry["UploadId"])
+                    identity = (name, entry.get("UploadId"))  # a key may have several uploads
                     if identity not in seen:
                         seen.add(identity)
                         yield entry
@@ -109,25 +98,18 @@ class Client:
         except BadInput:
             raise
         except Exception as error:
-            failure = explain(error, self.location.url(key), self.endpoint.name)
-            if failure:
+            if failure := explain(error, self.location.url(key), self.endpoint.name):
                 raise failure from error
             raise
 
     def check_stopped(self, key: str) -> None:
-        """Raise StoreError after stop(). Each request calls it before it is sent, and a transfer for each
-        part."""
+        """Raise StoreError after stop()."""
         if self._stopped.is_set():
             raise StoreError(f"{self.location.url(key)}: interrupted", "interrupted")
 
     def stop(self) -> None:
-        """Make the current and later requests of all threads end soon with a StoreError. The thread that
-        waits for them calls it after Ctrl-C or the first error."""
+        """Make the current and later requests of all threads end soon with a StoreError."""
         self._stopped.set()
-
-    def close(self) -> None:
-        """Close the connections."""
-        self.s3.close()
 
     def _connect(self, read_timeout: float, threads: int) -> Any:
         """Return boto3's S3 client. Raises BadInput if boto3 is missing, and any exception of boto3."""
@@ -136,14 +118,13 @@ class Client:
         from botocore.utils import conditionally_calculate_md5
 
         # boto3 reads AWS_* by itself, and does not know OBS_*
-        keys = {}
         obs_key = os.environ.get("OBS_ACCESS_KEY_ID")
-        if obs_key and (self.location.scheme == "obs" or not os.environ.get("AWS_ACCESS_KEY_ID")):
-            keys = {
-                "aws_access_key_id": obs_key,
-                "aws_secret_access_key": os.environ.get("OBS_SECRET_ACCESS_KEY"),
-                "aws_session_token": os.environ.get("OBS_SECURITY_TOKEN") or None,
-            }
+        takes_obs = obs_key and (self.location.scheme == "obs" or not os.environ.get("AWS_ACCESS_KEY_ID"))
+        keys = {
+            "aws_access_key_id": obs_key,
+            "aws_secret_access_key": os.environ.get("OBS_SECRET_ACCESS_KEY"),
+            "aws_session_token": os.environ.get("OBS_SECURITY_TOKEN") or None,
+        }
         # mode "standard" of botocore 1.44: all threads together may repeat 35 requests, within a second
         config = Config(
             connect_timeout=_CONNECT_TIMEOUT,
@@ -154,11 +135,9 @@ class Client:
             request_checksum_calculation="when_required",
         )
         where = {"endpoint_url": self.endpoint.url, "region_name": self.endpoint.region}
-        client = boto3.session.Session().client("s3", config=config, **where, **keys)
+        client = boto3.session.Session().client("s3", config=config, **where, **(keys if takes_obs else {}))
         # Stores other than Amazon's do not know the newer checksums, but check an MD5.
         client.meta.events.register("before-call.s3.GetObject", _ask_for_no_checksum)
-        client.meta.events.register("before-call.s3.GetObject", _leave_out_weak_etag)
-        client.meta.events.register("after-call.s3.GetObject", _compare_weak_etag)
         for operation in ("PutObject", "UploadPart"):
             client.meta.events.register(f"before-call.s3.{operation}", conditionally_calculate_md5)
         for operation in ("PutObject", "DeleteObject", "ListObjects", "ListMultipartUploads"):
@@ -168,39 +147,14 @@ class Client:
 
 
 def _ask_for_no_checksum(params: dict, **_: object) -> None:
-    """Remove a header that boto3 adds: other stores refuse it. botocore calls it before each GET."""
+    """Remove, before a GET, a header that boto3 adds: other stores refuse it."""
     # not with response_checksum_validation: s3transfer then takes the size from the store's Content-Range
     params["headers"].pop("x-amz-checksum-mode", None)
 
 
-def _leave_out_weak_etag(params: dict, context: dict, **_: object) -> None:
-    """Remove the condition of a GET that no answer can meet: If-Match never matches a weak ETag (RFC 9110),
-    as gateways that compress give it. botocore calls it before each GET; s3transfer has put the ETag of the
-    first answer there, for each part of a file."""
-    etag = params["headers"].get("If-Match", "")
-    if isinstance(etag, bytes):
-        etag = etag.decode(errors="replace")
-    if etag.startswith("W/"):
-        del params["headers"]["If-Match"]
-        context[_WEAK] = etag
-
-
-def _compare_weak_etag(parsed: dict, context: dict, **_: object) -> None:
-    """Raise the error of a store that compares the ETag itself, if this part is of another object. botocore
-    calls it after each GET."""
-    expected = context.get(_WEAK)
-    etag = parsed.get("ETag")  # the answer with a part may be strong: it is not compressed
-    if expected and etag and etag.removeprefix("W/") != expected.removeprefix("W/"):
-        from botocore.exceptions import ClientError
-
-        status = {"HTTPStatusCode": 412}
-        raise ClientError({"Error": {"Code": "PreconditionFailed"}, "ResponseMetadata": status}, "GetObject")
-
-
 def _refuse_pages(http_response: Any, parsed: dict, **_: object) -> None:
-    """Raise Damaged if a web page has answered with status 200, for example that of a proxy: boto3 finds no
-    objects in it, and takes it for a file that was stored. botocore calls it after each answer to a request
-    that writes, deletes or lists."""
+    """Raise Damaged, after a request that writes, deletes or lists, if a web page has answered with status
+    200, such as that of a proxy: boto3 finds no objects in it, and takes it for a file that was stored."""
     if http_response.status_code < 300 and not parsed.keys() - {"ResponseMetadata"} and http_response.content:
         begin = printable(http_response.content[:40].decode(errors="replace"))
         raise Damaged(f"it was not an object store that answered, but {begin!r}: check the endpoint")
@@ -208,10 +162,8 @@ def _refuse_pages(http_response: Any, parsed: dict, **_: object) -> None:
 
 def _read_number(name: str, default: float) -> float:
     """Return the number in an environment variable. Raises BadInput if it is not above 0."""
-    try:
+    with contextlib.suppress(ValueError):
         value = float(os.environ.get(name) or default)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise BadInput(f"{name}={os.environ[name]} is not a number above 0")
-    return value
+        if 0 < value < 1e6:
+            return value
+    raise BadInput(f"{name}={os.environ[name]} is not a number above 0")

@@ -20,7 +20,9 @@ _CAUSES = {  # cause: classes of exceptions of the libraries and the network; co
     "no such bucket": "NoSuchBucket",
     "no such object": "NoSuchKey NotFound 404",
     "the name of the bucket or of the object is not valid": "ParamValidationError InvalidBucketName",
-    "the object was replaced while it was read": "PreconditionFailed 412 S3DownloadFailedError",
+    "the object was replaced while it was read, or a gateway gives weak ETags: let it not compress": (
+        "PreconditionFailed 412 S3DownloadFailedError"
+    ),
     "the object is archived: restore it first": "InvalidObjectState",
     "the listing does not end": "PaginationError",
     "the bucket is in another region: set the endpoint of that region": (
@@ -55,9 +57,9 @@ class StoreError(BadInput):
     """A request to an object store failed. The message names the bucket, the key and the cause.
 
     reason: the code of the store ("NoSuchBucket"), the class of the exception ("ReadTimeoutError"),
-    "damaged", "replaced", "interrupted" or "disk". again: whether another attempt may succeed at once. later:
-    whether it may succeed some minutes later: the store is busy, or the network is interrupted. forbidden:
-    whether the store does not allow such a request: by its permissions, or because it keeps all objects.
+    "damaged", "replaced", "interrupted" or "disk". again: another attempt may succeed at once. later: some
+    minutes later: the store is busy, or the network is interrupted. forbidden: the store does not allow such
+    a request: by its permissions, or because it keeps all objects.
     """
 
     def __init__(
@@ -81,9 +83,7 @@ class Damaged(Exception):
 
 def explain(error: Exception, url: str, endpoint: str) -> StoreError | None:
     """Return the StoreError for an exception of boto3, the network or this package; None for one of the disk.
-
-    The client calls it for each exception of a request, in the thread that sent it. The text of the server is
-    not repeated: it may quote the request.
+    The text of the server is not repeated: it may quote the request.
 
     url: the address of the object for the message. endpoint: the name of the server.
     """
@@ -94,16 +94,16 @@ def explain(error: Exception, url: str, endpoint: str) -> StoreError | None:
     if isinstance(answer, dict):  # botocore's ClientError
         return _explain_answer(answer, url)
     # the class of the error first, then those above it
+    name = type(error).__name__
     for kind in type(error).__mro__:
-        cause = _CAUSE_OF.get(kind.__name__)
-        if cause:
-            name = type(error).__name__
-            text = f"{url}: {cause.format(endpoint=endpoint)} ({name})"
-            return StoreError(text, name, later=cause in _LATER)
+        if cause := _CAUSE_OF.get(kind.__name__):
+            return StoreError(
+                f"{url}: {cause.format(endpoint=endpoint)} ({name})", name, later=cause in _LATER
+            )
     if isinstance(error, OSError):
         return None
     # for example an invalid date, or an answer without a field
-    return StoreError(f"{url}: the answer cannot be read ({type(error).__name__})", "damaged")
+    return StoreError(f"{url}: the answer cannot be read ({name})", "damaged")
 
 
 def _explain_answer(answer: dict, url: str) -> StoreError:
@@ -116,16 +116,11 @@ def _explain_answer(answer: dict, url: str) -> StoreError:
     # the code is text of the server: no more of it is shown than a word
     if not code.isalnum() or len(code) > 60:
         code = "unknown"
-    is_passing = code in _PASSING
-    is_forbidden = cause == "no permission"
-    if not cause:
-        what = "failed" if status >= 500 else "refused"
-        cause = f"the store {what} (status {status})"
-        is_forbidden = status in _FORBIDDEN and not is_passing
-    is_later = cause in _LATER or (status >= 500 and status != 501)
-    return StoreError(
-        f"{url}: {cause} ({code})", code, again=is_passing, later=is_later, forbidden=is_forbidden
-    )
+    again = code in _PASSING
+    later = cause in _LATER or (status >= 500 and status != 501)
+    forbidden = cause == "no permission" or (not cause and status in _FORBIDDEN and not again)
+    cause = cause or f"the store {'failed' if status >= 500 else 'refused'} (status {status})"
+    return StoreError(f"{url}: {cause} ({code})", code, again, later, forbidden)
 
 
 def of_the_disk(error: OSError, path: str) -> StoreError:

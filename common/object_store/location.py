@@ -1,16 +1,24 @@
-"""Parse an s3:// or obs:// URL, and find the endpoint of its store in the environment."""
+"""Parse an s3:// or obs:// URL, find the endpoint of its store in the environment, and check the keys of its
+objects as paths of this node."""
 
 import functools
+import hashlib
 import ipaddress
 import os
 import re
 import socket
 import sys
+import tempfile
+from collections.abc import Iterable
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from bootfile.ground.errors import BadInput, printable
+from bootfile.ground.files import PARTIAL, explained
+from common.object_store.errors import of_the_disk
 
+SCRATCH = "BOOTFILE_SCRATCH"
+_CACHE = "/cache"  # ModelArts' local disk
 _USE_HTTPS = "S3_USE_HTTPS"
 _USE_VARIABLES = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead"
 _HOST = re.compile(r"[a-z0-9._:-]+")
@@ -73,10 +81,8 @@ def find_endpoint(scheme: str, bucket: str = "") -> Endpoint:
     """Return the server of s3:// or obs:// URLs. bucket: to choose the style of its address.
 
     It is the first of S3_ENDPOINT (as ModelArts sets it), AWS_ENDPOINT_URL_S3 and AWS_ENDPOINT_URL. Without
-    these, obs:// is OBS in OBS_REGION or AWS_DEFAULT_REGION, and s3:// is Amazon's. Raises BadInput.
-
-    Certificates are always checked. S3_USE_HTTPS=0 allows http to other machines, and makes http the default
-    of an address without a protocol: a warning is then printed, once per process.
+    these, obs:// is OBS in OBS_REGION or AWS_DEFAULT_REGION, and s3:// is Amazon's. S3_USE_HTTPS=0 allows
+    http to other machines, with a warning, and makes it the default of an address. Raises BadInput.
     """
     region = os.environ.get("AWS_DEFAULT_REGION") or os.environ.get("AWS_REGION")
     if scheme == "obs":
@@ -87,32 +93,25 @@ def find_endpoint(scheme: str, bucket: str = "") -> Endpoint:
         url = _check_endpoint(variable, os.environ[variable])
     elif scheme != "obs":
         return Endpoint(None, region, "virtual")
-    elif region:
-        region = region.lower()
+    else:
+        region = (region or "").lower()
         if not re.fullmatch("[a-z0-9-]+", region):
             raise BadInput(
-                f"obs:// needs a region such as cn-north-4, not {printable(region)!r}: set OBS_REGION"
+                f"obs:// needs a region such as cn-north-4, not {printable(region)!r}: set OBS_REGION, or "
+                "the endpoint in AWS_ENDPOINT_URL_S3"
             )
         url = f"https://obs.{region}.myhuaweicloud.com"
-    else:
-        raise BadInput(
-            "obs:// needs a region: set OBS_REGION (cn-north-4, ...), or the endpoint in AWS_ENDPOINT_URL_S3"
-        )
     host = urlsplit(url).hostname or ""
     # the address of OBS names its region, which the signature of a request needs
     match = re.fullmatch(r"obs\.([a-z0-9-]+)\.myhuaweicloud\.\w+", host)
-    if match:
-        region = match[1]
+    region = match[1] if match else region or "us-east-1"
     # the name of a private server often resolves, and that of a bucket on it does not
-    style = "virtual"
-    if _address(host) or (bucket and _resolves(host) and not _resolves(f"{bucket}.{host}")):
-        style = "path"
-    return Endpoint(url, region or "us-east-1", style)
+    in_path = _address(host) or (bucket and _resolves(host) and not _resolves(f"{bucket}.{host}"))
+    return Endpoint(url, region, "path" if in_path else "virtual")
 
 
 def _check_endpoint(name: str, text: str) -> str:
-    """Return an endpoint as scheme://host[:port]. Raises BadInput; it never shows a password. name: the
-    variable of the environment."""
+    """Return an endpoint as scheme://host[:port]. Raises BadInput; it never shows a password."""
     if "://" not in text:
         protocol = "http" if os.environ.get(_USE_HTTPS) == "0" else "https"
         text = f"{protocol}://{text}"
@@ -134,8 +133,7 @@ def _check_endpoint(name: str, text: str) -> str:
 
 @functools.cache  # one warning per process
 def check_encrypted(url: str) -> None:
-    """Raise BadInput if data and tokens would leave this machine unencrypted. S3_USE_HTTPS=0: only warn. It
-    is called before the first request."""
+    """Raise BadInput if data and tokens would leave this machine unencrypted. S3_USE_HTTPS=0: only warn."""
     if not is_clear_text(url):
         return
     if os.environ.get(_USE_HTTPS) != "0":
@@ -165,3 +163,64 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
     except ValueError:
         return None
+
+
+def check_keys(keys: Iterable[str], url: str) -> None:
+    """Raise BadInput, before a transfer begins, if a key is not a valid path of a file below a folder, or if
+    two keys exclude each other: `a` and `a/b`. A key of another program could lead outside of the folder."""
+    keys = set(keys)
+    folders: set[str] = set()
+    for key in keys:
+        parts = key.split("/")
+        is_text = key.isprintable() and "\\" not in key
+        is_long = not is_text or len(os.fsencode(key)) > 3000 or max(map(len, map(os.fsencode, parts))) > 255
+        if not is_text or is_long or {"", ".", ".."} & set(parts) or parts[-1].startswith(PARTIAL):
+            raise BadInput(
+                f"{url}: key {printable(key):.300} is not a valid path of a file: expected names of at most "
+                "255 bytes without a backslash or control character, not ., .. or that of an unfinished "
+                "download"
+            )
+        # the folders that this key needs: no other key may be a file of that name
+        folders.update("/".join(parts[:count]) for count in range(1, len(parts)))
+    for key in keys & folders:
+        raise BadInput(f"{url}: key {printable(key)} is both a file and a folder of other keys")
+
+
+def make_path(folder: str, key: str) -> str:
+    """Make the parent folders of a key's file below a folder, and return its path. Check the key before.
+    Raises BadInput if a file has the name of a parent folder, or if a link leads out of the folder."""
+    path = os.path.join(folder, key)
+    inside = os.path.realpath(folder)
+    parent = os.path.dirname(path)
+    # before the folders are made: one of them may be a link that another program has put there
+    if os.path.commonpath([inside, os.path.realpath(parent)]) != inside:
+        raise BadInput(f"key {printable(key)}: a link leads out of {folder}")
+    try:
+        os.makedirs(parent, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise BadInput(f"key {printable(key)}: its folder is a file ({error.filename})") from error
+    except OSError as error:
+        raise of_the_disk(error, path) from error
+    return path
+
+
+def scratch_folder(kind: str, url: str) -> str:
+    """Make this user's private folder for a URL on the node's scratch disk, and return its absolute path. A
+    restart on the same node finds the same folder. It is below BOOTFILE_SCRATCH, else below /cache if that is
+    writable, else below the system's temporary folder. kind: "staged" or "outputs". Raises BadInput."""
+    location = parse(url)
+    where = find_endpoint(location.scheme)
+    # from the server and the URL: the same bucket name at two servers gives two folders
+    digest = hashlib.sha256("\0".join([where.url or "", *location]).encode()).hexdigest()[:12]
+    name = re.sub(r"[^\w.-]+", "-", f"{location.bucket}-{location.prefix}".rstrip("-"))[-40:]
+    has_cache = os.path.isdir(_CACHE) and os.access(_CACHE, os.W_OK | os.X_OK)
+    default = _CACHE if has_cache else tempfile.gettempdir()
+    place = os.path.expanduser(os.environ.get(SCRATCH, "")) or default
+    of_user = os.path.join(os.path.abspath(place), f"bootfile-{os.getuid()}")
+    path = os.path.join(of_user, kind, f"{name}-{digest}")
+    with explained(f"cannot create scratch folder {path} (set {SCRATCH} to another place)"):
+        os.makedirs(of_user, mode=0o700, exist_ok=True)
+        if os.path.islink(of_user) or os.lstat(of_user).st_uid != os.getuid():
+            raise BadInput(f"{of_user} belongs to another user: set {SCRATCH} to a folder of your own")
+        os.makedirs(path, mode=0o700, exist_ok=True)
+    return path

@@ -36,7 +36,7 @@ class Object(NamedTuple):
     """An object, with its key relative to the URL. size in bytes, modified in seconds since 1970.
 
     etag, modified: "" and 0.0 if the store does not give them. sha256: from the metadata, or the one that is
-    expected; md5: the ETag, if it is one. Both are in hex, and None in listings.
+    expected; md5: the ETag, if it is one. Both in hex, and None in listings.
     """
 
     key: str
@@ -71,9 +71,7 @@ class ObjectStore(contextlib.AbstractContextManager):
         list them by key, but not all."""
         skip = len(self.location.full(""))
         folder = prefix.strip("/")
-        if folder:
-            folder += "/"
-        below = self.location.full(folder)
+        below = self.location.full(f"{folder}/" if folder else "")
         # not ListObjectsV2: stores without it stop silently at 1,000 keys
         for entry in self.client.entries("list_objects", "Contents", Prefix=below):
             with self.client.explained(prefix):
@@ -83,8 +81,7 @@ class ObjectStore(contextlib.AbstractContextManager):
                     yield Object(key[skip:], size, _etag_of(entry), _seconds(entry.get("LastModified")))
 
     def folders(self) -> Iterator[str]:
-        """Yield the names of the folders directly below the URL, without listing their content: one for each
-        upload that `launch upload --clean` may delete."""
+        """Yield the names of the folders directly below the URL, without listing their content."""
         below = self.location.full("")
         for entry in self.client.entries("list_objects", "CommonPrefixes", Prefix=below, Delimiter="/"):
             yield entry["Prefix"][len(below) : -1]
@@ -98,10 +95,8 @@ class ObjectStore(contextlib.AbstractContextManager):
             yield entry["Key"][len(below) :], entry["UploadId"], begun
 
     def head(self, key: str) -> Object | None:
-        """Return an object, with the sha256 of its metadata; None if it does not exist. One HEAD request. A
-        listing has no sha256. So an upload and a download call it for each file, in the threads of the store,
-        to skip those that are equal on both sides. A start calls it on rank 0 for files that the list of the
-        run may lack: best.pth and the history. The bytes are not read."""
+        """Return an object, with the sha256 of its metadata, which a listing has not; None if it does not
+        exist. One HEAD request: the bytes are not read."""
         try:
             entry, _ = self._open("head_object", key)
         except StoreError as error:
@@ -112,13 +107,11 @@ class ObjectStore(contextlib.AbstractContextManager):
 
     def read(self, key: str) -> bytes:
         """Return the bytes of an object of at most 1 GiB."""
-        content, _ = self._read(key)
-        return content
+        return self._read(key)[0]
 
     def read_version(self, key: str) -> tuple[bytes, str | None]:
         """Return (bytes, ETag) of an object, as replace() needs it; (b"", None) if there is no object. The
-        ETag is "" if the store gives none. A lease and the list of a run are read so before they are
-        replaced."""
+        ETag is "" if the store gives none."""
         try:
             content, entry = self._read(key)
             return content, entry.etag
@@ -128,12 +121,7 @@ class ObjectStore(contextlib.AbstractContextManager):
             raise
 
     def fetch(
-        self,
-        key: str,
-        path: str,
-        size: int,
-        progress: _Progress = _ignore,
-        sha256: str | None = None,
+        self, key: str, path: str, size: int, progress: _Progress = _ignore, sha256: str | None = None
     ) -> bool:
         """Download an object to the file `path`, atomically. The folder must exist. Return False if there was
         no digest to compare the bytes with.
@@ -156,17 +144,11 @@ class ObjectStore(contextlib.AbstractContextManager):
         except OSError as error:
             raise of_the_disk(error, path) from error
 
-    def send(
-        self,
-        path: str,
-        key: str,
-        progress: _Progress = _ignore,
-        sha256: str | None = None,
-    ) -> None:
-        """Upload a file, with its sha256 as metadata.
+    def send(self, path: str, key: str, progress: _Progress = _ignore, sha256: str | None = None) -> None:
+        """Upload a file, with its sha256 as metadata. A file that changes during the upload is refused. Big
+        files are sent in parts, which are deleted if the upload fails.
 
-        progress: as in fetch(). sha256: the expected sha256 of the file. A file that changes during the
-        upload is refused. Big files are sent in parts, which are deleted if the upload fails.
+        progress: as in fetch(). sha256: the expected sha256 of the file.
         """
 
         def transfer() -> None:
@@ -197,13 +179,9 @@ class ObjectStore(contextlib.AbstractContextManager):
         """Store a few bytes under a key if the object has this ETag (None: if there is no object). Return the
         new ETag; None if the object is another one. A store without conditional writes always replaces it,
         and so does one without ETags ("")."""
-        condition = {}
-        if etag is None:
-            condition = {"IfNoneMatch": "*"}
-        elif etag:
-            condition = {"IfMatch": etag}
+        condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
         try:
-            return self.write(key, content, **condition)
+            return self.write(key, content, **({} if etag == "" else condition))
         except StoreError as error:
             if error.reason == "NotImplemented":
                 return self.write(key, content)
@@ -232,7 +210,7 @@ class ObjectStore(contextlib.AbstractContextManager):
         self.client.stop()
 
     def __exit__(self, *_):
-        self.client.close()
+        self.client.s3.close()
 
     def _open(self, operation: str, key: str, size: int | None = None) -> tuple[Object, dict]:
         """Return an object and the answer to a HEAD or GET. size: the expected length."""
@@ -246,14 +224,11 @@ class ObjectStore(contextlib.AbstractContextManager):
             # our sha256, if bootfile or a user has sent the object with one
             metadata = {name.lower(): value for name, value in answer.get("Metadata", {}).items()}
             sha256 = metadata.get(_SHA256, "").lower()  # some stores write the name with a capital letter
-            entry = Object(key, length, etag, _seconds(answer.get("LastModified")))
-            if re.fullmatch("[0-9a-f]{64}", sha256):
-                entry = entry._replace(sha256=sha256)
             # the ETag of an encrypted object is not the MD5 of its bytes
             is_encrypted = any("encryption" in name for name in answer["ResponseMetadata"]["HTTPHeaders"])
-            if re.fullmatch("[0-9a-f]{32}", etag) and not is_encrypted:
-                entry = entry._replace(md5=etag)
-            return entry, answer
+            is_md5 = re.fullmatch("[0-9a-f]{32}", etag) and not is_encrypted
+            digests = (sha256 if re.fullmatch("[0-9a-f]{64}", sha256) else None, etag if is_md5 else None)
+            return Object(key, length, etag, _seconds(answer.get("LastModified")), *digests), answer
 
     def _read(self, key: str, size: int | None = None, sha256: str | None = None) -> tuple[bytes, Object]:
         """Read an object into memory, and check it against its metadata, or against the size and sha256."""
@@ -276,15 +251,9 @@ class ObjectStore(contextlib.AbstractContextManager):
         return self.client.repeat(transfer)
 
     def _fetch_parts(
-        self,
-        key: str,
-        file: BinaryIO,
-        size: int,
-        sha256: str | None,
-        progress: _Progress,
+        self, key: str, file: BinaryIO, size: int, sha256: str | None, progress: _Progress
     ) -> Object:
-        """Download an object in parts, and check its bytes. fetch() calls it for a large one, and again if
-        the bytes were damaged: the file then begins again."""
+        """Download an object in parts into a file, which begins again, and check its bytes."""
         entry, _ = self._open("head_object", key, size)
         file.truncate(0)
         with self._transfer(key, size, progress) as options:

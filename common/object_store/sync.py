@@ -3,11 +3,10 @@
     missing, unchanged = compare(store, wanted, is_equal)
     fetch(store, folder, missing, progress)         or send(store, folder, missing, progress)
 
-This module has what all of its users do in one way. Each of them says its policy: which files it wants, when
-a copy equals its original, what happens to the other files of both sides, and how it shows the progress.
+Each of its users says its policy: which files it wants, when a copy equals its original, what happens to the
+other files of both sides, and how it shows the progress.
 
     datasets/staging.py           a copy on the scratch disk, complete for all jobs of the node
-    common/checkpoint/restore.py  the newest whole checkpoint of a run
     launch/transfer/upload.py     a folder that a manifest describes
     launch/transfer/fetch.py      results, into a folder of the user
 
@@ -50,7 +49,7 @@ class Progress:
 
     def report(self) -> None:
         """Show the progress. The thread that waits for the transfer calls it about once a second and after
-        each file. If it raises an exception, the transfer ends."""
+        each file."""
 
 
 def list_files(folder: str) -> Iterator[os.DirEntry]:
@@ -71,15 +70,9 @@ def compare(
     is_equal: called with each wanted object, in the threads of the store: it may send a request.
     """
     wanted = _largest_first(wanted)
-    answers = run(store, (partial(is_equal, entry) for entry in wanted))
-    missing: list[Object] = []
-    unchanged: list[Object] = []
-    for entry, is_unchanged in zip(wanted, answers, strict=True):
-        if is_unchanged:
-            unchanged.append(entry)
-        else:
-            missing.append(entry)
-    return missing, unchanged
+    is_unchanged = run(store, (partial(is_equal, entry) for entry in wanted))
+    missing = [entry for entry, answer in zip(wanted, is_unchanged, strict=True) if not answer]
+    return missing, [entry for entry, answer in zip(wanted, is_unchanged, strict=True) if answer]
 
 
 def fetch(
@@ -87,36 +80,24 @@ def fetch(
     folder: str,
     objects: Iterable[Object],
     progress: Progress,
-    after: Callable[[Object, bool], object] | None = None,
-    in_order: bool = False,
+    after: Callable[[Object, bool], object] = lambda entry, has_digest: None,
 ) -> None:
-    """Download objects to the files of their keys below a folder. Every file appears at once and whole.
-
-    The bytes are compared with the sha256 of the Object if it has one, else with the digest that the store
-    keeps.
+    """Download objects to the files of their keys below a folder. Every file appears at once and whole. The
+    bytes are compared with the sha256 of the Object if it has one, else with the digest that the store keeps.
 
     after: called with the Object of a file that has arrived and whether there was a digest, in the thread
         that fetched it.
-    in_order: fetch one file after the other in this thread. A failure does not stop the store, which other
-        threads may use.
-
     Raises StoreError and OSError, and the exceptions of `after`. The first failure ends the transfer.
     """
 
     def fetch_one(entry: Object) -> None:
         path = os.path.join(folder, entry.key)
-        has_digest = store.fetch(entry.key, path, entry.size, progress.add, entry.sha256)
-        if after:
-            after(entry, has_digest)
+        after(entry, store.fetch(entry.key, path, entry.size, progress.add, entry.sha256))
 
     objects = list(objects)
     for parent in {os.path.dirname(entry.key) for entry in objects}:
         os.makedirs(os.path.join(folder, parent), exist_ok=True)
-    if in_order:
-        for entry in objects:
-            fetch_one(entry)
-    else:
-        run(store, (partial(fetch_one, entry) for entry in _largest_first(objects)), progress.report)
+    run(store, (partial(fetch_one, entry) for entry in _largest_first(objects)), progress.report)
 
 
 def send(store: ObjectStore, folder: str, objects: Iterable[Object], progress: Progress) -> None:
@@ -135,9 +116,7 @@ def run(
     """Run the tasks in the threads of a store, and return [task() for task in tasks].
 
     If a task or report() raises an exception, or on Ctrl-C, the requests of all threads end, the store is
-    stopped, and that exception is raised.
-
-    report: called in this thread about once a second, and after each task.
+    stopped, and that exception is raised. report: called about once a second, and after each task.
     """
     results: dict[int, T] = {}
     running: dict[Future[T], int] = {}  # a task under way -> its number

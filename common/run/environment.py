@@ -31,13 +31,9 @@ def describe(
     folder: tuple[str, str] | None = None,
 ) -> list[str]:
     """Return the lines that a training prints before its first step: model, device, batch and output folder.
-    Log.start() calls it on rank 0.
 
-    args: the arguments of the job.
-    model: the raw model.
     autocast: the context of mixed precision, or a context that does nothing.
     total_steps: the optimizer steps of the whole run, if they are known.
-    steps_per_epoch: the optimizer steps of an epoch.
     folder: that of the results, as the user knows it, and its path on this node.
     """
     weights = list(model.parameters())
@@ -52,9 +48,8 @@ def describe(
     count = sum(weight.numel() for weight in weights)
     lines = [f"model {name}: {count:,} parameters, device {device.type}, precision {precision}"]
     if given.get("batch_size"):
-        text = _describe_batch(given["batch_size"], not given.get("batch_size_per_gpu"), device)
         in_all = f", {total_steps:,} in all" if total_steps else ""
-        lines.append(f"{text}; {steps_per_epoch:,} steps an epoch{in_all}")
+        lines.append(f"{_describe_batch(given, device)}; {steps_per_epoch:,} steps an epoch{in_all}")
     if folder and not writes_nothing(args):
         shown, path = folder
         lines.append(
@@ -64,22 +59,18 @@ def describe(
     return lines
 
 
-def _describe_batch(batch: int, has_hint: bool, device: torch.device) -> str:
-    """Return how the processes share the global batch: "global batch 256 = 2 GPUs x 128". has_hint: name the
-    option with which each process would have as large a batch."""
+def _describe_batch(given: dict[str, Any], device: torch.device) -> str:
+    """Return how the processes share the global batch: "global batch 256 = 2 GPUs x 128"."""
+    batch = given["batch_size"]
     world_size = ranks.world_size()
-    processes = "1 process"
-    if world_size > 1:
-        noun = "processes" if ranks.uses_gloo() else "GPUs"
-        processes = f"{world_size} {noun}"
-    text = f"global batch {batch} = {processes} x {batch // world_size}"
-    if has_hint and world_size > 1:
+    threads = f", {in_words(THREADS, torch.get_num_threads())}" if device.type == "cpu" else ""
+    if world_size == 1:
+        return f"global batch {batch} = 1 process x {batch}{threads}"
+    text = f"global batch {batch} = {world_size} {'processes' if ranks.uses_gloo() else 'GPUs'}"
+    text += f" x {batch // world_size}"
+    if not given.get("batch_size_per_gpu"):  # with this option each process would have as large a batch
         text += f" (--batch_size {batch}/gpu: {batch} each)"
-    if device.type == "cpu":
-        text += f", {in_words(THREADS, torch.get_num_threads())}"
-        if world_size > 1:
-            text += " each"
-    return text
+    return f"{text}{threads} each" if threads else text
 
 
 def job() -> str:
@@ -88,28 +79,23 @@ def job() -> str:
 
 
 def facts() -> dict[str, str | int]:
-    """Return versions, device and nodes of this process. CUDA is queried only if the job uses it. Rank 0
-    calls it with the first report (starts.jsonl)."""
+    """Return versions, device and nodes of this process. CUDA is queried only if the job uses it."""
     world_size = ranks.world_size()
     per_node = count_in(os.environ, "LOCAL_WORLD_SIZE") or 1  # set by a launcher of processes
     module = accelerator.in_use()
-    device: str = f"CPU, {processor.name()}"
-    if module:
-        device = getattr(module, "get_device_name", accelerator.kind)()
-    backend = torch.distributed.get_backend() if ranks.is_initialized() else "none"
+    of_module = getattr(module, "get_device_name", accelerator.kind)
+    packages = [f"{name} {sys.modules[name].__version__}" for name in PACKAGES if name in sys.modules]
     of_process: dict[str, str | int] = {
         "job": job(),
         "bootfile": __version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "device": device,
+        "device": of_module() if module else f"CPU, {processor.name()}",
         "cores": available_cores(),
         "nodes": max(1, world_size // per_node),
         "processes per node": min(per_node, world_size),
         "world size": world_size,
-        "backend": backend,
-        "packages": ", ".join(
-            f"{name} {sys.modules[name].__version__}" for name in PACKAGES if name in sys.modules
-        ),
+        "backend": torch.distributed.get_backend() if ranks.is_initialized() else "none",
+        "packages": ", ".join(packages),
     }
     return of_process | machine.describe()

@@ -1,8 +1,7 @@
 """Report a run: log lines, a progress bar and a table of the time. report_files.py writes the files.
 
 It takes sums over all ranks (evaluation.batch_sums()) and figures by name, on every rank: rank 0 prints and
-writes, the others only send their part of the receipt. The times of a report are those of rank 0. Whether
-figures are finite, or a step was taken, is decided before (bootfile/exact): a report shows what it gets.
+writes, the others only send their part of the receipt. The times of a report are those of rank 0.
 """
 
 import argparse
@@ -26,10 +25,10 @@ from bootfile.ground.heartbeat import watched
 from bootfile.ground.secrets import mask
 from bootfile.processes import ranks
 from common.ground import endings
-from common.run import ends, environment
-from common.run.metrics import Metrics
+from common.run import environment, starts
+from common.run.evaluation import Metrics
 from common.run.output import Output, writes_nothing
-from common.run.report_files import Beginning, ReportFiles
+from common.run.report_files import ReportFiles
 
 _NO_SCALARS = {"val_count", "receipt", "ranks"}  # figures that trackers do not get
 _ONLY_IN_FILES = {"compute_time", "memory_mb", "receipt", "val_count"}  # a terminal has no room for them
@@ -84,28 +83,23 @@ class Log:
         step: int,
         total_steps: int | None,
         model: torch.nn.Module | None = None,
-        rate: Callable[[], Any] | None = None,
+        rate: Callable[[], Any] = lambda: None,
         scheduler: Any = None,
         run: str = "",
         repeats: bool = False,
         continues: bool = False,
     ) -> None:
         """Begin to report a training, or continue after `step`. The Checkpointer, or a job without one, calls
-        it on every rank before the first step.
+        it on every rank before the first step. Reports of an earlier start after `step` are deleted from the
+        files: these steps are reported again.
 
-        Reports of an earlier start after `step` are deleted from the files: these steps are reported again.
-
-        loader: the training loader.
-        step: the step to continue from, or 0.
-        total_steps: the optimizer steps of the whole run, if they are known.
+        loader: that of the training. total_steps: of the whole run, if they are known.
         model: describe this model in the log, and show a progress bar on a terminal.
-        rate: returns the learning rate of the last step, a number, a tensor or None. Default: not known.
-        scheduler: that which checkpoints hold.
-        run: the id of the run for --tracker; a restart keeps it.
+        rate: returns the learning rate of the last step, a number, a tensor or None.
+        scheduler: that which checkpoints hold. run: the id of the run for --tracker; a restart keeps it.
         repeats: the report at `step` is written again.
         continues: a process has begun before and others were lost: not a start.
         """
-        # the clock of the training starts here
         self._end_lap("model and checkpoint")
         if ranks.is_first():
             self.output.begin()
@@ -118,7 +112,7 @@ class Log:
         self._began = self._since
         self._waited = loader.waited  # seconds for data until then
         self._evaluating = 0.0  # seconds of evaluating and saving
-        facts = {
+        facts: dict[str, Any] = {
             "time": round(time.time(), 3),
             "step": step,
             "steps": total_steps,
@@ -128,13 +122,9 @@ class Log:
             "division": getattr(loader, "division", ""),
             "sampling": getattr(loader, "sampling", {}),
         }
-        if self.metrics.best_of:
-            facts["best"] = self.metrics.best_of
-        if self.parent:
-            facts["parent"] = self.parent
-        # nothing is written yet: a run that fails in its first step leaves the files of the last start
-        self._files.begin(Beginning(step, total_steps, run, repeats, continues, loader.receipt, facts))
-        # also if the job forgets to close the log, or fails
+        facts |= {"best": self.metrics.best_of} if self.metrics.best_of else {}
+        facts |= {"parent": self.parent} if self.parent else {}
+        self._files.begin(facts, loader.receipt, run, repeats, continues)
         endings.at_end("results", self._end)
         endings.at_end("upload", self._record_error)  # before the last upload
         endings.at_end("loaders", self._print_last)  # after it
@@ -151,35 +141,30 @@ class Log:
             self._bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True)
 
     def print_data(self, train_set: Any, test_set: Any) -> None:
-        """Print the sizes of the data sets and their source. A job calls it on every rank, when it has made
-        the data sets and before it makes the model.
-
-        The class names of the training set, if it has any, are written to classes.json. Its attribute `unit`,
-        such as ("tokens", 128), is what the log counts per second, and how many a sample has (default:
-        samples). The time until now counts as loading data. Raises BadInput if a data set is not map-style.
-        """
+        """Print the sizes of the data sets and their source, on every rank. The time until now counts as
+        loading data. The class names of the training set, if it has any, are written to classes.json. Its
+        attribute `unit`, such as ("tokens", 128), is what the log counts per second, and how many a sample
+        has (default: samples). Raises BadInput if a data set is not map-style."""
         self._end_lap("data loading")
         check_map_style(train_set)
         check_map_style(test_set)
         self._files.class_names = class_names_of(train_set)
         self._unit = getattr(train_set, "unit", ("samples", 1))
-        # a data set of the user may have none: then its class says what it is
-        source = getattr(train_set, "source", type(train_set).__name__)
+        source = getattr(train_set, "source", type(train_set).__name__)  # one of the user's may have none
         self.info(f"data train={len(train_set)} test={len(test_set)} source={source}")
 
     def advance(self, step: int) -> None:
-        """Move the progress bar, if there is one, to this step. The Checkpointer calls it in each step; only
-        rank 0 has a bar."""
+        """Move the progress bar, if there is one, to this step."""
         if self._bar:
             self._bar.update(step - self._bar.n)  # tqdm draws at most ten times a second
 
     def report(self, running: torch.Tensor, scheduler: Any) -> None:
-        """Report the steps since the last report, and set `running` to zero. A job calls it on every rank
-        each time the steps of a report have ended.
+        """Report the steps since the last report, commit the loader's receipt, and set `running` to zero. A
+        job calls it on every rank each time the steps of a report have ended. With --prof nothing is
+        reported: see profiled_seconds.
 
         running: float64 [3], sums over all ranks.
-        scheduler: that of the job; a warning is printed if it is not the one that checkpoints hold. The
-        loader's receipt is committed. With --prof nothing is reported: see profiled_seconds.
+        scheduler: that of the job; a warning is printed if it is not the one that checkpoints hold.
         """
         step = self._loader.step
         if scheduler is not self._scheduler:
@@ -204,19 +189,17 @@ class Log:
         loss_sum, correct, count = running.tolist()  # here the host waits for the device
         # the host has waited for the device: all steps of this report have ended
         now = time.monotonic()
-        waited = self._loader.waited
         elapsed = now - self._since
-        data_time = waited - self._waited
+        data_time = self._loader.waited - self._waited
         self._since = now
-        self._waited = waited
+        self._waited = self._loader.waited
         loss = loss_sum / (count or math.nan)  # count is 0 if all steps were skipped
-        rate = self._rate() if self._rate is not None else None
+        rate = self._rate()
         pace = self.pace()
-        of_ranks = {"ranks": pace} if pace else {}  # nothing with one rank
         unit, per_sample = self._unit
         if self._bar:
             self._bar.set_postfix(loss=_short("loss", loss), refresh=False)
-            self._bar.update(step - self._bar.n)
+        self.advance(step)
         self._write(
             step,
             loss=loss,
@@ -228,12 +211,12 @@ class Log:
             memory_mb=peak_memory(),
             **self.members(),
             receipt=str(self._loader.receipt),
-            **of_ranks,
+            **({"ranks": pace} if pace else {}),  # nothing with one rank
         )
 
     def validation(self, val_sums: torch.Tensor) -> None:
-        """Report an evaluation. A job calls it on every rank after each one; rank 0 prints and writes. The
-        time since the last report counts as evaluating and saving.
+        """Report an evaluation. A job calls it on every rank after each one. The time since the last report
+        counts as evaluating and saving.
 
         val_sums: the result of evaluation.evaluate(), over all ranks. With --evaluate it is only printed.
         """
@@ -249,9 +232,8 @@ class Log:
         self._since = now
         loss = self.metrics.loss(val_sums)
         accuracy = _accuracy("val_acc", correct, count)
-        self._result = f"test_loss={loss:.6g} "
-        if accuracy:
-            self._result = f"test_accuracy={accuracy['val_acc']:.4f} "
+        result = f"test_accuracy={accuracy['val_acc']:.4f}" if accuracy else f"test_loss={loss:.6g}"
+        self._result = f"{result} "
         others = {f"val_{name}": value for name, value in self.metrics.values(val_sums).items()}
         figures: dict[str, Any] = {"val_loss": loss, **accuracy, **others}
         if vars(self.args).get("evaluate"):
@@ -260,8 +242,7 @@ class Log:
             self.info(" ".join([*shown, f"val_count={count:.0f}"]))
             return
         self._write(step, **figures, val_count=int(count))
-        counts = self.metrics.of_classes(val_sums)
-        if counts is not None:
+        if counts := self.metrics.of_classes(val_sums):
             self._files.write_confusion(step, counts)
 
     def epoch(self, **figures: float) -> None:
@@ -277,14 +258,12 @@ class Log:
         end of the run. On a terminal, whose progress bar shows these, it has at most _WIDTH columns."""
         if not ranks.is_first():
             return
-        in_all = f"/{self._total_steps}" if self._total_steps else ""
-        progress = f"epoch={self._epoch_of(step)} step={step}{in_all}"
+        progress = f"epoch={self._epoch_of(step)} step={self._of_all(step)}"
         if sys.stdout.isatty():
             shown = {name: value for name, value in figures.items() if name not in _ONLY_IN_FILES}
             line = f"{progress} {_line(shown)}"
-            while len(line) > _WIDTH:
-                line = line.rpartition(" ")[0]  # the least important figure is the last one
-            self.info(line)
+            # the least important figure is the last one
+            self.info(line if len(line) <= _WIDTH else line[: _WIDTH + 1].rpartition(" ")[0])
             return
         progress += f" time={datetime.datetime.now().isoformat(timespec='seconds')}"
         if self._total_steps and step > self._first_step:
@@ -313,11 +292,10 @@ class Log:
         return after - before
 
     def finish(self) -> None:
-        """Print the last result and the TIME COST table, and close the files, on rank 0. The Checkpointer
-        calls it after the last step. If main() returns without it, it is called then."""
+        """Print the last result and the TIME COST table, and close the files, on rank 0. If main() returns
+        without it, it is called then."""
         if self._loader is None or not ranks.is_first():
             return
-        # after the last save, on rank 0: the figures of the whole run
         loader = self._loader
         self._last_step = loader.step
         self._loader = None  # a second call does nothing
@@ -327,12 +305,11 @@ class Log:
             self._print_time_cost(loader)
         if self._writes:
             self.lost = loader.receipt.finish(self.output.folder)
-            self._files.write_end(loader.step, 0, ends.DONE)
+            self._files.write_end(loader.step, 0, starts.DONE)
         self._files.close()
 
     def _end(self, error: BaseException | None) -> None:
-        """Close the files at the end of main(), on every rank. endings calls it, with the exception that
-        ended main(), or None. If main() has failed, nothing more is printed."""
+        """Close the files at the end of main(), on every rank; endings calls it. error: what ended main()."""
         if error is None:
             self.finish()
         elif isinstance(error, endings.Changed):  # this process continues
@@ -341,28 +318,25 @@ class Log:
     def print_end(self, step: int, code: int, reason: str) -> None:
         """Print the last line of a run on rank 0: END of bootfile/ground/log_lines.py. The arguments are
         those of ends.jsonl."""
-        in_all = f"/{self._total_steps}" if self._total_steps else ""
         self._is_over = True
         if self._writes:
-            self.info(f"end: {mask(reason)} at step {step}{in_all}, exit code {code}")
+            self.info(f"end: {mask(reason)} at step {self._of_all(step)}, exit code {code}")
 
     def _print_last(self, error: BaseException | None) -> None:
-        """Print the last line of a run that is done. endings calls it on every rank. error: of the last
-        upload, or the one that has ended main(), whose line is printed."""
+        """Print the last line of a run that is done, or whose last upload has failed with this error."""
         if not self._is_over and not isinstance(error, endings.Changed):
-            self.print_end(self._last_step, *(ends.of_error(error) if error else (0, "finished")))
+            self.print_end(self._last_step, *(starts.end_of_error(error) if error else (0, "finished")))
 
     def record_signal(self, step: int) -> None:
-        """Record that the run stops after this step because of a signal. The Checkpointer calls it on rank 0,
-        when the step is saved."""
-        self._files.write_end(step, *ends.of_signal())
+        """Record that the run stops after this step because of a signal, on rank 0."""
+        self._files.write_end(step, *starts.end_of_signal())
 
     def _record_error(self, error: BaseException | None) -> None:
-        """Record the error that ended main(). endings calls it on every rank."""
+        """Record the error that ended main()."""
         if error is None or isinstance(error, endings.Changed) or not ranks.is_first():
             return
         step = self._loader.step if self._loader is not None else self._last_step
-        code, reason = ends.of_error(error)
+        code, reason = starts.end_of_error(error)
         self.print_end(step, code, reason)
         # a thread: on a mount that hangs this process must end all the same
         writing = threading.Thread(target=self._files.write_end, args=[step, code, reason], daemon=True)
@@ -370,7 +344,7 @@ class Log:
         writing.join(_LAST_WRITE)
 
     def info(self, line: str) -> None:
-        """Print a line on rank 0, above the progress bar. Each rank may call it at any time."""
+        """Print a line on rank 0, above the progress bar. Any rank may call it at any time."""
         if ranks.is_first():
             # through tqdm: print() would write into the progress bar
             with contextlib.suppress(OSError, ValueError):  # a log on a full disk must not stop the training
@@ -384,24 +358,21 @@ class Log:
         self._lap_start = now
 
     def _print_time_cost(self, loader: Any) -> None:
-        """Print the table at the end of the log, after the last lap. finish() calls it on rank 0."""
+        """Print the table at the end of the log, after the last lap."""
         self._end_lap("training")
         # what is left of the training: the time in which the rank neither waited for data nor evaluated
         computing = self._laps["training"] - loader.waited - self._evaluating
         total = sum(self._laps.values())
-        # the lines with a hyphen are parts of the lap "training", so they are not in the total again
-        rows = [
-            *self._laps.items(),
-            ("- waiting for data", loader.waited),
-            ("- computing", computing),
-            ("- evaluating and saving", self._evaluating),
-            ("total", total),
-        ]
+        rows = self._laps | {
+            "- waiting for data": loader.waited,  # a part of "training", not in the total again
+            "- computing": computing,
+            "- evaluating and saving": self._evaluating,
+            "total": total,
+        }
         print(f"\n{'TIME COST':<26}{'seconds':>10}{'share':>9}")
-        for name, seconds in rows:
+        for name, seconds in rows.items():
             print(f"{name:<26}{seconds:>10.2f}{seconds / total:>9.1%}")
-        figures = self.members()
-        if figures:  # processes may be lost and replaced in this run
+        if figures := self.members():  # processes may be lost and replaced in this run
             print(
                 f"\ngenerations {figures['generations']}, lost processes {figures['lost_processes']}, "
                 f"{figures['lost_seconds']:.1f} s without a step: useful share {figures['useful_share']:.1%}"
@@ -412,10 +383,9 @@ class Log:
         print(f"\n{self._result}{seconds} receipt={loader.receipt}", flush=True)
 
     def _commit(self, step: int) -> None:
-        """Extend the receipt on every rank, with each report; rank 0 writes it."""
+        """Extend the receipt with each report. Rank 0 writes it; the others only send their sums."""
         if ranks.is_first():
             self._files.open()
-        # rank 0 writes; the others only send their sums
         try:
             with watched(self.output.folder):
                 self._loader.commit(step, self.output.folder)
@@ -423,8 +393,8 @@ class Log:
             self.warn_once(f"warning: {self.output.folder} lacks a part of the receipt: {error}")
 
     def _write(self, step: int, **figures: Any) -> None:
-        """Write a report to the files, and print it. Each kind of report calls it, on rank 0. figures:
-        numbers, and texts; `ranks`, a dictionary, is only written to metrics.jsonl."""
+        """Write a report to the files, and print it, on rank 0. figures: numbers, and texts; `ranks`, a
+        dictionary, is only written to metrics.jsonl."""
         self._files.open()
         line: dict[str, Any] = {"epoch": self._epoch_of(step), "step": step, **figures}
         scalars = {name: float(figures[name]) for name in figures.keys() - _NO_SCALARS}
@@ -436,12 +406,14 @@ class Log:
         """Return the epoch of this step, counted from 1."""
         return max(1, math.ceil(step / len(self._loader)))
 
+    def _of_all(self, step: int) -> str:
+        """Return a step as "40/180", or "40" if the number of steps is not known."""
+        return f"{step}/{self._total_steps}" if self._total_steps else f"{step}"
+
 
 def _accuracy(name: str, correct: float, count: float) -> dict[str, float]:
     """Return the accuracy under this name; {} if the job is not a classification."""
-    if math.isnan(correct):
-        return {}
-    return {name: correct / (count or math.nan)}
+    return {} if math.isnan(correct) else {name: correct / (count or math.nan)}
 
 
 def _line(figures: Mapping[str, float | str]) -> str:
@@ -460,8 +432,7 @@ def _short(name: str, value: float | str) -> str:
 
 
 def peak_memory() -> float:
-    """Return the peak memory of this process so far, in MB: allocated by torch on its GPU, or resident on the
-    host."""
+    """Return the peak memory of this process so far, in MB: on its GPU (of torch), or on the host."""
     module = accelerator.in_use()
     if hasattr(module, "max_memory_allocated"):
         return module.max_memory_allocated() / 1e6

@@ -1,158 +1,19 @@
-"""Metrics of an evaluation as sums: Metrics, top(), absolute_error(), R2, Perplexity, ConfusionMatrix, F1.
+"""Metrics as sums of a batch: top(), absolute_error(), R2, Perplexity, ConfusionMatrix and F1.
 
-A metric takes the outputs and targets of a batch, and gives sums that add up over batches and ranks, so its
-value does not depend on their number. Metrics checks what a user's metric gives, where it enters: the shape
-of its sums, and one real number of its value. Outside are metrics that no sums have, such as the area under a
-curve: torchmetrics has them.
+Outside are metrics that no sums have, such as the area under a curve: torchmetrics has them.
 """
 
-import math
-import numbers
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
 from bootfile.ground.errors import BadInput
+from common.compute.losses import multi_hot
+from common.run.evaluation import Metrics as Metrics  # jobs import it from here
 
 _ROUNDING = 1e-15  # times the root of their number: a smaller share of a sum is the rounding of additions
 _MOST_IN_A_MATRIX = 1000  # classes: of 8 MB; of 100,000 it would have 80 GB
-
-
-class Metrics:
-    """The metrics of an evaluation besides loss and accuracy, and the one that chooses best.pth.
-
-    metrics: name -> a function(outputs, targets) -> [n] with one number for each sample, whose mean is
-    reported; or an object such as R2 with size, sums(outputs, targets) -> [size], sums of a batch that add up
-    over batches and ranks, and value(sums) -> number of Python or NumPy, or a tensor of 0 dimensions, from
-    float64 [size] on the CPU. best: the name of a metric, "acc" or "loss"; None: the accuracy, or the loss if
-    the job has no accuracy. lowest: whether the lowest value is the best (default: true for the loss only).
-    Raises BadInput.
-
-        log.use(metrics.Metrics(mae=metrics.absolute_error, best="mae", lowest=True))
-    """
-
-    def __init__(self, best: str | None = None, lowest: bool | None = None, **metrics: Any):
-        names = ["loss", "acc", *metrics]
-        if best is not None and best not in names:
-            raise BadInput(f"Metrics(best={best!r}): unknown metric, expected one of {', '.join(names)}")
-        # a report has one figure of each name
-        taken = metrics.keys() & {"loss", "acc", "count"}
-        if taken:
-            raise BadInput(f"a metric cannot have the name {taken.pop()!r}: every evaluation reports it")
-        self.metrics = metrics  # name -> function or object
-        self.best = best
-        self.lowest = best == "loss" if lowest is None else lowest
-        self._sizes = [getattr(metric, "size", 1) for metric in metrics.values()]  # sums of each metric
-        self.size = sum(self._sizes) + 1  # the divisor of the loss is the last
-
-    @property
-    def best_of(self) -> str:
-        """Return the metric that chooses best.pth, as a checkpoint stores it; "" for the default."""
-        if not self.best:
-            return ""
-        return f"lowest {self.best}" if self.lowest else f"highest {self.best}"
-
-    def sums(self, outputs: Any, targets: Any) -> list[torch.Tensor]:
-        """Return the sums of each metric for a batch, float64 [its size]. evaluate() calls it on each rank
-        for each batch of the rank."""
-        parts = []
-        for (name, metric), size in zip(self.metrics.items(), self._sizes, strict=True):
-            # float64: in a sum over many batches the last ones must not be lost
-            if hasattr(metric, "sums"):
-                sums = metric.sums(outputs, targets)
-                _check_shape(name, sums, size, "its sums")
-                parts.append(sums.double())
-            else:
-                values = metric(outputs, targets)
-                _check_shape(name, values, count_samples(targets), "one number a sample")
-                parts.append(values.double().sum()[None])
-        return parts
-
-    def loss(self, sums: torch.Tensor) -> float:
-        """Return the loss of all samples; NaN without samples or labels. sums: as for values()."""
-        # without metrics the sums have no divisor of their own
-        divisor = sums[-1] if len(sums) == 3 + self.size else sums[2]
-        return (sums[0] / divisor).item() if divisor else math.nan
-
-    def values(self, sums: torch.Tensor) -> dict[str, float]:
-        """Return the value of each metric. sums: from evaluate(), over all ranks. Raises BadInput."""
-        # NaN without samples: a division by zero would end the evaluation
-        count = sums[2].item() or math.nan
-        values = {}
-        for (name, metric), part in zip(self.metrics.items(), self._split(sums), strict=True):
-            if hasattr(metric, "sums"):
-                values[name] = _as_number(name, metric.value(part))
-            else:
-                values[name] = part.item() / count
-        return values
-
-    def score(self, sums: torch.Tensor) -> float:
-        """Return a score that is higher for a better model; NaN if it is unknown. sums: as for values(). The
-        Checkpointer calls it on every rank after each evaluation, to choose best.pth."""
-        _, value, is_lowest_best = self._find_chosen(sums)
-        return -value if is_lowest_best else value
-
-    def describe_score(self, sums: torch.Tensor) -> str:
-        """Return the figure that chooses best.pth in words: "val_acc 0.9721". Without "=": patterns such as
-        val_acc=(.*) of a platform must find evaluations only."""
-        name, value, _ = self._find_chosen(sums)
-        return f"val_{name} {value:.4g}"
-
-    def _find_chosen(self, sums: torch.Tensor) -> tuple[str, float, bool]:
-        """Return the name and the value of the figure that chooses best.pth, and whether low is good."""
-        _, correct, count = sums[:3].tolist()
-        # each rank has the sums of all ranks, so each finds the same score without a collective
-        figures = {"loss": self.loss(sums), "acc": correct / (count or math.nan)}
-        figures |= self.values(sums)
-        # without best= the job decides: the accuracy if it has one, else the loss
-        best = self.best or ("loss" if math.isnan(correct) else "acc")
-        is_lowest_best = bool(self.lowest) or (not self.best and best == "loss")
-        return best, figures[best], is_lowest_best
-
-    def of_classes(self, sums: torch.Tensor) -> dict[str, Any] | None:
-        """Return what the ConfusionMatrix among the metrics has counted; None if there is none.
-
-        `count`, `correct`: the labels and the right predictions of each class, lists. `matrix`: int64
-        [classes, classes], None if it has only counts. sums: as for values().
-        """
-        for metric, part in zip(self.metrics.values(), self._split(sums), strict=True):
-            if isinstance(metric, ConfusionMatrix):
-                count, correct = metric.of_classes(part)
-                matrix = part.view(metric.classes, -1).long() if metric.has_matrix else None
-                return {"count": count.long().tolist(), "correct": correct.long().tolist(), "matrix": matrix}
-        return None
-
-    def _split(self, sums: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the sums of each metric, on the CPU. Raises BadInput if they are not of these metrics."""
-        if len(sums) - 3 not in (self.size - 1, self.size):
-            raise BadInput(
-                f"log.metrics has {self.size} sums and the evaluation {len(sums) - 3}: expected "
-                "evaluation.evaluate(..., metrics=log.metrics)"
-            )
-        return sums[3 : 2 + self.size].cpu().split(self._sizes)
-
-
-def _check_shape(name: str, result: Any, length: int, kind: str) -> None:
-    """Raise BadInput if a user's metric has not returned a tensor of this length. kind: its content."""
-    if not isinstance(result, torch.Tensor) or result.shape != (length,):
-        shape = list(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
-        raise BadInput(f"metric {name}: expected a tensor [{length}], {kind}, got {shape}")
-
-
-def _as_number(name: str, value: Any) -> float:
-    """Return what a metric's value() has returned as a number of Python. Metrics.values() calls it with the
-    results of users' metrics. Raises BadInput if it is not one real number."""
-    number = value.item() if getattr(value, "ndim", None) == 0 else value
-    if isinstance(number, int | float):
-        return number
-    if isinstance(number, numbers.Real):  # such as a fraction
-        return float(number)
-    kind = type(value).__name__
-    if isinstance(value, torch.Tensor | np.ndarray):
-        kind = f"a {kind} {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-    raise BadInput(f"metric {name}: expected one real number from value(sums), got {kind}")
 
 
 def of_classes(classes: int, has_sets: bool, best: str | None) -> Metrics:
@@ -259,7 +120,14 @@ class ConfusionMatrix:
         sums = torch.zeros(self.size + 1, dtype=torch.float64, device=places.device)
         return sums.scatter_add_(0, places, torch.ones_like(places, dtype=torch.float64))[:-1]
 
-    def of_classes(self, sums: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def of_classes(self, sums: torch.Tensor) -> dict[str, Any]:
+        """Return `count` and `correct`, lists with the labels and the right predictions of each class, and
+        `matrix`, int64 [classes, classes], or None."""
+        count, correct = self._count(sums)
+        matrix = sums.view(self.classes, -1).long() if self.has_matrix else None
+        return {"count": count.long().tolist(), "correct": correct.long().tolist(), "matrix": matrix}
+
+    def _count(self, sums: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the labels and the right predictions of each class, float64 [classes] each."""
         if not self.has_matrix:
             return sums[: self.classes], sums[self.classes :]
@@ -268,7 +136,7 @@ class ConfusionMatrix:
 
     def value(self, sums: torch.Tensor) -> float:
         """Return the mean accuracy of the classes that have labels; NaN without labels."""
-        counts, correct = self.of_classes(sums)
+        counts, correct = self._count(sums)
         return (correct / counts)[counts > 0].mean().item()
 
 
@@ -282,8 +150,6 @@ class F1:
 
     def sums(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the right predictions of each class, then its predictions plus its labels, float64."""
-        from common.compute.losses import multi_hot  # most jobs have one label for each sample
-
         predicted = outputs > 0
         labelled = multi_hot(targets, self.classes) > 0.5
         return torch.cat([(predicted & labelled).sum(0), predicted.sum(0) + labelled.sum(0)]).double()
@@ -302,13 +168,3 @@ def _columns(outputs: torch.Tensor, targets: torch.Tensor, name: str) -> tuple[t
         shapes = f"outputs {list(outputs.shape)}, targets {list(targets.shape)}"
         raise BadInput(f"metric {name}: expected outputs and targets of one shape, got {shapes}")
     return outputs, targets
-
-
-def count_samples(targets: Any) -> int:
-    """Return the number of samples: the length of the first tensor, or of a list of dictionaries or texts."""
-    if isinstance(targets, dict) and targets:
-        return count_samples(next(iter(targets.values())))
-    # a list of texts or of dictionaries has one sample an element
-    if isinstance(targets, list | tuple) and targets and isinstance(targets[0], torch.Tensor | list | tuple):
-        return count_samples(targets[0])
-    return len(targets)

@@ -51,10 +51,9 @@ class Output:
         self.folder = folder
         self.url = url
         self.is_default = is_default
-        refusal = f"{self} belongs to another job that is running"
-        if url:
-            refusal += f" on this node (it writes to {folder})"
-        self._lock = FolderLock(folder, f"{refusal}: give every job an --output_dir of its own")
+        on_node = f" on this node (it writes to {folder})" if url else ""
+        refusal = f"{self} belongs to another job that is running{on_node}: give every job an --output_dir"
+        self._lock = FolderLock(folder, f"{refusal} of its own")
 
     def __str__(self) -> str:
         return self.url or self.folder
@@ -65,20 +64,18 @@ class Output:
         return os.path.join(PARENT if self.is_default else self.folder, "index")
 
     def hold(self) -> None:
-        """Make this process the only one that writes to the folder until it ends. It makes the folder, and
-        waits up to 10 s for a job that is just ending. Raises BadInput if another job holds the folder, or if
-        a folder in it is a link. A job calls it on rank 0 before it looks for a checkpoint (resume.py)."""
+        """Make this process the only one that writes to the folder until it ends, on rank 0. It makes the
+        folder, and waits up to 10 s for a job that is just ending. Raises BadInput if another job holds the
+        folder, or if a folder in it is a link."""
         if HELD in os.environ:  # by the process that has started this one
             return
         refuse_links(self.folder, _FOLDERS)
-        # on this process only: the others of the job wait for it, and learn of its error
         self._lock.hold()
         endings.at_end("folder", lambda _: self.release())  # after everything is written
 
     def begin(self) -> None:
         """Make the link `latest` point to this folder if it is a default one; ignored if the file system has
-        no links. Log.start() calls it on rank 0, when the checkpoint is loaded and before the first step. So
-        `latest` keeps its folder if a job fails before it trains, or if it only looks at the folder."""
+        no links. Called on rank 0 before the first step: `latest` keeps its folder if a job fails before."""
         is_held = self._lock.is_held or HELD in os.environ  # by this process, or by the one that started it
         if not is_held or not self.is_default:
             return
@@ -94,9 +91,7 @@ class Output:
             os.unlink(new)
 
     def release(self) -> None:
-        """Release the folder for other jobs. A start that was refused leaves the folder as it was. It is
-        called on the process that holds the folder: at the end of main(), and before it exits after a
-        signal."""
+        """Release the folder for other jobs. A start that was refused leaves the folder as it was."""
         self._lock.release()
 
 
@@ -106,17 +101,12 @@ def open_output(args: argparse.Namespace, topology: Topology) -> Output:
     args: output_dir (a folder, an s3:// or obs:// URL, or None for a new folder in PARENT) and, if
     the job has them, prof and evaluate. Raises BadInput; nothing is left on the disk then.
     """
-    # the user names a folder, or each start makes a new one
-    if not args.output_dir:
-        # one process of the job makes the folder, and its name has the time: the others must not
-        writes = topology.rank == 0 and not writes_nothing(args)
-        if writes or STARTED_BY in os.environ:
-            folder = make_default()
-        else:
-            folder = local_output(PARENT)
-        return Output(folder, is_default=os.environ.get(_OWN) == folder)
-    url = args.output_dir if is_url(args.output_dir) else None
-    return Output(folder_of(args.output_dir), url)
+    if args.output_dir:
+        return Output(folder_of(args.output_dir), args.output_dir if is_url(args.output_dir) else None)
+    # one process of the job makes the folder, and its name has the time: the others must not
+    writes = topology.rank == 0 and not writes_nothing(args)
+    folder = make_default() if writes or STARTED_BY in os.environ else local_output(PARENT)
+    return Output(folder, is_default=os.environ.get(_OWN) == folder)
 
 
 def writes_nothing(args: argparse.Namespace) -> bool:
@@ -129,8 +119,7 @@ def folder_of(given: str) -> str:
     BadInput if it is not writable. The folder is not made."""
     if not is_url(given):
         return local_output(given)
-    from common.object_store.location import parse  # only a job with a URL needs the object store
-    from common.object_store.paths import scratch_folder
+    from common.object_store.location import parse, scratch_folder  # only a job with a URL needs them
 
     # at the root of a bucket the files of all jobs would mix
     if not parse(given).prefix:
@@ -140,15 +129,9 @@ def folder_of(given: str) -> str:
     return local_output(scratch_folder("outputs", given))
 
 
-def local_output(path: str) -> str:
-    """Return the real, absolute path of an output folder. Raises BadInput if it is not writable. The folder
-    is not made."""
-    check_writable("output_dir", path)
-    return os.path.realpath(path)  # `latest` may point to another folder later
-
-
-def check_writable(option: str, path: str) -> None:
-    """Raise BadInput if a folder cannot be made or written. Nothing is left on the disk."""
+def local_output(path: str, option: str = "output_dir") -> str:
+    """Return the real, absolute path of a folder for results. Raises BadInput if it cannot be made or
+    written. Nothing is left on the disk."""
     # other addresses would become a local folder of that name
     if "://" in path:
         raise BadInput(
@@ -164,13 +147,13 @@ def check_writable(option: str, path: str) -> None:
         # a file system may be mounted read-only, or full: only a write shows it
         with tempfile.TemporaryFile(dir=parent) as file:
             file.write(b"\0" * 4096)
+    return os.path.realpath(path)  # `latest` may point to another folder later
 
 
 def make_default() -> str:
     """Make the folder of a job without --output_dir and return its path; it is deleted at the end if it is
-    empty. A process that another one started returns the folder that its parent has made. Raises BadInput.
-    Rank 0 calls it when it opens the output, or the process that starts the ranks of a node: these find the
-    path in the environment."""
+    empty. A process that another one started finds in the environment the folder that its parent has made.
+    Raises BadInput."""
     parent = local_output(PARENT)
     if STARTED_BY in os.environ:
         return os.environ.get(_OWN, parent)
@@ -195,24 +178,19 @@ def make_default() -> str:
 
 
 def list_results(folder: str) -> list[str]:
-    """Return the names of the results in the folder of a run: checkpoints, then weights, then reports. A
-    start calls it on rank 0, to refuse a folder with the results of another run."""
+    """Return the names of the results in the folder of a run: checkpoints, then weights, then reports."""
     names: list[str] = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     # classes.json and starts.jsonl do not count: a start may write them before it has a result
     results = [f"{CHECKPOINTS}/{name}" for name in checkpoints(folder)]
-    results += [name for name in names if WEIGHTS.fullmatch(name)]
-    reports = [name for name in names if _REPORTS.fullmatch(name)]
-    reports = [name for name in reports if os.path.getsize(os.path.join(folder, name))]
+    results += filter(WEIGHTS.fullmatch, names)
+    reports = [name for name in filter(_REPORTS.fullmatch, names) if os.path.getsize(f"{folder}/{name}")]
     # If there is only a receipt, the job was killed during its first report and has no results.
     return results if reports == ["receipt.bin"] else results + reports
 
 
 def epochs(folder: str) -> list[float]:
     """Return the epochs whose weights are in an output folder; infinity if it has only best.pth."""
-    try:
-        names = os.listdir(folder)
-    except FileNotFoundError:
-        return []
+    names = os.listdir(folder) if os.path.isdir(folder) else []
     matches = [match for match in map(WEIGHTS.fullmatch, names) if match]
     numbers: list[float] = [int(match[1]) for match in matches if match[1]]
     return [math.inf] if matches and not numbers else numbers

@@ -1,5 +1,5 @@
 """The files of a run's reports: metrics.jsonl, confusion.json, TensorBoard events, and those of trackers.
-starts.jsonl is written by common/run/starts.py."""
+starts.jsonl and ends.jsonl are written by starts.py."""
 
 import argparse
 import contextlib
@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from bootfile.ground.errors import BadInput, MissingPackage, import_optional
 from bootfile.ground.files import append_json_line, check_mounted, write_atomic
@@ -15,26 +15,10 @@ from bootfile.ground.heartbeat import watched
 from bootfile.ground.results import CLASSES, CONFUSION
 from bootfile.records import METRICS, cut_reports, read_starts
 from common.console import arguments
-from common.run import ends, environment, starts
+from common.run import environment, starts
 from common.run.output import Output
 
 _MOST_CLASSES = 100  # with more classes the matrix is not written
-
-
-class Beginning(NamedTuple):
-    """What the files need of the start of a training.
-
-    step, total_steps, run, repeats, continues: as for Log.start(). receipt: of the training loader. facts:
-    what starts.jsonl gets with the first report.
-    """
-
-    step: int
-    total_steps: int | None
-    run: str
-    repeats: bool
-    continues: bool
-    receipt: Any
-    facts: dict[str, Any]
 
 
 class ReportFiles:
@@ -48,20 +32,27 @@ class ReportFiles:
         self._args = args
         self._output = output
         self._warn_once = warn_once
-        self._path = os.path.join(output.folder, METRICS)
         self._trackers: dict[str, Any] | None = None  # name -> tracker; from the first report on
-        self._beginning: Beginning  # from begin() on
+        self._start: float | None = None  # the time of this start in starts.jsonl
         self.class_names: tuple[str, ...] = ()  # of the training set
 
-    def begin(self, beginning: Beginning) -> None:
-        """Take what the first report needs. Log.start() calls it; nothing is written yet."""
-        self._beginning = beginning
+    def begin(self, facts: dict[str, Any], receipt: Any, run: str, repeats: bool, continues: bool) -> None:
+        """Take what the first report needs; nothing is written yet: a run that fails before its first report
+        leaves no files, and does not shorten those of an earlier start.
+
+        facts: what starts.jsonl gets. receipt: of the training loader. The others: as for Log.start().
+        """
+        self._facts = facts
+        self._start = facts["time"]
+        self._receipt = receipt
+        self._run = run
+        self._repeats = repeats
+        self._continues = continues
 
     def open(self) -> None:
         """Begin the files with the first report, and make the folder again if it was deleted. The Log calls
-        it before each report. With the first report, not in begin(): a run that fails before its first report
-        leaves no files, and does not shorten those of an earlier start."""
-        begun = self._beginning
+        it before each report."""
+        step = self._facts["step"]
         folder = self._output.folder
         with self._reported():
             check_mounted(folder)
@@ -69,18 +60,18 @@ class ReportFiles:
             if self._trackers is not None:
                 return
             # steps after the checkpoint are trained again: their reports would be in the file twice
-            lost = cut_reports(folder, begun.step, begun.repeats)
+            lost = cut_reports(folder, step, self._repeats)
             # a process that joins an elastic job does not start the run
-            if not begun.continues or not read_starts(folder):
-                facts = begun.facts
-                if lost:
-                    facts = facts | {"lost": lost}
+            before = read_starts(folder) if self._continues else []
+            if before:
+                self._start = before[-1].get("time")
+            else:
+                facts = self._facts | ({"lost": lost} if lost else {})
                 starts.write(folder, self._args, environment.facts(), **facts)
                 with self._reported():  # without it, the other reports are whole
-                    ends.begin(folder, begun.facts["time"])
+                    starts.expect_end(folder, facts["time"])
             # the receipt is that of the whole run: it begins where the first start began
-            steps = (start["step"] for start in read_starts(folder))
-            begun.receipt.begins_at(min(steps, default=begun.step))
+            self._receipt.begins_at(min((start["step"] for start in read_starts(folder)), default=step))
             if self.class_names:
                 with self._reported():  # the next report would begin the files a second time
                     write_atomic(os.path.join(folder, CLASSES), json.dumps(self.class_names) + "\n")
@@ -89,30 +80,29 @@ class ReportFiles:
             self._open_trackers(self._trackers)
 
     def _open_trackers(self, opened: dict[str, Any]) -> None:
-        """Add the trackers of the run to `opened`, by name: TensorBoard, the TrainJob if this is one, and
-        --tracker. open() calls it once."""
-        begun = self._beginning
-        # these two have warnings of their own: one that fails does not keep the others from opening
+        """Add the trackers of the run to `opened`, by name. One that fails does not keep the others from
+        opening."""
+        step = self._facts["step"]
         with self._reported("TensorBoard"):
-            # the report at begun.step is deleted too if the run writes it again
-            opened["TensorBoard"] = _TensorBoard(self._output.folder, begun.step - begun.repeats)
-        if "KUBEFLOW_TRAINER_SERVER_URL" in os.environ:  # the controller of TrainJobs sets it
-            from common.run.train_job import TrainJob  # most jobs are none
-
-            opened["the TrainJob"] = TrainJob(begun.step, begun.total_steps)
+            # the report at this step is deleted too if the run writes it again
+            opened["TensorBoard"] = _TensorBoard(self._output.folder, step - self._repeats)
         name = vars(self._args).get("tracker")  # jobs without a training have none
-        if name:
-            from common.run import trackers  # most jobs have none
+        is_train_job = "KUBEFLOW_TRAINER_SERVER_URL" in os.environ  # the controller of TrainJobs sets it
+        if not name and not is_train_job:
+            return
+        from common.run import trackers  # most jobs have none
 
+        if is_train_job:
+            opened["the TrainJob"] = trackers.TrainJob(step, self._facts["steps"])
+        if name:
             title = os.path.basename(str(self._output).rstrip("/"))
             with self._reported(f"--tracker {name}"):
-                tracker = trackers.start(name, begun.run, title, arguments.settings(self._args))
+                tracker = trackers.start(name, self._run, title, arguments.settings(self._args))
                 opened[f"--tracker {name}"] = tracker
 
     @contextlib.contextmanager
     def _reported(self, tracker: str = "") -> Iterator[None]:
-        """Print the reason once if the block, which writes a report, raises an exception; the training
-        continues."""
+        """Print the reason once if the block, which writes a report, raises an exception."""
         try:
             with watched(self._output.folder):
                 yield
@@ -127,11 +117,13 @@ class ReportFiles:
 
     def write(self, step: int, line: dict[str, Any], scalars: Mapping[str, float]) -> None:
         """Append a report to metrics.jsonl, and give its scalars to the trackers."""
+        if self._trackers is None:  # the files could not be begun
+            return
         with self._reported():
-            if self._trackers is not None:
-                append_json_line(self._path, line | {"time": round(time.time(), 3)})
+            path = os.path.join(self._output.folder, METRICS)
+            append_json_line(path, line | {"time": round(time.time(), 3)})
         # after the file: a tracker may be slow, or wait for its server
-        for name, tracker in (self._trackers or {}).items():
+        for name, tracker in self._trackers.items():
             with self._reported(name):
                 tracker.log(scalars, step)
 
@@ -152,21 +144,16 @@ class ReportFiles:
     def describe_last_end(self) -> str:
         """Return one line on how the start before this one ended; "" if it is not known."""
         with contextlib.suppress(OSError, BadInput):  # the folder may be another user's: it is only told
-            return ends.describe_last(self._output.folder)
+            return starts.describe_last_end(self._output.folder)
         return ""
 
     def write_end(self, step: int, code: int, reason: str) -> None:
         """Record the end of this start. step: the last one that it began. A start that has reported nothing
         is recorded only in the files of an earlier one."""
         folder = self._output.folder
-        start = None  # the newest one in starts.jsonl
-        has_reported = self._trackers is not None
-        if not has_reported:
-            start = self._beginning.facts["time"]
-            if not os.path.exists(os.path.join(folder, ends.FILE)):
-                return
         with self._reported():
-            ends.write(folder, step, code, reason, start)
+            if self._trackers is not None or os.path.exists(os.path.join(folder, starts.ENDS)):
+                starts.write_end(folder, self._start, step, code, reason)
 
     def close(self) -> None:
         """Finish the trackers at the end of a run, or of the part of it that this process reports."""

@@ -35,10 +35,8 @@ def path_of(folder: str, rank: int) -> str:
 
 
 class SampleLosses(Plugin):
-    """Collects the losses of this rank's samples on their device, and appends them to its file.
-
-    The Checkpointer makes one on each rank of a job with --sample_losses: a plugin that writes with each
-    report, because reading the losses waits for the device as a report does, and when the training diverges.
+    """Collects the losses of this rank's samples on their device, and appends them to its file with each
+    report, which waits for the device all the same, and when the training diverges.
 
     criterion: the module that the loop calls, with an attribute `reduction` and without parameters.
     loader: the training loader. folder: of the results. log: a function that takes one line.
@@ -67,8 +65,7 @@ class SampleLosses(Plugin):
         self._end: int | None = None  # bytes of the file; None before the first write
 
     def begin(self, parts: Parts, step: int) -> None:
-        """Collect from the next step on. step: the steps before it; later ones in the file are deleted with
-        the first write()."""
+        """Collect from the next step on. Later steps in the file are deleted with the first write()."""
         self._begun = step
         self._shards = parts.shards
         self._criterion.register_forward_pre_hook(self._follow)
@@ -83,8 +80,8 @@ class SampleLosses(Plugin):
             self.write()
 
     def _follow(self, *_: Any) -> None:
-        """Give the copy the numbers and buffers that the criterion has. torch calls it before each call of
-        the criterion, which may change its buffers."""
+        """Give the copy the numbers and buffers that the criterion has before a call, which may change
+        them."""
         for copied, module in zip(self._copy.modules(), self._criterion.modules(), strict=False):
             for name, value in vars(module).items():
                 if type(value) in _NUMBERS:
@@ -93,15 +90,13 @@ class SampleLosses(Plugin):
                 copied._buffers[name] = None if buffer is None else buffer.clone()
 
     def _add(self, _: Any, args: tuple, options: dict, result: torch.Tensor) -> None:
-        """Compute the losses of a call. torch calls it after each call of the criterion, also in an
-        evaluation. Raises BadInput at the first call that does not give one loss a sample."""
+        """Compute the losses of a call, after it. Raises BadInput if it does not give one loss a sample."""
         batch = self._loader.batch
-        if batch is None or not torch.is_grad_enabled():
-            return  # an evaluation
-        if getattr(self._loader, "is_removed", False):
-            return  # --without has removed all samples of the batch
-        if self._shards is not None and self._shards.is_repeating:
-            return  # the losses of this call are kept already
+        is_evaluation = batch is None or not torch.is_grad_enabled()
+        is_removed = getattr(self._loader, "is_removed", False)  # by --without: all samples of the batch
+        is_kept = self._shards is not None and self._shards.is_repeating  # the losses of this call
+        if is_evaluation or is_removed or is_kept:
+            return
         # the second call of the criterion may draw random numbers too, on the CPU or on the device
         sources = [torch, accelerator.of(getattr(result, "device", "cpu"))]
         generators = [source for source in sources if hasattr(source, "get_rng_state")]
@@ -146,21 +141,18 @@ class SampleLosses(Plugin):
             return
         # one copy from the device for all steps since the last report
         losses = torch.cat([losses_of_call for _, _, losses_of_call in kept]).cpu().numpy().astype("<f4")
-        steps: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}  # a step may have several calls
-        place = 0
-        for step, ids, _ in kept:
-            steps.setdefault(step, []).append((ids, losses[place : place + len(ids)]))
-            place += len(ids)
-        # a record of the file for each step: its head, then the ids, then the losses
-        content = []
-        for step, parts in steps.items():
-            ids = np.concatenate([ids_of_call for ids_of_call, _ in parts])
-            losses_of_step = np.concatenate([losses_of_call for _, losses_of_call in parts])
-            content.append(np.array((step, len(ids)), STEP).tobytes())
-            content.append(ids.astype("<i8").tobytes())
-            content.append(losses_of_step.tobytes())
+        ids = np.concatenate([ids_of_call for _, ids_of_call, _ in kept]).astype("<i8")
+        # a record of the file for each step, which may have several calls: its head, its ids, its losses
+        counts: dict[int, int] = {}
+        for step, ids_of_call, _ in kept:
+            counts[step] = counts.get(step, 0) + len(ids_of_call)
+        content = b""
+        end = 0
+        for step, count in counts.items():
+            part = slice(end, end := end + count)
+            content += np.array((step, count), STEP).tobytes() + ids[part].tobytes() + losses[part].tobytes()
         try:
-            self._append(b"".join(content))
+            self._append(content)
         except OSError as error:
             self._log(f"warning: {self._path} lacks losses of samples: {error.strerror or error}")
 
@@ -169,7 +161,6 @@ class SampleLosses(Plugin):
         are trained again."""
         folder = os.path.dirname(self._path)
         check_mounted(folder)
-        # the first write of this start: steps after the checkpoint are in the file already, and come again
         if self._end is None:
             os.makedirs(folder, exist_ok=True)
             self._end = self._find_end() if os.path.exists(self._path) else 0
@@ -182,17 +173,14 @@ class SampleLosses(Plugin):
 
     def _find_end(self) -> int:
         """Return the end in the file of the last step up to the step of begin(); 0 without one."""
-        end = 0
         with open(self._path, "rb", opener=opener) as file:
-            for step, count in _walk(file):
-                if step <= self._begun:
-                    end = file.tell() + 12 * count
-        return end
+            ends = [file.tell() + 12 * count for step, count in _walk(file) if step <= self._begun]
+        return max(ends, default=0)
 
 
 def read(folder: str, rank: int, steps: Container[int]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
     """Return step -> (ids int64 [n], losses float32 [n]) of a rank, of those of the steps that its file has.
-    Raises BadInput if the file cannot be read. Commands that show a run call it, not the job itself."""
+    Raises BadInput if the file cannot be read."""
     path = path_of(folder, rank)
     if not os.path.exists(path):
         return {}

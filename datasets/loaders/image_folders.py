@@ -24,9 +24,9 @@ from common.distributed import barrier
 from common.distributed.barrier import beating
 from common.ground import endings
 from common.run import starts
-from common.run.job import JobParser
 from common.run.log import Log
-from common.run.output import Output, check_writable
+from common.run.output import Output, local_output
+from common.run.run import JobParser
 from datasets.folders import image_folder, image_index, random_folder, splits
 from datasets.loaders import backends, preprocessing
 from datasets.loaders.backends import SyntheticIndex
@@ -98,7 +98,7 @@ def open_stores(args: argparse.Namespace, device: torch.device, log: Log) -> tie
     # all options are checked before the scan, which may take hours
     for name in ("pack", "cache_dir"):
         if getattr(args, name):
-            check_writable(f"--{name}", getattr(args, name))
+            local_output(getattr(args, name), f"--{name}")
     if backend in backends.CACHED and not (args.pack or args.cache):
         raise BadInput(
             f"--data_backend {backend} needs --cache URL or --pack FOLDER, such as --pack /dev/shm/packs"

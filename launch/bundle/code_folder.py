@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 
 from bootfile.ground.errors import BadInput, import_optional
 from bootfile.ground.files import explained, read_file
-from common.object_store.paths import check_keys
+from common.object_store.location import check_keys
 from launch import manifests
 from launch.bundle import imports
 from launch.explain import human_size

@@ -11,7 +11,7 @@ import numpy as np
 
 from bootfile.ground.errors import BadInput
 from bootfile.records import METRICS, STARTS, parent_of, read_counted, read_starts
-from common.run import ends
+from common.run import starts
 
 _MOST_FIGURES = 40  # names in one run
 _GREATEST = 10**100
@@ -147,7 +147,7 @@ def _read_starts(run: Run) -> list[Start]:
     """Return the starts in order, each once, beginning with the last one that did not resume. read() calls it
     first: the evaluation after a start is measured from that start."""
     history: list[Start] = []
-    recorded = ends.read(run.path)
+    recorded = starts.read_ends(run.path)
     for line in read_starts(run.path):
         numbers = _numbers(line)
         time = numbers.get("time", math.nan)
@@ -180,7 +180,7 @@ def _read_starts(run: Run) -> list[Start]:
         )
         history.append(start)
     # the newest start may still run
-    if history and history[-1].end == ends.KILLED:
+    if history and history[-1].end == starts.KILLED:
         history[-1].end = ""
     if not history:
         run.notes.append(f"no start in {STARTS}: settings, environment and restarts are unknown")

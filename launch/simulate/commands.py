@@ -12,7 +12,7 @@ import sys
 from bootfile.console.words import get_option, split_option
 from bootfile.ground.errors import BadInput
 from bootfile.machine.cores import available_cores
-from common.object_store.paths import SCRATCH
+from common.object_store.location import SCRATCH
 from launch.profiles import VARIABLES, find_pod_grace, make_rank_table, make_starts
 from launch.simulate import slow_data
 from launch.simulate.faults import HANGS

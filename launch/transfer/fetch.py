@@ -29,7 +29,7 @@ from common.console.arguments import Parser
 from common.ground.files import has_digest
 from common.object_store import sync
 from common.object_store.errors import of_the_disk
-from common.object_store.paths import check_keys, make_path
+from common.object_store.location import check_keys, make_path
 from common.object_store.store import Object, ObjectStore
 from launch import explain, manifests, records
 from launch.transfer import progress

@@ -26,7 +26,7 @@ from bootfile.ground.errors import BadInput, printable
 from common.console.arguments import Parser, positive_int
 from common.object_store import sync
 from common.object_store.errors import of_the_disk
-from common.object_store.paths import check_keys
+from common.object_store.location import check_keys
 from common.object_store.store import Object, ObjectStore
 from launch import manifests
 from launch.transfer import progress

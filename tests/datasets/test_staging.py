@@ -10,7 +10,7 @@ import pytest
 
 from bootfile.ground.errors import BadInput
 from common.ground.files import locked
-from common.object_store.paths import SCRATCH, scratch_folder
+from common.object_store.location import SCRATCH, scratch_folder
 from datasets import staging
 from tests.conftest import LONGEST, environment, finish, free_port, names, start, wait_until
 from tests.support.fault_proxy import FaultProxy

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from bootfile.ground.log_lines import END, PROGRESS
-from common.run import ends
+from common.run import starts
 from launch.report import runs, tables
 from tests.conftest import QUICK, ROOT, finish, interrupt, names, processes_of, run, run_ranks, start_until
 from tests.support.exact import changed
@@ -119,7 +119,7 @@ def test_a_restart_says_how_the_start_before_ended(tmp_path):
     assert watch(tmp_path / "log") == "silent"
 
     done = run(*ONE, f"--output_dir={tmp_path}").stdout
-    assert said(done) == ends.KILLED
+    assert said(done) == starts.KILLED
     assert watch_text(tmp_path / "log", done) == "finished" and END.match(done.splitlines()[-1])
     assert ends_in(done) == [{"reason": "finished", "step": "15", "steps": "15", "code": "0"}]
     *_, last = (progress for progress in map(PROGRESS.match, done.splitlines()) if progress)
@@ -130,8 +130,8 @@ def test_a_restart_says_how_the_start_before_ended(tmp_path):
     assert [line["start"] for line in ends_of(tmp_path)] == [begun[0], begun[2]]
     assert [(line["step"], line["reason"]) for line in ends_of(tmp_path)][1:] == [(15, "done")]
     column = [row[-1] for row in tables.make_start_rows([runs.read(str(tmp_path), "run")])]
-    assert column == [stopped_at, ends.KILLED, "done"]
-    assert not ends.describe_last(str(tmp_path)), "the run is done"
+    assert column == [stopped_at, starts.KILLED, "done"]
+    assert not starts.describe_last_end(str(tmp_path)), "the run is done"
 
 
 @pytest.mark.thorough
@@ -168,8 +168,9 @@ def test_ends_that_cannot_be_written_cost_no_other_report(tmp_path):
 
 
 def test_an_error_with_a_password_is_masked(tmp_path):
-    (tmp_path / "starts.jsonl").write_text('{"time": 1.5, "step": 0, "settings": {}, "environment": {}}\n')
-    ends.write(str(tmp_path), 3, *ends.of_error(OSError("no answer of https://me:hunter2@host/path")))
+    starts.write_end(
+        str(tmp_path), 1.5, 3, *starts.end_of_error(OSError("no answer of https://me:hunter2@host/path"))
+    )
     [end] = ends_of(tmp_path)
     assert end["start"] == 1.5 and end["reason"].startswith("OSError: no answer of")
     assert "hunter2" not in str(end)
@@ -186,7 +187,7 @@ def test_a_lost_rank_is_told_to_the_next_start(tmp_path):
     assert watch_text(tmp_path / "log", lost.stdout + lost.stderr) == "start it again"
     line = said(run_ranks(*TWO, f"--output_dir={tmp_path}")[0].stdout)
     # the launcher may end rank 0 before it has written
-    assert line == ends.KILLED or re.search(r"lost contact with another process: .* \(exit code 5\)$", line)
+    assert line == starts.KILLED or re.search(r"lost contact with another process: .* \(exit code 5\)$", line)
 
 
 @pytest.mark.thorough

@@ -13,10 +13,7 @@ MODULES = {
     "--preemption": ["bootfile.exact.preemption", "bootfile.processes.notices"],
     "--sample_losses": ["common.run.sample_losses"],
     "--without": ["common.checkpoint.without", "bootfile.sampling.removal"],
-    "--from": [
-        "common.checkpoint.other_run", "common.checkpoint.fork", "bootfile.exact.forked",
-        "bootfile.history.parent",
-    ],
+    "--from": ["common.checkpoint.fork", "bootfile.exact.forked", "bootfile.history.parent"],
     "--elastic": ["common.elastic"],
 }  # fmt: skip
 LIST = """

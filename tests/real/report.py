@@ -57,7 +57,7 @@ from common.ground.files import ROOT
 from common.platform import node
 from common.platform.platforms import MPI
 from common.platform.topology import Topology
-from common.run.job import JobParser
+from common.run.run import JobParser
 
 FORMAT = 2
 _FILE = "bootfile-report.json"

@@ -37,10 +37,7 @@ class FaultProxy:
     each time. after: number of first requests that do not fail. delay: seconds added to every request.
     held: requests whose path contains this text wait until `released` is set, except for the first `passed`.
     port: to listen on, 0 for any.
-    `weak`: give each ETag as a weak one, as a gateway that compresses does, which no If-Match has (RFC 9110).
     """
-
-    weak = False
 
     def __init__(
         self, target: int, kind: str | None = None, seed: int = 0, share: float = 0.2, after: int = 0,
@@ -113,8 +110,6 @@ class _Handler(BaseHTTPRequestHandler):
         if self.proxy.delay:
             time.sleep(self.proxy.delay)
         self.proxy.hold(self.path)
-        if self.proxy.weak and self.headers.get("If-Match", "").startswith("W/"):
-            return self._refuse(412, "PreconditionFailed", "At least one of the preconditions did not hold.")
         if kind in REFUSALS:
             return self._refuse(*REFUSALS[kind])
         if kind == "gone":
@@ -151,8 +146,6 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, status: int, headers, content: bytes, kind: str | None, place: float) -> None:
         self.send_response_only(status)
         for name, value in headers.items():
-            if self.proxy.weak and name.lower() == "etag":
-                value = f"W/{value}"
             if name.lower() not in ("connection", "transfer-encoding", "content-length"):
                 self.send_header(name, value)
         length = headers.get("Content-Length", "0") if self.command == "HEAD" else str(len(content))

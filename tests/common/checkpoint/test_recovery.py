@@ -1,7 +1,6 @@
 """A Checkpointer saves the right state at the right steps. These tests start no job."""
 
 import argparse
-import math
 import os
 import re
 import shutil
@@ -95,38 +94,11 @@ def _is(model, state):
     return all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    ("every", "due"),
-    [
-        (Interval(4, "step"), [4, 8, 12, 16, 20]),
-        (Interval(2, "epoch"), [10, 20]),
-        (Interval(3600, "s"), [20]),
-    ],
-)
-def test_when_a_save_is_due(recovery, every, due):
-    keeper, model = recovery(save_every=every)
-    assert [step for step in range(1, 21) if _step(keeper, model).save] == due
-
-
 def test_a_save_is_due_after_a_function_was_compiled(recovery, tmp_path):
     """torch before 2.3 calls no hooks of optimizers then."""
     torch.compile(torch.nn.Linear(3, 2))
     _train(*recovery(), steps=9)
     assert {int(path.stem[5:]) for path in (tmp_path / "checkpoints").glob("step_*.pt")} == {4, 8}
-
-
-def test_seconds_count_since_the_last_save(recovery, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    keeper, model = recovery(save_every=Interval(10, "s"))
-    saved = []
-    for step in range(1, 13):
-        now[0] += 3
-        if _step(keeper, model).save:
-            saved.append(step)
-            keeper.save()
-    late = keeper.state.objects["optimizer"].defaults.get("fused")  # its verdict comes one step later
-    assert saved == ([5, 10] if late else [4, 8, 12])
 
 
 def test_a_checkpoint_holds_no_secret_and_everything_else(recovery, tmp_path):
@@ -178,16 +150,6 @@ def test_a_first_step_after_a_restart_that_is_skipped_keeps_the_statistics(recov
     assert before["1.num_batches_tracked"] == 4
     _step(again, model, poison=True)
     assert _is(model, before)
-
-
-def test_a_check_does_not_search_the_modules(monkeypatch):
-    """To walk the modules of a ResNet-50 takes 0.14 ms of the host in each step."""
-    model = torch.nn.Linear(2, 2)
-    guard = nonfinite.Guard(model, torch.optim.SGD(model.parameters(), 0.1))
-    model(torch.ones(1, 2)).sum().backward()
-    monkeypatch.setattr(model, "named_modules", None)  # parameters() and buffers() call it
-    assert guard.vote(torch.tensor(1.0))
-    guard.end_step()
 
 
 @_needs_fused
@@ -434,24 +396,6 @@ def test_checkpoints_that_cannot_be_listed_are_one_line(recovery, tmp_path, monk
     with broken, pytest.raises(BadInput, match=message) as refused:
         recovery()
     assert refused.value.code == code and "\n" not in str(refused.value)
-
-
-def test_scores_of_another_validation_set_are_forgotten():
-    scores = Scores(None)
-    assert scores.begin("first") == ""
-    scores.note(0.7, "")
-    scores.best = 0.7
-    scores.note(0.6, "")
-    state = scores.state_dict() | {"arguments": {}}
-
-    same, other, unknown = (Scores(None) for _ in range(3))
-    for restored in (same, other, unknown):
-        restored.load_state_dict(state)
-    assert same.begin("first") == "" and same.best == 0.7
-    assert unknown.begin("") == "" and unknown.state_dict() == scores.state_dict()
-    assert other.begin("second") == "first"
-    other.note(0.1, "")
-    assert (other.highest, other.epochs_not_better, other.best) == (0.1, 0, -math.inf)
 
 
 def test_a_report_by_time_is_asked_for_once_and_agreed_on_with_the_step(recovery):

@@ -15,9 +15,8 @@ from torch import nn
 from bootfile.exact import files as checkpoint
 from bootfile.ground.errors import BadInput
 from bootfile.ground.results import CLASSES
-from bootfile.records import STARTS, read_starts
 from common.checkpoint import weights
-from common.checkpoint.plain_names import plain_names
+from common.checkpoint.scores import plain_names
 from common.compute.models import resnet18
 from tests.support.hostile_pickle import Hostile
 
@@ -325,7 +324,6 @@ def _repeated(tensor):
 
 TENSORS = {  # the head's weight in the file, and the message
     "sparse": (torch.Tensor.to_sparse, "not a dense tensor"),
-    "csr": (torch.Tensor.to_sparse_csr, "not a dense tensor"),
     "quantized": (  # torch 2.1 refuses it
         lambda t: torch.quantize_per_tensor(t, 0.1, 0, torch.qint8),
         "not a dense tensor|torch cannot load it",
@@ -334,9 +332,7 @@ TENSORS = {  # the head's weight in the file, and the message
     "nested": (lambda t: torch.nested.nested_tensor([t[0], t[0, :2]]), "not a dense tensor"),
     "repeated": (_repeated, "not a dense tensor"),
     "huge": (lambda t: torch.zeros(1).expand(10**9, 8), "not a dense tensor"),
-    "many dimensions": (lambda t: torch.zeros(1).expand(*[2] * 60), "not a dense tensor"),
     "scalar": (lambda t: torch.tensor(1.0), r"3.weight \[\] .*file, \[4, 8\] .*model"),
-    "no features": (lambda t: torch.zeros(10**9, 0), r"3.weight \[1000000000, 0\] in the file"),
     "complex": (lambda t: t.to(torch.complex64), "torch.complex64 in the file"),
     "integers": (torch.Tensor.int, "torch.int32 in the file"),
     "bool": (torch.Tensor.bool, "torch.bool in the file"),
@@ -384,29 +380,14 @@ def test_archives_that_take_more_than_their_size(tmp_path, monkeypatch):
     _refuse(path, "records and")
 
 
-def test_prefixes_and_names_of_any_length(tmp_path, capsys):
-    path, source, model = str(tmp_path / "best.pth"), _model(), _model()
-    torch.save(_prefixed("module." * 10**6)(dict([*source.state_dict().items()][:1])), path)
-    tensors, _ = weights.read(path)
-    assert [*weights.match(path, model.state_dict(), tensors)[0]] == ["0.weight"]
-    torch.save(source.state_dict() | {"\x1b[31m\n" + "x" * 10**6: torch.zeros(1)}, path)
-    line = weights.load(path, model, partial=True)
-    assert line.isprintable() and len(line) < 1000
-
-
 def test_files_that_never_end(tmp_path):
-    """FIFOs, and files of 1 TB that take no space."""
+    """FIFOs, and a file of 1 TB that takes no space."""
     os.mkfifo(tmp_path / "best.pth")
     _refuse(tmp_path / "best.pth", "not a regular file")
     os.mkfifo(tmp_path / CLASSES)
     assert weights.read_class_names(str(tmp_path / "best.pth")) == []
-    os.unlink(tmp_path / CLASSES)
-    for name in (CLASSES, STARTS, "step_1.pt", "step_1.pt.json"):
-        with open(tmp_path / name, "wb") as file:
-            file.truncate(10**12)
-    assert weights.read_class_names(str(tmp_path / "best.pth")) == []
-    with pytest.raises(BadInput, match=STARTS):
-        read_starts(str(tmp_path))
+    (tmp_path / "step_1.pt").touch()
+    os.truncate(tmp_path / "step_1.pt", 10**12)
     _refuse(tmp_path / "step_1.pt", "expected b'PK")
 
 

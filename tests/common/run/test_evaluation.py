@@ -268,12 +268,12 @@ def test_a_metric_may_return_a_number_of_torch_or_numpy(result):
 @pytest.mark.parametrize(
     ("result", "kind"),
     [
-        (torch.zeros(2), r"a Tensor float32 \[2\]"),
-        (torch.zeros(1), r"a Tensor float32 \[1\]"),
-        (np.zeros((2, 3)), r"a ndarray float64 \[2, 3\]"),
+        (torch.zeros(2), r"Tensor torch.float32 \[2\]"),
+        (torch.zeros(1), r"Tensor torch.float32 \[1\]"),
+        (np.zeros((2, 3)), r"ndarray float64 \[2, 3\]"),
         (None, "NoneType"),
         ("0.5", "str"),
-        (torch.tensor(1j), "a Tensor complex64"),
+        (torch.tensor(1j), "Tensor torch.complex64"),
         ({"f1": 1.0}, "dict"),
     ],
     ids=repr,

@@ -1,6 +1,7 @@
 """One job at a time holds an output folder."""
 
 import argparse
+import contextlib
 import errno
 import fcntl
 import os
@@ -108,8 +109,10 @@ def _not_permitted(*arguments):
 @pytest.mark.parametrize(("wanted", "refused"), [("never", True), ("RUN/step_2.pt", True), ("auto", False)])
 def test_results_at_a_url_are_not_replaced(tmp_path, wanted, refused):
     args, place = argparse.Namespace(resume=wanted), output.Output(str(tmp_path))
-    text = resume.refusal(args, place, lambda start: True, ["checkpoints/step_4.pt", "best.pth"])
-    assert ("checkpoints/step_4.pt, best.pth" in (text or "")) == refused
+    expected = pytest.raises(BadInput, match=r"checkpoints/step_4\.pt, best\.pth")
+    with expected if refused else contextlib.nullcontext():
+        names = ["checkpoints/step_4.pt", "best.pth"]
+        resume.refuse_results(args, place, lambda start: True, names)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torchvision
 from bootfile.records import STARTS
 from common.console import arguments
 from common.run import environment, starts
-from common.run.job import JobParser
+from common.run.run import JobParser
 
 
 def test_a_start_is_one_line_without_credentials(tmp_path, monkeypatch):

@@ -1,20 +1,32 @@
-"""--tracker reports to each package without a server or an account, and a failure is one warning."""
+"""--tracker reports to each package without a server or an account, the status of a TrainJob is sent as
+Kubeflow's guide says, and a failure is one warning."""
 
+import datetime
 import functools
+import http.server
 import importlib.util
+import json
+import lzma
+import queue
+import re
 import sqlite3
+import ssl
+import threading
 
+import jsonschema
 import pytest
 import torch
+import trustme
+import yaml
 
 from bootfile.ground.errors import BadInput
 from common.run import trackers
-from tests.conftest import names
+from tests.conftest import ROOT, names
 from tests.support.checkpointers import StubLoader, begin, log_of
 
 
-def _report(folder, steps, first, tracker="mlflow"):
-    """Report some steps of a run, as a job with --tracker does."""
+def _report(folder, steps, first=0, tracker="mlflow"):
+    """Report some steps of a run of 10, as a job with --tracker does."""
     log, loader = log_of(folder, tracker=tracker, lr=0.1, secret_key="hunter2"), StubLoader(10)
     loader.commit = lambda *_: None
     begin(log, loader, first, 10, "run-1")
@@ -114,3 +126,77 @@ def test_a_package_that_is_missing_is_one_line(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(BadInput, match=r"--tracker wandb .*pip install wandb"):
         trackers.check("wandb")
+
+
+@pytest.fixture
+def trainer(tmp_path, monkeypatch):
+    """Return the queue of (authorization, body) that the status address of a TrainJob has taken."""
+    monkeypatch.setattr(trackers, "_INTERVAL", 0.0)
+    monkeypatch.setattr(trackers, "_TIMEOUT", 60.0)  # a slow machine
+    taken = queue.Queue()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            taken.put((self.headers["Authorization"], body))
+            self.send_response(200 if self.path.endswith("/trainjobs/digits/status") else 403)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        log_message = functools.partialmethod(print)
+
+    authority, server = trustme.CA(), http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    authority.cert_pem.write_to_path(tmp_path / "ca.crt")
+    (tmp_path / "token").write_text("hunter2\n")
+    url = f"https://127.0.0.1:{server.server_port}/namespaces/default/trainjobs/digits/status"
+    monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_URL", url)
+    monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_TOKEN", str(tmp_path / "token"))
+    monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_CA_CERT", str(tmp_path / "ca.crt"))
+    yield taken
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def _taken(trainer):
+    """Return the statuses that the server has taken, each as the resource of a TrainJob accepts it."""
+    path = ROOT / "tests/launch/platforms/schemas/trainjobs-2.3.0.yaml.xz"
+    (version,) = yaml.safe_load(lzma.decompress(path.read_bytes()))["spec"]["versions"]
+    schema = version["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]["trainerStatus"]
+    bodies = []
+    while not trainer.empty():
+        authorization, body = trainer.get()
+        assert authorization == "Bearer hunter2" and body.keys() == {"trainerStatus"}
+        jsonschema.validate(body["trainerStatus"], schema | {"additionalProperties": False})
+        bodies.append(body["trainerStatus"])
+    return bodies
+
+
+def test_the_status_of_a_trainjob(trainer, tmp_path, capsys):
+    _report(tmp_path / "out", (2, 5, 10), tracker=None)
+    bodies = _taken(trainer)
+    assert bodies[0]["progressPercentage"] == 20 and bodies[0]["estimatedRemainingSeconds"] >= 0
+    assert bodies[-1]["progressPercentage"] == 100 and bodies[-1]["estimatedRemainingSeconds"] == 0
+    figures = {each["name"]: each["value"] for each in bodies[-1]["metrics"]}
+    assert figures["loss"] == "5" and figures["lr"] == "0.1"
+    assert datetime.datetime.fromisoformat(bodies[-1]["lastUpdatedTime"]).tzinfo
+    assert "are incomplete" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("wrong", ["path", "certificate", "token"])
+def test_a_status_that_is_refused_is_one_warning(wrong, trainer, tmp_path, monkeypatch, capsys):
+    if wrong == "path":
+        monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_URL", "https://127.0.0.1:1/status")
+    elif wrong == "certificate":
+        trustme.CA().cert_pem.write_to_path(tmp_path / "ca.crt")
+    else:
+        (tmp_path / "token").unlink()
+    _report(tmp_path / "out", (1, 2, 3), tracker=None)
+    printed = capsys.readouterr().out
+    assert len(re.findall("warning: .*TrainJob .*incomplete", printed)) == 1 and "step=3" in printed
+    assert trainer.empty() and "hunter2" not in printed

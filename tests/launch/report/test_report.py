@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from bootfile.ground.errors import BadInput
-from common.run.ends import KILLED
+from common.run.starts import KILLED
 from launch.report import charts, tables
 from launch.report import cli as report
 from launch.report import runs as report_runs
