@@ -496,6 +496,20 @@ def test_a_job_that_was_held_does_not_replace_the_list_of_its_successor(server, 
 
 
 @pytest.mark.thorough
+def test_a_job_that_was_held_does_not_take_its_lease_back(server, tmp_path, monkeypatch):
+    url = "s3://runs/held-lease"
+    first = Job(tmp_path / "one", url)
+    lease = first.mirror.lease
+    lease._ended.set()
+    lease.check()  # here it is held, before the write
+    second = Job(tmp_path / "two", url)
+    lease._write()
+    second.upload(server, 2)
+    with pytest.raises(BadInput, match="belongs to another job"):
+        lease.check()
+
+
+@pytest.mark.thorough
 def test_half_a_checkpoint_replaces_none(server, tmp_path, monkeypatch):
     """This holds if the checksum has not arrived, and if the file on the node is damaged."""
     url = "s3://runs/half"
@@ -610,8 +624,11 @@ DEEP = b"[" * 100_000
 @pytest.mark.parametrize(
     "content",
     [
-        DEEP, b"5", b"\xff", b'{"format": 2, "files": []}',
+        DEEP, b"5", b"null", b"\xff", b"{", b'{"format": 1, "files": 5}', b'{"format": 2, "files": []}',
+        b'{"format": 1, "files": [{"path": 5, "size": 1, "sha256": "%s"}]}' % (b"0" * 64),
         b'{"format": 1, "files": [{"path": "a", "size": Infinity, "sha256": "%s"}]}' % (b"0" * 64),
+        b'{"format": 1, "files": [{"path": "a", "size": 1, "sha256": null}]}',
+        b'{"format": [], "files": []}',
     ],
 )  # fmt: skip
 def test_lists_that_are_none_are_refused(content):
@@ -625,7 +642,7 @@ def test_lists_that_are_none_are_refused(content):
 
 @pytest.mark.parametrize(
     "content",
-    [DEEP, b"{}", b'{"id": "x", "time": "noon", "host": "a\\nb"}'],
+    [DEEP, b"5", b"{}", b'{"id": "x", "time": "noon", "host": "a\\nb"}', b'{"id": [], "time": null}'],
 )
 def test_leases_that_are_none_are_taken_over(server, tmp_path, monkeypatch, capsys, content):
     monkeypatch.setattr(run_lease, "WATCH", 0.1)
@@ -634,7 +651,7 @@ def test_leases_that_are_none_are_taken_over(server, tmp_path, monkeypatch, caps
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
-@pytest.mark.parametrize("facts", [DEEP, b'{"seal": 1}', {"step": 1.5}])
+@pytest.mark.parametrize("facts", [b"null", DEEP, b'{"seal": 1}', {"step": 1.5}, {"size": "x"}])
 def test_checksums_that_are_none_are_refused(server, tmp_path, facts, capsys):
     """facts: the content of a checkpoint's checksum, or its wrong parts."""
     url = "s3://runs/facts"

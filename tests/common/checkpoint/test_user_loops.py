@@ -129,6 +129,18 @@ class Accumulation(Loop):
             self.optimizer.zero_grad()
 
 
+class AccumulationInPlace(Accumulation):
+    """Gradients are set to 0, not to None, before the window."""
+
+    def step(self, inputs, labels, step):
+        if step % 3 == 0:
+            self.optimizer.zero_grad(set_to_none=False)
+        loss = self.loss(inputs, labels) / 3
+        loss.backward()
+        if self.checkpoint.accepts(loss) and (step + 1) % 3 == 0:
+            self.optimizer.step()
+
+
 class GroupAddedLater(Loop):
     """The head trains from the beginning, the other layers from epoch 2 on."""
 
@@ -301,6 +313,17 @@ class SlowCritic(GAN):
             self.optimizer.step()
 
 
+class GroupAddedToTheSecond(GAN):
+    def build(self):
+        super().build()
+        layers = self.model["critic"]
+        self.second = torch.optim.Adam([each for layer in layers[:2] for each in layer.parameters()], lr=0.01)
+
+    def begin(self, epoch):
+        if epoch >= 2 and len(self.second.param_groups) == 1:
+            self.second.add_param_group({"params": self.model["critic"][4].parameters(), "lr": 0.02})
+
+
 class Adversarial(Accumulation):
     """A fresh optimizer trains the input in each batch; the model accumulates over three batches."""
 
@@ -368,9 +391,20 @@ class _Noisy(torch.utils.data.Dataset):
         return self.data[id][0] + torch.rand(6), 0
 
 
+class Toggled(GAN):
+    """The critic is frozen while the generator trains, as in CycleGAN."""
+
+    def step(self, inputs, labels, step):
+        for parameter in self.model["critic"].parameters():
+            parameter.requires_grad_(True)
+        super().step(inputs, labels, step)
+        for parameter in self.model["critic"].parameters():
+            parameter.requires_grad_(False)
+
+
 CASES = [
-    SlowCritic, Adversarial, WithOwnState, TwoLoaders, Loop, Unfrozen, TwoPasses, StateOfNumPy,
-    NumbersInTheLoop, Accumulation, GroupAddedLater,
+    SlowCritic, GroupAddedToTheSecond, Adversarial, WithOwnState, TwoLoaders, Toggled, Loop,
+    NumbersInTheLoop, Accumulation, AccumulationInPlace, GroupAddedLater, Unfrozen, TwoPasses, StateOfNumPy,
 ]  # fmt: skip
 LONG = (OwnGenerator, CriterionWithWeights)
 CASES += [pytest.param(loop, marks=pytest.mark.thorough) for loop in LONG]
@@ -480,6 +514,26 @@ def test_what_only_happens_in_one_epoch_is_noticed_after_a_restart(tmp_path, cap
     assert "warning: 0.bias is frozen now" in capsys.readouterr().out
 
 
+def test_another_schedule_or_optimizer_is_a_line_in_the_log(tmp_path, capsys):
+    class Stepwise(Loop):
+        def build(self):
+            super().build()
+            self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 5)
+
+    class Adam(Loop):
+        def build(self):
+            super().build()
+            self.optimizer = torch.optim.AdamW(self.model.parameters())
+            self.scheduler = None
+
+    Loop().train(tmp_path, kill_at=18)
+    Stepwise().train(tmp_path, kill_at=22)
+    text = "schedule .*checkpoint .*another.* ExponentialLR"
+    assert len(re.findall(text, capsys.readouterr().out)) == 1
+    with pytest.raises(BadInput, match=r"optimizer .*SGD, this run.* AdamW"):
+        Adam().train(tmp_path)
+
+
 class Refused:
     """Cases that a Checkpointer refuses."""
 
@@ -523,10 +577,36 @@ def test_loops_that_could_not_be_resumed_are_refused(case, message, tmp_path):
         case().train(tmp_path)
 
 
+def test_a_batch_that_is_not_finite_costs_one_window_of_an_accumulation(tmp_path, capsys):
+    class Poisoned(Accumulation):
+        def loss(self, inputs, labels):
+            loss = super().loss(inputs, labels)
+            return loss * torch.nan if self.checkpoint.loader.step == 8 else loss
+
+    checkpoint = Poisoned().train(tmp_path)
+    assert (checkpoint.state.bad_steps, checkpoint.state.bad_in_a_row) == (1, 0)
+
+
+def test_generators_of_ones_own_draw_different_numbers(tmp_path):
+    class Two(Loop):
+        def add(self, checkpoint):
+            self.both = torch.Generator(), torch.Generator()
+            checkpoint.add(one=self.both[0], other=self.both[1])
+
+        def loss(self, inputs, labels):
+            numbers = [torch.rand(1, generator=each).item() for each in self.both] + [torch.rand(1).item()]
+            assert len(set(numbers)) == 3
+            return super().loss(inputs, labels)
+
+    Two().train(tmp_path)
+
+
 @pytest.mark.parametrize(
     "value, named",
     [
-        (np.zeros(2), "own.value, a ndarray"), ({"deep": [1, np.zeros(1)]}, "own.value.deep.1, a ndarray"),
+        (np.zeros(2), "own.value, a ndarray"), (__import__("decimal").Decimal(1), "own.value, a Decimal"),
+        (__import__("datetime").datetime.now(), "own.value, a datetime"), (Loop, "own.value, a type"),
+        ({"deep": [1, np.zeros(1)]}, "own.value.deep.1, a ndarray"),
     ],
 )  # fmt: skip
 def test_a_state_that_could_not_be_read_back_is_refused_before_the_first_step(value, named, tmp_path):

@@ -83,6 +83,7 @@ def test_urls_are_taken_apart(url, location):
     [
         ("s3:///a", "not a bucket name"),
         ("s3://my.bucket/a", "not a bucket name"),
+        ("s3://Bucket/a", "not a bucket name"),
         ("s3://bucket/a/../b", "empty part"),
         ("s3://bucket/a//b", "empty part"),
         ("s3://bucket/a\nb", "control character"),
@@ -154,11 +155,23 @@ def test_a_bucket_without_a_host_name_is_in_the_path(nowhere, monkeypatch, names
     assert ObjectStore("s3://bucket").client.endpoint.style == style
 
 
-@pytest.mark.parametrize("more", ["/minio", "?tenant=a"])
+@pytest.mark.parametrize("more", ["/minio", "?tenant=a", "#a"])
 def test_an_address_with_a_path_or_a_query_is_refused(nowhere, monkeypatch, more):
     monkeypatch.setenv("S3_ENDPOINT", f"https://store.example{more}")
     with pytest.raises(BadInput, match=r"S3_ENDPOINT is not the address .*https://HOST\[:PORT\]"):
         find_endpoint("s3")
+
+
+@pytest.mark.parametrize("region", ["cn-north-4/", "obs.cn-north-4.myhuaweicloud.com"])
+def test_a_region_that_is_none_is_shown(nowhere, monkeypatch, region):
+    monkeypatch.setenv("AWS_DEFAULT_REGION", region)
+    with pytest.raises(BadInput, match=f"^obs:// needs a region such as cn-north-4, not '{region}'"):
+        find_endpoint("obs")
+
+
+def test_less_than_one_attempt_is_one(nowhere, monkeypatch):
+    monkeypatch.setenv("BOOTFILE_STORE_ATTEMPTS", "0.5")
+    assert ObjectStore("s3://bucket").client.attempts == 1
 
 
 def test_a_pause_in_an_upload_is_one_that_may_end_later():
@@ -379,6 +392,12 @@ def test_an_object_is_read_without_etag_and_date(store, monkeypatch):
         assert bare.write("key", b"hello") == ""
 
 
+def test_the_name_of_the_digest_may_have_capital_letters(store, monkeypatch):
+    """rclone serve s3 writes every header so."""
+    with HostileStore(lambda *_: reply(b"", X_Amz_Meta_Sha256="0" * 64)) as server:
+        assert through(monkeypatch, server, store).head("key").sha256 == "0" * 64
+
+
 def test_an_object_is_replaced_only_if_it_has_not_changed(store):
     first = store.replace("key", b"1", None)
     assert first and store.replace("key", b"2", None) is None
@@ -442,6 +461,13 @@ def test_the_answer_to_a_head_request_names_no_reason(server, store, monkeypatch
     said = r"/key: .*perhaps the credentials have expired.* \(400\)"
     with FaultProxy(server.port, "expired", share=1.0) as proxy, pytest.raises(StoreError, match=said):
         through(monkeypatch, proxy, store).head("key")
+
+
+def test_another_refusal_with_the_same_status_keeps_its_own_reason():
+    answer = {"Error": {"Code": "InvalidArgument"}, "ResponseMetadata": {"HTTPStatusCode": 400}}
+    error = pytest.importorskip("botocore.exceptions").ClientError(answer, "PutObject")
+    said = explain(error, "s3://bucket/key", "store")
+    assert str(said) == "s3://bucket/key: the store refused (status 400) (InvalidArgument)"
 
 
 def test_what_is_not_there_is_one_line(store, monkeypatch):
@@ -536,3 +562,11 @@ def test_boto3_is_imported_when_it_is_needed_and_named_when_it_is_missing(server
     result = run("-c", script, code=2, env=environment(**server.environment), fresh=True)
     assert re.fullmatch(r"error: .*boto3 \(.*boto3.*\): pip install boto3\n", result.stderr)
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_several_that_fetch_the_same_file_at_a_time(store, tmp_path):
+    store.send(_file(tmp_path / "file", BIG), "key")
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda _: store.fetch("key", str(tmp_path / "back"), BIG), range(3)))
+    assert (tmp_path / "back").read_bytes() == (tmp_path / "file").read_bytes()
+    assert sorted(os.listdir(tmp_path)) == ["back", "file"]

@@ -79,6 +79,16 @@ def test_only_what_differs_is_missing(store):
     assert threads == {"transfer"}
 
 
+def test_a_file_with_another_digest_is_refused_on_both_ways(store, folder, tmp_path):
+    wrong = describe("a")._replace(sha256="0" * 64)
+    with pytest.raises(BadInput, match="has changed since its sha256"):
+        sync.send(ObjectStore(store.location.url()), str(folder), [wrong], Progress())
+    store.write("a", FILES["a"])
+    with pytest.raises(StoreError, match="not those that were sent"):
+        sync.fetch(store, str(tmp_path / "to"), [wrong], Progress())
+    assert os.listdir(tmp_path / "to") == []
+
+
 def test_the_first_failure_ends_all_tasks(store):
     """The tasks that have not begun are never begun, and the store refuses later requests."""
     begun = []
@@ -97,6 +107,15 @@ def test_the_first_failure_ends_all_tasks(store):
     assert len(begun) < 50
     with pytest.raises(StoreError, match="interrupted"):
         store.head("a")
+
+
+def test_answers_are_in_the_order_of_the_tasks(store):
+    def work(number):
+        if number % 3 == 0:
+            time.sleep(0.02)
+        return number
+
+    assert sync.run(store, (partial(work, number) for number in range(40))) == list(range(40))
 
 
 def test_links_to_folders_are_entries(folder):
