@@ -63,7 +63,7 @@ class ReportTimes:
     only_after: the only steps after which a report is due, in place of `every`; None: `every` counts.
     evaluate_every: the steps between two evaluations within an epoch; 0: none.
     `first`: the first step of this start. `reported_at`: the time of the last report, by time.monotonic(); at
-    first that of the start.
+    first that of the start. `is_late`: all ranks have agreed that a report by time is due.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ReportTimes:
         self._only_after = only_after
         self._evaluate_every = evaluate_every
         self.first = 0
-        self._is_late = False  # all ranks have agreed that a report by time is due
+        self.is_late = False
         self._has_asked = False  # rank 0 has asked for it; the others may learn it one step later
         self.reported_at = time.monotonic()
 
@@ -84,10 +84,6 @@ class ReportTimes:
         # the vote of this step may be read one step later: until then it is not asked again
         self._has_asked = self._every.has_passed(time.monotonic() - self.reported_at)
         return self._has_asked
-
-    def note_late(self) -> None:
-        """Note, on every rank, that a report by time is due after this step."""
-        self._is_late = True
 
     def is_due(self, step: int, steps_per_epoch: int) -> bool:
         """Return whether a report is due after a step; the same on every rank.
@@ -101,12 +97,12 @@ class ReportTimes:
             return True
         if self._every is None:
             return False
-        if self._every.unit == "s" and (self._is_late or step == self.first):
+        if self._every.unit == "s" and (self.is_late or step == self.first):
             return True
         return self._every.ends_at(step, steps_per_epoch) or step % steps_per_epoch == 0
 
     def end(self) -> None:
         """Note that a report ends with this step: the next one is counted from here."""
-        self._is_late = False
+        self.is_late = False
         self._has_asked = False
         self.reported_at = time.monotonic()

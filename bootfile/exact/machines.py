@@ -6,13 +6,23 @@ from typing import Any
 import torch
 
 from bootfile.ground.errors import BadInput
-from bootfile.machine import differences, facts, threads
+from bootfile.machine import convolution, differences, facts, threads
 from bootfile.machine.differences import THREADS, in_words
 from bootfile.machine.instructions import OPTION, VARIABLES, level_in_use
 from bootfile.processes import ranks
 
 # These change from machine to machine in a fleet whose instructions are the same.
 _MAY_DIFFER = (THREADS, differences.CPU)
+
+
+def protect() -> None:
+    """Replace the operators whose bits depend on more than the instructions. Call it in each process, before
+    the first forward pass."""
+    convolution.protect()
+    if level_in_use():
+        from bootfile.machine import vector_math  # only a run with a level needs it
+
+        vector_math.protect()
 
 
 class Machines:

@@ -133,6 +133,11 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
         yield from group["params"]
 
 
+def keeps_own_state(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer defines what it saves."""
+    return type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
+
+
 def find_optimizers(parts: dict[str, Any], through: str = "") -> Iterator[torch.optim.Optimizer]:
     """Yield the optimizers among these values, and in the lists and dictionaries among them; also those that
     one of these has in the attribute `through`."""

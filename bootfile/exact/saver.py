@@ -10,6 +10,7 @@ import torch
 
 from bootfile.exact import digest, files
 from bootfile.exact.background import HostCopies, Writer, in_parallel, size_of
+from bootfile.ground import errors
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import check_mounted, explain_write, sweep
 from bootfile.ground.heartbeat import watched
@@ -19,6 +20,12 @@ from bootfile.records import STATES, cut_states, write_state
 # a file system refuses what a save needs: unlike a full disk, this does not pass
 _FINAL = (errno.ENOSYS, errno.EROFS, errno.EPERM, errno.EOPNOTSUPP, errno.ENODEV)
 _MOST_FAILURES = 3  # such failures in a row, before the first checkpoint, end the job
+
+
+class NotSaved(BadInput):
+    """Results could not be written."""
+
+    code = errors.NOT_SAVED
 
 
 class _Task(NamedTuple):

@@ -25,9 +25,9 @@ import torch
 from bootfile.exact import files
 from bootfile.exact.due import Due
 from bootfile.exact.marks import Marks
+from bootfile.exact.nonfinite import copy_all
 from bootfile.exact.plugins import Parts, Plugin
 from bootfile.exact.replicas import is_whole
-from bootfile.exact.statistics import copy_all
 from bootfile.ground.errors import print_line
 from bootfile.ground.files import PARTIAL, lock, write_atomic
 from bootfile.processes import ranks, stuck
