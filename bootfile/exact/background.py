@@ -60,12 +60,9 @@ class Writer:
             else:
                 self.failures.pop(os.path.splitext(name)[1], None)
 
-    def wait(self, seconds: float) -> None:
-        """Wait for the writes in flight, at most `seconds`."""
+    def stop(self, seconds: float) -> None:
+        """Wait for the writes in flight, at most `seconds`, and end the thread after its last write."""
         concurrent.futures.wait([write.future for write in self._writes], seconds)
-
-    def stop(self) -> None:
-        """End the thread after its last write."""
         self._pool.shutdown(wait=False)
 
 

@@ -24,15 +24,15 @@ class Due(NamedTuple):
 class SaveTimes:
     """The times of the saves of one start.
 
-    every: the interval that the user asked for. If it counts epochs, which may be long, a save is also due
-        when half of the training of this start is not saved, from 2 minutes on, and after each 30 minutes. So
-        a job that is killed again and again progresses.
+    every: the steps or the interval that the user asked for. If it counts epochs, which may be long, a save is
+        also due when half of the training of this start is not saved, from 2 minutes on, and after each 30
+        minutes. So a job that is killed again and again progresses.
     keep_every: the distance of older checkpoints that stay, in steps; 0: none. A save is due at each.
     `saved_at`: the time of the last save, by time.monotonic(); at first that of the start.
     """
 
-    def __init__(self, every: Interval, keep_every: int = 0):
-        self.every = every
+    def __init__(self, every: int | Interval, keep_every: int = 0):
+        self.every = Interval(every) if isinstance(every, int) else every
         self.keep_every = keep_every
         self.begin()
 

@@ -155,9 +155,7 @@ class Exact:
         modules = [forward, *model.modules()]
         if any(type(module).__name__ == "FullyShardedDataParallel" for module in modules):
             raise BadInput("Exact does not save a FullyShardedDataParallel: use fully_shard(), its successor")
-        same_instructions = job.same_instructions
-        if same_instructions is None:
-            same_instructions = hasattr(forward, "exact_shards")
+        same = hasattr(forward, "exact_shards") if job.same_instructions is None else job.same_instructions
         self.parts = Parts(
             loader=loader,
             model=model,
@@ -165,11 +163,9 @@ class Exact:
             criterion=criterion,
             state=self.state,
             saver=self.saver,
-            machines=machines.Machines(same_instructions, threads, accelerator.device_of(model), say),
+            machines=machines.Machines(same, threads, accelerator.device_of(model), say),
             # the distance is the same on all ranks; the saver of rank 0 may know another
-            saves=SaveTimes(
-                Interval(save_every) if isinstance(save_every, int) else save_every, distance or 0
-            ),
+            saves=SaveTimes(save_every, distance or 0),
             reports=ReportTimes(report_every, job.report_after, job.evaluate_every),
             lock=lock,
             events=job.events or Events(),
@@ -193,7 +189,7 @@ class Exact:
 
     @property
     def total_steps(self) -> int | None:
-        """Return the steps of the whole run; None if it has no limit."""
+        """The steps of the whole run; None if it has no limit."""
         return self.loader.total_steps
 
     @property
@@ -223,21 +219,17 @@ class Exact:
             self.state.objects[name] = value
 
     def resume(self) -> int:
-        """Load the newest checkpoint on every rank, and return its step; 0 without one.
-
-        Call it on every rank, before the first step. From then on a signal stops the loop at its next step.
-        Raises BadInput if there are checkpoints and none can be used.
-        """
+        """Load the newest checkpoint on every rank, and return its step; 0 without one. Call it on every rank,
+        before the first step. From then on a signal stops the loop at its next step. Raises BadInput if there
+        are checkpoints and none can be used."""
         step = self.restore()
         self.begin(step)
         self.announce(step)
         return step
 
     def restore(self) -> int:
-        """Restore the state to continue from, on every rank, and return its step: the first part of resume().
-
-        Rank 0 reads the checkpoint; the others wait for it.
-        """
+        """Restore the state to continue from, on every rank, and return its step: the first part of
+        resume()."""
         # of an elastic job: the state of processes that are alive is newer than any checkpoint
         living = self.processes.restore(self.parts)
         if living is not None:
@@ -247,11 +239,8 @@ class Exact:
         return start.restore(self.parts)
 
     def begin(self, step: int, is_saved_here: bool = True) -> None:
-        """Begin to count, to vote and to save: the second part of resume(). Call it on every rank.
-
-        step: the steps before the first. is_saved_here: whether the checkpoint of this step is in the run's
-        folder.
-        """
+        """Begin to count, to vote and to save, on every rank: the second part of resume(). step: the steps
+        before the first. is_saved_here: whether the checkpoint of this step is in the run's folder."""
         from bootfile.exact import ends, start  # what a step does not need
 
         parts = self.parts
@@ -453,16 +442,12 @@ class Exact:
     def give_up(self, error: BaseException | None = None) -> None:
         """End the writes of a run that ends with an error: wait some seconds for those in flight."""
         self.end(error or SystemExit())
-        self.saver.wait(_LAST_WRITE)
-        self.saver.stop()
+        self.saver.give_up(_LAST_WRITE)
 
     must_stop = staticmethod(signals.asked)  # whether this process, or another one of the job, must stop
 
     def _capture(self, step: int) -> SavedState:
-        state = self.state.capture(step)
-        if self.parts.has_left_epoch:
-            state["epoch_ended"] = True
-        return state
+        return self.state.capture(step, self.parts.has_left_epoch)
 
     def _get_steps(self) -> OptimizerSteps:
         """Return what counts the optimizer steps. Raises BadInput before resume(), and if another Exact has
@@ -513,16 +498,15 @@ class Exact:
     def _find_due(self, step: int) -> Due:
         """Return what is due after a step; the same on every rank."""
         position = self.position
-        reports = self.parts.reports.is_due(step, len(self.loader))
         saves = self._is_planned(step)
         # the gradients of several batches are added up: a checkpoint would lose them
         if position.waits and step != self.total_steps:
             position.save_is_late = saves
             saves = False
-        # the receipt and the metrics then end with the step of the checkpoint
-        elif position.is_stopping or saves:
-            reports = True
-            saves = True
+        else:
+            saves = saves or position.is_stopping
+        # the receipt and the metrics end with the step of the checkpoint
+        reports = self.parts.reports.is_due(step, len(self.loader)) or saves
         if reports:
             self.parts.reports.end()
         return Due(reports, saves)
@@ -535,7 +519,6 @@ class Exact:
         return is_late or self.parts.saves.is_planned(step, len(self.loader))
 
     def _settle(self) -> None:
-        """Wait for the verdict on the last step, and count it. Called on every rank. Raises Diverged."""
         self._apply(self.parts.guard.settle())
 
     def _apply(self, verdict: Verdict | None) -> None:

@@ -100,7 +100,8 @@ class Guard:
 
         loss: scalar; None: only ask the watchers' questions, for a loop that does not ask.
         """
-        parameters = self._parameters_with_gradients()
+        all_parameters = itertools.chain.from_iterable(map(parameters_of, self.optimizers))
+        parameters = [parameter for parameter in all_parameters if parameter.grad is not None]
         if len(parameters) > self._most:  # also in the first step
             self.has_more = True
             self._most = len(parameters)
@@ -132,38 +133,25 @@ class Guard:
                 parameter.grad = None
         return not is_bad
 
-    def _parameters_with_gradients(self) -> list[torch.Tensor]:
-        parameters = itertools.chain.from_iterable(map(parameters_of, self.optimizers))
-        return [parameter for parameter in parameters if parameter.grad is not None]
-
     def _ask_all_ranks(self, sign: torch.Tensor) -> torch.Tensor:
         """Return the signs of a _Check. sign: float [], 1 if the step is bad here. The host does not wait."""
         numbers = [watcher.numbers() for watcher in self._watchers]
         self._sizes = [len(answer) for answer in numbers]
         # one tensor for all questions, so one collective in a step; MAX: one rank that says yes is enough
-        if sign.device.type == "cpu":
-            signs = _join_on_host(sign, numbers)
-        else:
-            signs = _join_on_device(sign, numbers)
+        signs = _join(sign, numbers)
         if ranks.world_size() > 1:
             with ranks.waiting():
                 torch.distributed.all_reduce(signs, torch.distributed.ReduceOp.MAX)
         return signs
 
     def _keep_found_inf(self, optimizer: Any, *_: object) -> None:
-        """Make the optimizer skip the step if this class or a GradScaler found a value that is not finite.
-
-        A scaler computes `found_inf` from the gradients of its process only: it ignores the loss and the
-        other ranks.
-        """
-        if self.found_inf is None:
-            return
-        # torch calls this before the step: the scaler has set its answer by now
-        of_scaler = getattr(optimizer, "found_inf", None)
-        if of_scaler is None:
-            optimizer.found_inf = self.found_inf
-        else:
-            optimizer.found_inf = torch.maximum(of_scaler, self.found_inf)
+        """Make the optimizer skip the step if this class or a GradScaler found a value that is not finite. The
+        scaler sees the gradients of its process only."""
+        if self.found_inf is not None:
+            # torch calls this before the step: a scaler has set its answer by now
+            of_scaler = getattr(optimizer, "found_inf", None)
+            both = self.found_inf if of_scaler is None else torch.maximum(of_scaler, self.found_inf)
+            optimizer.found_inf = both
 
     def end_step(self) -> Verdict | None:
         """End a step, after all its backward() calls, on every rank. Return the verdict on this step or, if
@@ -171,13 +159,10 @@ class Guard:
         if not self._checks:
             return None
         ended = self._gather()
-        if not self.ahead:
-            self._outstanding = ended
-            return self.settle()
         # the signs of the step before were sent to the host a step ago, so this rarely waits for the device
-        verdict = self.settle()
+        verdict = self.settle() if self.ahead else None
         self._outstanding = ended
-        return verdict
+        return verdict if self.ahead else self.settle()
 
     def _gather(self) -> _Outstanding:
         """Return the step that ends, with the signs of all its losses, which are sent to the host."""
@@ -213,25 +198,19 @@ class Guard:
         if not bad:
             return Verdict(False, math.nan, math.nan)
         # the first of several losses that was not finite is reported
-        worst = checks[0]
-        for check in checks[1:]:
-            if check.signs[0].item() > worst.signs[0].item():
-                worst = check
+        worst = max(checks, key=lambda check: check.signs[0].item())
         return Verdict(True, worst.loss.item(), worst.norm.item())
 
 
-def _join_on_host(sign: torch.Tensor, numbers: Sequence[list[float] | torch.Tensor]) -> torch.Tensor:
-    """Return the sign and the numbers of all watchers in one tensor of the CPU, float32 [1 + n]."""
-    # through a list: each operation on tensors takes longer than copying these few numbers
-    values = [sign.item()]
-    for answer in numbers:
-        values += answer.tolist() if isinstance(answer, torch.Tensor) else answer
-    return torch.tensor(values, dtype=torch.float32)
-
-
-def _join_on_device(sign: torch.Tensor, numbers: Sequence[list[float] | torch.Tensor]) -> torch.Tensor:
-    """Return the sign and the numbers of all watchers in one tensor of the device, float32 [1 + n]. The host
-    does not wait."""
+def _join(sign: torch.Tensor, numbers: Sequence[list[float] | torch.Tensor]) -> torch.Tensor:
+    """Return the sign and the numbers of all watchers in one tensor, float32 [1 + n]. The host does not wait
+    for a device."""
+    # on a CPU through a list: each operation on tensors takes longer than copying these few numbers
+    if sign.device.type == "cpu":
+        values = [sign.item()]
+        for answer in numbers:
+            values += answer.tolist() if isinstance(answer, torch.Tensor) else answer
+        return torch.tensor(values, dtype=torch.float32)
     parts = [sign[None]]
     for answer in numbers:
         if isinstance(answer, torch.Tensor):

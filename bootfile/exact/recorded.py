@@ -8,6 +8,7 @@ cannot be read: no run ends with that.
 The same file has a line for each file of weights that was written: its size and the sum of its bytes.
 """
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -38,22 +39,24 @@ def check(path: str, state: Mapping[str, Any]) -> None:
     step = state.get("step")
     if not lines or not isinstance(step, int):
         return
-    _check_run(path, state.get("run"), step, lines)
+    if reason := _find_other_run(path, state.get("run"), step, lines):
+        raise files.Refused(reason)
     if step in lines and "shards" not in state:
         _compare(step, lines[step], digest.summarize(step, state["objects"]))
 
 
-def _check_run(path: str, run: object, step: int, lines: _Lines) -> None:
-    """Raise Refused if a checkpoint is one of another run than the record of its folder."""
+def _find_other_run(path: str, run: object, step: int, lines: _Lines) -> str:
+    """Return why a checkpoint is one of another run than the record of its folder; "" if it is not."""
     # a state without a line: the run of the next line has continued from it, or it is newer than all lines
     later = [known for known in lines if known >= step]
     nearest = min(later, default=max(lines, default=0))
     owner = str(lines.get(nearest, {}).get("run", ""))  # before version 0.50 no line names it
-    if owner and owner != run:
-        raise files.Refused(
-            f"it is a state of another run, {run}: {STATES} has run {owner} at step {step}. To begin with it "
-            f"on purpose: --from FOLDER_OF_ITS_RUN, or --weights {path}"
-        )
+    if not owner or owner == run:
+        return ""
+    return (
+        f"it is a state of another run, {run}: {STATES} has run {owner} at step {step}. To begin with it "
+        f"on purpose: --from FOLDER_OF_ITS_RUN, or --weights {path}"
+    )
 
 
 def find_foreign(folder: str) -> str:
@@ -64,14 +67,9 @@ def find_foreign(folder: str) -> str:
         step = files.step_of(path)
         if step > max(lines, default=0):  # another run has left it there, and this one did not continue it
             continue
-        try:
-            facts = files.facts_of(path)
-        except files.Refused:  # it is damaged: a restart names it
-            continue
-        try:
-            _check_run(path, facts.get("run"), step, lines)
-        except files.Refused as reason:
-            return f"{path}: {reason}"
+        with contextlib.suppress(files.Refused):  # it is damaged: a restart names it
+            if reason := _find_other_run(path, files.facts_of(path).get("run"), step, lines):
+                return f"{path}: {reason}"
     return ""
 
 

@@ -157,10 +157,9 @@ class Replicas(Plugin):
                 self._parts.say_once(f"warning: {line}: {_OF_BUFFERS}", "buffers")
                 return
 
-    def _list_modules(self) -> Iterator[tuple[str, torch.nn.Module]]:
-        for name, value in self._parts.state.objects.items():
-            if isinstance(value, torch.nn.Module):
-                yield name, value
+    def _list_modules(self) -> list[tuple[str, torch.nn.Module]]:
+        objects = self._parts.state.objects.items()
+        return [(name, value) for name, value in objects if isinstance(value, torch.nn.Module)]
 
     def _list_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, module in self._list_modules():

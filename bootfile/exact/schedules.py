@@ -44,51 +44,45 @@ class ScheduleState:
         self.edited: list[str] = []  # a line for each other hyperparameter that began with another value
         self._check()
         # before the first step, and before a checkpoint is loaded: a schedule changes these values
-        self._groups = [_hyperparameters(group) for group in optimizer.param_groups]
-        self._began = {}
-        if scheduler:
-            self._began = plain(scheduler.state_dict())
+        self._groups = self._hyperparameters()
+        self._began = plain(scheduler.state_dict()) if scheduler else {}
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint: plain types and tensors."""
-        state = plain(self.scheduler.state_dict()) if self.scheduler else {}
         return {
             "class": self.name,
             "calls": _calls(self.scheduler),
             "began": {"state": self._began, "groups": self._groups, "settings": self.settings},
-            "state": state,
-            "groups": [_hyperparameters(group) for group in self.optimizer.param_groups],
+            "state": plain(self.scheduler.state_dict()) if self.scheduler else {},
+            "groups": self._hyperparameters(),
         }
+
+    def _hyperparameters(self) -> list[dict[str, Any]]:
+        return [plain(without_kernels(group)) for group in self.optimizer.param_groups]
 
     def load(self, saved: dict[str, Any]) -> None:
         """Load a result of state(). Raises BadInput, with both values, if the schedule cannot continue
         exactly."""
-        counts = [len(saved["began"]["groups"]), len(self._groups)]
-        # a file without any group holds no state: what follows fails on it
-        if counts[0] and counts[0] != counts[1]:
+        began = saved["began"]
+        if len(began["groups"]) != len(self._groups):
             raise BadInput(
-                f"the optimizer of the checkpoint began with {counts[0]} parameter groups, this run's with "
-                f"{counts[1]}: add the others in the same place, before Exact or in the loop"
+                f"the optimizer of the checkpoint began with {len(began['groups'])} parameter groups, this run's "
+                f"with {len(self._groups)}: add the others in the same place, before Exact or in the loop"
             )
         self.change = self._describe_change(saved)
-        if self.scheduler is not None:
-            self._load_scheduler(saved)
+        # a number of calls is all of their state: so they may continue with another --lr or --epochs
+        if self.scheduler is not None and _of_the_step(self.scheduler) and saved["calls"] is not None:
+            self._replay(saved)
+        elif self.scheduler is not None:
+            # the state of any other holds what followed from the old settings: new ones are refused
+            if change := self.change or self._changed_argument(began["settings"]):
+                raise BadInput(
+                    f"its schedule {self.name} cannot be repeated up to this step, so it must be that of the "
+                    f"checkpoint: {change}"
+                )
+            self.scheduler.load_state_dict(saved["state"])
         # after the schedule, whose steps have changed the groups
         self._load_groups(saved)
-
-    def _load_scheduler(self, saved: dict[str, Any]) -> None:
-        # a number of calls is all of their state: so they may continue with another --lr or --epochs
-        if _of_the_step(self.scheduler) and saved["calls"] is not None:
-            self._replay(saved)
-            return
-        # the state of any other holds what followed from the old settings: new ones are refused
-        change = self.change or self._changed_argument(saved["began"]["settings"])
-        if change:
-            raise BadInput(
-                f"its schedule {self.name} cannot be repeated up to this step, so it must be that of the "
-                f"checkpoint: {change}"
-            )
-        self.scheduler.load_state_dict(saved["state"])
 
     def _check(self) -> None:
         """Raise BadInput if a checkpoint cannot hold the state of the scheduler."""
@@ -114,10 +108,8 @@ class ScheduleState:
             return f"it was {saved['class']}"
         began = saved["began"]
         # only what a schedule sets: other hyperparameters may change, and _find_edited() names them
-        pairs = []
-        for group_there, group_here in zip(began["groups"], self._groups, strict=True):
-            pairs.append((_scheduled_ones(group_there), _scheduled_ones(group_here)))
-        pairs.append((began["state"], self._began))
+        scheduled = [[*map(_scheduled_ones, groups)] for groups in (began["groups"], self._groups)]
+        pairs = [*zip(*scheduled, strict=True), (began["state"], self._began)]
         if _calls_a_function(self.scheduler):  # it may depend on any option
             there = {name: began["settings"].get(name) for name in self.settings}
             pairs.append((there, self.settings))
@@ -194,11 +186,9 @@ class ScheduleState:
 
 
 def plain(value: Any, refusal: str = "a checkpoint cannot hold ") -> Any:
-    """Return a copy in types that torch.load(weights_only=True) reads on every supported version.
-
-    These are None, bool, int, float, str, lists, tuples, dictionaries and tensors. Functions are left out:
-    the job passes them to the scheduler again. For another type it raises BadInput: `refusal` and the type.
-    """
+    """Return a copy in types that torch.load(weights_only=True) reads on every supported version: None, bool,
+    int, float, str, lists, tuples, dictionaries and tensors. Functions are left out: the job passes them to
+    the scheduler again. Raises BadInput for another type: `refusal` and the type."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, torch.Tensor):
@@ -207,11 +197,8 @@ def plain(value: Any, refusal: str = "a checkpoint cannot hold ") -> Any:
         if isinstance(value, kind):
             return kind(value)
     if isinstance(value, dict):
-        copy = {}
-        for key, part in value.items():
-            if not callable(part):
-                copy[plain(key, refusal)] = plain(part, f"{refusal}{key}, ")
-        return copy
+        parts = [(key, part) for key, part in value.items() if not callable(part)]
+        return {plain(key, refusal): plain(part, f"{refusal}{key}, ") for key, part in parts}
     # exact types: a named tuple would need its class, which weights_only refuses
     if type(value) in (list, tuple):
         return type(value)(plain(part, refusal) for part in value if not callable(part))
@@ -222,20 +209,15 @@ def _name(scheduler: Any) -> str:
     """Return the classes of a scheduler: "StepLR", or "SequentialLR(LinearLR, StepLR)"."""
     if scheduler is None:
         return "none"
-    name = type(scheduler).__name__
-    if _is_composite(scheduler):
-        return f"{name}({', '.join(map(_name, scheduler._schedulers))})"
-    return name
+    inner = f"({', '.join(map(_name, scheduler._schedulers))})" if _is_composite(scheduler) else ""
+    return f"{type(scheduler).__name__}{inner}"
 
 
 def _parts(scheduler: Any) -> list[Any]:
     """Return the schedulers in a composite one, or the scheduler itself."""
     if not _is_composite(scheduler):
         return [scheduler]
-    parts = []
-    for inner in scheduler._schedulers:
-        parts += _parts(inner)
-    return parts
+    return [part for inner in scheduler._schedulers for part in _parts(inner)]
 
 
 def _is_composite(scheduler: Any) -> bool:
@@ -253,12 +235,11 @@ def _of_the_step(scheduler: Any) -> bool:
 
 def _calls_a_function(scheduler: Any) -> bool:
     """Return whether a function of the user sets the rates: a state_dict does not contain it."""
-    for part in _parts(scheduler):
-        if _is_torchs(part, {"LambdaLR", "MultiplicativeLR"}):
-            return True
-        if _is_torchs(part, {"CyclicLR"}) and part._scale_fn_custom is not None:
-            return True
-    return False
+    return any(
+        _is_torchs(part, {"LambdaLR", "MultiplicativeLR"})
+        or (_is_torchs(part, {"CyclicLR"}) and part._scale_fn_custom is not None)
+        for part in _parts(scheduler)
+    )
 
 
 def _calls(scheduler: Any) -> int | None:
@@ -268,11 +249,6 @@ def _calls(scheduler: Any) -> int | None:
     if scheduler is None or getattr(scheduler, "T_cur", 0) % 1:
         return None
     return getattr(scheduler, "last_epoch", None)
-
-
-def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
-    values: dict[str, Any] = plain(without_kernels(group))
-    return values
 
 
 def _set(group: dict[str, Any], values: dict[str, Any]) -> None:
@@ -294,10 +270,7 @@ def _scheduled_ones(group: dict[str, Any]) -> dict[str, Any]:
 
 def beginning(value: Any) -> dict[str, Any]:
     """Return the state of a further schedule of torch before its first step; {} of any other object."""
-    if type(value).__module__ != _TORCH:
-        return {}
-    state: dict[str, Any] = plain(value.state_dict())
-    return state
+    return plain(value.state_dict()) if type(value).__module__ == _TORCH else {}
 
 
 def same(one: Any, other: Any) -> bool:

@@ -137,8 +137,8 @@ class RunState:
         # before a checkpoint is loaded: it records how the schedule began in this program
         self.schedule = ScheduleState(objects["optimizer"], objects.get("scheduler"), learned or {})
 
-    def capture(self, step: int) -> SavedState:
-        """Return the state after `step` optimizer steps. Tensors are not copied."""
+    def capture(self, step: int, epoch_ended: bool = False) -> SavedState:
+        """Return the state after `step` optimizer steps. Tensors are not copied. epoch_ended: see SavedState."""
         from bootfile.exact.program import order_of  # only a save needs it
 
         state = SavedState(
@@ -157,7 +157,7 @@ class RunState:
             order=order_of(self.objects, self.generators),
             began=self.began,
             code=self.code,
-            epoch_ended=False,
+            epoch_ended=epoch_ended,
             attributes=self.attributes.state() if self.attributes else {},
         )
         state.update(self.counts())  # type: ignore[typeddict-item]  # the extras have names of their own

@@ -520,7 +520,7 @@ def test_evaluation_takes_weights_from_any_file_of_any_run(recovery, tmp_path, c
         evaluating.save_weights(2, torch.tensor([1.0, 9.0, 10.0]))
         evaluating.finish()
     assert sorted(str(path) for path in tmp_path.rglob("*")) == files
-    with pytest.raises(BadInput, match=rf"best.pth.json is missing.*: --weights {tmp_path / 'best.pth'}"):
+    with pytest.raises(BadInput, match=rf"best.pth.json cannot be read.*: --weights {tmp_path / 'best.pth'}"):
         recovery(resume=str(tmp_path / "best.pth"), output_dir=str(tmp_path / "another"))
 
 
