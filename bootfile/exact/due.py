@@ -24,8 +24,8 @@ class Due(NamedTuple):
 class SaveTimes:
     """The times of the saves of one start.
 
-    every: the steps or the interval that the user asked for. If it counts epochs, which may be long, a save is
-        also due when half of the training of this start is not saved, from 2 minutes on, and after each 30
+    every: the steps or the interval that the user asked for. If it counts epochs, which may be long, a save
+        is also due when half of the training of this start is not saved, from 2 minutes on, and after each 30
         minutes. So a job that is killed again and again progresses.
     keep_every: the distance of older checkpoints that stay, in steps; 0: none. A save is due at each.
     `saved_at`: the time of the last save, by time.monotonic(); at first that of the start.
@@ -86,11 +86,8 @@ class ReportTimes:
         return self._has_asked
 
     def is_due(self, step: int, steps_per_epoch: int) -> bool:
-        """Return whether a report is due after a step; the same on every rank.
-
-        If `every` counts seconds, one is also due after the first step. One is due after each epoch, and
-        before each evaluation.
-        """
+        """Return whether a report is due after a step, the same on every rank: by `every`, after each epoch,
+        before each evaluation, and after the first step if `every` counts seconds."""
         if self._only_after is not None:
             return step in self._only_after
         if self._evaluate_every and step % self._evaluate_every == 0:

@@ -44,8 +44,7 @@ def _is_between_steps(parts: Parts) -> bool:
 
 
 def _save_while_waiting(parts: Parts) -> None:
-    """Save and exit. Called in the loop's thread while it waits for data that may never come, after the
-    process was asked to stop (bootfile/processes/waits.py)."""
+    """Save and exit, in the loop's thread while it waits for data, after the process was asked to stop."""
     if not _is_between_steps(parts):
         return
     parts.position.is_stopping = True
@@ -57,8 +56,7 @@ def _save_while_waiting(parts: Parts) -> None:
 
 
 def _save_before_end(parts: Parts) -> None:
-    """Save the last step, because the data of the next one cannot be read: an error ends the loop. Called in
-    the thread of the loop."""
+    """Save the last step, because the data of the next one cannot be read: an error ends the loop."""
     step = parts.loader.step
     if not _is_between_steps(parts) or parts.position.saved == step:
         return

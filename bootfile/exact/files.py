@@ -87,8 +87,7 @@ def write_facts(path: str, facts: dict[str, Any]) -> None:
 
 
 def write_weights(path: str, weights: dict[str, Any]) -> None:
-    """Write a plain state_dict atomically, and a line with its size and checksum to state.jsonl in the same
-    folder. Raises OSError."""
+    """Write a plain state_dict atomically, and its size and checksum to state.jsonl. Raises OSError."""
     folder, name = os.path.split(path)
     with open_atomic(path) as file:
         target = _Target(file)
@@ -99,8 +98,7 @@ def write_weights(path: str, weights: dict[str, Any]) -> None:
 
 
 def sum_file(path: str, is_former: bool = False) -> tuple[int, str]:
-    """Return the size of a file in bytes, and its checksum as write() records it, or with is_former as
-    version 0.51 and earlier did. Raises Refused."""
+    """Return the size of a file in bytes and its checksum (is_former: as before 0.52). Raises Refused."""
     with explained("it cannot be read", kind=Refused), open(path, "rb", opener=opener) as file:
         return os.fstat(file.fileno()).st_size, _sum_bytes(file, is_former)
 
@@ -135,8 +133,7 @@ def _verify_file(path: str, size: int, words: str, expected: str) -> None:
 
 
 def facts_of(path: str) -> dict[str, Any]:
-    """Return the content of a checkpoint's .json: size (bytes), sum and the facts of write(). Raises
-    Refused."""
+    """Return a checkpoint's .json: size (bytes), sum and the facts of write(). Raises Refused."""
     name = os.path.basename(f"{path}.json")
     with explained(f"its checksum {name} cannot be read", kind=Refused):
         content = read_file(f"{path}.json", 2**20)
@@ -167,9 +164,7 @@ def parse_facts(content: bytes, name: str) -> dict[str, Any]:
 
 def check_readable(objects: dict[str, Any]) -> None:
     """Raise ValueError with the name and the type of a part that torch.load(weights_only=True) refuses.
-
-    objects: nested dictionaries, lists and tuples. Tensors are not read. Numbers of NumPy become plain ones.
-    """
+    objects: nested dictionaries, lists and tuples. Numbers of NumPy become plain ones."""
     if _is_readable(objects):
         return
     parts = (f"{name}, a {type(leaf).__name__}" for name, leaf in leaves(objects) if not _is_readable(leaf))
@@ -224,12 +219,10 @@ def read(path: str, whole: bool = True) -> dict[str, Any]:
 
 def load(path: str, most: int = sys.maxsize, whole: bool = True) -> dict[str, Any]:
     """Return the dictionary that torch.save wrote to a file, on the CPU; nothing in it is executed.
-
-    most: its tensors.
-    whole: read the folder of a sharded checkpoint, too. Otherwise its sharded tensors are meta tensors, and
-        "shards" is the path for dtensor_files.load().
-    Raises Refused, also for the formats of torch before 1.6 and for TorchScript archives: torch.load of torch
-    before 2.6 may execute these (CVE-2025-32434).
+    most: its tensors. whole: read the folder of a sharded checkpoint, too; otherwise its sharded tensors are
+        meta tensors, and "shards" is the path for dtensor_files.load().
+    Raises Refused, also for the formats of torch before 1.6 and for TorchScript archives, which torch.load of
+        torch before 2.6 may execute (CVE-2025-32434).
     """
     with explained("it cannot be read", kind=Refused), open(path, "rb", opener=opener) as opened:
         start = opened.read(64)
@@ -311,8 +304,7 @@ def keep(newest: str, count: int, whole: dict[str, tuple[Any, ...]], every: int 
 
 
 def _is_whole(path: str, known: dict[str, tuple[Any, ...]]) -> bool:
-    """Return whether a checkpoint is not damaged. It is read only if it has changed since it was added to
-    `known`: path -> identity."""
+    """Return whether a checkpoint is not damaged. known: path -> identity of those that were read before."""
     if known.get(path) != state_of(path):
         try:
             verify(path)

@@ -86,8 +86,7 @@ class Forked(Plugin):
         self._prepare(step + 1)
 
     def _prepare(self, step: int) -> None:
-        """Keep what the next step may change, if it is left out. Called on every rank after the step before
-        it."""
+        """Keep what the next step may change, if it is left out. Called on every rank."""
         self._before = None
         self._parts.position.leaves_out = False
         removes = self._plan.removes
@@ -137,10 +136,7 @@ class Forked(Plugin):
 
 
 class _Before:
-    """The state before a step that is left out.
-
-    objects: those of a checkpoint. waits: whether gradients wait for an optimizer step.
-    """
+    """The state before a step that is left out. waits: gradients wait for an optimizer step."""
 
     def __init__(self, objects: dict[str, Any], waits: bool):
         self._objects = objects

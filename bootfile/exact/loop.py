@@ -219,17 +219,16 @@ class Exact:
             self.state.objects[name] = value
 
     def resume(self) -> int:
-        """Load the newest checkpoint on every rank, and return its step; 0 without one. Call it on every rank,
-        before the first step. From then on a signal stops the loop at its next step. Raises BadInput if there
-        are checkpoints and none can be used."""
+        """Load the newest checkpoint on every rank before the first step, and return its step; 0 without one.
+        From then on a signal stops the loop at its next step. Raises BadInput if no checkpoint can be used.
+        """
         step = self.restore()
         self.begin(step)
         self.announce(step)
         return step
 
     def restore(self) -> int:
-        """Restore the state to continue from, on every rank, and return its step: the first part of
-        resume()."""
+        """Restore the state on every rank, and return its step: the first part of resume()."""
         # of an elastic job: the state of processes that are alive is newer than any checkpoint
         living = self.processes.restore(self.parts)
         if living is not None:
@@ -342,8 +341,8 @@ class Exact:
         return due
 
     def save(self) -> None:
-        """Save, and exit if the process was asked to stop. Call it on every rank after a step, if end_step()
-        says that it is due."""
+        """Save, and exit if the process was asked to stop. Call it on every rank if end_step() says it is
+        due."""
         position = self.position
         position.asked = 0
         step = self.loader.step
@@ -393,8 +392,7 @@ class Exact:
             self.save()
 
     def end_evaluation(self) -> bool:
-        """Agree after an evaluation whether a rank was asked to stop, and return it: then call stop(). Call
-        it on every rank."""
+        """Return, on every rank after an evaluation, whether one was asked to stop: then call stop()."""
         is_asked = ranks.maximum(float(signals.asked()), accelerator.device_of(self.model)) > 0
         for compare in self.parts.after_evaluation:
             compare(self.loader.step)
@@ -410,7 +408,7 @@ class Exact:
         self._exit(self.loader.step)
 
     def close(self) -> None:
-        """Save the last step, and wait for the last write. A signal is not noticed any more. Raises
+        """Save the last step, and wait for the last write. Signals are not noticed any more. Raises
         NotSaved."""
         from bootfile.exact import ends
 
@@ -450,8 +448,8 @@ class Exact:
         return self.state.capture(step, self.parts.has_left_epoch)
 
     def _get_steps(self) -> OptimizerSteps:
-        """Return what counts the optimizer steps. Raises BadInput before resume(), and if another Exact has
-        begun since: both would write checkpoints of a part of the program."""
+        """Return what counts the optimizer steps. Raises BadInput if this run has not begun or is not the
+        last."""
         if not self._has_begun:
             raise BadInput("call resume() before the first step")
         newest = Exact._newest

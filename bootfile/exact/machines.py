@@ -16,8 +16,7 @@ _MAY_DIFFER = (THREADS, differences.CPU)
 
 
 def protect() -> None:
-    """Replace the operators whose bits depend on more than the instructions. Call it in each process, before
-    the first forward pass."""
+    """Replace operators whose bits depend on more than the instructions, before the first forward pass."""
     convolution.protect()
     if level_in_use():
         from bootfile.machine import vector_math  # only a run with a level needs it

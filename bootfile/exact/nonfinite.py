@@ -145,8 +145,8 @@ class Guard:
         return signs
 
     def _keep_found_inf(self, optimizer: Any, *_: object) -> None:
-        """Make the optimizer skip the step if this class or a GradScaler found a value that is not finite. The
-        scaler sees the gradients of its process only."""
+        """Make the optimizer skip the step if this class or a GradScaler found a value that is not finite.
+        A scaler sees the gradients of its process only."""
         if self.found_inf is not None:
             # torch calls this before the step: a scaler has set its answer by now
             of_scaler = getattr(optimizer, "found_inf", None)

@@ -105,8 +105,7 @@ def describe_change(known: Mapping[str, Any], line: Mapping[str, Any]) -> str:
 
 
 def check_weights(path: str) -> None:
-    """Raise Refused if a file of weights, such as best.pth, is not one that the run in its folder has
-    recorded. A file without a record is not compared."""
+    """Raise Refused if a file of weights, such as best.pth, has a record in its folder, and another sum."""
     folder, name = os.path.split(os.path.abspath(path))
     for _ in range(2):  # a run that still trains records a file before it replaces it
         present = files.sum_file(path)

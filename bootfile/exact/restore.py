@@ -25,13 +25,10 @@ _OPTIONAL = {"scheduler", "scaler"}  # not every job had a scaler
 
 
 def load(run: RunState, state: SavedState, total_steps: int) -> None:
-    """Check a state that was read from a file, and restore it if the model is not sharded.
-
-    Called on rank 0 while it chooses a checkpoint; the other ranks wait, and get the state by broadcast().
-    The parts of a sharded model are restored after that, on every rank.
-
+    """Check a state that was read from a file on rank 0, and restore it if the model is not sharded. The
+    other ranks wait, and get the state by broadcast(); then each restores its parts of a sharded model.
     Raises Refused, with both values, if it belongs to another run, and BadInput if it has done more than
-    total_steps. A file of another program may raise any exception; another state can be loaded then.
+        total_steps. A file of another program may raise any exception; another state can be loaded then.
     """
     check_format(state)
     _check_identity(run, state)
@@ -75,11 +72,8 @@ def broadcast(run: RunState, state: SavedState | None) -> SavedState | None:
 
 
 def restore(run: RunState, state: SavedState) -> None:
-    """Load a state of this run into the objects.
-
-    If its optimizer has parameter groups that the loop has still to add, the state of the optimizers and of
-    the schedule is loaded before the first step (RunState.before_step).
-    """
+    """Load a state of this run into the objects. If the loop has still to add parameter groups, the
+    optimizers and the schedule are loaded before the first step (RunState.before_step)."""
     saved = state["objects"]
     for name, value in run.objects.items():
         # a job without a scaler saves none, and a disabled scaler saves {}: then this run's begins again
@@ -117,11 +111,7 @@ def _restore_late(run: RunState, state: SavedState) -> None:
 
 
 def _restore_optimizers(run: RunState, state: SavedState) -> None:
-    """Load the states of the optimizers and of the schedule.
-
-    An optimizer keeps its list of groups, because another one may share it: load_state_dict() makes a new
-    list.
-    """
+    """Load the optimizers and the schedule. An optimizer keeps its list of groups: another may share it."""
     # the lists before the load: a wrapper and the optimizer inside it may have the same one
     groups = {name: optimizer.param_groups for name, optimizer in run.optimizers.items()}
     for name, optimizer in run.optimizers.items():
@@ -168,8 +158,7 @@ def _options(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _may_change(run: RunState, name: str) -> bool:
-    """Return whether an option, which counts as identity in the checkpoint, may change at a restart in this
-    program: the user, or a new version, has changed its role."""
+    """Return whether the user, or a new version, has changed the role of an option so that it may change."""
     option = name.removeprefix("--")
     return option in run.settings and option not in run.schedule.settings and name not in run.identity
 
@@ -232,8 +221,7 @@ def _sizes(groups: list[dict[str, Any]]) -> list[int]:
 
 
 def _check_shapes(model: torch.nn.Module, saved: dict[str, Any]) -> list[str]:
-    """Return a line for each buffer that has another shape in a saved state of the model. Raises Refused if a
-    weight or a buffer is missing on one side, or a weight has another shape."""
+    """Return a line for each buffer with another shape in a saved state. Raises Refused for other weights."""
     # here and not in load_state_dict(), which names all keys at once and would change a part of the model
     here = model.state_dict()
     buffers = {path for path, _, _ in _buffers(model)}
@@ -283,8 +271,7 @@ def _shape(name: str, weights: dict[str, Any]) -> object:
 
 
 def _compare_groups(name: str, saved: list[dict[str, Any]], present: list[dict[str, Any]]) -> list[str]:
-    """Return a line for each hyperparameter of an optimizer that differs from the checkpoint. saved, present:
-    the parameter groups of the checkpoint and of this program."""
+    """Return a line for each hyperparameter of an optimizer that differs from the checkpoint's groups."""
     lines = []
     for number, (saved_group, group) in enumerate(zip(saved, present, strict=True)):
         rate = "initial_lr" if "initial_lr" in saved_group else "lr"
@@ -300,8 +287,7 @@ def _compare_groups(name: str, saved: list[dict[str, Any]], present: list[dict[s
 
 
 def _compare_schedules(saved: dict[str, dict[str, Any]], present: dict[str, dict[str, Any]]) -> list[str]:
-    """Return a line for each setting of a schedule that differs from the checkpoint. saved, present: name ->
-    state of the schedule before its first step."""
+    """Return a line for each setting of a schedule that differs. saved, present: name -> its first state."""
     lines = []
     for name, began in saved.items():
         begins = present.get(name, {})

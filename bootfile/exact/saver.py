@@ -99,11 +99,9 @@ class Saver:
     def save_checkpoint(
         self, step: int, run: str, capture: Callable[[], Mapping[str, Any]], is_planned: bool
     ) -> None:
-        """Write step_<step>.pt in the background and delete old checkpoints, unless this step was submitted
-        before.
-
-        run: the id of the run. capture: returns the state.
-        is_planned: false if it is saved only because the run stops: an uninterrupted run does not have it.
+        """Write step_<step>.pt in the background and delete old checkpoints, unless it was submitted before.
+        run: the id of the run. capture: returns the state. is_planned: false if it is saved only because the
+            run stops: an uninterrupted run does not have it.
         """
         # this step may be saved already, as the last one before a signal
         if not self._agree(self.submitted != step):
@@ -134,8 +132,8 @@ class Saver:
         self._submit(_Task(name, capture_rest if self.by_rank else capture, write, undo, step))
 
     def write_alone(self, state: dict[str, Any], run: str) -> None:
-        """Write a checkpoint at once, in place of rank 0, which is lost. Called on one other rank, whose
-        process ends after it: nothing changes the tensors meanwhile. Raises OSError, ValueError."""
+        """Write a checkpoint at once, on one other rank in place of rank 0, which is lost: the process ends
+        after it. Raises OSError, ValueError."""
         self._check_finite(state["objects"]["model"])
         line = self._record(state, run, is_planned=False, is_saved=True, is_alone=True)
         with _undone_if_it_fails(lambda: self._take_back(line, is_alone=True)):
@@ -150,15 +148,11 @@ class Saver:
         objects: Callable[[], dict[str, Any]],
         write_files: Callable[[dict[str, Any]], object],
     ) -> None:
-        """Write weights in the background, and the digest of the state if this step has none.
-
-        The weights are copied again after save_checkpoint() of this step: a job may have changed them since.
-
-        name: of the file, for reports; "" writes the digest only.
-        step, run: the optimizer steps so far, the id of the run.
-        model: the module whose weights are written; None: those of the state.
-        objects: returns the objects of a checkpoint.
-        write_files: called with the weights, in the background; writes them.
+        """Write weights in the background, and the digest of the state if this step has none. They are copied
+        again after save_checkpoint() of this step: a job may have changed them since.
+        name: of the file, for reports; "" writes the digest only. step, run: as for save_checkpoint().
+        model: the module whose weights are written; None: those of the state. objects: returns the objects of
+            a checkpoint. write_files: called with the weights, in the background; writes them.
         """
 
         def capture() -> dict[str, Any]:
@@ -189,13 +183,11 @@ class Saver:
             self._submit(_Task(name, capture_weights, write_weights))
 
     def resume_at(self, step: int, from_memory: bool = False) -> None:
-        """Begin after a step: record which checkpoint is on the disk, and delete the digests of later steps.
-        Called once on rank 0, before the first step of the process.
-
-        step: of the state that was restored; 0 if no checkpoint of this run was.
-        from_memory: the state came from the memory of another process (an elastic job), which had trained
-            after its last checkpoint. Then the newest checkpoint in the folder counts. One of a later step
-            does not: the process that wrote it was lost before the others had its step.
+        """Begin after a step, once on rank 0: note the checkpoint on the disk, delete the digests of later
+        steps.
+        step: of the state that was restored; 0 if no checkpoint of this run was. from_memory: the state came
+            from another process (an elastic job), which had trained after its last checkpoint. Then the
+            newest checkpoint counts that is not later: the others did not have the step of a later one.
         """
         step_on_disk = step
         if from_memory:
@@ -225,8 +217,8 @@ class Saver:
         return list(self._writer.failures.values())
 
     def _submit(self, task: _Task) -> None:
-        """Copy a state, and write the copy in the background. The copy waits for writes that use its memory; a
-        copy of a whole state for all writes: they may change values that are part of it."""
+        """Copy a state, and write the copy in the background. The copy waits for writes that use its memory;
+        one of a whole state for all writes, which may change values in it."""
         copies = self._states if task.step else self._weights
         try:
             # the loop waits here for the disk, if the copy of the last save is still being written
@@ -258,12 +250,8 @@ class Saver:
         is_saved: bool = False,
         is_alone: bool = False,
     ) -> dict[str, Any]:
-        """Add a line with the digest of a state to state.jsonl, and return it; {} with a warning if it cannot
-        be written.
-
-        is_planned: as for save_checkpoint(). is_saved: a checkpoint of this state is written next. is_alone:
-        rank 0 is lost, and this rank writes.
-        """
+        """Add the line with the digest of a state to state.jsonl, and return it; {} with a warning if that
+        fails. is_saved: its checkpoint is written next. is_alone: rank 0 is lost, and this rank writes."""
         facts = {"run": run, "planned": is_planned, "saved": is_saved, "machines": self.machines}
         line = digest.summarize(state["step"], state["objects"], is_alone) | facts
         try:
@@ -297,8 +285,8 @@ class Saver:
         line: dict[str, Any],
         recorded: Callable[[], object] | None = None,
     ) -> None:
-        """Write a state to its file, and then delete old ones. line: that of state.jsonl. recorded: waits for
-        this line, before the file has its name."""
+        """Write a state, and then delete old ones. recorded: waits for its line, before the file has its
+        name."""
         self._prepare(self.checkpoints, state)
         if not self._is_readable:  # once: a later state has the same types
             files.check_readable(state["objects"])
@@ -319,8 +307,8 @@ class Saver:
             self.saved(state["step"])
 
     def _prepare(self, folder: str, state: dict[str, Any]) -> None:
-        """Make the folder for a state, and delete what a killed write has left. Raises OSError if the disk is
-        full."""
+        """Make the folder for a state, and delete what a killed write has left. Raises OSError without
+        room."""
         check_mounted(self.folder)
         if os.path.islink(folder) and folder != self.folder:  # it was made after the start
             raise OSError(errno.ELOOP, f"{folder} is a link")

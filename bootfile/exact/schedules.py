@@ -61,13 +61,12 @@ class ScheduleState:
         return [plain(without_kernels(group)) for group in self.optimizer.param_groups]
 
     def load(self, saved: dict[str, Any]) -> None:
-        """Load a result of state(). Raises BadInput, with both values, if the schedule cannot continue
-        exactly."""
+        """Load a result of state(). Raises BadInput, with both values, if it cannot continue exactly."""
         began = saved["began"]
         if len(began["groups"]) != len(self._groups):
             raise BadInput(
-                f"the optimizer of the checkpoint began with {len(began['groups'])} parameter groups, this run's "
-                f"with {len(self._groups)}: add the others in the same place, before Exact or in the loop"
+                f"the optimizer of the checkpoint began with {len(began['groups'])} parameter groups, this "
+                f"run's with {len(self._groups)}: add the others in the same place, before Exact or in the loop"
             )
         self.change = self._describe_change(saved)
         # a number of calls is all of their state: so they may continue with another --lr or --epochs
@@ -126,8 +125,8 @@ class ScheduleState:
         return ""
 
     def _replay(self, saved: dict[str, Any]) -> None:
-        """Call step() until it was called as often as on the old schedule: about 3 us for each call. The
-        program may have called it before Exact, in all starts or in one."""
+        """Call step() as often as the old schedule was called: 3 us each. The program may have begun before
+        Exact."""
         began = saved["began"]
         try:
             with warnings.catch_warnings():
@@ -150,8 +149,7 @@ class ScheduleState:
             )
 
     def _load_groups(self, saved: dict[str, Any]) -> None:
-        """Load the saved hyperparameters, except those that have another initial value in this program and,
-        if the schedule is another one, those that it has set."""
+        """Load the saved hyperparameters, except edited ones and those that another schedule has set."""
         groups = self.optimizer.param_groups
         count = len(self._groups)
         # groups added by the loop have no beginning in this program: they take all saved values
@@ -171,8 +169,8 @@ class ScheduleState:
             _set(group, taken)
 
     def _find_edited(self, saved: dict[str, Any]) -> list[str]:
-        """Return a line for each hyperparameter that no schedule sets, and that has another initial value in
-        this program."""
+        """Return a line for each hyperparameter that no schedule sets, and that has another initial value
+        here."""
         lines = []
         for number, (there, here) in enumerate(zip(saved["began"]["groups"], self._groups, strict=False)):
             for name in sorted(there.keys() | here.keys()):

@@ -25,10 +25,8 @@ _OF_ITEMS = ("digest", "batch of collate_fn")  # parts of Loader.compared_data
 
 
 def restore(parts: Parts) -> int:
-    """Restore the state to continue from, on every rank, and return its step; 0 for a new run.
-
-    Rank 0 chooses and reads the checkpoint; the others wait for it. Raises BadInput on every rank.
-    """
+    """Restore the state to continue from, on every rank, and return its step; 0 for a new run. Rank 0 chooses
+    and reads the checkpoint; the others wait for it. Raises BadInput on every rank."""
     _compare_data(parts)
     state = None
     error = None
@@ -162,8 +160,7 @@ def _warn_of_schedule(parts: Parts) -> None:
 
 
 def _warn_of_empty_states(parts: Parts) -> None:
-    """Print a warning that names added objects of which a checkpoint holds nothing, such as a metric whose
-    states are not persistent."""
+    """Name added objects of which a checkpoint holds nothing, such as a metric that is not persistent."""
     for name, value in parts.state.objects.items():
         if name in ("model", "optimizer", "scheduler", "receipt") or "Scaler" in type(value).__name__:
             continue  # a scaler that is disabled has none
@@ -174,8 +171,7 @@ def _warn_of_empty_states(parts: Parts) -> None:
 
 
 def _choose(parts: Parts) -> SavedState | None:
-    """Return the state to continue from on rank 0, or None. The state is loaded, unless it is sharded.
-    Raises BadInput."""
+    """Return the state to continue from on rank 0, loaded unless it is sharded; or None. Raises BadInput."""
     # before anything is read: two runs in one folder would write each other's checkpoints
     if parts.lock:
         parts.lock.hold()
@@ -219,8 +215,7 @@ def _choose(parts: Parts) -> SavedState | None:
 
 
 def _say_what_was_lost(parts: Parts) -> None:
-    """Print a warning if the start before this one has ended without a save. Called on rank 0 before the
-    first step, while the receipt still has the steps of that start."""
+    """Warn, before the first step, if the start before this one has ended without a save."""
     step = parts.loader.receipt.find_last_step(parts.saver.folder) if parts.writes else 0
     was_killed = parts.lock is not None and parts.lock.was_left
     if step or was_killed:
@@ -233,10 +228,8 @@ def _say_what_was_lost(parts: Parts) -> None:
 
 
 def check_saveable(state: RunState) -> None:
-    """Raise BadInput if a checkpoint cannot hold the present state. Tensors are not copied.
-
-    Called before a checkpoint is read, so it also records how this program begins its further schedules.
-    """
+    """Raise BadInput if a checkpoint cannot hold the present state. Tensors are not copied. Called before a
+    checkpoint is read: it also records how this program begins its further schedules."""
     try:
         # ScheduleState records how "scheduler" begins
         state.began |= {

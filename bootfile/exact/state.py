@@ -24,8 +24,7 @@ COMPUTED = "items-"  # a fingerprint of samples that a program may have computed
 
 
 class Extras(Protocol):
-    """Plain values of the program around a loop, such as the score of its best weights. A state has their
-    names in addition to those of SavedState."""
+    """Plain values of the program around a loop, such as its best score, which a state has in addition."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -138,7 +137,8 @@ class RunState:
         self.schedule = ScheduleState(objects["optimizer"], objects.get("scheduler"), learned or {})
 
     def capture(self, step: int, epoch_ended: bool = False) -> SavedState:
-        """Return the state after `step` optimizer steps. Tensors are not copied. epoch_ended: see SavedState."""
+        """Return the state after `step` optimizer steps. Tensors are not copied. epoch_ended: as in
+        SavedState."""
         from bootfile.exact.program import order_of  # only a save needs it
 
         state = SavedState(
@@ -177,8 +177,8 @@ class RunState:
         return counts | self.extras.state_dict() if self.extras else counts
 
     def before_step(self) -> None:
-        """Load the state of parameter groups that the loop has added since the restart. Call it before each
-        optimizer step. Raises BadInput if groups are still missing at the first one."""
+        """Load, before each optimizer step, the state of groups that the loop has added since the restart.
+        Raises BadInput if groups are still missing at the first one."""
         if self.pending:
             self.pending()
             self.pending = None
@@ -189,8 +189,7 @@ class RunState:
         return notes
 
     def compare_frozen(self) -> None:
-        """Add a note, after the first step of a restart, if other parameters are frozen than at the
-        checkpoint: the loop has frozen what it freezes by then."""
+        """Note, after the first step of a restart, if other parameters are frozen than at the checkpoint."""
         if self.frozen_before is None:
             return
         changed = sorted(self.frozen_before ^ self._frozen())

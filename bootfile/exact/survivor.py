@@ -164,11 +164,8 @@ class Survivor(Plugin):
         self._finished = _Finished(step, self._marks.read(), state.schedule.state(), state.counts(), groups)
 
     def save(self) -> None:
-        """Save the last finished step, and say it, or why not.
-
-        A rank that may save calls it when a collective has failed: the process ends with that error. Ranks
-        other than rank 0 do nothing if that is alive.
-        """
+        """Save the last finished step, when a collective has failed and this process ends, and say it or why
+        not. Ranks other than rank 0 do nothing if that is alive."""
         parts = self._parts
         lost = "another rank"
         say = parts.say
@@ -187,8 +184,8 @@ class Survivor(Plugin):
             say(f"warning: step {step} was not saved after {lost} was lost: {reason}")
 
     def _claim_save(self) -> bool:
-        """Lock a file until this process ends. Return whether this rank is the first that did: it saves in
-        place of rank 0. If the mount has no locks, each rank saves, and writes the same bytes."""
+        """Return whether this rank is the first that locks a file: it saves in place of rank 0. If the mount
+        has no locks, each rank saves, and writes the same bytes."""
         folder = self._parts.saver.checkpoints
         with contextlib.suppress(OSError):  # another rank has the lock, or the mount is lost
             os.makedirs(folder, exist_ok=True)

@@ -95,8 +95,8 @@ class AfterSave(Plugin):
         waits.before_next.clear()
 
     def _outline(self) -> list[tuple[str, str]]:
-        """Return (name, text) of the calls of the schedule, and of each value of torch's objects: another
-        text if the value was changed in place. Of a tensor a few elements are read (marks.py)."""
+        """Return (name, text) of the calls of the schedule and of each value of torch's objects; a value that
+        was changed in place has another text (marks.py)."""
         state = self._parts.state
         # an object of the user may count seconds, or hold long lists; so may the extra state of a module
         of_torch = (torch.nn.Module, torch.optim.Optimizer)
@@ -115,10 +115,7 @@ class AfterSave(Plugin):
 
     def _compare(self, step: int, before: list[tuple[str, str]]) -> None:
         """Print a warning if the state is not the one that was saved after a step. before: the outline then.
-
-        Another outline shows that something was changed; the digest decides, because an evaluation may have
-        put other weights in, and the right ones back.
-        """
+        The digest decides: an evaluation may have put other weights in, and the right ones back."""
         after = self._outline()
         if after == before or not self._compares:
             return
@@ -133,8 +130,7 @@ class AfterSave(Plugin):
             )
 
     def _find_changed(self, step: int, names: set[str]) -> str:
-        """Return the first of these names whose value differs from the checkpoint of a step; "" without
-        one."""
+        """Return the first of these names whose value differs from the checkpoint of a step, or ""."""
         saver = self._parts.saver
         saver.collect(wait=True)
         newest = saver.newest
