@@ -18,13 +18,13 @@ import numpy as np
 import torch
 
 from bootfile.exact import dtensors
+from bootfile.exact.optimizer_steps import without_kernels
 from bootfile.ground.mixing import mix
 from bootfile.processes import ranks
 
 FORMAT = 2  # digests of other formats cannot be compared
 _WORDS = 2**13  # words of 8 bytes in a block
 _BLOCK = 8 * _WORDS
-KERNELS = {"params", "fused", "foreach", "capturable", "differentiable"}  # not hyperparameters
 _WITHOUT = {"receipt"}  # objects of a checkpoint that are not state of the model
 
 
@@ -49,11 +49,6 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         return
     for key, part in parts:
         yield from _leaves(f"{name}.{key}", part)
-
-
-def without_kernels(group: dict[str, Any]) -> dict[str, Any]:
-    """Return a parameter group without its parameters and the choice of the kernel, which is not state."""
-    return {name: value for name, value in group.items() if name not in KERNELS}
 
 
 def summarize(step: int, objects: dict[str, Any], is_alone: bool = False) -> dict[str, Any]:

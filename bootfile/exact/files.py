@@ -28,7 +28,6 @@ import numpy as np
 import torch
 
 from bootfile.exact.background import in_parallel
-from bootfile.exact.digest import add_bytes, leaves
 from bootfile.ground.errors import in_one_line
 from bootfile.ground.files import (
     explained,
@@ -167,6 +166,8 @@ def check_readable(objects: dict[str, Any]) -> None:
     objects: nested dictionaries, lists and tuples. Numbers of NumPy become plain ones."""
     if _is_readable(objects):
         return
+    from bootfile.exact.digest import leaves  # only a refusal needs it
+
     parts = (f"{name}, a {type(leaf).__name__}" for name, leaf in leaves(objects) if not _is_readable(leaf))
     part = next(parts, "one of its parts")
     raise ValueError(f"it cannot hold {part}: use tensors, numbers, text, lists and dictionaries")
@@ -360,6 +361,8 @@ class _Target:
 
 def _sum_bytes(file: BinaryIO, is_former: bool) -> str:
     if is_former:  # a later version deletes this with former.py
+        from bootfile.exact.digest import add_bytes
+
         added, place = 0, 0
         while piece := file.read(_PIECE):
             added += int(add_bytes(np.frombuffer(piece, np.uint8), place))

@@ -212,9 +212,9 @@ class Exact:
                 continue
             if not hasattr(value, "state_dict") or not hasattr(value, "load_state_dict"):
                 raise BadInput(
-                    f"{name}={value!r:.40} has no state_dict() and load_state_dict(): give each object of a "
-                    "list or a dictionary a name of its own; further options are those of job=Job(...) and "
-                    "plugins=usual(...)"
+                    f"add({name}=...) needs an object with state_dict() and load_state_dict(), and got "
+                    f"{type(value).__name__}: give each object of a list or a dictionary a name of its own, "
+                    "and options to job=Job(...) or plugins=usual(...)"
                 )
             self.state.objects[name] = value
 

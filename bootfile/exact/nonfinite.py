@@ -51,8 +51,8 @@ class _Outstanding(NamedTuple):
 
 
 class Watcher(Protocol):
-    """One question to all ranks: a Plugin (plugins.py). The numbers of all watchers travel in one all_reduce
-    with MAX, together with whether the loss and the gradients are finite: a step has one collective."""
+    """One question to all ranks: a Plugin (plugins.py). The numbers of all watchers travel in one
+    all_reduce."""
 
     def numbers(self) -> list[float] | torch.Tensor: ...
 
@@ -97,8 +97,7 @@ class Guard:
     def vote(self, loss: torch.Tensor | None) -> bool:
         """Vote on a loss of a step after its backward(), on every rank, and return whether to take the
         optimizer step. If `ahead`, the answer is True: the optimizer itself takes or skips the step.
-
-        loss: scalar; None: only ask the watchers' questions, for a loop that does not ask.
+        loss: scalar; None: only ask the watchers' questions.
         """
         all_parameters = itertools.chain.from_iterable(map(parameters_of, self.optimizers))
         parameters = [parameter for parameter in all_parameters if parameter.grad is not None]
@@ -155,7 +154,7 @@ class Guard:
 
     def end_step(self) -> Verdict | None:
         """End a step, after all its backward() calls, on every rank. Return the verdict on this step or, if
-        `ahead`, on the step before; None if there is none, or if vote() was not called in this step."""
+        `ahead`, on the step before; None if there is none."""
         if not self._checks:
             return None
         ended = self._gather()
@@ -182,8 +181,8 @@ class Guard:
         return _Outstanding(signs, arrived, checks)
 
     def settle(self) -> Verdict | None:
-        """Wait for the verdict on the last step, let the watchers judge it, and return it; None if it was
-        returned before. Call it on every rank. Raises what a watcher raises."""
+        """Wait, on every rank, for the verdict on the last step, let the watchers judge it, and return it;
+        None if it was returned before. Raises what a watcher raises."""
         if self._outstanding is None:
             return None
         signs, arrived, checks = self._outstanding
@@ -232,8 +231,7 @@ def _is_fused(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _set_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Set the initial momentum to 0: torch leaves it unset if the very first step is skipped. The first step
-    does not change: momentum x 0 + gradient."""
+    """Set the initial momentum to 0: torch leaves it unset if the very first step is skipped."""
     for group in optimizer.param_groups:
         if not isinstance(optimizer, torch.optim.SGD) or not group["momentum"]:
             continue
@@ -259,11 +257,8 @@ class _Statistics:
 
     @torch.no_grad()
     def judge_loss(self, is_bad: torch.Tensor | bool) -> None:
-        """Keep the values of the buffers after a good loss; after a bad one, restore those of the last step.
-
-        Called after each backward(). is_bad: a bool, or a tensor [] of the device; then the host does not
-        wait for the device.
-        """
+        """Keep the buffers after a good loss; after a bad one, restore those of the last step. is_bad: a
+        bool, or a tensor [] of the device; then the host does not wait for it."""
         self._values_of_loss = {}
         for dtype, buffers in self._buffers.items():
             last = self._values_of_step[dtype]

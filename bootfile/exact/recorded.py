@@ -22,19 +22,15 @@ _Lines = Mapping[int, Mapping[str, Any]]  # step -> line of state.jsonl
 
 
 def verify(path: str) -> dict[str, Any]:
-    """Read a checkpoint, compare it with the record of its run, and return the facts of its .json. Raises
-    Refused with the reason."""
+    """Read a checkpoint, compare it with the record of its run, and return its facts. Raises Refused."""
     facts = files.facts_of(path)
     check(path, files.read(path, whole=False))
     return facts
 
 
 def check(path: str, state: Mapping[str, Any]) -> None:
-    """Raise Refused if a state is not the one that the run in its folder has recorded at its step.
-
-    state: of files.read(path). If its tensors are in files of their own (whole=False), which have checksums,
-    only the name of the run is compared; see check_sharded().
-    """
+    """Raise Refused if a state is not the one that the run in its folder has recorded at its step. state: of
+    files.read(path); with tensors in files of their own only the name of the run is compared."""
     lines = _read_record(path)
     step = state.get("step")
     if not lines or not isinstance(step, int):
@@ -60,8 +56,7 @@ def _find_other_run(path: str, run: object, step: int, lines: _Lines) -> str:
 
 
 def find_foreign(folder: str) -> str:
-    """Return which kept checkpoint of a run is one of another run, in words; "" if none is. Only the .json
-    files are read."""
+    """Return which kept checkpoint of a run is one of another run, in words, or "", from the .json files."""
     lines = _read_or_warn(read_states, folder)
     for path in files.list_newest_first(os.path.join(folder, CHECKPOINTS)):
         step = files.step_of(path)
@@ -74,8 +69,8 @@ def find_foreign(folder: str) -> str:
 
 
 def check_sharded(path: str, state: Mapping[str, Any], is_first: bool) -> str:
-    """Return why the state of a sharded model is not the one that the run recorded; "" if it is. Call it on
-    every rank: each one sums its parts. Only the answer of the rank with is_first counts."""
+    """Return why the state of a sharded model is not the recorded one, or "". Call it on every rank: each
+    sums its parts; only the answer of the rank with is_first counts."""
     step = state["step"]
     line = digest.summarize(step, state["objects"])
     try:
@@ -94,8 +89,8 @@ def find_changed(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[st
 
 
 def describe_change(known: Mapping[str, Any], line: Mapping[str, Any]) -> str:
-    """Return which parts of a state differ from those of a recorded one, in words; "" if none does, or if the
-    digests cannot be compared. known, line: lines of state.jsonl."""
+    """Return which parts of two lines of state.jsonl differ, in words; "" if none, or if they cannot be
+    compared."""
     if known.get("format") != line["format"] or known["digest"] == line["digest"]:
         return ""
     # the digest has decided; the parts only tell where, and it may name none

@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 
-from bootfile.exact import dtensors
+from bootfile.exact import dtensors, replay
 from bootfile.exact.files import Refused
 from bootfile.exact.optimizer_steps import parameters_of
 from bootfile.exact.program import check_order, order_of
-from bootfile.exact.schedules import NAMES, may_be_scheduled, same
 from bootfile.exact.state import COMPUTED, DATA, FORMAT, RunState, SavedState
 from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput
@@ -83,7 +82,7 @@ def restore(run: RunState, state: SavedState) -> None:
                 _resize(value, saved[name])
             value.load_state_dict(saved[name])
     began = {name: there for name, there in state["began"].items() if there}
-    run.notes += _compare_schedules(began, run.began)
+    run.notes += replay.compare_schedules(began, run.began)
     run.began |= began
     run.pending = None
     if _find_missing_groups(run, state):
@@ -120,7 +119,7 @@ def _restore_optimizers(run: RunState, state: SavedState) -> None:
             saved = saved | {"param_groups": optimizer.state_dict()["param_groups"]}
             del saved["class"]
         elif not name.startswith("optimizer."):  # one inside the optimizer shares its groups
-            run.notes += _compare_groups(name, saved["param_groups"], optimizer.param_groups)
+            run.notes += replay.compare_groups(name, saved["param_groups"], optimizer.param_groups)
         optimizer.load_state_dict(saved)
     for name, optimizer in run.optimizers.items():
         # the loaded values go into the old lists and dictionaries, which another optimizer may share
@@ -128,7 +127,7 @@ def _restore_optimizers(run: RunState, state: SavedState) -> None:
             kept.update(loaded)
         optimizer.param_groups = groups[name]
     # last: the schedule sets values in the groups that were just loaded
-    run.schedule.load(state["schedule"])
+    replay.load(run.schedule, state["schedule"])
     run.notes += run.schedule.edited
 
 
@@ -264,36 +263,3 @@ def _shape(name: str, weights: dict[str, Any]) -> object:
     value = weights[name]
     is_tensor = isinstance(value, torch.Tensor) and not name.endswith("_extra_state")
     return list(value.shape) if is_tensor else "present"
-
-
-# Settings of optimizers and schedules other than the main ones that were edited since the checkpoint, whose
-# values are used, because the loop may have changed them.
-
-
-def _compare_groups(name: str, saved: list[dict[str, Any]], present: list[dict[str, Any]]) -> list[str]:
-    """Return a line for each hyperparameter of an optimizer that differs from the checkpoint's groups."""
-    lines = []
-    for number, (saved_group, group) in enumerate(zip(saved, present, strict=True)):
-        rate = "initial_lr" if "initial_lr" in saved_group else "lr"
-        for key in sorted(saved_group.keys() & group.keys() - {"params", NAMES}):
-            # a schedule has changed the rate of the checkpoint, but not its initial rate
-            is_setting = key == rate or not may_be_scheduled(key)
-            if is_setting and not same(saved_group[key], group[key]):
-                lines.append(
-                    f"{key} of {name}, group {number}, is {saved_group[key]} in the checkpoint, which is "
-                    f"used; this program has {group[key]}"
-                )
-    return lines
-
-
-def _compare_schedules(saved: dict[str, dict[str, Any]], present: dict[str, dict[str, Any]]) -> list[str]:
-    """Return a line for each setting of a schedule that differs. saved, present: name -> its first state."""
-    lines = []
-    for name, began in saved.items():
-        begins = present.get(name, {})
-        for key in sorted(began.keys() & begins.keys()):
-            if not same(began[key], begins[key]):
-                lines.append(
-                    f"{key} of {name} began as {began[key]}, which is used; this program has {begins[key]}"
-                )
-    return lines

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bootfile.exact import digest, files
+from bootfile.exact import files
 from bootfile.exact.background import HostCopies, Writer, in_parallel, size_of
 from bootfile.ground import errors
 from bootfile.ground.errors import BadInput
@@ -252,6 +252,8 @@ class Saver:
     ) -> dict[str, Any]:
         """Add the line with the digest of a state to state.jsonl, and return it; {} with a warning if that
         fails. is_saved: its checkpoint is written next. is_alone: rank 0 is lost, and this rank writes."""
+        from bootfile.exact import digest  # an import of Exact needs none
+
         facts = {"run": run, "planned": is_planned, "saved": is_saved, "machines": self.machines}
         line = digest.summarize(state["step"], state["objects"], is_alone) | facts
         try:
