@@ -102,7 +102,6 @@ REFUSED = [  # change before the first start, change before the second one, reas
     (add("one=one, two=two"), add("two=two, one=one"), r"generators [^;\n]*\bone, two\b[^;\n]*\btwo, one\b"),
     (None, add("parts=[model.a]"), LIST),
     (None, ("x.sum(1, keepdim=True)", "x.sum(1, keepdim=True) + (x[:, :1] > 2)"), "its training data is"),
-    (None, ("torch.randn(64, 8", "torch.randn(63, 8"), "its training data is"),
     (None, ("TensorDataset(x,", "TensorDataset(x * 2,"), "its training data is"),
 ]
 for changed in (

@@ -155,9 +155,18 @@ def test_a_file_system_that_takes_no_checkpoint_at_all(tmp_path, reason, durable
     saver.durable = durable
     for _ in range(3):
         assert not saver.hopeless
+        saver._submit(_Task("epoch_1.pth", dict, fail(reason)))  # weights do not count
         saver._submit(_Task("step_8.pt", dict, fail(reason)))
         saver.collect(wait=True)
     assert bool(saver.hopeless) == is_hopeless
+
+
+def test_weights_that_are_not_written_leave_the_checkpoint_of_the_step(tmp_path):
+    saver = Saver(str(tmp_path), 1, lambda line: None)
+    saver.submitted = 8
+    saver._submit(_Task("epoch_1.pth", dict, fail(errno.ENOSPC)))
+    saver.collect(wait=True)
+    assert saver.submitted == 8
 
 
 def test_sizes_and_finiteness():

@@ -174,12 +174,6 @@ def test_a_rate_that_is_a_tensor_continues_without_the_schedule():
     assert state.change == "it was StepLR"
 
 
-def test_a_schedule_is_not_added_to_a_run_without_one(job):
-    job(SCHEDULES["none"], to=26)
-    with pytest.raises(BadInput, match=r"StepLR cannot be repeated up to this step.*was none"):
-        job(SCHEDULES["StepLR"])
-
-
 def test_a_rate_that_was_changed_by_hand_stays(job):
     for name in ("none", "StepLR", "ReduceLROnPlateau"):
         whole = job(SCHEDULES[name], folder=f"{name} whole", hand=9)
