@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from bootfile.exact.loop import Job as Job
     from bootfile.exact.nonfinite import Diverged as Diverged
     from bootfile.exact.plugins import Plugin as Plugin
+    from bootfile.exact.plugins import Processes as Processes
+    from bootfile.exact.plugins import TrainingLoader as TrainingLoader
     from bootfile.exact.preemption import Preemption as Preemption
-    from bootfile.exact.processes import Processes as Processes
-    from bootfile.exact.protocols import TrainingLoader as TrainingLoader
     from bootfile.exact.usual import usual as usual
     from bootfile.ground.errors import BadInput as BadInput
     from bootfile.ground.intervals import Interval as Interval
@@ -41,10 +41,10 @@ _MODULES = {
     "Loader": "bootfile.loaders.loader",
     "Plugin": "bootfile.exact.plugins",
     "Preemption": "bootfile.exact.preemption",
-    "Processes": "bootfile.exact.processes",
+    "Processes": "bootfile.exact.plugins",
     "Receipt": "bootfile.receipt.loop_receipt",
     "SequentialBatchSampler": "bootfile.sampling.sampler",
-    "TrainingLoader": "bootfile.exact.protocols",
+    "TrainingLoader": "bootfile.exact.plugins",
     "WholeBatchSampler": "bootfile.sampling.sampler",
     "map_style_loader": "bootfile.loaders.map_style",
     "torch_loader": "bootfile.loaders.torch_loader",

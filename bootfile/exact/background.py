@@ -31,9 +31,8 @@ class _Write(NamedTuple):
 
 class Writer:
     """A thread that writes files, and the writes that it has not finished.
-
-    failed: called by collect(), in the thread of the loop, with the name and the error of a write that has
-    failed. `failures`: kind of file (".pt") -> why its last write failed, for the end of the run.
+    failed: called by collect() with the name and the error of a failed write. `failures`: kind of file
+        (".pt") -> why its last write failed, for the end of the run.
     """
 
     def __init__(self, failed: Callable[[str, BaseException], object]):
@@ -60,22 +59,16 @@ class Writer:
             else:
                 self.failures.pop(os.path.splitext(name)[1], None)
 
-    def wait(self, seconds: float) -> None:
-        """Wait for the writes in flight, at most `seconds`."""
+    def stop(self, seconds: float) -> None:
+        """Wait for the writes in flight, at most `seconds`, and end the thread after its last write."""
         concurrent.futures.wait([write.future for write in self._writes], seconds)
-
-    def stop(self) -> None:
-        """End the thread after its last write."""
         self._pool.shutdown(wait=False)
 
 
 @contextlib.contextmanager
 def in_parallel(work: Callable[[], object]) -> Iterator[Callable[[], object]]:
-    """Call work() in a thread while the block runs, or before it if no thread can start.
-
-    The block gets a function that waits for the end of work(), and raises what it has raised. The end of the
-    block waits for it, too.
-    """
+    """Call work() in a thread while the block runs, or before it if no thread can start. The block gets a
+    function that waits for its end and raises what it has raised; the end of the block waits, too."""
     future: concurrent.futures.Future[object] = concurrent.futures.Future()
 
     def run() -> None:

@@ -10,13 +10,10 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 def settle_buckets(forward: torch.nn.parallel.DistributedDataParallel, inputs: Any) -> None:
     """Run backward passes that change no state, on every rank before training, if there are three or more.
-
     After its first backward pass DistributedDataParallel reorders the buckets by the time at which gradients
-    are ready. Three or more processes then add them in another order, which rounds differently. Without this
-    call the first step after a restart differs from the same step of an uninterrupted run. With static_graph
-    the first pass only counts the gradients; the second pass finds their order.
-
-    Weights, buffers and random state do not change. inputs: a batch of at least two samples, any values.
+        are ready, and three or more processes then round differently: the first step after a restart would be
+        another one. With static_graph only the second pass finds the order.
+    inputs: a batch of at least two samples, any values.
     """
     passes = 2 if forward.static_graph else 1
     # torch 2.6 and later can run a compiled model without compiling it for this batch.
@@ -32,13 +29,10 @@ def settle_buckets(forward: torch.nn.parallel.DistributedDataParallel, inputs: A
 def backward_without_trace(
     forward: Callable[..., Any], module: torch.nn.Module, inputs: Any, passes: int
 ) -> None:
-    """Run forward and backward passes that do not change weights, buffers and random state, even if a pass
+    """Run forward and backward passes that do not change weights, buffers and random state, even if one
     fails. Afterwards the gradients are None.
-
-    forward: the function to call; it calls module.
-    module: the raw model.
-    inputs: a tensor [n, ...] or nested tensors, any values, n >= 2 for BatchNorm.
-    passes: the number of passes.
+    forward: the function to call; it calls module, the raw model. inputs: a tensor [n, ...] or nested
+        tensors, any values, n >= 2 for BatchNorm.
     """
     parameter = next(module.parameters())
     kind = parameter.device.type

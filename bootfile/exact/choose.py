@@ -15,10 +15,8 @@ def choose(
     wanted: str, folder: str, load: Callable[[SavedState], None], whole: bool = True
 ) -> tuple[str, SavedState | None]:
     """Return (path, state) of the newest whole checkpoint of this run; ("", None) without checkpoints.
-
     wanted: "auto" for the checkpoints in `folder`, or the path of a checkpoint or of a folder of checkpoints.
-    load: called with the state of a file; it restores the state, or raises files.Refused. Every refused
-    file is printed with the reason.
+    load: called with the state of a file; it restores the state, or raises files.Refused, which is printed.
     whole: as for files.load().
     Raises BadInput if there are checkpoints and none can be used, or if `wanted` does not exist.
     """

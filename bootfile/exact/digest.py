@@ -18,13 +18,13 @@ import numpy as np
 import torch
 
 from bootfile.exact import dtensors
+from bootfile.exact.optimizer_steps import without_kernels
 from bootfile.ground.mixing import mix
 from bootfile.processes import ranks
 
 FORMAT = 2  # digests of other formats cannot be compared
 _WORDS = 2**13  # words of 8 bytes in a block
 _BLOCK = 8 * _WORDS
-KERNELS = {"params", "fused", "foreach", "capturable", "differentiable"}  # not hyperparameters
 _WITHOUT = {"receipt"}  # objects of a checkpoint that are not state of the model
 
 
@@ -51,18 +51,10 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from _leaves(f"{name}.{key}", part)
 
 
-def without_kernels(group: dict[str, Any]) -> dict[str, Any]:
-    """Return a parameter group without its parameters, and without the choice of the kernel that computes a
-    step: it is not a part of the state."""
-    return {name: value for name, value in group.items() if name not in KERNELS}
-
-
 def summarize(step: int, objects: dict[str, Any], is_alone: bool = False) -> dict[str, Any]:
     """Return a line of state.jsonl with the digests of the objects of a checkpoint.
-
-    If the objects are sharded, call it on every rank: each rank reads its own part, and one all_reduce adds
-    the sums of all tensors. Otherwise the line of rank 0 is right. is_alone: only this rank calls it, and its
-    line is right.
+    If they are sharded, call it on every rank: one all_reduce adds the sums of their parts. Otherwise the
+        line of rank 0 is right. is_alone: only this rank calls it, and its line is right.
     """
     parts = {}
     whole = hashlib.blake2b(digest_size=8)
@@ -85,8 +77,7 @@ def summarize(step: int, objects: dict[str, Any], is_alone: bool = False) -> dic
 
 
 def _add_tensors(tensors: list[torch.Tensor], is_alone: bool = False) -> list[int]:
-    """Return the sum of the bytes of each tensor (add_bytes), of all ranks together. is_alone: see
-    summarize()."""
+    """Return the sum of the bytes of each tensor, of all ranks together. is_alone: see summarize()."""
     if not tensors:
         return []
     # one collective for all tensors, on the device with which the ranks communicate
@@ -145,8 +136,7 @@ def _words(content: Any, before: int, after: int) -> Any:
 
 
 def _add_words(blocks: Any, block: int, word: int) -> Any:
-    """Return the sum of blocks of words, or of a part of one: int64 []. block, word: the place of the first
-    word."""
+    """Return the sum of blocks of words, or of a part of one: int64 []. block, word: where they begin."""
     is_array = isinstance(blocks, np.ndarray)
     sums = []
     device = torch.device("cpu") if is_array else blocks.device

@@ -38,9 +38,8 @@ def full(tensor: Any) -> torch.Tensor:
 def own_part(tensor: Any) -> tuple[torch.Tensor, int]:
     """Return the elements that this rank has to count, and the place of the first one in the whole tensor.
     The parts of all ranks make the whole. Call it on every rank.
-
-    If the first dimension is sharded once, these are the rank's own elements, or none if it has a replica of
-    them. Otherwise rank 0 gets the whole tensor.
+    These are the rank's own elements (none of a replica) if the first dimension is sharded once; otherwise
+        rank 0 gets the whole tensor.
     """
     # a whole tensor is on all ranks: rank 0 counts it, the others add nothing
     if not is_dtensor(tensor):
@@ -71,8 +70,7 @@ def broadcast(state: Any, like: Any) -> Any:
 
 
 def outline(state: Any, like: Any) -> Any:
-    """Return the state with a meta tensor, which has only a shape and a type, for each one that is sharded in
-    `like`."""
+    """Return the state with a meta tensor for each one that is sharded in `like`."""
     return _map(_outline, state, like)
 
 
@@ -82,9 +80,8 @@ def _outline(tensor: torch.Tensor, like: Any) -> torch.Tensor:
 
 def distribute(state: Any, like: Any) -> Any:
     """Return nested dictionaries with rank 0's tensors, sharded like the tensors at their places in `like`.
-
+    Call it on every rank.
     A sharded tensor in `like` that has the place of a dictionary stands for all tensors of its shape in it.
-    Other values stay as they are. Call it on every rank.
     """
     return _map(_distribute, state, like)
 

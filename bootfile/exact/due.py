@@ -24,15 +24,15 @@ class Due(NamedTuple):
 class SaveTimes:
     """The times of the saves of one start.
 
-    every: the interval that the user asked for. If it counts epochs, which may be long, a save is also due
-        when half of the training of this start is not saved, from 2 minutes on, and after each 30 minutes. So
-        a job that is killed again and again progresses.
+    every: the steps or the interval that the user asked for. If it counts epochs, which may be long, a save
+        is also due when half of the training of this start is not saved, from 2 minutes on, and after each 30
+        minutes. So a job that is killed again and again progresses.
     keep_every: the distance of older checkpoints that stay, in steps; 0: none. A save is due at each.
     `saved_at`: the time of the last save, by time.monotonic(); at first that of the start.
     """
 
-    def __init__(self, every: Interval, keep_every: int = 0):
-        self.every = every
+    def __init__(self, every: int | Interval, keep_every: int = 0):
+        self.every = Interval(every) if isinstance(every, int) else every
         self.keep_every = keep_every
         self.begin()
 
@@ -63,7 +63,7 @@ class ReportTimes:
     only_after: the only steps after which a report is due, in place of `every`; None: `every` counts.
     evaluate_every: the steps between two evaluations within an epoch; 0: none.
     `first`: the first step of this start. `reported_at`: the time of the last report, by time.monotonic(); at
-    first that of the start.
+    first that of the start. `is_late`: all ranks have agreed that a report by time is due.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ReportTimes:
         self._only_after = only_after
         self._evaluate_every = evaluate_every
         self.first = 0
-        self._is_late = False  # all ranks have agreed that a report by time is due
+        self.is_late = False
         self._has_asked = False  # rank 0 has asked for it; the others may learn it one step later
         self.reported_at = time.monotonic()
 
@@ -85,28 +85,21 @@ class ReportTimes:
         self._has_asked = self._every.has_passed(time.monotonic() - self.reported_at)
         return self._has_asked
 
-    def note_late(self) -> None:
-        """Note, on every rank, that a report by time is due after this step."""
-        self._is_late = True
-
     def is_due(self, step: int, steps_per_epoch: int) -> bool:
-        """Return whether a report is due after a step; the same on every rank.
-
-        If `every` counts seconds, one is also due after the first step. One is due after each epoch, and
-        before each evaluation.
-        """
+        """Return whether a report is due after a step, the same on every rank: by `every`, after each epoch,
+        before each evaluation, and after the first step if `every` counts seconds."""
         if self._only_after is not None:
             return step in self._only_after
         if self._evaluate_every and step % self._evaluate_every == 0:
             return True
         if self._every is None:
             return False
-        if self._every.unit == "s" and (self._is_late or step == self.first):
+        if self._every.unit == "s" and (self.is_late or step == self.first):
             return True
         return self._every.ends_at(step, steps_per_epoch) or step % steps_per_epoch == 0
 
     def end(self) -> None:
         """Note that a report ends with this step: the next one is counted from here."""
-        self._is_late = False
+        self.is_late = False
         self._has_asked = False
         self.reported_at = time.monotonic()

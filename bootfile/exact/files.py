@@ -4,9 +4,8 @@
     FOLDER/step_400.pt.json    its size in bytes, step and run, and the CRC-32 of its bytes
 
 A file appears under its name only when it and its checksum are on the disk (temporary file, fsync, rename,
-fsync of the folder). So a job that is killed at any moment leaves the files of other names as they were.
-Overwriting a checkpoint needs two renames, for the checksum and the data. If the job is killed between them,
-this checkpoint is refused.
+fsync of the folder): a job that is killed at any moment leaves the files of other names as they were. One
+that is killed while it overwrites a checkpoint may leave it with another checksum: then it is refused.
 """
 
 import contextlib
@@ -29,7 +28,6 @@ import numpy as np
 import torch
 
 from bootfile.exact.background import in_parallel
-from bootfile.exact.digest import add_bytes, leaves
 from bootfile.ground.errors import in_one_line
 from bootfile.ground.files import (
     explained,
@@ -70,16 +68,14 @@ def write(
     """Write a checkpoint atomically, and next to it <path>.json with its checksum and `facts` (plain types).
 
     state: nested dictionaries and lists of tensors and plain types. before_name: called when the content is
-    written, and before the file has its name; what it raises prevents the checkpoint. Raises OSError with the
-    system's reason. Files of other names are not touched.
+    written, and before the file has its name; what it raises prevents the checkpoint. Raises OSError.
     """
     with open_atomic(path) as file:
         target = _Target(file)
-        _save(state, target)
+        target.save(state)
         if before_name:
             before_name()
-        # The checksum is written first, so a checkpoint always has one.
-        write_facts(path, facts | target.facts())
+        write_facts(path, facts | target.facts())  # first: so a checkpoint always has a checksum
     # after the renames: without it a power cut may take the new names back
     sync_folder(os.path.dirname(path))
 
@@ -90,20 +86,18 @@ def write_facts(path: str, facts: dict[str, Any]) -> None:
 
 
 def write_weights(path: str, weights: dict[str, Any]) -> None:
-    """Write a plain state_dict atomically, and a line with its size and checksum to state.jsonl in the same
-    folder. Raises OSError."""
+    """Write a plain state_dict atomically, and its size and checksum to state.jsonl. Raises OSError."""
     folder, name = os.path.split(path)
     with open_atomic(path) as file:
         target = _Target(file)
-        _save(weights, target)
+        target.save(weights)
         # before the file is renamed: if the process is killed in between, the old file has an older line
         write_state(folder, {"file": name, **target.facts()})
     sync_folder(folder)
 
 
 def sum_file(path: str, is_former: bool = False) -> tuple[int, str]:
-    """Return the size of a file in bytes, and its checksum as write() records it, or with is_former as
-    version 0.51 and earlier did. Raises Refused."""
+    """Return the size of a file in bytes and its checksum (is_former: as before 0.52). Raises Refused."""
     with explained("it cannot be read", kind=Refused), open(path, "rb", opener=opener) as file:
         return os.fstat(file.fileno()).st_size, _sum_bytes(file, is_former)
 
@@ -138,15 +132,10 @@ def _verify_file(path: str, size: int, words: str, expected: str) -> None:
 
 
 def facts_of(path: str) -> dict[str, Any]:
-    """Return the content of a checkpoint's .json: size (bytes), sum and the facts of write(). Raises
-    Refused."""
+    """Return a checkpoint's .json: size (bytes), sum and the facts of write(). Raises Refused."""
     name = os.path.basename(f"{path}.json")
-    try:
+    with explained(f"its checksum {name} cannot be read", kind=Refused):
         content = read_file(f"{path}.json", 2**20)
-    except FileNotFoundError:
-        raise Refused(f"its checksum {name} is missing") from None
-    except OSError as error:
-        raise Refused(f"its checksum {name} cannot be read: {error.strerror}") from error
     facts = parse_facts(content, name)
     match = re.fullmatch(r"step_(\d+)\.pt\.json", name)
     # a copy under the name of another step, which would be chosen as the newest one
@@ -157,8 +146,8 @@ def facts_of(path: str) -> dict[str, Any]:
 
 def parse_facts(content: bytes, name: str) -> dict[str, Any]:
     """Return the facts in the content of a checkpoint's .json. name: of this file. Raises Refused."""
+    # every failure of this block has one meaning, a damaged file
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        # every failure of this block has one meaning, a damaged file: it ends in the line after the block
         facts: dict[str, Any] = json.loads(content)
         del facts["seal"]
         shards = facts.get("shards", {})
@@ -166,24 +155,21 @@ def parse_facts(content: bytes, name: str) -> dict[str, Any]:
         have_types = all([*map(type, pair)] == [int, str] for pair in pairs)
         # the names become paths: a file from elsewhere must not name one outside of its folder
         are_plain = all(name == os.path.basename(name) and name.strip(".") for name in shards)
-        have_types = have_types and type(facts.get("keep_every", 0)) is int
-        if _sealed(facts).encode() == content and have_types and are_plain:
+        is_whole = _sealed(facts).encode() == content and type(facts.get("keep_every", 0)) is int
+        if is_whole and have_types and are_plain:
             return facts
     raise Refused(f"its checksum {name} is damaged")
 
 
 def check_readable(objects: dict[str, Any]) -> None:
     """Raise ValueError with the name and the type of a part that torch.load(weights_only=True) refuses.
-
-    objects: nested dictionaries, lists and tuples. Tensors are not read. Numbers of NumPy become plain ones.
-    """
+    objects: nested dictionaries, lists and tuples. Numbers of NumPy become plain ones."""
     if _is_readable(objects):
         return
-    part = "one of its parts"
-    for name, leaf in leaves(objects):
-        if not _is_readable(leaf):
-            part = f"{name}, a {type(leaf).__name__}"
-            break
+    from bootfile.exact.digest import leaves  # only a refusal needs it
+
+    parts = (f"{name}, a {type(leaf).__name__}" for name, leaf in leaves(objects) if not _is_readable(leaf))
+    part = next(parts, "one of its parts")
     raise ValueError(f"it cannot hold {part}: use tensors, numbers, text, lists and dictionaries")
 
 
@@ -234,12 +220,10 @@ def read(path: str, whole: bool = True) -> dict[str, Any]:
 
 def load(path: str, most: int = sys.maxsize, whole: bool = True) -> dict[str, Any]:
     """Return the dictionary that torch.save wrote to a file, on the CPU; nothing in it is executed.
-
-    most: its tensors.
-    whole: read the folder of a sharded checkpoint, too. Otherwise its sharded tensors are meta tensors, and
-        "shards" is the path for dtensor_files.load().
-    Raises Refused, also for the formats of torch before 1.6 and for TorchScript archives: torch.load of torch
-    before 2.6 may execute these (CVE-2025-32434).
+    most: its tensors. whole: read the folder of a sharded checkpoint, too; otherwise its sharded tensors are
+        meta tensors, and "shards" is the path for dtensor_files.load().
+    Raises Refused, also for the formats of torch before 1.6 and for TorchScript archives, which torch.load of
+        torch before 2.6 may execute (CVE-2025-32434).
     """
     with explained("it cannot be read", kind=Refused), open(path, "rb", opener=opener) as opened:
         start = opened.read(64)
@@ -289,18 +273,15 @@ def list_newest_first(folder: str) -> list[str]:
 
 def keep(newest: str, count: int, whole: dict[str, tuple[Any, ...]], every: int = 0) -> None:
     """Delete the checkpoints in a folder except the last `count` whole ones, and the old ones of ladder.py.
-
     A damaged checkpoint is not counted, and is deleted only if there are `count` whole ones.
 
     newest: the checkpoint that was just written; it stays.
-    count: the number of whole checkpoints to keep.
     whole: the checkpoints that are known to be whole, path -> identity; updated, so each file is read once.
     every: the distance of the old checkpoints that stay, in steps (ladder.py); 0: none stay.
     """
     folder = os.path.dirname(newest)
-    # the newest one was written by this process a moment ago, so it is not read again
     stays = {newest}
-    whole[newest] = state_of(newest)
+    whole[newest] = state_of(newest)  # this process has just written it: it is not read again
     paths = list_newest_first(folder)
     for path in paths:
         if len(stays) < count and path not in stays and _is_whole(path, whole):
@@ -310,11 +291,9 @@ def keep(newest: str, count: int, whole: dict[str, tuple[Any, ...]], every: int 
         if every:
             from bootfile.exact import ladder  # most runs keep only the newest ones
 
-            def is_whole(step: int) -> bool:
-                return _is_whole(os.path.join(folder, name_of(step)), whole)
-
-            old_steps = ladder.find_kept(map(step_of, paths), every, is_whole)
-            stays |= {os.path.join(folder, name_of(step)) for step in old_steps}
+            by_step = {step_of(path): path for path in paths}
+            kept = ladder.find_kept(by_step, every, lambda step: _is_whole(by_step[step], whole))
+            stays |= {by_step[step] for step in kept}
         for path in paths:
             if path not in stays:
                 discard(path)
@@ -326,8 +305,7 @@ def keep(newest: str, count: int, whole: dict[str, tuple[Any, ...]], every: int 
 
 
 def _is_whole(path: str, known: dict[str, tuple[Any, ...]]) -> bool:
-    """Return whether a checkpoint is not damaged. It is read only if it has changed since it was added to
-    `known`: path -> identity."""
+    """Return whether a checkpoint is not damaged. known: path -> identity of those that were read before."""
     if known.get(path) != state_of(path):
         try:
             verify(path)
@@ -347,31 +325,30 @@ def discard(path: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _save(state: dict[str, Any], file: "_Target") -> None:
-    """Save into a file with torch.save. Raises OSError."""
-    try:
-        torch.save(state, cast("IO[bytes]", file))  # it calls write() and flush() only
-    except RuntimeError as error:  # torch raises it if the disk is full, for example
-        raise file.error or error from None
-    if file.error:
-        raise file.error
-
-
 class _Target:
     """A file for torch.save that adds its bytes to a checksum, and keeps the error of the system."""
 
     def __init__(self, file: IO[bytes]):
-        self.file = file
         self.flush = file.flush
-        self.error: OSError | None = None
+        self._file = file
+        self._error: OSError | None = None
         self._size = 0
         self._crc = 0
 
+    def save(self, state: dict[str, Any]) -> None:
+        """Save a state with torch.save. Raises OSError."""
+        try:
+            torch.save(state, cast("IO[bytes]", self))  # it calls write() and flush() only
+        except RuntimeError as error:  # torch raises it if the disk is full, for example
+            raise self._error or error from None
+        if self._error:
+            raise self._error
+
     def write(self, chunk: bytes | memoryview) -> int:
         try:
-            self.file.write(chunk)
+            self._file.write(chunk)
         except OSError as error:
-            self.error = error
+            self._error = error
             raise
         self._crc = zlib.crc32(chunk, self._crc)
         self._size += len(chunk)
@@ -384,6 +361,8 @@ class _Target:
 
 def _sum_bytes(file: BinaryIO, is_former: bool) -> str:
     if is_former:  # a later version deletes this with former.py
+        from bootfile.exact.digest import add_bytes
+
         added, place = 0, 0
         while piece := file.read(_PIECE):
             added += int(add_bytes(np.frombuffer(piece, np.uint8), place))

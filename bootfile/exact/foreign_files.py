@@ -6,8 +6,7 @@ _GIT_LFS = b"version https://git-lfs"
 
 
 def explain_start(path: str, start: bytes, expected: bytes) -> str:
-    """Return the reason for a file that begins with other bytes than expected. An HTML page shows here that a
-    download has failed."""
+    """Return the reason for a file with another beginning, such as an HTML page of a failed download."""
     reason = f"it begins with {start[:15]!r}, expected {expected!r}: torch.save writes a zip file"
     if start.startswith(_BEFORE_1_6):
         convert = CONVERT.format(f"torch.load({path!r}, weights_only=True)")

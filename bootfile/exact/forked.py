@@ -10,6 +10,7 @@ changed anything; then the run ends with the name of it.
 
 import copy
 import dataclasses
+import itertools
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -85,13 +86,11 @@ class Forked(Plugin):
         self._prepare(step + 1)
 
     def _prepare(self, step: int) -> None:
-        """Keep what the next step may change, if it is left out. Called on every rank after the step before
-        it."""
+        """Keep what the next step may change, if it is left out. Called on every rank."""
         self._before = None
         self._parts.position.leaves_out = False
-        is_empty = False
-        if self._plan.removes is not None and step <= self._parts.most_steps:
-            is_empty = self._plan.removes(step)
+        removes = self._plan.removes
+        is_empty = removes is not None and step <= self._parts.most_steps and removes(step)
         is_left_out = is_empty or step in self._plan.skipped
         # the batch of this step is not handed out yet: the receipt counts it as one without samples
         self._parts.loader.receipt.leaves_out = is_left_out
@@ -127,22 +126,17 @@ class Forked(Plugin):
         if self._parts.loader.receipt.step != step:
             self._parts.loader.commit(step, self._parts.saver.folder)
         difference = ""
-        line = {}
         # a sharded state is summed by all ranks together
         if ranks.is_first() or self._parts.state.is_sharded:
             line = digest.summarize(step, self._parts.state.capture(step)["objects"])
-        if ranks.is_first() and self._check_point:
-            difference = self._check_point(step, line)
-        difference = ranks.broadcast_object(difference)
-        if difference:
+            if ranks.is_first() and self._check_point:
+                difference = self._check_point(step, line)
+        if difference := ranks.broadcast_object(difference):
             raise Differs(difference)
 
 
 class _Before:
-    """The state before a step that is left out.
-
-    objects: those of a checkpoint. waits: whether gradients wait for an optimizer step.
-    """
+    """The state before a step that is left out. waits: gradients wait for an optimizer step."""
 
     def __init__(self, objects: dict[str, Any], waits: bool):
         self._objects = objects
@@ -151,8 +145,7 @@ class _Before:
         # a forward pass changes buffers (BatchNorm), also if its loss is never used
         for value in objects.values():
             if isinstance(value, torch.nn.Module):
-                for buffer in value.buffers():
-                    self._buffers.append((buffer, buffer.detach().clone()))
+                self._buffers += [(buffer, buffer.detach().clone()) for buffer in value.buffers()]
         self._gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []  # (the parameter, a copy)
         # the gradients of earlier batches may wait for an optimizer step: this step must not add to them
         for parameter in self._parameters():
@@ -182,24 +175,16 @@ class _Before:
 
     def find_change(self) -> str:
         """Return the name of a part of the state that has changed; "" if none has."""
-        for name, value in self._summarize().items():
-            if self._parts.get(name, value) != value:
-                return name
-        return ""
+        now = self._summarize().items()
+        return next((name for name, value in now if self._parts.get(name, value) != value), "")
 
     def _parameters(self) -> list[torch.Tensor]:
-        known = {}
-        for optimizer in self._optimizers:
-            # several optimizers may train one tensor: it is kept once
-            for parameter in parameters_of(optimizer):
-                known[id(parameter)] = parameter
-        return list(known.values())
+        # several optimizers may train one tensor: it is kept once
+        every = itertools.chain.from_iterable(map(parameters_of, self._optimizers))
+        return [*{id(parameter): parameter for parameter in every}.values()]
 
     def _summarize(self) -> dict[str, str]:
-        states = {}
-        for name, value in self._objects.items():
-            if name not in _MAY_CHANGE:
-                states[name] = value.state_dict()
+        states = {name: each.state_dict() for name, each in self._objects.items() if name not in _MAY_CHANGE}
         # the schedule continues, and sets the values of parameter groups: they may change
         parts = digest.summarize(0, states)["parts"]
         return {name: text for name, text in parts.items() if ".param_groups." not in name}

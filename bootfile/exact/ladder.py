@@ -18,8 +18,7 @@ _NUMBERS = {"Adam": 2, "AdamW": 2, "Adamax": 2, "NAdam": 2, "RAdam": 2, "RMSprop
 
 
 def find_kept(steps: Iterable[int], every: int, is_whole: Callable[[int], bool]) -> set[int]:
-    """Return the steps whose states stay: the first whole one of each interval. every: the steps of an
-    interval. is_whole: returns whether the state of a step can be read."""
+    """Return the steps whose states stay: the first of each interval of which is_whole(step) is true."""
     intervals: dict[int, list[int]] = {}
     for step in sorted(steps):
         if step >= every:
@@ -35,10 +34,8 @@ def find_kept(steps: Iterable[int], every: int, is_whole: Callable[[int], bool])
 
 
 def describe(saver: Any, total_steps: int | None, size: int, objects: Iterable[Any]) -> str:
-    """Return a line about the disk that the states will take. Exact prints it before the first step.
-
-    saver: the Saver of the run. size: bytes of the state before the first step. objects: those of a state.
-    """
+    """Return a line about the disk that the states will take, to print before the first step. saver: the
+    Saver of the run. size: bytes of the state before the first step. objects: those of a state."""
     every = saver.keep_every
     folder = saver.checkpoints  # it may not exist yet
     about = "about "
@@ -86,8 +83,7 @@ def _size_of_newest(folder: str) -> int:
 
 
 def _size_of_later(optimizer: torch.optim.Optimizer) -> int | None:
-    """Return how many bytes the first step will add to the state of an optimizer; 0 if it has its state
-    already; None if they are not known."""
+    """Return how many bytes the first step will add to the state of an optimizer; None: not known."""
     if optimizer.state:
         return 0
     size = 0

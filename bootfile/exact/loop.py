@@ -13,8 +13,9 @@
 
 Checkpoints are in OUT/checkpoints (files.py), digests of the states in OUT/state.jsonl. Rank 0 reads and
 writes. Before every optimizer step one all_reduce of a few numbers makes all ranks skip, report, save and
-stop at the same step. A step is read in this order: end_step() here, Guard (nonfinite.py), the plugins
-(plugins.py), and what the counters mean (position.py). All else joins as a plugin.
+stop at the same step. A step is read in this order: end_step() here, Guard (nonfinite.py), the plugins and
+what the counters mean (plugins.py), save() here, Saver (saver.py). What comes before the first step is in
+start.py, and what ends a run in ends.py. All else joins as a plugin.
 """
 
 import dataclasses
@@ -27,52 +28,19 @@ from typing import Any
 
 import torch
 
-from bootfile.exact.background import size_of
 from bootfile.exact.due import Due, ReportTimes, SaveTimes
-from bootfile.exact.events import Events
-from bootfile.exact.machines import Machines
 from bootfile.exact.nonfinite import Diverged, Guard, Verdict
 from bootfile.exact.optimizer_steps import OptimizerSteps
-from bootfile.exact.plugins import Agreement, Parts, Plugin, having
-from bootfile.exact.position import Position
-from bootfile.exact.processes import Processes
-from bootfile.exact.protocols import TrainingLoader
-from bootfile.exact.saver import Saver, find_infinite
+from bootfile.exact.plugins import Agreement, Events, Parts, Plugin, Processes, TrainingLoader, having
+from bootfile.exact.saver import NotSaved, Saver
 from bootfile.exact.state import RunState, SavedState
-from bootfile.exact.usual import usual
 from bootfile.ground import accelerator, errors
 from bootfile.ground.errors import BadInput
-from bootfile.ground.folder_lock import FolderLock
 from bootfile.ground.intervals import Interval
-from bootfile.ground.numbers import count_in
-from bootfile.machine import convolution, instructions
-from bootfile.processes import ranks, signals, waits
+from bootfile.processes import ranks, signals
 
 _EPOCH = Interval(1, "epoch")
 _LAST_WRITE = 4.0  # seconds to wait for a write in flight when the job ends with an error
-# former arguments of Exact -> where they are now
-_MOVED = {
-    "survivors": "plugins=usual(survivors=...)",
-    "stuck_after": "plugins=usual(stuck_after=...)",
-    "stuck_exit": "plugins=usual(stuck_exit=...)",
-    "slow_rank": "plugins=usual(slow_rank=...)",
-    "same_instructions": "job=Job(same_instructions=...)",
-    "writes": "job=Job(writes=...)",
-    "say": "job=Job(say=...)",
-    "events": "job=Job(events=...)",
-    "processes": "job=Job(processes=...)",
-    "report_after": "job=Job(report_after=...)",
-    "evaluate_every": "job=Job(evaluate_every=...)",
-    "by_rank": "job=Job(by_rank=...)",
-    "settings": "job=Job(settings=...)",
-    "learned": "job=Job(learned=...)",
-}
-
-
-class NotSaved(BadInput):
-    """Results could not be written."""
-
-    code = errors.NOT_SAVED
 
 
 @dataclasses.dataclass
@@ -155,9 +123,8 @@ class Exact:
     ):
         if "://" in folder:
             raise BadInput(f"{folder} is a URL: Exact writes to a folder (jobs upload to URLs)")
-        for name in _MOVED.keys() & objects.keys():
-            if not hasattr(objects[name], "state_dict"):
-                raise BadInput(f"Exact({name}=...) was moved: write {_MOVED[name]}, which bootfile has")
+        from bootfile.exact import machines  # the facts of a machine: a run needs them, an import does not
+
         self._is_job = job is not None and job.events is not None
         job = job or Job()
         self.loader = loader
@@ -166,11 +133,12 @@ class Exact:
         self.processes = job.processes
         self._max_bad_steps = max_bad_steps
         say = job.say or _say
-        lock = None  # a job holds the folder of its output itself
+        lock = None
         if job.writes and not self._is_job:
-            folder = os.path.abspath(folder)  # the loop may change the working directory
-            lock = FolderLock(folder, f"{folder} belongs to another run that is running: {_advise()}")
+            from bootfile.exact.ends import lock_of  # a job holds the folder of its output itself
 
+            folder = os.path.abspath(folder)  # the loop may change the working directory
+            lock = lock_of(folder)
         # what a checkpoint holds; add() may add to it until resume()
         saved = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "receipt": loader.receipt}
         if isinstance(criterion, torch.nn.Module) and criterion.state_dict():
@@ -182,18 +150,12 @@ class Exact:
         if distance is not None and distance < 1 and not is_off:
             raise BadInput(f"keep_every={keep_every}: expected 0, a number of steps, or Interval(1, 'epoch')")
         self.saver = Saver(folder, keep, say, self.state.is_sharded, job.by_rank, distance)
-        # a compiled module has no truth value
-        forward = model if forward is None else forward
+        forward = model if forward is None else forward  # a compiled module has no truth value
         # the state of this wrapper is a collective of all ranks, which rank 0 alone would wait for
         modules = [forward, *model.modules()]
         if any(type(module).__name__ == "FullyShardedDataParallel" for module in modules):
             raise BadInput("Exact does not save a FullyShardedDataParallel: use fully_shard(), its successor")
-        same_instructions = job.same_instructions
-        if same_instructions is None:
-            same_instructions = hasattr(forward, "exact_shards")
-        if isinstance(save_every, int):
-            save_every = Interval(save_every)
-        self.position = Position()
+        same = hasattr(forward, "exact_shards") if job.same_instructions is None else job.same_instructions
         self.parts = Parts(
             loader=loader,
             model=model,
@@ -201,8 +163,7 @@ class Exact:
             criterion=criterion,
             state=self.state,
             saver=self.saver,
-            machines=Machines(same_instructions, threads, accelerator.device_of(model), say),
-            position=self.position,
+            machines=machines.Machines(same, threads, accelerator.device_of(model), say),
             # the distance is the same on all ranks; the saver of rank 0 may know another
             saves=SaveTimes(save_every, distance or 0),
             reports=ReportTimes(report_every, job.report_after, job.evaluate_every),
@@ -212,16 +173,13 @@ class Exact:
             say_once=errors.Once(say),
             writes=job.writes,
             may_change=self.processes.may_change,
+            save=self.save,
             settle=self._settle,
             close=self.end,
             evaluate_every=job.evaluate_every,
         )
-        # before the first forward pass, and in each process: an operator is replaced from here on
-        convolution.protect()
-        if instructions.level_in_use():
-            from bootfile.machine import vector_math  # only a run with a level needs it
-
-            vector_math.protect()
+        self.position = self.parts.position
+        machines.protect()
         self._given = plugins
         self._world_size = ranks.world_size()
         self.plugins: list[Plugin] = []  # from begin() on
@@ -231,7 +189,7 @@ class Exact:
 
     @property
     def total_steps(self) -> int | None:
-        """Return the steps of the whole run; None if it has no limit."""
+        """The steps of the whole run; None if it has no limit."""
         return self.loader.total_steps
 
     @property
@@ -255,15 +213,14 @@ class Exact:
             if not hasattr(value, "state_dict") or not hasattr(value, "load_state_dict"):
                 raise BadInput(
                     f"add({name}=...) needs an object with state_dict() and load_state_dict(), and got "
-                    f"{type(value).__name__}: give each object of a list or a dictionary a name of its own"
+                    f"{type(value).__name__}: give each object of a list or a dictionary a name of its own, "
+                    "and options to job=Job(...) or plugins=usual(...)"
                 )
             self.state.objects[name] = value
 
     def resume(self) -> int:
-        """Load the newest checkpoint on every rank, and return its step; 0 without one.
-
-        Call it on every rank, before the first step. From then on a signal stops the loop at its next step.
-        Raises BadInput if there are checkpoints and none can be used.
+        """Load the newest checkpoint on every rank before the first step, and return its step; 0 without one.
+        From then on a signal stops the loop at its next step. Raises BadInput if no checkpoint can be used.
         """
         step = self.restore()
         self.begin(step)
@@ -271,78 +228,36 @@ class Exact:
         return step
 
     def restore(self) -> int:
-        """Restore the state to continue from, on every rank, and return its step: the first part of resume().
-
-        Rank 0 reads the checkpoint; the others wait for it.
-        """
+        """Restore the state on every rank, and return its step: the first part of resume()."""
         # of an elastic job: the state of processes that are alive is newer than any checkpoint
         living = self.processes.restore(self.parts)
         if living is not None:
             return living
         from bootfile.exact import start  # what a step does not need
 
-        start.compare_data(self.parts)
-        step = start.restore(self.parts)
-        self.parts.keep_machines(self.parts.machines.history)
-        return step
+        return start.restore(self.parts)
 
     def begin(self, step: int, is_saved_here: bool = True) -> None:
-        """Begin to count, to vote and to save: the second part of resume(). Call it on every rank.
+        """Begin to count, to vote and to save, on every rank: the second part of resume(). step: the steps
+        before the first. is_saved_here: whether the checkpoint of this step is in the run's folder."""
+        from bootfile.exact import ends, start  # what a step does not need
 
-        step: the steps before the first. is_saved_here: whether the checkpoint of this step is in the run's
-        folder.
-        """
         parts = self.parts
         former = Exact._newest() if Exact._newest else None
         if former:  # an exception may have ended its loop, as in a notebook
             former.end(SystemExit())
         self._list_plugins()
-        writes_here = parts.writes and ranks.is_first()
-        if writes_here:
-            self.saver.resume_at(step if is_saved_here else 0, parts.may_change)
         # the weights are loaded by now: what follows may look at them and run backward passes
-        objects = self.state.objects
-        if parts.shards:  # they have no buckets
-            parts.shards.watch(objects | {"criterion": parts.criterion}, self.loader, self.processes)
-        elif ranks.world_size() > 2 and isinstance(parts.forward, torch.nn.parallel.DistributedDataParallel):
-            from bootfile.exact.buckets import settle_buckets
-
-            settle_buckets(parts.forward, self.loader.example(2))  # otherwise a restart rounds differently
+        start.prepare(parts, self.processes, step, is_saved_here)
         # torch calls it at each optimizer step of the process from here on
-        parts.steps = OptimizerSteps(objects, self.state.before_step, parts.say_once)
+        parts.steps = OptimizerSteps(self.state.objects, self.state.before_step, parts.say_once)
         parts.guard = Guard(self.model, *parts.steps.optimizers, watchers=having(self.plugins, "numbers"))
-        # a mask of an attention is infinite from the start: a save refuses only what became so in training
-        self.saver.infinite = find_infinite(self.model.state_dict())
-        if self.saver.keep_every and writes_here:
-            from bootfile.exact import ladder  # most runs keep only the newest ones
-
-            size = size_of(self.state.capture(0))
-            parts.say(ladder.describe(self.saver, self.total_steps, size, objects.values()))
-        # from here on this loader seeds the process at each batch; that of an evaluation does not
-        self.loader.lead(step, parts.evaluate_every)
-        if self.state.attributes:
-            self.state.attributes.end_epoch()  # what the program has set before the training is its own
-        self.position.first = parts.reports.first = step + 1
-        self.position.ended = self.position.saved = step
-        # the time of the set-up does not count: a save by time is measured from the first step on
-        parts.saves.begin()
-        if not self.processes.has_restored:  # otherwise these processes have warned before
-            from bootfile.exact import start
-
-            start.warn_of_generators(parts)
-            start.warn_of_schedule(parts)
-            if ranks.is_first():  # an object may have a state there only
-                start.warn_of_empty_states(parts)
         self._has_begun = True
         Exact._newest = weakref.ref(self)
         if parts.writes:
-            # otherwise a signal ends the process at once
-            signals.watch(self.grace, self.processes.signal_store())
-            if ranks.world_size() == 1 and not parts.may_change:
-                # several processes would have to agree on a step
-                waits.serve_when_stopped(
-                    self._save_while_waiting, self._save_before_end, only_evaluates=self._is_job
-                )
+            ends.watch(parts, self.grace, self.processes.signal_store())
+        # the time of the set-up does not count: a save by time is measured from the first step on
+        parts.saves.begin()
         for plugin in self.plugins:
             plugin.begin(parts, step)
 
@@ -350,21 +265,17 @@ class Exact:
         """List what joins the run, when it is known how many processes there are."""
         given = self._given
         if given is None:
+            from bootfile.exact.usual import usual  # a run may name its own
+
             given = usual(is_job=self._is_job)
         elif given and self._world_size != ranks.world_size():
             raise BadInput(
                 "init_process_group() came after plugins=usual(): call it before, as the plugins of several "
                 "processes are others than those of one"
             )
-        # All plugins in the order of each call. First the questions whose answers a step needs, then the
-        # processes of an elastic job: they keep the step before any other collective of it can fail.
-        self.plugins = [
-            Agreement(self._is_asked_to_stop, self._stop_at_next_save),
-            Agreement(self._is_save_late, self._note_late_save),
-            Agreement(self._is_report_late, self.parts.reports.note_late),
-            self.processes,
-            *given,
-        ]
+        # In the order of each call. First the questions whose answers a step needs, then the processes of an
+        # elastic job: they keep the step before any other collective of it can fail.
+        self.plugins = [Agreement(), self.processes, *given]
         self._open = [*self.plugins]
         self._at_end_of_step = having(self.plugins, "ended")
         self._at_save = having(self.plugins, "saved")
@@ -416,10 +327,8 @@ class Exact:
         self._apply(guard.end_step())
         if self.parts.may_change:
             self._settle()  # nothing about this step may be known later
-        # only after the first step: by then the loop has frozen what it freezes
-        if warning := self.state.take_change_of_frozen():
-            self.parts.say(warning)
-        for note in self.state.take_notes():  # about groups that the loop has added after the restart
+        self.state.compare_frozen()
+        for note in self.state.take_notes():  # also about groups that the loop has added after the restart
             self.parts.say(note)
         has_gradients = steps.end_batch()  # that no optimizer step has taken
         self.position.waits = has_gradients and not self.state.bad_in_a_row
@@ -432,8 +341,8 @@ class Exact:
         return due
 
     def save(self) -> None:
-        """Save, and exit if the process was asked to stop. Call it on every rank after a step, if end_step()
-        says that it is due."""
+        """Save, and exit if the process was asked to stop. Call it on every rank if end_step() says it is
+        due."""
         position = self.position
         position.asked = 0
         step = self.loader.step
@@ -446,7 +355,7 @@ class Exact:
                 f"warning: step {step} is the last one, and its gradients wait for an optimizer step: a "
                 "longer run will not continue exactly from its checkpoint"
             )
-        if self._is_between_epochs() and not is_last:
+        if self.parts.is_between_epochs and not is_last:
             raise BadInput(
                 f"save() after the batches of an epoch (step {step}): the code there would run again after a "
                 "restart; call save() in the loop over the batches, after end_step()"
@@ -483,8 +392,7 @@ class Exact:
             self.save()
 
     def end_evaluation(self) -> bool:
-        """Agree after an evaluation whether a rank was asked to stop, and return it: then call stop(). Call
-        it on every rank."""
+        """Return, on every rank after an evaluation, whether one was asked to stop: then call stop()."""
         is_asked = ranks.maximum(float(signals.asked()), accelerator.device_of(self.model)) > 0
         for compare in self.parts.after_evaluation:
             compare(self.loader.step)
@@ -500,23 +408,11 @@ class Exact:
         self._exit(self.loader.step)
 
     def close(self) -> None:
-        """Save the last step, and wait for the last write. A signal is not noticed any more. Raises
+        """Save the last step, and wait for the last write. Signals are not noticed any more. Raises
         NotSaved."""
-        position = self.position
-        step = self.loader.step
-        is_unsaved = position.saved != step and not position.waits
-        reason = ""
-        if position.ended != step:
-            reason = f"the loop has called end_step() {position.ended} times"
-        elif self._is_between_epochs() and step != self.total_steps:
-            reason = "the code after its epoch may have changed the state"
-        if is_unsaved and reason:
-            self.parts.say(
-                f"step {step} is not saved: {reason}. A restart continues from step {position.saved}"
-            )
-        elif is_unsaved:
-            position.save_is_late = True
-            self.save()
+        from bootfile.exact import ends
+
+        ends.save_last(self.parts)
         # a process must not end while this thread reads the store: the wait for it is here
         signals.unfollow()
         self.end(None)
@@ -524,8 +420,8 @@ class Exact:
         lost = self.saver.finish()
         if ranks.is_first():
             lost.append(self.loader.receipt.finish(self.saver.folder))
-        # last: from here on another run may take the folder
-        self._release()
+        if self.parts.lock:  # last: from here on another run may take the folder
+            self.parts.lock.release()
         if any(lost):
             raise NotSaved("; ".join(filter(None, lost)))
 
@@ -544,54 +440,16 @@ class Exact:
     def give_up(self, error: BaseException | None = None) -> None:
         """End the writes of a run that ends with an error: wait some seconds for those in flight."""
         self.end(error or SystemExit())
-        self.saver.wait(_LAST_WRITE)
-        self.saver.stop()
+        self.saver.give_up(_LAST_WRITE)
 
     must_stop = staticmethod(signals.asked)  # whether this process, or another one of the job, must stop
 
-    def _is_between_epochs(self) -> bool:
-        """Return whether a loop of one's own runs its code after the batches of an epoch, or has left the
-        loop there. That of a job only evaluates: a restart may do it again."""
-        # a loader of one's own may not know it
-        is_over = not getattr(self.loader, "is_in_epoch", True)
-        has_begun = self.position.ended >= self.position.first
-        return self.parts.lock is not None and has_begun and is_over and not self._has_left_epoch()
-
-    def _has_left_epoch(self) -> bool:
-        """Return whether a loop of one's own has run its code after the last epoch, to its end."""
-        return self.parts.lock is not None and getattr(self.loader, "has_left_epoch", False)
-
     def _capture(self, step: int) -> SavedState:
-        state = self.state.capture(step)
-        if self._has_left_epoch():
-            state["epoch_ended"] = True
-        return state
-
-    def _release(self) -> None:
-        """Release the folder of a loop of one's own, on the rank that holds it."""
-        if self.parts.lock:
-            self.parts.lock.release()
-
-    # The questions to all ranks, and what their answers change.
-
-    def _is_asked_to_stop(self) -> bool:
-        return signals.asked() or bool(self.saver.hopeless)
-
-    def _stop_at_next_save(self) -> None:
-        self.position.is_stopping = True
-
-    def _is_save_late(self) -> bool:
-        return ranks.is_first() and self.parts.saves.is_late()
-
-    def _note_late_save(self) -> None:
-        self.position.save_is_late = True
-
-    def _is_report_late(self) -> bool:
-        return ranks.is_first() and self.parts.reports.ask()
+        return self.state.capture(step, self.parts.has_left_epoch)
 
     def _get_steps(self) -> OptimizerSteps:
-        """Return what counts the optimizer steps. Raises BadInput before resume(), and if another Exact has
-        begun since: both would write checkpoints of a part of the program."""
+        """Return what counts the optimizer steps. Raises BadInput if this run has not begun or is not the
+        last."""
         if not self._has_begun:
             raise BadInput("call resume() before the first step")
         newest = Exact._newest
@@ -638,16 +496,15 @@ class Exact:
     def _find_due(self, step: int) -> Due:
         """Return what is due after a step; the same on every rank."""
         position = self.position
-        reports = self.parts.reports.is_due(step, len(self.loader))
         saves = self._is_planned(step)
         # the gradients of several batches are added up: a checkpoint would lose them
         if position.waits and step != self.total_steps:
             position.save_is_late = saves
             saves = False
-        # the receipt and the metrics then end with the step of the checkpoint
-        elif position.is_stopping or saves:
-            reports = True
-            saves = True
+        else:
+            saves = saves or position.is_stopping
+        # the receipt and the metrics end with the step of the checkpoint
+        reports = self.parts.reports.is_due(step, len(self.loader)) or saves
         if reports:
             self.parts.reports.end()
         return Due(reports, saves)
@@ -660,7 +517,6 @@ class Exact:
         return is_late or self.parts.saves.is_planned(step, len(self.loader))
 
     def _settle(self) -> None:
-        """Wait for the verdict on the last step, and count it. Called on every rank. Raises Diverged."""
         self._apply(self.parts.guard.settle())
 
     def _apply(self, verdict: Verdict | None) -> None:
@@ -686,66 +542,10 @@ class Exact:
                 f"(max_bad_steps): {kept}; a restart meets them again: lower the rate, or check the data"
             )
 
-    def _save_while_waiting(self) -> None:
-        """Save and exit. Called in the loop's thread while it waits for data that may never come, after the
-        process was asked to stop (bootfile/processes/waits.py)."""
-        position = self.position
-        if not self.loader.is_whole or position.ended != self.loader.step:  # the loop has a part of a step
-            return
-        position.is_stopping = True
-        began = position.first - 1
-        # no step of this start has ended: the checkpoint that it began with is the newest state
-        if self.loader.step == began:
-            self._exit(began)
-        self.save()  # it returns if gradients wait for an optimizer step
-
-    def _save_before_end(self) -> None:
-        """Save the last step, because the data of the next one cannot be read: an error ends the loop. Called
-        in the thread of the loop, in a job of one process: several would have to agree on a step."""
-        step = self.loader.step
-        if not self.loader.is_whole or self.position.ended != step or self.position.saved == step:
-            return
-        self.save()  # it returns if gradients wait for an optimizer step
-        self.saver.collect(wait=True)
-        if self.saver.durable == step:
-            self.parts.say(f"saved at step {step}: the data of the next one cannot be read")
-
     def _exit(self, step: int) -> None:
-        """Exit after rank 0 has saved: when one process exits, its parent ends the others."""
-        events = self.parts.events
-        for rank, (number, reason) in enumerate(ranks.gather_objects(signals.received())):
-            if number:  # for the log and the exit code; the store may not have it yet
-                signals.hear(rank, number, reason)
-        if ranks.is_first():
-            self.saver.collect(wait=True)
-        # every rank has to leave with the same code, and only rank 0 knows about the writes
-        if hopeless := ranks.broadcast_object(self.saver.hopeless):
-            raise NotSaved(hopeless)
-        is_planned = self.position.stops_planned and not self.must_stop()
-        if not is_planned:
-            events.stopping(step, self.saver.durable)
-        # a launcher ends the other ranks as soon as one has ended: none may leave before all have come so far
-        if ranks.world_size() > 1:
-            torch.distributed.barrier()
-        code = 0 if is_planned else signals.exit_code()
-        self.end(SystemExit(code))
-        events.leaving()
-        self._release()
-        from bootfile.processes import forked_signals  # most runs do not end here
+        from bootfile.exact import ends
 
-        forked_signals.end_daemons()
-        errors.leave(code)
-
-
-def _advise() -> str:
-    """Return what to do if the folder belongs to another run."""
-    if ranks.world_size() == 1 and (count_in(os.environ, "WORLD_SIZE") or 1) > 1:
-        said = " ".join(f"{name}={os.environ.get(name)}" for name in ("RANK", "WORLD_SIZE"))
-        return (
-            f"{said}: a launcher started several processes that do not know each other: call "
-            "torch.distributed.init_process_group() before Exact(...)"
-        )
-    return "give each run a folder of its own"
+        ends.leave(self.parts, step)
 
 
 def _say(line: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from bootfile.ground.errors import BadInput
-from bootfile.machine import differences, facts, threads
+from bootfile.machine import convolution, differences, facts, threads
 from bootfile.machine.differences import THREADS, in_words
 from bootfile.machine.instructions import OPTION, VARIABLES, level_in_use
 from bootfile.processes import ranks
@@ -15,16 +15,22 @@ from bootfile.processes import ranks
 _MAY_DIFFER = (THREADS, differences.CPU)
 
 
+def protect() -> None:
+    """Replace operators whose bits depend on more than the instructions, before the first forward pass."""
+    convolution.protect()
+    if level_in_use():
+        from bootfile.machine import vector_math  # only a run with a level needs it
+
+        vector_math.protect()
+
+
 class Machines:
     """The machines that have computed a run, the present one last.
-
-    same_instructions: whether another instruction set than that of the checkpoint is refused. On a GPU the
-        CPU's is not.
+    same_instructions: whether another instruction set than that of the checkpoint is refused, on a CPU.
     wanted_threads: threads of each process, if the user names a number: it counts from then on.
-    device: of the model.
-    say: prints a line on rank 0.
-    `history`: the facts of each machine (bootfile/machine/facts.py) and its first step ("step"). A checkpoint
-    and each digest of a state hold it.
+    device: of the model. say: prints a line on rank 0.
+    `history`: the facts of each machine (bootfile/machine/facts.py) and its first step ("step"), as in each
+        checkpoint and digest.
     """
 
     def __init__(
@@ -41,11 +47,9 @@ class Machines:
         self.history: list[dict[str, Any]] = []
 
     def compare_starts(self, state: Mapping[str, Any]) -> bool:
-        """Name what differs from the machine before, and return whether its instruction set does.
-
-        Call it on rank 0, before a checkpoint is compared with the run: generated data may differ by the same
-        cause. state: of the checkpoint. Raises BadInput if the instruction set has to be the same.
-        """
+        """Name what differs from the machine before, and return whether its instruction set does. Call it on
+        rank 0, before a checkpoint is compared with the run: generated data may differ by the same cause.
+        Raises BadInput if the instruction set has to be the same."""
         saved = state["machines"]
         step = state["step"]
         if not saved:
@@ -75,13 +79,10 @@ class Machines:
         return difference is not None
 
     def settle(self, step: int, saved: Sequence[dict[str, Any]], is_fixed: bool) -> None:
-        """Compute with the threads of the run from here on, and add this machine to the history.
-
-        Call it on every rank, when the checkpoint was read and before the first step.
-
-        step: of the checkpoint; 0 without one.
-        saved: the history of the checkpoint.
-        is_fixed: whether the threads are set already, as with exact shards.
+        """Compute with the threads of the run from here on, and add this machine to the history, on every
+        rank before the first step.
+        step, saved: of the checkpoint, 0 without one; its history. is_fixed: the threads are set already, as
+            with exact shards.
         Raises BadInput, on every rank, if the ranks have other instruction sets and they have to be the same.
         """
         self.history = [dict(machine) for machine in saved]
@@ -131,8 +132,7 @@ class Machines:
 
 
 def _is_new_level(before: dict[str, Any]) -> bool:
-    """Return whether the user has chosen a level of instructions (instructions.py) that the machine before
-    did not use."""
+    """Return whether the user has chosen a level of instructions that the machine before did not use."""
     level = level_in_use()
     if level is None:
         return False

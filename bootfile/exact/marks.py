@@ -12,8 +12,8 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # b
 
 
 class Marks:
-    """The marks of some tensors. A change is missed if it changes neither the elements that are read nor the
-    version counter; of a tensor on a GPU no elements are read. read() takes about 1 microsecond a tensor."""
+    """The marks of some tensors. A change is missed if it changes neither the elements that are read (none on
+    a GPU) nor the version counter. read() takes about 1 microsecond a tensor."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]):
         self._tensors = tensors
@@ -57,8 +57,8 @@ def read_mark(tensor: torch.Tensor) -> str:
 
 
 def _view(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a few elements of a tensor, as integers of the same bits. They are a view of its memory if the
-    tensor is dense, and otherwise a copy."""
+    """Return a few elements of a tensor, as integers of the same bits: a view of its memory if it is
+    dense."""
     plain = tensor.detach()
     if plain.is_complex():
         plain = torch.view_as_real(plain.resolve_conj())

@@ -14,7 +14,6 @@ import torch
 
 from bootfile.exact import dtensors
 from bootfile.exact.optimizer_steps import parameters_of
-from bootfile.exact.statistics import Statistics
 from bootfile.ground import accelerator, errors
 from bootfile.ground.errors import BadInput
 from bootfile.processes import ranks
@@ -52,8 +51,8 @@ class _Outstanding(NamedTuple):
 
 
 class Watcher(Protocol):
-    """One question to all ranks: a Plugin (plugins.py). The numbers of all watchers travel in one all_reduce
-    with MAX, together with whether the loss and the gradients are finite: a step has one collective."""
+    """One question to all ranks: a Plugin (plugins.py). The numbers of all watchers travel in one
+    all_reduce."""
 
     def numbers(self) -> list[float] | torch.Tensor: ...
 
@@ -82,7 +81,7 @@ class Guard:
                 optimizer.register_step_pre_hook(self._keep_found_inf)
         self._watchers = watchers
         self._sizes: list[int] = []  # how many numbers each watcher has sent
-        self._statistics = Statistics(model)
+        self._statistics = _Statistics(model)
         self._checks: list[_Check] = []  # the losses of this step so far
         self._outstanding: _Outstanding | None = None
         self.has_more = False
@@ -98,10 +97,10 @@ class Guard:
     def vote(self, loss: torch.Tensor | None) -> bool:
         """Vote on a loss of a step after its backward(), on every rank, and return whether to take the
         optimizer step. If `ahead`, the answer is True: the optimizer itself takes or skips the step.
-
-        loss: scalar; None: only ask the watchers' questions, for a loop that does not ask.
+        loss: scalar; None: only ask the watchers' questions.
         """
-        parameters = self._parameters_with_gradients()
+        all_parameters = itertools.chain.from_iterable(map(parameters_of, self.optimizers))
+        parameters = [parameter for parameter in all_parameters if parameter.grad is not None]
         if len(parameters) > self._most:  # also in the first step
             self.has_more = True
             self._most = len(parameters)
@@ -133,19 +132,12 @@ class Guard:
                 parameter.grad = None
         return not is_bad
 
-    def _parameters_with_gradients(self) -> list[torch.Tensor]:
-        parameters = itertools.chain.from_iterable(map(parameters_of, self.optimizers))
-        return [parameter for parameter in parameters if parameter.grad is not None]
-
     def _ask_all_ranks(self, sign: torch.Tensor) -> torch.Tensor:
         """Return the signs of a _Check. sign: float [], 1 if the step is bad here. The host does not wait."""
         numbers = [watcher.numbers() for watcher in self._watchers]
         self._sizes = [len(answer) for answer in numbers]
         # one tensor for all questions, so one collective in a step; MAX: one rank that says yes is enough
-        if sign.device.type == "cpu":
-            signs = _join_on_host(sign, numbers)
-        else:
-            signs = _join_on_device(sign, numbers)
+        signs = _join(sign, numbers)
         if ranks.world_size() > 1:
             with ranks.waiting():
                 torch.distributed.all_reduce(signs, torch.distributed.ReduceOp.MAX)
@@ -153,32 +145,23 @@ class Guard:
 
     def _keep_found_inf(self, optimizer: Any, *_: object) -> None:
         """Make the optimizer skip the step if this class or a GradScaler found a value that is not finite.
-
-        A scaler computes `found_inf` from the gradients of its process only: it ignores the loss and the
-        other ranks.
-        """
-        if self.found_inf is None:
-            return
-        # torch calls this before the step: the scaler has set its answer by now
-        of_scaler = getattr(optimizer, "found_inf", None)
-        if of_scaler is None:
-            optimizer.found_inf = self.found_inf
-        else:
-            optimizer.found_inf = torch.maximum(of_scaler, self.found_inf)
+        A scaler sees the gradients of its process only."""
+        if self.found_inf is not None:
+            # torch calls this before the step: a scaler has set its answer by now
+            of_scaler = getattr(optimizer, "found_inf", None)
+            both = self.found_inf if of_scaler is None else torch.maximum(of_scaler, self.found_inf)
+            optimizer.found_inf = both
 
     def end_step(self) -> Verdict | None:
         """End a step, after all its backward() calls, on every rank. Return the verdict on this step or, if
-        `ahead`, on the step before; None if there is none, or if vote() was not called in this step."""
+        `ahead`, on the step before; None if there is none."""
         if not self._checks:
             return None
         ended = self._gather()
-        if not self.ahead:
-            self._outstanding = ended
-            return self.settle()
         # the signs of the step before were sent to the host a step ago, so this rarely waits for the device
-        verdict = self.settle()
+        verdict = self.settle() if self.ahead else None
         self._outstanding = ended
-        return verdict
+        return verdict if self.ahead else self.settle()
 
     def _gather(self) -> _Outstanding:
         """Return the step that ends, with the signs of all its losses, which are sent to the host."""
@@ -198,8 +181,8 @@ class Guard:
         return _Outstanding(signs, arrived, checks)
 
     def settle(self) -> Verdict | None:
-        """Wait for the verdict on the last step, let the watchers judge it, and return it; None if it was
-        returned before. Call it on every rank. Raises what a watcher raises."""
+        """Wait, on every rank, for the verdict on the last step, let the watchers judge it, and return it;
+        None if it was returned before. Raises what a watcher raises."""
         if self._outstanding is None:
             return None
         signs, arrived, checks = self._outstanding
@@ -214,25 +197,19 @@ class Guard:
         if not bad:
             return Verdict(False, math.nan, math.nan)
         # the first of several losses that was not finite is reported
-        worst = checks[0]
-        for check in checks[1:]:
-            if check.signs[0].item() > worst.signs[0].item():
-                worst = check
+        worst = max(checks, key=lambda check: check.signs[0].item())
         return Verdict(True, worst.loss.item(), worst.norm.item())
 
 
-def _join_on_host(sign: torch.Tensor, numbers: Sequence[list[float] | torch.Tensor]) -> torch.Tensor:
-    """Return the sign and the numbers of all watchers in one tensor of the CPU, float32 [1 + n]."""
-    # through a list: each operation on tensors takes longer than copying these few numbers
-    values = [sign.item()]
-    for answer in numbers:
-        values += answer.tolist() if isinstance(answer, torch.Tensor) else answer
-    return torch.tensor(values, dtype=torch.float32)
-
-
-def _join_on_device(sign: torch.Tensor, numbers: Sequence[list[float] | torch.Tensor]) -> torch.Tensor:
-    """Return the sign and the numbers of all watchers in one tensor of the device, float32 [1 + n]. The host
-    does not wait."""
+def _join(sign: torch.Tensor, numbers: Sequence[list[float] | torch.Tensor]) -> torch.Tensor:
+    """Return the sign and the numbers of all watchers in one tensor, float32 [1 + n]. The host does not wait
+    for a device."""
+    # on a CPU through a list: each operation on tensors takes longer than copying these few numbers
+    if sign.device.type == "cpu":
+        values = [sign.item()]
+        for answer in numbers:
+            values += answer.tolist() if isinstance(answer, torch.Tensor) else answer
+        return torch.tensor(values, dtype=torch.float32)
     parts = [sign[None]]
     for answer in numbers:
         if isinstance(answer, torch.Tensor):
@@ -254,10 +231,59 @@ def _is_fused(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _set_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Set the initial momentum to 0: torch leaves it unset if the very first step is skipped. The first step
-    does not change: momentum x 0 + gradient."""
+    """Set the initial momentum to 0: torch leaves it unset if the very first step is skipped."""
     for group in optimizer.param_groups:
         if not isinstance(optimizer, torch.optim.SGD) or not group["momentum"]:
             continue
         for parameter in group["params"]:
             optimizer.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
+
+
+class _Statistics:
+    """The buffers of a model, and their values after the last good step.
+
+    A forward pass changes the statistics of BatchNorm, also if its loss is not finite.
+    """
+
+    def __init__(self, model: torch.nn.Module):
+        self._buffers: dict[torch.dtype, list[torch.Tensor]] = {}
+        for buffer in model.buffers():
+            # `.data`: autograd must not see that a buffer is written between two backward() calls of a step.
+            # In training BatchNorm's backward() does not read it
+            self._buffers.setdefault(buffer.dtype, []).append(buffer.data)
+        # dtype -> the values of all buffers in one tensor
+        self._values_of_step = {dtype: _flat(buffers) for dtype, buffers in self._buffers.items()}
+        self._values_of_loss = self._values_of_step
+
+    @torch.no_grad()
+    def judge_loss(self, is_bad: torch.Tensor | bool) -> None:
+        """Keep the buffers after a good loss; after a bad one, restore those of the last step. is_bad: a
+        bool, or a tensor [] of the device; then the host does not wait for it."""
+        self._values_of_loss = {}
+        for dtype, buffers in self._buffers.items():
+            last = self._values_of_step[dtype]
+            if is_bad is False:
+                self._values_of_loss[dtype] = _flat(buffers)
+                continue
+            values = last if is_bad is True else torch.where(is_bad, last, _flat(buffers))
+            self._values_of_loss[dtype] = values
+            parts = values.split([buffer.numel() for buffer in buffers])
+            shaped = [part.view_as(buffer) for buffer, part in zip(buffers, parts, strict=True)]
+            copy_all(buffers, shaped)
+
+    def end_step(self) -> None:
+        """End a step: a later bad loss restores the values that the buffers have now."""
+        self._values_of_step = self._values_of_loss
+
+
+def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Copy tensors into others of the same shapes."""
+    if hasattr(torch, "_foreach_copy_"):  # not in torch 2.1
+        torch._foreach_copy_(targets, sources)
+        return
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
+
+
+def _flat(buffers: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([buffer.reshape(-1) for buffer in buffers])

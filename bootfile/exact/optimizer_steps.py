@@ -8,6 +8,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 # torch before 2.3 calls no hooks of optimizers once a function was compiled; then a step shows in the weights
 _MAY_SKIP_HOOKS = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 3)
+KERNELS = {"params", "fused", "foreach", "capturable", "differentiable"}  # not hyperparameters
 _MOST_BATCHES = 100  # batches without an optimizer step for which a save waits
 
 
@@ -39,8 +40,8 @@ class _Steps:
         return gradient is not gradient_before or changes != changes_before
 
     def _versions(self) -> tuple[torch.Tensor | None, int, int]:
-        """Return (a gradient, how often it was changed in place, how often the parameters were; 0 if torch
-        always calls the hooks of steps)."""
+        """Return (a gradient, how often it was changed in place, how often the parameters were: 0 if hooks
+        tell)."""
         gradient = None
         changes = 0
         # the first gradient stands for all gradients of this optimizer
@@ -96,8 +97,8 @@ class OptimizerSteps:
         return [steps.optimizer for steps in self._steps]
 
     def end_batch(self) -> bool:
-        """End a batch, and return whether gradients wait for an optimizer step, as in an accumulation over
-        several batches. A checkpoint would lose them. The answer is the same on every rank."""
+        """End a batch, and return, the same on every rank, whether gradients wait for an optimizer step, as
+        in an accumulation over several batches. A checkpoint would lose them."""
         gradients_wait = [steps.end_batch() for steps in self._steps]
         if not any(gradients_wait):
             self._batches = 0
@@ -112,8 +113,7 @@ class OptimizerSteps:
         return self._batches < _MOST_BATCHES
 
     def _after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Note a step, and warn of one that no checkpoint would hold. Called by torch after a step of any
-        optimizer of the process."""
+        """Note a step of any optimizer of the process, and warn of one that no checkpoint would hold."""
         for steps in self._steps:
             if any(optimizer is known for known in (steps.optimizer, *steps.inner)):
                 steps.note()
@@ -131,6 +131,16 @@ class OptimizerSteps:
 def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     for group in optimizer.param_groups:
         yield from group["params"]
+
+
+def without_kernels(group: dict[str, Any]) -> dict[str, Any]:
+    """Return a parameter group without its parameters and the choice of the kernel, which is not state."""
+    return {name: value for name, value in group.items() if name not in KERNELS}
+
+
+def keeps_own_state(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer defines what it saves."""
+    return type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
 
 
 def find_optimizers(parts: dict[str, Any], through: str = "") -> Iterator[torch.optim.Optimizer]:

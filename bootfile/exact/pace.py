@@ -126,17 +126,16 @@ class Slow(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Return the share of the time that is lost."""
+        """The share of the time that is lost."""
         return self.cost / self.duration if self.duration else 0.0
 
     @property
     def more(self) -> float:
-        """Return how many seconds more than the others they need in the phase."""
         return self.seconds - self.others
 
 
 class Pace(Plugin):
-    """The seconds of each step on this rank, and those of all ranks at each report.
+    """The times of all ranks at each report.
 
     share: of the time: a rank that costs more is named. says_lost: say at the end what the slowest rank has
     cost.
@@ -190,13 +189,8 @@ class Pace(Plugin):
         if error is None and self._says_lost and self.lost >= self._share:
             self._say(f"{self.lost:.0%} of the time was lost to the slowest rank")
 
-    def _remove_hooks(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
-
     def cut(self, part: int) -> None:
-        """End a part of the step."""
+        """End a part of the step (ranks.waiting)."""
         self._clock.cut(part)
 
     # Called by torch within a step.
@@ -217,8 +211,7 @@ class Pace(Plugin):
         """
         if self._is_queued or ranks.clock is not self:
             return
-        # once for each backward pass, though several optimizers have a hook
-        self._is_queued = True
+        self._is_queued = True  # once for each backward pass, though several optimizers have a hook
         queue = torch.autograd.Variable._execution_engine.queue_callback
 
         def end_backward() -> None:
@@ -255,12 +248,17 @@ class Pace(Plugin):
                     self._hooks.append(parameter.register_post_accumulate_grad_hook(self._note_gradient))
                     break
 
+    def _remove_hooks(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
     def ended(self, step: int, due: Due) -> None:
         """End a step, on every rank. With a report, all ranks exchange their seconds."""
         loader = self._loader
         self._ended += 1
         self._unreported += 1
-        waited = getattr(loader, "waited", 0.0)
+        waited = getattr(loader, "waited", 0.0)  # a loader of one's own may not have it
         pause = 0.0
         # after a report or an epoch there may be an evaluation or a save, until a batch is asked for
         if self._paused_at is not None:
@@ -272,9 +270,10 @@ class Pace(Plugin):
         self._clock.end_step(_Facts(counts, waited - self._waited, pause, self._paused_at is not None))
         self._waited = waited
         self._paused_at = None
-        self._had_backward = False
-        self._had_forward = False
-        self._keep()
+        self._had_backward = self._had_forward = False
+        for facts, seconds in self._clock.take():
+            if facts.counts:
+                self._keep(facts, seconds)
         # a collective: the answer is the same on every rank
         if due.report and self._ended > 1:
             self._report(step)
@@ -282,18 +281,14 @@ class Pace(Plugin):
             self._clock.cut(None)
             self._paused_at = time.perf_counter()
 
-    def _keep(self) -> None:
-        """Keep the steps whose seconds are known by now."""
-        for facts, seconds in self._clock.take():
-            if not facts.counts:
-                continue
-            busy = max(0.0, seconds[_OWN] + seconds[_BEFORE] - facts.pause)
-            # a device that computes while the host waits for data loses nothing
-            most = seconds[_BEFORE] if self._is_device and seconds[_BEFORE] else busy
-            self._busy.append(busy)
-            self._data.append(min(facts.data, most, busy))
-            if not facts.had_pause:  # else the others may have waited for a save of rank 0
-                self._waiting.append(seconds[_WAITING])
+    def _keep(self, facts: _Facts, seconds: list[float]) -> None:
+        busy = max(0.0, seconds[_OWN] + seconds[_BEFORE] - facts.pause)
+        # a device that computes while the host waits for data loses nothing
+        most = seconds[_BEFORE] if self._is_device and seconds[_BEFORE] else busy
+        self._busy.append(busy)
+        self._data.append(min(facts.data, most, busy))
+        if not facts.had_pause:  # else the others may have waited for a save of rank 0
+            self._waiting.append(seconds[_WAITING])
 
     def _report(self, step: int) -> None:
         """Gather the seconds of all ranks, and say what has changed. Called on every rank."""
@@ -301,24 +296,23 @@ class Pace(Plugin):
         self._unreported = 0
         # once, at the first report: ranks do not move to another node
         self._nodes = self._nodes or find_nodes()
-        values = torch.tensor(
-            summarize(self._busy, self._data, self._waiting), dtype=torch.float32, device=self._device
-        )
+        own = summarize(self._busy, self._data, self._waiting)
+        values = torch.tensor(own, dtype=torch.float32, device=self._device)
         # every rank needs all times: each finds the same slowest one, and rank 0 prints it
         rows = [torch.empty_like(values) for _ in range(ranks.world_size())]
         torch.distributed.all_gather(rows, values)
-        self._times = [Times(*row) for row in torch.stack(rows).tolist()]
-        fewest = min(times.steps for times in self._times)
-        if not fewest:  # on a GPU the first steps may not have passed yet
-            self._times = []
+        times = [Times(*row) for row in torch.stack(rows).tolist()]
+        fewest = min(each.steps for each in times)
+        self._times = times if fewest else []  # on a GPU the first steps may not have passed yet
+        if not fewest:
             return
         waits_inside = self._waits_inside or not self._tries
-        slowest = find_slowest(self._times, self._nodes, waits_inside)
+        slowest = find_slowest(times, self._nodes, waits_inside)
         self._lost += slowest.cost * unreported
         self._passed += slowest.duration * unreported
         # until they are enough, the steps until the next report are added to these
         if fewest >= _FEWEST and fewest * slowest.duration >= _SECONDS:
-            self._announcer.note(self._first, step, self._times, self._nodes, waits_inside)
+            self._announcer.note(self._first, step, times, self._nodes, waits_inside)
             self._first = step + 1
             self._busy, self._data, self._waiting = [], [], []
 
@@ -326,22 +320,18 @@ class Pace(Plugin):
         """Return the seconds of a step over all ranks at the last report, phase -> min, median, max and the
         rank of the max, and the share of the time that was lost to the slowest ones so far; {} before the
         first. The same on every rank."""
-        if not self._times:
-            return {}
         table: dict[str, Any] = {}
-        for name in ("busy", *PHASES, "waiting"):
+        for name in ("busy", *PHASES, "waiting") if self._times else ():
             values: list[float] = [getattr(times, name) for times in self._times]
-            table[name] = {
-                "min": round(min(values), 6),
-                "median": round(statistics.median(values), 6),
-                "max": round(max(values), 6),
-                "rank": values.index(max(values)),
-            }
-        return table | {"lost": round(self.lost, 4)}
+            middle, highest = statistics.median(values), max(values)
+            rounded = {"min": min(values), "median": middle, "max": highest}
+            table[name] = {key: round(value, 6) for key, value in rounded.items()}
+            table[name]["rank"] = values.index(highest)
+        return table | {"lost": round(self.lost, 4)} if table else {}
 
     @property
     def lost(self) -> float:
-        """Return the share of the time that was lost to the slowest rank so far, 0..1; 0 before a report."""
+        """The share of the time that was lost to the slowest rank so far, 0..1; 0 before a report."""
         return min(1.0, self._lost / self._passed) if self._passed else 0.0
 
 
@@ -370,9 +360,9 @@ def measure(
         # the median: one of the others may be slow, too
         medians[name] = statistics.median([getattr(other, name) for other in other_times])
         more[name] = means[name] - medians[name]
-    cost = more["usual"]
-    if waits_inside and more["compute"] < -more["data"] * _HALF:
-        cost = more["data"]  # the others wait for these data while they compute
+    # the others wait for slow data while they compute
+    waits_for_data = waits_inside and more["compute"] < -more["data"] * _HALF
+    cost = more["data"] if waits_for_data else more["usual"]
     phase = phase or max(PHASES, key=more.__getitem__)
     duration = statistics.fmean([one.busy + one.waiting for one in chosen_times])
     return Slow(chosen, phase, means[phase], medians[phase], max(0.0, cost), duration)

@@ -17,13 +17,12 @@ from bootfile.processes import nodes, notices, ranks, signals
 
 
 class Preemption(Plugin):
-    """A notice of preemption saves and ends the run.
-
+    """A notice of preemption saves and ends the run. A server that does not answer, or wrongly, is named
+    once, and asked again.
     source: "aws", "google", "azure", "alibaba", or the path of a file, with a /, that exists when the machine
         ends (bootfile/processes/notices.py).
     address: http://HOST:PORT of the metadata server (default: AWS_EC2_METADATA_SERVICE_ENDPOINT,
-        GCE_METADATA_HOST, or the usual one of the cloud).
-    A server that does not answer, or wrongly, is named once, and asked again. Raises BadInput.
+        GCE_METADATA_HOST, or the usual one of the cloud). Raises BadInput.
     """
 
     def __init__(self, source: str | os.PathLike[str], address: str | None = None):

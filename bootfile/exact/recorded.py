@@ -8,6 +8,7 @@ cannot be read: no run ends with that.
 The same file has a line for each file of weights that was written: its size and the sum of its bytes.
 """
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,63 +22,55 @@ _Lines = Mapping[int, Mapping[str, Any]]  # step -> line of state.jsonl
 
 
 def verify(path: str) -> dict[str, Any]:
-    """Read a checkpoint, compare it with the record of its run, and return the facts of its .json. Raises
-    Refused with the reason."""
+    """Read a checkpoint, compare it with the record of its run, and return its facts. Raises Refused."""
     facts = files.facts_of(path)
     check(path, files.read(path, whole=False))
     return facts
 
 
 def check(path: str, state: Mapping[str, Any]) -> None:
-    """Raise Refused if a state is not the one that the run in its folder has recorded at its step.
-
-    state: of files.read(path). If its tensors are in files of their own (whole=False), which have checksums,
-    only the name of the run is compared; see check_sharded().
-    """
+    """Raise Refused if a state is not the one that the run in its folder has recorded at its step. state: of
+    files.read(path); with tensors in files of their own only the name of the run is compared."""
     lines = _read_record(path)
     step = state.get("step")
     if not lines or not isinstance(step, int):
         return
-    _check_run(path, state.get("run"), step, lines)
+    if reason := _find_other_run(path, state.get("run"), step, lines):
+        raise files.Refused(reason)
     if step in lines and "shards" not in state:
         _compare(step, lines[step], digest.summarize(step, state["objects"]))
 
 
-def _check_run(path: str, run: object, step: int, lines: _Lines) -> None:
-    """Raise Refused if a checkpoint is one of another run than the record of its folder."""
+def _find_other_run(path: str, run: object, step: int, lines: _Lines) -> str:
+    """Return why a checkpoint is one of another run than the record of its folder; "" if it is not."""
     # a state without a line: the run of the next line has continued from it, or it is newer than all lines
     later = [known for known in lines if known >= step]
     nearest = min(later, default=max(lines, default=0))
     owner = str(lines.get(nearest, {}).get("run", ""))  # before version 0.50 no line names it
-    if owner and owner != run:
-        raise files.Refused(
-            f"it is a state of another run, {run}: {STATES} has run {owner} at step {step}. To begin with it "
-            f"on purpose: --from FOLDER_OF_ITS_RUN, or --weights {path}"
-        )
+    if not owner or owner == run:
+        return ""
+    return (
+        f"it is a state of another run, {run}: {STATES} has run {owner} at step {step}. To begin with it "
+        f"on purpose: --from FOLDER_OF_ITS_RUN, or --weights {path}"
+    )
 
 
 def find_foreign(folder: str) -> str:
-    """Return which kept checkpoint of a run is one of another run, in words; "" if none is. Only the .json
-    files are read."""
+    """Return which kept checkpoint of a run is one of another run, in words, or "", from the .json files."""
     lines = _read_or_warn(read_states, folder)
     for path in files.list_newest_first(os.path.join(folder, CHECKPOINTS)):
         step = files.step_of(path)
         if step > max(lines, default=0):  # another run has left it there, and this one did not continue it
             continue
-        try:
-            facts = files.facts_of(path)
-        except files.Refused:  # it is damaged: a restart names it
-            continue
-        try:
-            _check_run(path, facts.get("run"), step, lines)
-        except files.Refused as reason:
-            return f"{path}: {reason}"
+        with contextlib.suppress(files.Refused):  # it is damaged: a restart names it
+            if reason := _find_other_run(path, files.facts_of(path).get("run"), step, lines):
+                return f"{path}: {reason}"
     return ""
 
 
 def check_sharded(path: str, state: Mapping[str, Any], is_first: bool) -> str:
-    """Return why the state of a sharded model is not the one that the run recorded; "" if it is. Call it on
-    every rank: each one sums its parts. Only the answer of the rank with is_first counts."""
+    """Return why the state of a sharded model is not the recorded one, or "". Call it on every rank: each
+    sums its parts; only the answer of the rank with is_first counts."""
     step = state["step"]
     line = digest.summarize(step, state["objects"])
     try:
@@ -96,8 +89,8 @@ def find_changed(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[st
 
 
 def describe_change(known: Mapping[str, Any], line: Mapping[str, Any]) -> str:
-    """Return which parts of a state differ from those of a recorded one, in words; "" if none does, or if the
-    digests cannot be compared. known, line: lines of state.jsonl."""
+    """Return which parts of two lines of state.jsonl differ, in words; "" if none, or if they cannot be
+    compared."""
     if known.get("format") != line["format"] or known["digest"] == line["digest"]:
         return ""
     # the digest has decided; the parts only tell where, and it may name none
@@ -107,8 +100,7 @@ def describe_change(known: Mapping[str, Any], line: Mapping[str, Any]) -> str:
 
 
 def check_weights(path: str) -> None:
-    """Raise Refused if a file of weights, such as best.pth, is not one that the run in its folder has
-    recorded. A file without a record is not compared."""
+    """Raise Refused if a file of weights, such as best.pth, has a record in its folder, and another sum."""
     folder, name = os.path.split(os.path.abspath(path))
     for _ in range(2):  # a run that still trains records a file before it replaces it
         present = files.sum_file(path)

@@ -77,10 +77,8 @@ class Replicas(Plugin):
             ) from None
 
     def judge(self, maxima: list[float]) -> None:
-        """Raise BadInput if parameters differ between ranks, and warn of a buffer that differs.
-
-        maxima: over all ranks, of each number and then of each number with the other sign.
-        """
+        """Raise BadInput if parameters differ between ranks, and warn of a buffer that differs. maxima: over
+        all ranks, of each number and then of each number with the other sign."""
         half = len(maxima) // 2
         for highest, negated_lowest in zip(maxima[:half], maxima[half:], strict=True):
             if highest not in (-negated_lowest, -math.inf):
@@ -99,8 +97,8 @@ class Replicas(Plugin):
             self._unsent = self._digest(step)
 
     def _compare_steps(self, step: int, waits: bool) -> None:
-        """Raise BadInput, on every rank, if only some ranks took the optimizer step: what is due would differ
-        between them. waits: whether gradients wait for the optimizer step."""
+        """Raise BadInput, on every rank, if only some ranks took the optimizer step. waits: it is missing
+        here."""
         # the minimum is the negated maximum of the negated numbers: one collective says whether all are equal
         high, low = ranks.maxima(torch.tensor([float(waits), -float(waits)], device=self._device))
         if high != -low:
@@ -121,9 +119,8 @@ class Replicas(Plugin):
 
     @torch.no_grad()
     def _digest(self, step: int) -> torch.Tensor:
-        """Return digests of parameters and buffers for an all_reduce with MAX, float32 [8]. The host does not
-        wait for the device. A number that is the same on all ranks has a maximum and a minimum that are
-        equal: so each is there with both signs."""
+        """Return digests of parameters and buffers for an all_reduce with MAX, float32 [8]: each with both
+        signs, so that equal ones have a maximum and a minimum that are equal. The host does not wait."""
         tensors = [dict(self._list_parameters()), dict(self._list_buffers())]
         digests = []
         for part in tensors:
@@ -139,8 +136,8 @@ class Replicas(Plugin):
         return torch.cat([numbers, -numbers]).float()
 
     def _find_difference(self) -> None:
-        """Find which tensor differs, after the maxima have shown that one does: all ranks come here, and send
-        the digests of their tensors. Raises BadInput for a parameter, and warns of a buffer."""
+        """Find which tensor differs, on all ranks, after the maxima have shown that one does. Raises BadInput
+        for a parameter, and warns of a buffer."""
         assert self._noted is not None
         step, names, digests = self._noted
         digests_of_ranks = ranks.gather_objects([digest.tolist() for digest in digests])
@@ -157,10 +154,9 @@ class Replicas(Plugin):
                 self._parts.say_once(f"warning: {line}: {_OF_BUFFERS}", "buffers")
                 return
 
-    def _list_modules(self) -> Iterator[tuple[str, torch.nn.Module]]:
-        for name, value in self._parts.state.objects.items():
-            if isinstance(value, torch.nn.Module):
-                yield name, value
+    def _list_modules(self) -> list[tuple[str, torch.nn.Module]]:
+        objects = self._parts.state.objects.items()
+        return [(name, value) for name, value in objects if isinstance(value, torch.nn.Module)]
 
     def _list_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, module in self._list_modules():

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bootfile.exact import digest, files
+from bootfile.exact import files
 from bootfile.exact.background import HostCopies, Writer, in_parallel, size_of
+from bootfile.ground import errors
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import check_mounted, explain_write, sweep
 from bootfile.ground.heartbeat import watched
@@ -19,6 +20,12 @@ from bootfile.records import STATES, cut_states, write_state
 # a file system refuses what a save needs: unlike a full disk, this does not pass
 _FINAL = (errno.ENOSYS, errno.EROFS, errno.EPERM, errno.EOPNOTSUPP, errno.ENODEV)
 _MOST_FAILURES = 3  # such failures in a row, before the first checkpoint, end the job
+
+
+class NotSaved(BadInput):
+    """Results could not be written."""
+
+    code = errors.NOT_SAVED
 
 
 class _Task(NamedTuple):
@@ -64,7 +71,6 @@ class Saver:
         by_rank: bool = False,
         keep_every: int | None = None,
     ):
-        """Make the saver, on every rank, before a checkpoint is read. Nothing is written yet."""
         self.folder = folder
         self.keep = keep
         self.keep_every = keep_every
@@ -86,20 +92,16 @@ class Saver:
         self._weights = self._states if is_sharded and not by_rank else HostCopies()
         self._writer = Writer(self._report)
         self._digested = 0  # the step of the last state whose digest was submitted
-        self._refusals = 0  # failures in a row for a reason that does not pass by itself (_FINAL)
+        self._refusals = 0  # failed checkpoints in a row for a reason that does not pass (_FINAL)
         self._is_readable = False  # whether it was checked that torch can read the types in a checkpoint
-        # path -> identity of checkpoints that are known to be whole
-        self._whole: dict[str, tuple[Any, ...]] = {}
+        self._whole: dict[str, tuple[Any, ...]] = {}  # path -> identity of known whole checkpoints
 
     def save_checkpoint(
         self, step: int, run: str, capture: Callable[[], Mapping[str, Any]], is_planned: bool
     ) -> None:
-        """Write step_<step>.pt and delete old checkpoints, unless this step was submitted before.
-
-        The loop calls it after a step; the file is written in the background.
-
-        run: the id of the run. capture: returns the state.
-        is_planned: false if it is saved only because the run stops: an uninterrupted run does not have it.
+        """Write step_<step>.pt in the background and delete old checkpoints, unless it was submitted before.
+        run: the id of the run. capture: returns the state. is_planned: false if it is saved only because the
+            run stops: an uninterrupted run does not have it.
         """
         # this step may be saved already, as the last one before a signal
         if not self._agree(self.submitted != step):
@@ -107,31 +109,33 @@ class Saver:
         self.submitted = step
         line: dict[str, Any] = {}  # the line in state.jsonl; {} before it is written
 
-        def write_parts() -> Mapping[str, Any]:
+        def record(state: Mapping[str, Any]) -> None:
+            self._check_finite(state["objects"]["model"])
+            line.update(self._record(state, run, is_planned, is_saved=True))
+
+        def capture_rest() -> Mapping[str, Any]:
             """Write the parts of all ranks now, and return the rest of the state, which rank 0 writes."""
             state = capture()
-            line.update(self._record(state, run, is_planned))
+            record(state)
             return self._write_parts(state)
 
         def write(state: dict[str, Any]) -> None:
-            """Write the copy of the state."""
-            if self.by_rank:  # write_parts() has recorded it
+            if self.by_rank:  # capture_rest() has recorded it
                 self._write_checkpoint(state, run, line)
                 return
             # the digest takes a core that the write leaves idle; both read the copy
-            with in_parallel(lambda: line.update(self._record(state, run, is_planned))) as recorded:
+            with in_parallel(lambda: record(state)) as recorded:
                 self._write_checkpoint(state, run, line, recorded)
 
-        def undo() -> None:
-            self._take_back(line)
-
-        capture_rest = write_parts if self.by_rank else capture
-        self._submit(_Task(files.name_of(step), capture_rest, write, undo, step))
+        name = files.name_of(step)
+        undo = lambda: self._take_back(line)  # noqa: E731
+        self._submit(_Task(name, capture_rest if self.by_rank else capture, write, undo, step))
 
     def write_alone(self, state: dict[str, Any], run: str) -> None:
-        """Write a checkpoint at once, in place of rank 0, which is lost. Called on one other rank, whose
-        process ends after it: nothing changes the tensors meanwhile. Raises OSError, ValueError."""
-        line = self._record(state, run, is_planned=False, is_alone=True)
+        """Write a checkpoint at once, on one other rank in place of rank 0, which is lost: the process ends
+        after it. Raises OSError, ValueError."""
+        self._check_finite(state["objects"]["model"])
+        line = self._record(state, run, is_planned=False, is_saved=True, is_alone=True)
         with _undone_if_it_fails(lambda: self._take_back(line, is_alone=True)):
             self._write_checkpoint(state, run, line)
 
@@ -144,28 +148,26 @@ class Saver:
         objects: Callable[[], dict[str, Any]],
         write_files: Callable[[dict[str, Any]], object],
     ) -> None:
-        """Write weights in the background, and the digest of the state if this step has none.
-
-        The weights are copied again after save_checkpoint() of this step: a job may have changed them since.
-
-        name: of the file, for reports; "" writes the digest only.
-        step: the optimizer steps so far.
-        run: the id of the run.
-        model: the module whose weights are written; None: those of the state.
-        objects: returns the objects of a checkpoint.
-        write_files: called with the weights, in the background; writes them.
+        """Write weights in the background, and the digest of the state if this step has none. They are copied
+        again after save_checkpoint() of this step: a job may have changed them since.
+        name: of the file, for reports; "" writes the digest only. step, run: as for save_checkpoint().
+        model: the module whose weights are written; None: those of the state. objects: returns the objects of
+            a checkpoint. write_files: called with the weights, in the background; writes them.
         """
+
+        def capture() -> dict[str, Any]:
+            return {"step": step, "objects": objects()}
 
         def write_digest(state: dict[str, Any]) -> None:
             self._check_finite(state["objects"]["model"])
-            self._digest(step, run, state["objects"])
+            self._record(state, run)
 
         if self._agree(self._digested != step):
             if self.by_rank:
-                self._digest(step, run, objects())
+                self._record(capture(), run)
                 self._digested = step
             else:
-                self._submit(_Task(STATES, lambda: {"objects": objects()}, write_digest, step=step))
+                self._submit(_Task(STATES, capture, write_digest, step=step))
 
         def capture_weights() -> dict[str, Any]:
             weights = model.state_dict() if model is not None else objects()["model"]
@@ -181,23 +183,18 @@ class Saver:
             self._submit(_Task(name, capture_weights, write_weights))
 
     def resume_at(self, step: int, from_memory: bool = False) -> None:
-        """Begin after a step: record which checkpoint is on the disk, and delete the digests of later steps.
-
-        Called once on rank 0, before the first step of the process.
-
-        step: of the state that was restored; 0 if no checkpoint of this run was.
-        from_memory: the state came from the memory of another process (an elastic job), which had trained
-            after its last checkpoint. Then the newest checkpoint in the folder counts. One of a later step
-            does not: the process that wrote it was lost before the others had its step.
+        """Begin after a step, once on rank 0: note the checkpoint on the disk, delete the digests of later
+        steps.
+        step: of the state that was restored; 0 if no checkpoint of this run was. from_memory: the state came
+            from another process (an elastic job), which had trained after its last checkpoint. Then the
+            newest checkpoint counts that is not later: the others did not have the step of a later one.
         """
         step_on_disk = step
         if from_memory:
             steps = map(files.step_of, files.list_newest_first(self.checkpoints))
             step_on_disk = next((saved for saved in steps if saved <= step), 0)
         # save_checkpoint() does not write that of this step again
-        self.submitted = step_on_disk
-        self.durable = step_on_disk
-        self._digested = step_on_disk
+        self.submitted = self.durable = self._digested = step_on_disk
         if self.keep_every is None:
             self.keep_every = 0
             with contextlib.suppress(files.Refused):  # a new run has no checkpoint
@@ -210,13 +207,9 @@ class Saver:
         """Report the writes that have ended with an error. wait: wait for those in flight first."""
         self._writer.collect(wait)
 
-    def wait(self, seconds: float) -> None:
-        """Wait for the writes in flight, at most `seconds`."""
-        self._writer.wait(seconds)
-
-    def stop(self) -> None:
-        """End the thread that writes, after its last write."""
-        self._writer.stop()
+    def give_up(self, seconds: float) -> None:
+        """Wait for the writes in flight, at most `seconds`, and end the thread that writes."""
+        self._writer.stop(seconds)
 
     def finish(self) -> list[str]:
         """Wait for the last write. Return the reasons why files are missing."""
@@ -224,11 +217,8 @@ class Saver:
         return list(self._writer.failures.values())
 
     def _submit(self, task: _Task) -> None:
-        """Copy a state, and write the copy in the background.
-
-        The copy waits for writes that use its memory. A copy of a whole state waits for all writes: they may
-        change values that are part of it.
-        """
+        """Copy a state, and write the copy in the background. The copy waits for writes that use its memory;
+        one of a whole state for all writes, which may change values in it."""
         copies = self._states if task.step else self._weights
         try:
             # the loop waits here for the disk, if the copy of the last save is still being written
@@ -253,33 +243,24 @@ class Saver:
         return ranks.broadcast_object(decision) if self.is_sharded else decision
 
     def _record(
-        self, state: Mapping[str, Any], run: str, is_planned: bool, is_alone: bool = False
-    ) -> dict[str, Any]:
-        """Write the digest of a state whose checkpoint is written next. Return its line; {} if it could not
-        be written. is_alone: see write_alone()."""
-        self._check_finite(state["objects"]["model"])
-        return self._digest(state["step"], run, state["objects"], is_planned, True, is_alone)
-
-    def _digest(
         self,
-        step: int,
+        state: Mapping[str, Any],
         run: str,
-        objects: dict[str, Any],
         is_planned: bool = True,
         is_saved: bool = False,
         is_alone: bool = False,
     ) -> dict[str, Any]:
-        line = digest.summarize(step, objects, is_alone) | {
-            "run": run,
-            "planned": is_planned,
-            "saved": is_saved,
-            "machines": self.machines,
-        }
+        """Add the line with the digest of a state to state.jsonl, and return it; {} with a warning if that
+        fails. is_saved: its checkpoint is written next. is_alone: rank 0 is lost, and this rank writes."""
+        from bootfile.exact import digest  # an import of Exact needs none
+
+        facts = {"run": run, "planned": is_planned, "saved": is_saved, "machines": self.machines}
+        line = digest.summarize(state["step"], state["objects"], is_alone) | facts
         try:
             if ranks.is_first() or is_alone:
                 write_state(self.folder, line)
         except OSError as error:
-            self.log(f"warning: {STATES} lacks step {step}: {describe(error, self.folder)}")
+            self.log(f"warning: {STATES} lacks step {state['step']}: {describe(error, self.folder)}")
             return {}
         return line
 
@@ -306,16 +287,15 @@ class Saver:
         line: dict[str, Any],
         recorded: Callable[[], object] | None = None,
     ) -> None:
-        """Write a state to its file, and then delete old ones. line: that of state.jsonl. recorded: waits for
-        this line, before the file has its name."""
+        """Write a state, and then delete old ones. recorded: waits for its line, before the file has its
+        name."""
         self._prepare(self.checkpoints, state)
         if not self._is_readable:  # once: a later state has the same types
             files.check_readable(state["objects"])
             self._is_readable = True
-        facts: dict[str, Any] = {"shards": state["shards"]} if self.by_rank else {}
         every = self.keep_every or 0
-        if every:
-            facts["keep_every"] = every
+        facts: dict[str, Any] = {"shards": state["shards"]} if self.by_rank else {}
+        facts |= {"keep_every": every} if every else {}
         path = os.path.join(self.checkpoints, files.name_of(state["step"]))
         # it has its name only when all of it is on the disk: until here the run continues from the one before
         files.write(path, state, recorded, step=state["step"], run=run, **facts)
@@ -329,8 +309,8 @@ class Saver:
             self.saved(state["step"])
 
     def _prepare(self, folder: str, state: dict[str, Any]) -> None:
-        """Make the folder for a state, and delete what a killed write has left. Raises OSError if the disk is
-        full."""
+        """Make the folder for a state, and delete what a killed write has left. Raises OSError without
+        room."""
         check_mounted(self.folder)
         if os.path.islink(folder) and folder != self.folder:  # it was made after the start
             raise OSError(errno.ELOOP, f"{folder} is a link")
@@ -351,19 +331,18 @@ class Saver:
             raise ValueError("the weights are not finite")
 
     def _report(self, name: str, error: BaseException) -> None:
-        """Print that a write has failed. A later save of the same step tries it again."""
+        """Print that a write has failed. A later save of the step of a failed checkpoint tries it again."""
         reason = f"{name} was not saved: {describe(error, self.folder)}"
+        kind = os.path.splitext(name)[1]
         if ranks.is_first():  # on other ranks no later write would remove it
-            self._writer.failures[os.path.splitext(name)[1]] = reason
-        self.submitted = self.durable
-        if isinstance(error, OSError) and error.errno in _FINAL:
-            self._refusals += 1
-        consequence = "older checkpoints are unchanged"
-        if not self.durable:
-            consequence = "there is no checkpoint yet"
-            if self._refusals == _MOST_FAILURES:
+            self._writer.failures[kind] = reason
+        if kind == ".pt":  # a checkpoint, not weights or a digest
+            self.submitted = self.durable
+            self._refusals += isinstance(error, OSError) and error.errno in _FINAL
+            if not self.durable and self._refusals == _MOST_FAILURES:
                 self.hopeless = f"{reason}, {_MOST_FAILURES} times, and no checkpoint was saved before"
-        self.log(f"warning: {reason}; the training continues, {consequence}")
+        kept = "older checkpoints are unchanged" if self.durable else "there is no checkpoint yet"
+        self.log(f"warning: {reason}; the training continues, {kept}")
 
 
 @contextlib.contextmanager

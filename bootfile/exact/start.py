@@ -1,14 +1,21 @@
-"""Restore the state that a run continues from: what all ranks do before the first step of a start."""
+"""What all ranks do before the first step of a start: choose a checkpoint, restore it, and look for what no
+checkpoint holds."""
 
 import math
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
-from bootfile.exact import code, recorded
+from bootfile.exact import digest, dtensors, files, program, recorded
+from bootfile.exact import restore as restoring
+from bootfile.exact.background import size_of
 from bootfile.exact.choose import choose
-from bootfile.exact.plugins import Parts
-from bootfile.exact.state import SavedState
+from bootfile.exact.optimizer_steps import parameters_of
+from bootfile.exact.plugins import Parts, Processes
+from bootfile.exact.saver import find_infinite
+from bootfile.exact.schedules import beginning
+from bootfile.exact.state import RunState, SavedState
 from bootfile.ground.errors import BadInput
 from bootfile.ground.results import refuse_links
 from bootfile.machine import facts
@@ -18,10 +25,9 @@ _OF_ITEMS = ("digest", "batch of collate_fn")  # parts of Loader.compared_data
 
 
 def restore(parts: Parts) -> int:
-    """Restore the state to continue from, on every rank, and return its step; 0 for a new run.
-
-    Rank 0 chooses and reads the checkpoint; the others wait for it. Raises BadInput on every rank.
-    """
+    """Restore the state to continue from, on every rank, and return its step; 0 for a new run. Rank 0 chooses
+    and reads the checkpoint; the others wait for it. Raises BadInput on every rank."""
+    _compare_data(parts)
     state = None
     error = None
     if ranks.is_first():
@@ -31,7 +37,7 @@ def restore(parts: Parts) -> int:
             error = refused  # raised below, on every rank
     # the other ranks wait here until rank 0 has read and checked a checkpoint
     parts.events.wait_for_first(error)
-    state = parts.state.broadcast(state)
+    state = restoring.broadcast(parts.state, state)
     step = 0
     machines: list[dict[str, Any]] = []
     if state:
@@ -43,14 +49,49 @@ def restore(parts: Parts) -> int:
                 raise BadInput(f"{state['shards']}: {reason}")
         # _choose() has restored a state that is not sharded on rank 0
         if parts.state.is_sharded or not ranks.is_first():
-            parts.state.restore(state)
+            restoring.restore(parts.state, state)
         step = state["step"]
         machines = state["machines"]
         if state["epoch_ended"]:
             parts.loader.leaves_out_ended = True  # type: ignore[attr-defined]  # our Loader has it
         _restore_attributes(parts, state["attributes"])
     parts.machines.settle(step, machines, parts.shards is not None)
+    parts.keep_machines(parts.machines.history)
     return step
+
+
+def prepare(parts: Parts, processes: Processes, step: int, is_saved_here: bool) -> None:
+    """Prepare the saver, the loader and the model for the first step, on every rank, when the weights are
+    loaded. step, is_saved_here: as for Exact.begin()."""
+    saver = parts.saver
+    objects = parts.state.objects
+    writes_here = parts.writes and ranks.is_first()
+    if writes_here:
+        saver.resume_at(step if is_saved_here else 0, parts.may_change)
+    if parts.shards:  # they have no buckets
+        parts.shards.watch(objects | {"criterion": parts.criterion}, parts.loader, processes)
+    elif ranks.world_size() > 2 and isinstance(parts.forward, torch.nn.parallel.DistributedDataParallel):
+        from bootfile.exact.buckets import settle_buckets
+
+        settle_buckets(parts.forward, parts.loader.example(2))  # otherwise a restart rounds differently
+    # a mask of an attention is infinite from the start: a save refuses only what became so in training
+    saver.infinite = find_infinite(parts.model.state_dict())
+    if saver.keep_every and writes_here:
+        from bootfile.exact import ladder  # most runs keep only the newest ones
+
+        size = size_of(parts.state.capture(0))
+        parts.say(ladder.describe(saver, parts.loader.total_steps, size, objects.values()))
+    # from here on this loader seeds the process at each batch; that of an evaluation does not
+    parts.loader.lead(step, parts.evaluate_every)
+    if parts.state.attributes:
+        parts.state.attributes.end_epoch()  # what the program has set before the training is its own
+    parts.position.first = parts.reports.first = step + 1
+    parts.position.ended = parts.position.saved = step
+    if not processes.has_restored:  # otherwise these processes have warned before
+        _warn_of_generators(parts)
+        _warn_of_schedule(parts)
+        if ranks.is_first():  # an object may have a state there only
+            _warn_of_empty_states(parts)
 
 
 def _restore_attributes(parts: Parts, values: dict[str, Any]) -> None:
@@ -62,9 +103,8 @@ def _restore_attributes(parts: Parts, values: dict[str, Any]) -> None:
     parts.say(f"restored what the loop changes in its data set: {shown}")
 
 
-def compare_data(parts: Parts) -> None:
-    """Raise BadInput on every rank if a rank has other data, labels or settings of the sampler than rank 0.
-    Call it on every rank before the first step."""
+def _compare_data(parts: Parts) -> None:
+    """Raise BadInput on every rank if a rank has other data, labels or sampling than rank 0."""
     if ranks.world_size() == 1:
         return
     data: dict[str, Any] = getattr(parts.loader, "compared_data", {})
@@ -91,7 +131,7 @@ def compare_data(parts: Parts) -> None:
             )
 
 
-def warn_of_generators(parts: Parts) -> None:
+def _warn_of_generators(parts: Parts) -> None:
     """Print one warning that names generators which neither a checkpoint nor the loader knows."""
     places = {"model": parts.model, "criterion": parts.criterion, "collate_fn": parts.loader.collate_fn}
     paths = parts.loader.find_unknown_generators(places, parts.state.objects)
@@ -103,7 +143,7 @@ def warn_of_generators(parts: Parts) -> None:
         )
 
 
-def warn_of_schedule(parts: Parts) -> None:
+def _warn_of_schedule(parts: Parts) -> None:
     """Print a warning if a schedule has begun on an optimizer, and the checkpoint holds none."""
     optimizers = []
     for name, value in parts.state.objects.items():
@@ -119,9 +159,8 @@ def warn_of_schedule(parts: Parts) -> None:
         )
 
 
-def warn_of_empty_states(parts: Parts) -> None:
-    """Print a warning that names added objects of which a checkpoint holds nothing, such as a metric whose
-    states are not persistent."""
+def _warn_of_empty_states(parts: Parts) -> None:
+    """Name added objects of which a checkpoint holds nothing, such as a metric that is not persistent."""
     for name, value in parts.state.objects.items():
         if name in ("model", "optimizer", "scheduler", "receipt") or "Scaler" in type(value).__name__:
             continue  # a scaler that is disabled has none
@@ -132,14 +171,13 @@ def warn_of_empty_states(parts: Parts) -> None:
 
 
 def _choose(parts: Parts) -> SavedState | None:
-    """Return the state to continue from on rank 0, or None. The state is loaded, unless it is sharded.
-    Raises BadInput."""
+    """Return the state to continue from on rank 0, loaded unless it is sharded; or None. Raises BadInput."""
     # before anything is read: two runs in one folder would write each other's checkpoints
     if parts.lock:
         parts.lock.hold()
     # before the training, not at the first save: an object may have a type that no checkpoint can hold
     if parts.writes:
-        parts.state.check_saveable()
+        check_saveable(parts.state)
         refuse_links(parts.saver.folder)
     wanted = parts.events.choose_checkpoint()
     if wanted == "never":
@@ -147,11 +185,11 @@ def _choose(parts: Parts) -> SavedState | None:
 
     # called for the newest checkpoint, and for older ones as long as one is refused
     def load(state: SavedState) -> None:
-        parts.state.check_format(state)
+        restoring.check_format(state)
         is_other = parts.machines.compare_starts(state)
         parts.state.is_other_machine = is_other
         parts.loader.receipt.expects_same = not is_other
-        parts.state.load(state, parts.most_steps)
+        restoring.load(parts.state, state, parts.most_steps)
 
     is_whole = not parts.state.is_sharded  # otherwise each rank reads its part
     # raises BadInput if there are checkpoints and none can be used: a new run would overwrite them
@@ -168,7 +206,7 @@ def _choose(parts: Parts) -> SavedState | None:
     change = parts.state.schedule.change
     if change:
         parts.say(f"the schedule of the checkpoint is another one: {change}")
-    changes = code.describe_changes(state["code"], parts.state.code)
+    changes = program.describe_changes(state["code"], parts.state.code)
     if changes:
         parts.say(f"warning: {changes} since the start before: the results may differ from here on")
     for note in parts.state.take_notes():
@@ -177,8 +215,7 @@ def _choose(parts: Parts) -> SavedState | None:
 
 
 def _say_what_was_lost(parts: Parts) -> None:
-    """Print a warning if the start before this one has ended without a save. Called on rank 0 before the
-    first step, while the receipt still has the steps of that start."""
+    """Warn, before the first step, if the start before this one has ended without a save."""
     step = parts.loader.receipt.find_last_step(parts.saver.folder) if parts.writes else 0
     was_killed = parts.lock is not None and parts.lock.was_left
     if step or was_killed:
@@ -187,4 +224,45 @@ def _say_what_was_lost(parts: Parts) -> None:
             f"warning: the start before this one ended{after} without a save: this one begins again at "
             "step 1. A save every 5 minutes: --save_every 300s, in a loop of your own "
             "save_every=Interval(300, 's')"
+        )
+
+
+def check_saveable(state: RunState) -> None:
+    """Raise BadInput if a checkpoint cannot hold the present state. Tensors are not copied. Called before a
+    checkpoint is read: it also records how this program begins its further schedules."""
+    try:
+        # ScheduleState records how "scheduler" begins
+        state.began |= {
+            name: beginning(value) for name, value in state.objects.items() if name != "scheduler"
+        }
+        objects = state.capture(0)["objects"]
+        files.check_readable(objects)
+    except Exception as error:  # the objects may be the user's own
+        raise BadInput(f"a checkpoint cannot be saved: {error}") from error
+    held = set()  # the addresses of the tensors that a checkpoint holds
+    for name, leaf in digest.leaves(
+        {name: objects[name] for name in objects.keys() - state.optimizers.keys()}
+    ):
+        if not isinstance(leaf, torch.Tensor):
+            continue
+        if is_lazy(leaf):  # it gets its values in the first forward pass, and a checkpoint comes before
+            raise BadInput(
+                f"{name} has no shape yet: call the model once with a batch, before the optimizer is made "
+                "and at each start, under torch.no_grad()"
+            )
+        if leaf.layout != torch.strided:
+            raise BadInput(
+                f"{name} is a sparse tensor, which no checkpoint can hold: register the buffer with "
+                "persistent=False, and make it again at each start"
+            )
+        held.add(dtensors.local(leaf).data_ptr())
+    trained = [
+        dtensors.local(each) for optimizer in state.optimizers.values() for each in parameters_of(optimizer)
+    ]
+    # a rank without elements of a sharded parameter has no address to compare
+    lost = sum(part.numel() > 0 and part.data_ptr() not in held for part in trained)
+    if lost:
+        raise BadInput(
+            f"the optimizer trains {lost} tensors that no checkpoint holds: put them into the model, or "
+            "add their module before resume(): checkpoint.add(name=module)"
         )

@@ -25,14 +25,15 @@ import torch
 from bootfile.exact import files
 from bootfile.exact.due import Due
 from bootfile.exact.marks import Marks
+from bootfile.exact.nonfinite import copy_all
 from bootfile.exact.plugins import Parts, Plugin
 from bootfile.exact.replicas import is_whole
-from bootfile.exact.statistics import copy_all
 from bootfile.ground.errors import print_line
 from bootfile.ground.files import PARTIAL, lock, write_atomic
 from bootfile.processes import ranks, stuck
 
 _NOT_WHOLE = "gradients wait for an optimizer step, or a checkpoint cannot hold the step"
+_NOT_SENT = "rank 0 was lost before it had sent its buffers"
 ANY = "any"  # ranks other than rank 0 may save, too
 _BUCKET = 250 * 2**20  # bytes
 
@@ -55,11 +56,9 @@ def can_survive(parts: Parts) -> bool:
     """Return whether a run of several ranks can save without those that are lost; the same on every rank."""
     if not parts.writes or parts.may_change or parts.state.is_sharded or not ranks.uses_gloo():
         return False
-    for name, value in parts.state.objects.items():
-        is_known = isinstance(value, torch.nn.Module | torch.optim.Optimizer) or name in _KEPT
-        if not is_known:
-            return False
-    return getattr(parts.loader, "reads_again", False)
+    others = {name: value for name, value in parts.state.objects.items() if name not in _KEPT}
+    are_known = all(isinstance(each, torch.nn.Module | torch.optim.Optimizer) for each in others.values())
+    return are_known and getattr(parts.loader, "reads_again", False)
 
 
 class Survivor(Plugin):
@@ -126,12 +125,16 @@ class Survivor(Plugin):
         rank 0 shares its buffers, all ranks wait for them."""
         if not self.can_save:
             return
-        self._finished = None
-        self._lacks = _NOT_WHOLE
-        self._ended = step
+        self._forget(step)
         is_whole = not self._parts.position.waits and not self._parts.state.bad_in_a_row
         if is_whole and (self._may_save or self._shares):
             self._keep(step, self._shares)
+
+    def _forget(self, step: int) -> None:
+        """Forget the step before: this one has ended."""
+        self._finished = None
+        self._lacks = _NOT_WHOLE
+        self._ended = step
 
     def _keep(self, step: int, shares: bool) -> None:
         """Keep what the next step may change. shares: all ranks do this now, and get rank 0's buffers."""
@@ -150,23 +153,19 @@ class Survivor(Plugin):
         if shares:
             # In DistributedDataParallel each rank has statistics of its own batches, and continues with rank
             # 0's. If rank 0 is lost here, this step cannot be saved.
-            self._lacks = "rank 0 was lost before it had sent its buffers"
+            self._lacks = _NOT_SENT
             if self._copies:  # one broadcast for each dtype, as in DistributedDataParallel
                 group: Any = torch.distributed.group.WORLD
                 torch.distributed._broadcast_coalesced(group, self._copies, _BUCKET, 0)
         state = self._parts.state
         groups = {}
-        for name, value in state.objects.items():
-            if isinstance(value, torch.optim.Optimizer):
-                groups[name] = [{**group, "params": []} for group in value.param_groups]
+        for name, optimizer in state.optimizers.items():
+            groups[name] = [{**group, "params": []} for group in optimizer.param_groups]
         self._finished = _Finished(step, self._marks.read(), state.schedule.state(), state.counts(), groups)
 
     def save(self) -> None:
-        """Save the last finished step, and say it, or why not.
-
-        A rank that may save calls it when a collective has failed: the process ends with that error. Ranks
-        other than rank 0 do nothing if that is alive.
-        """
+        """Save the last finished step, when a collective has failed and this process ends, and say it or why
+        not. Ranks other than rank 0 do nothing if that is alive."""
         parts = self._parts
         lost = "another rank"
         say = parts.say
@@ -178,16 +177,15 @@ class Survivor(Plugin):
         try:
             step, reason = self._save()
         except Exception as error:  # the error that ends the run must be seen
-            step = parts.loader.step
-            reason = str(error)
+            step, reason = parts.loader.step, str(error)
         if not reason:
             say(f"saved at step {step}, after {lost} was lost")
         elif step > parts.saver.durable:
             say(f"warning: step {step} was not saved after {lost} was lost: {reason}")
 
     def _claim_save(self) -> bool:
-        """Lock a file until this process ends. Return whether this rank is the first that did: it saves in
-        place of rank 0. If the mount has no locks, each rank saves, and writes the same bytes."""
+        """Return whether this rank is the first that locks a file: it saves in place of rank 0. If the mount
+        has no locks, each rank saves, and writes the same bytes."""
         folder = self._parts.saver.checkpoints
         with contextlib.suppress(OSError):  # another rank has the lock, or the mount is lost
             os.makedirs(folder, exist_ok=True)
@@ -204,11 +202,9 @@ class Survivor(Plugin):
         # end_step() has counted the step, and then its vote has failed, in a loop that never calls accepts()
         has_ended = parts.position.ended == step and not parts.guard.has_voted
         if step != self._ended and has_ended:
-            self._finished = None
-            self._lacks = _NOT_WHOLE
-            self._ended = step
+            self._forget(step)
             if self._buffers and not ranks.is_first():
-                self._lacks = "rank 0 was lost before it had sent its buffers"
+                self._lacks = _NOT_SENT
             elif not parts.steps.end_batch():
                 self._keep(step, shares=False)
         finished = self._finished
@@ -262,13 +258,10 @@ class Survivor(Plugin):
         self._buffers = []
         self._tensors = []
         for name, value in self._parts.state.objects.items():
-            if not isinstance(value, torch.nn.Module):
-                continue
-            self._tensors += value.parameters()
-            if name == "model":
-                self._buffers += value.buffers()
-            else:
-                self._tensors += value.buffers()
+            if isinstance(value, torch.nn.Module):
+                self._tensors += value.parameters()
+                into = self._buffers if name == "model" else self._tensors
+                into += value.buffers()
 
 
 class LateRecords(Plugin):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bootfile.exact import code, files, recorded
+from bootfile.exact import files, program, recorded
 from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.numbers import part_of
 from bootfile.ground.results import CHECKPOINTS
@@ -133,7 +133,7 @@ class Parent:
         return len(self._records.keys() & steps), len(self._digests.keys() & steps)
 
     def read_code(self) -> dict[str, str]:
-        """Return the digests of the modules with which the run has made the steps after `state` (code.py); {}
+        """Return the digests of the modules with which the run has made the steps after `state`; {}
         if no checkpoint has them."""
         # a checkpoint after these steps is of the start that made them; that of `state` may be of another one
         paths = reversed(files.list_newest_first(os.path.join(self.folder, CHECKPOINTS)))
@@ -149,12 +149,12 @@ class Parent:
         """Return in words what differs between the start of the old run that made the steps and this start,
         the most likely cause first; [] if all that is recorded is the same.
 
-        now: "modules", as code.digest_modules(), and as in starts.jsonl: "code" (the commit), "training
+        now: "modules", as program.digest_modules(), and as in starts.jsonl: "code" (the commit), "training
         data", "data backend", "settings" (those that may change the training) and "environment".
         """
         changes = []
         modules = self.read_code()
-        if changed_code := code.describe_changes(modules, now["modules"]):
+        if changed_code := program.describe_changes(modules, now["modules"]):
             changes.append(changed_code)
         facts = []  # (name, value in the run, value here)
         if not modules:  # the commits are compared in place of the modules

@@ -20,11 +20,10 @@ from bootfile.console.words import mask_words
 from bootfile.exact import files, recorded
 from bootfile.exact.choose import newest
 from bootfile.exact.due import Due
-from bootfile.exact.events import Events, stopped_line
 from bootfile.exact.files import write_weights
-from bootfile.exact.loop import Exact, Job, NotSaved
-from bootfile.exact.plugins import Plugin
-from bootfile.exact.processes import Processes
+from bootfile.exact.loop import Exact, Job
+from bootfile.exact.plugins import Events, Plugin, Processes, stopped_line
+from bootfile.exact.saver import NotSaved
 from bootfile.exact.usual import usual
 from bootfile.ground.again import refusal
 from bootfile.ground.errors import BadInput

@@ -23,8 +23,7 @@ import threading
 import time
 
 from bootfile.exact import files as checkpoint
-from bootfile.exact.loop import NotSaved
-from bootfile.exact.saver import describe
+from bootfile.exact.saver import NotSaved, describe
 from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.files import explained, sha256_file, state_of
 from bootfile.ground.heartbeat import Heartbeat

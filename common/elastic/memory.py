@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 from bootfile import __version__
+from bootfile.exact import restore
 from bootfile.exact.due import Due
-from bootfile.exact.plugins import Parts
-from bootfile.exact.processes import Processes
+from bootfile.exact.plugins import Parts, Processes
 from bootfile.machine import facts
 from bootfile.machine.differences import INSTRUCTIONS
 from bootfile.processes import ranks
@@ -67,7 +67,7 @@ class Memory(Processes):
 
     def _continue(self, parts: Parts, living: dict[str, Any]) -> None:
         """Continue from the state of a member: restore() calls it on every rank."""
-        parts.state.load(living, parts.most_steps)  # type: ignore[arg-type]  # it has the keys of a SavedState
+        restore.load(parts.state, living, parts.most_steps)  # type: ignore[arg-type]  # keys of a SavedState
         parts.state.run = living["run"]
         parts.keep_machines(living["machines"])
         finished = _Finished(*living["finished"])

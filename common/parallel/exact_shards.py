@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from bootfile.exact.processes import Processes
+from bootfile.exact.plugins import Processes
 from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput
 from bootfile.ground.numbers import part_of

@@ -99,7 +99,7 @@ def test_a_checkpoint_with_the_checksum_of_before(tmp_path):
 def test_a_checkpoint_without_its_checksum_is_refused(tmp_path):
     path = _write(tmp_path)
     os.unlink(f"{path}.json")
-    with pytest.raises(Refused, match=r"its checksum step_1.pt.json is missing"):
+    with pytest.raises(Refused, match=r"its checksum step_1.pt.json cannot be read"):
         checkpoint.read(path)
     with open(f"{path}.json", "w") as file:
         file.write("[" * 100_000)

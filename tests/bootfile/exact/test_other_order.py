@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from bootfile.exact.files import Refused
+from bootfile.exact.restore import load
+from bootfile.exact.start import check_saveable
 from bootfile.exact.state import RunState
 from bootfile.ground.errors import BadInput
 
@@ -43,7 +45,7 @@ def net(names):
 def state_of(model, optimizer, scheduler=None, **objects):
     made = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "receipt": Receipt()} | objects
     state = RunState(made)
-    state.check_saveable()
+    check_saveable(state)
     return state
 
 
@@ -60,7 +62,7 @@ def test_an_optimizer_whose_parameters_have_other_places_is_refused():
     saved = state_of(first, torch.optim.SGD(first.parameters(), lr=0.1)).capture(0)
     second = net("ba")
     with pytest.raises(Refused, match=r"its optimizer has a\.weight where this run has b\.weight"):
-        state_of(second, torch.optim.SGD(second.parameters(), lr=0.1)).load(saved, 9)
+        load(state_of(second, torch.optim.SGD(second.parameters(), lr=0.1)), saved, 9)
 
 
 def test_a_group_that_the_loop_has_still_to_add_is_not_compared():
@@ -71,7 +73,7 @@ def test_a_group_that_the_loop_has_still_to_add_is_not_compared():
         optimizer = torch.optim.SGD(getattr(model, order[0]).parameters(), lr=0.1, momentum=0.9)
         state = state_of(model, optimizer)
         if saved:
-            state.load(saved, 9)
+            load(state, saved, 9)
         for name in order[1:]:
             optimizer.add_param_group({"params": list(getattr(model, name).parameters())})
         return model, optimizer, state
@@ -109,9 +111,9 @@ def test_optimizers_in_the_list_of_an_object_are_not_exchanged(held):
     saved = state_of(first, main, held=held(several)).capture(2)
     second = net("abc")
     main = torch.optim.SGD(second.c.parameters(), lr=0.1)
-    state_of(second, main, held=held(optimizers_of(second, "ab"))).load(saved, 9)
+    load(state_of(second, main, held=held(optimizers_of(second, "ab"))), saved, 9)
     with pytest.raises(Refused, match=r"its held\.0 has a\.weight where this run has b\.weight"):
-        state_of(second, main, held=held(optimizers_of(second, "ba"))).load(saved, 9)
+        load(state_of(second, main, held=held(optimizers_of(second, "ba"))), saved, 9)
 
 
 def test_the_state_of_an_optimizer_that_an_object_holds_is_not_moved():
@@ -125,9 +127,9 @@ def test_the_state_of_an_optimizer_that_an_object_holds_is_not_moved():
         return state_of(model, main, held=Kept(lambda: {"inner": inner.state_dict()}, inner=inner))
 
     saved = start("abc").capture(2)
-    start("abc").load(saved, 9)
+    load(start("abc"), saved, 9)
     with pytest.raises(Refused, match=r"its held\.0 has a\.weight where this run has b\.weight"):
-        start("bac").load(saved, 9)
+        load(start("bac"), saved, 9)
 
 
 def test_the_order_of_a_module_whose_parameters_another_object_may_keep_counts():
@@ -137,9 +139,9 @@ def test_the_order_of_a_module_whose_parameters_another_object_may_keep_counts()
         return state_of(model, main, other=net(order))
 
     saved = start("ab").capture(0)
-    start("ab").load(saved, 9)
+    load(start("ab"), saved, 9)
     with pytest.raises(Refused, match=r"its model has other\.a\.weight where this run has other\.b\.weight"):
-        start("ba").load(saved, 9)
+        load(start("ba"), saved, 9)
 
 
 def test_what_was_edited_of_a_further_optimizer_and_its_schedule_has_a_line():
@@ -155,15 +157,15 @@ def test_what_was_edited_of_a_further_optimizer_and_its_schedule_has_a_line():
 
     saved = start(0.5, 0.9).capture(1)
     same = start(0.5, 0.9)
-    same.load(saved, 9)
+    load(same, saved, 9)
     assert same.take_notes() == []
     edited = start(0.25, 0.8)
-    edited.load(saved, 9)
+    load(edited, saved, 9)
     notes = "\n".join(edited.take_notes())
     assert re.search(r"gamma of schedule .*\b0\.9\b.* used\b.*\b0\.8\b", notes)
     assert re.search(r"initial_lr of further, group 0\b.*\b0\.5\b.* used\b.*\b0\.25\b", notes)
     again = start(0.25, 0.8)
-    again.load(edited.capture(2), 9)
+    load(again, edited.capture(2), 9)
     assert again.take_notes()  # as long as the program says so
 
 
@@ -174,6 +176,6 @@ def test_the_rate_of_a_further_optimizer_without_a_schedule_has_a_line():
         return state_of(model, main, further=torch.optim.SGD(model.b.parameters(), lr=rate))
 
     state = start(0.25)
-    state.load(start(0.5).capture(0), 9)
+    load(state, start(0.5).capture(0), 9)
     [note] = state.take_notes()
     assert re.search(r"lr of further, group 0\b.*\b0\.5\b.* used\b.*\b0\.25\b", note)

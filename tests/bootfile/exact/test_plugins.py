@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from bootfile import BadInput, Exact, Interval, Job, Plugin, torch_loader, usual
-from bootfile.exact.hung import Hung
+from bootfile import BadInput, Exact, Plugin, torch_loader, usual
+from bootfile.exact.usual import Hung
 from tests.conftest import ROOT, environment, run, run_ranks
 
 # Each rank draws its own batches. KILL: the step after which it ends without a word.
@@ -152,7 +152,7 @@ def test_another_run_ends_the_plugins_of_one_that_an_exception_has_ended(tmp_pat
 def test_a_step_asks_only_the_plugins_that_have_a_question(tmp_path):
     job = train(tmp_path, Plugin(), Recorder())
     sizes = job.parts.guard._sizes
-    assert sizes == [1, 1, 1, 2], "stop, save, report, and the two numbers of the Recorder"
+    assert sizes == [3, 2], "stop, save, report; the two numbers of the Recorder"
 
 
 def test_the_plugin_of_the_guide(tmp_path):
@@ -177,13 +177,6 @@ def test_one_process_watches_only_whether_the_run_moves():
         usual(survivors="all")
 
 
-@pytest.mark.parametrize("name, value", [("stuck_after", 5.0), ("writes", False), ("survivors", "any")])
-def test_an_argument_that_was_moved_says_where_it_is(name, value, tmp_path):
-    with pytest.raises(BadInput) as raised:
-        train(tmp_path, **{name: value})
-    assert f"{'Job' if name == 'writes' else 'usual'}({name}=...)" in str(raised.value)
-
-
-def test_an_object_with_the_name_of_a_former_argument_is_saved(tmp_path):
-    job = train(tmp_path, say=torch.nn.Linear(1, 1), job=Job(), report_every=Interval(1, "step"))
-    assert "say" in job.state.objects
+def test_an_option_of_a_job_or_a_plugin_is_no_object(tmp_path):
+    with pytest.raises(BadInput, match=r"stuck_after=.* float: .*usual\("):
+        train(tmp_path, stuck_after=5.0)

@@ -57,7 +57,7 @@ def test_reports_and_the_end_of_an_epoch_do_not_wait_for_the_writes_before(tmp_p
 
 def test_a_checkpoint_is_digested_while_it_is_written_and_gets_its_name_last(tmp_path, monkeypatch):
     path, written, seen = tmp_path / "checkpoints" / "step_5.pt", threading.Event(), []
-    save, summarize = files._save, digest.summarize
+    save, summarize = files._Target.save, digest.summarize
 
     def save_and_tell(*given):
         save(*given)
@@ -67,7 +67,7 @@ def test_a_checkpoint_is_digested_while_it_is_written_and_gets_its_name_last(tmp
         seen.append((written.wait(LONGEST), path.exists()))
         return summarize(*given)
 
-    monkeypatch.setattr(files, "_save", save_and_tell)
+    monkeypatch.setattr(files._Target, "save", save_and_tell)
     monkeypatch.setattr(digest, "summarize", summarize_late)
     saver = Saver(str(tmp_path), 3, print)
     saver.save_checkpoint(5, "run", lambda: _state(5, torch.zeros(4)), True)
@@ -87,7 +87,7 @@ def test_what_the_digest_refuses_is_not_saved(tmp_path):
 
 def test_a_write_that_fails_takes_its_line_back(tmp_path, monkeypatch):
     saver = Saver(str(tmp_path), 3, lambda line: None)
-    monkeypatch.setattr(files, "_save", fail(errno.ENOSPC, 2))
+    monkeypatch.setattr(files._Target, "save", fail(errno.ENOSPC, 2))
     saver.save_checkpoint(5, "run", lambda: _state(5, torch.zeros(4)), True)
     assert len(saver.finish()) == 1 and not os.listdir(tmp_path / "checkpoints")
     assert read_states(str(tmp_path))[5]["saved"] is False
@@ -155,9 +155,18 @@ def test_a_file_system_that_takes_no_checkpoint_at_all(tmp_path, reason, durable
     saver.durable = durable
     for _ in range(3):
         assert not saver.hopeless
+        saver._submit(_Task("epoch_1.pth", dict, fail(reason)))  # weights do not count
         saver._submit(_Task("step_8.pt", dict, fail(reason)))
         saver.collect(wait=True)
     assert bool(saver.hopeless) == is_hopeless
+
+
+def test_weights_that_are_not_written_leave_the_checkpoint_of_the_step(tmp_path):
+    saver = Saver(str(tmp_path), 1, lambda line: None)
+    saver.submitted = 8
+    saver._submit(_Task("epoch_1.pth", dict, fail(errno.ENOSPC)))
+    saver.collect(wait=True)
+    assert saver.submitted == 8
 
 
 def test_sizes_and_finiteness():

@@ -4,7 +4,6 @@ import argparse
 import os
 import re
 import shutil
-from functools import partial
 
 import pytest
 import torch
@@ -12,7 +11,8 @@ import torch
 from bootfile.exact import files as checkpoint
 from bootfile.exact import nonfinite
 from bootfile.exact.loop import Exact
-from bootfile.exact.plugins import Agreement
+from bootfile.exact.plugins import Plugin
+from bootfile.exact.restore import load
 from bootfile.ground import again
 from bootfile.ground.errors import BadInput
 from bootfile.ground.intervals import Interval
@@ -174,8 +174,20 @@ def test_a_scaler_does_not_overrule_the_other_ranks():
     assert not torch.equal(model.weight, before)
 
 
-def _note_length(into, verdicts):
-    into.append(len(verdicts))
+class _Question(Plugin):
+    """Answers yes in the third step, and notes how many verdicts there are when all ranks know it."""
+
+    def __init__(self, verdicts):
+        self._answers = iter([0.0, 0.0, 1.0, *[0.0] * 5])
+        self._verdicts = verdicts
+        self.asked = []
+
+    def numbers(self):
+        return [next(self._answers)]
+
+    def judge(self, maxima):
+        if maxima == [1.0]:
+            self.asked.append(len(self._verdicts))
 
 
 @_needs_fused
@@ -187,9 +199,8 @@ def test_weights_of_both_kinds_of_optimizer_agree(options):
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=fused, **options)
-        asked, verdicts = [], []
-        answers = iter([False, False, True, *[False] * 5])
-        question = Agreement(answers.__next__, partial(_note_length, asked, verdicts))
+        verdicts = []
+        question = _Question(verdicts)
         guard = nonfinite.Guard(model, optimizer, watchers=[question])
         for step in range(8):
             optimizer.zero_grad()
@@ -202,7 +213,7 @@ def test_weights_of_both_kinds_of_optimizer_agree(options):
             verdicts.append(guard.end_step())
         verdicts = [*verdicts[guard.ahead :], *filter(None, [guard.settle()])]
         assert [verdict.bad for verdict in verdicts] == [step in (0, 5) for step in range(8)]
-        assert asked == [3 if guard.ahead else 2]  # the host learns of step 2 one step later
+        assert question.asked == [3 if guard.ahead else 2]  # the host learns of step 2 one step later
         found.append(model.state_dict())
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
 
@@ -284,14 +295,14 @@ def test_another_run_is_refused_with_both_values(recovery):
     for name, value, here in (("seed", 7, 0), ("dataset", "cifar10", "digits"), ("batch_size", 16, 8)):
         with pytest.raises(BadInput, match=rf"its --{name} is {here}, this run's is {value}"):
             recovery(**{name: value})
-    state, load = keeper.state.capture(4), keeper.state.load
+    state, run = keeper.state.capture(4), keeper.state
     with pytest.raises(BadInput, match=r"\bstep 4\b.* ends .*step 3\b"):
-        load(state, 3)
+        load(run, state, 3)
     with pytest.raises(checkpoint.Refused, match=r"format .*\b1\b.* reads 3\b"):
-        load(state | {"format": 1}, 20)
+        load(run, state | {"format": 1}, 20)
     state["objects"]["model"] |= {"0.weight": torch.zeros(2, 4)}
     with pytest.raises(checkpoint.Refused, match=r"0.weight is \[2, 4\], this run's is \[2, 3\]"):
-        load(state, 20)
+        load(run, state, 20)
 
 
 def test_weights_that_are_not_finite_are_not_written(recovery, tmp_path, capsys):
@@ -453,7 +464,7 @@ def test_evaluation_takes_weights_from_any_file_of_any_run(recovery, tmp_path, c
         evaluating.save_weights(2, torch.tensor([1.0, 9.0, 10.0]))
         evaluating.finish()
     assert sorted(str(path) for path in tmp_path.rglob("*")) == files
-    with pytest.raises(BadInput, match=rf"best.pth.json is missing.*: --weights {tmp_path / 'best.pth'}"):
+    with pytest.raises(BadInput, match=rf"best.pth.json cannot be read.*: --weights {tmp_path / 'best.pth'}"):
         recovery(resume=str(tmp_path / "best.pth"), output_dir=str(tmp_path / "another"))
 
 

@@ -1,18 +1,29 @@
-"""The names of what a checkpoint keeps by position, in their order, and the comparison with those of a run.
+"""What a checkpoint notes of its program, and the comparison with the program that continues it.
 
-An optimizer keeps its state by the place of each parameter in its groups, and other objects may keep a list
-of tensors in the order of model.parameters(), as some moving averages do. A line that is moved in a model
-changes these places, but no name and no shape. So a checkpoint also holds the names: a run with another
-order is refused with the first name that differs.
+The names of what it keeps by position: an optimizer keeps its state by the place of each parameter in its
+groups, and some moving averages keep a list of tensors in the order of model.parameters(). A line that is
+moved in a model changes these places, but no name and no shape. So another order is refused, with the first
+name that differs.
+
+The digests of its code: the script, and the modules that are not installed as packages. Other code is a
+warning.
 """
 
+import contextlib
+import hashlib
 import itertools
+import os
+import sys
+import sysconfig
+from collections.abc import Mapping
 from typing import Any, TypedDict
 
 import torch
 
 from bootfile.exact.files import Refused
-from bootfile.exact.optimizer_steps import find_optimizers
+from bootfile.exact.optimizer_steps import find_optimizers, keeps_own_state
+
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
 class Order(TypedDict):
@@ -73,11 +84,6 @@ def _compare(owner: str, saved: list[list[str]], present: list[list[str]]) -> No
                 )
 
 
-def keeps_own_state(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether an optimizer defines what it saves."""
-    return type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
-
-
 def find_held(value: Any) -> list[torch.optim.Optimizer]:
     """Return the optimizers that an object holds and may save, also those of the schedulers in it."""
     # those inside an optimizer are objects of the checkpoint (state.py), unless it saves them itself
@@ -87,10 +93,9 @@ def find_held(value: Any) -> list[torch.optim.Optimizer]:
 
 
 def _names_of_groups(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> list[list[str]]:
-    groups = []
-    for group in optimizer.param_groups:
-        groups.append([names.get(id(parameter), "") for parameter in group["params"]])
-    return groups
+    return [
+        [names.get(id(parameter), "") for parameter in group["params"]] for group in optimizer.param_groups
+    ]
 
 
 def _names(objects: dict[str, Any]) -> dict[int, str]:
@@ -106,3 +111,31 @@ def _names(objects: dict[str, Any]) -> dict[int, str]:
             path = prefix + name
             names[id(parameter)] = min(path, names.get(id(parameter), path))
     return names
+
+
+def digest_modules() -> dict[str, str]:
+    """Return name -> digest (16 hexadecimal digits) of the file of each module that is imported now. The name
+    of the script is that of its file. Modules of Python and of installed packages are left out."""
+    python = sysconfig.get_path("stdlib") + os.sep
+    digests = {}
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__file__", None)
+        if name == "__mp_main__" or not isinstance(path, str) or not path.endswith(".py"):
+            continue
+        path = os.path.abspath(path)
+        if not path.startswith(python) and not any(part in path for part in _INSTALLED):
+            shown = os.path.basename(path) if name == "__main__" else name
+            # there is no file for a module in an archive, or for code that was typed into a shell
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                digests[shown] = hashlib.blake2b(file.read(), digest_size=8).hexdigest()
+    return digests
+
+
+def describe_changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Return in words which modules have another digest than before; "" if none has. A module that only one
+    of the starts has imported is not compared."""
+    changed = [name for name, digest in now.items() if before.get(name, digest) != digest]
+    shown = ", ".join(changed)
+    if len(changed) > 3:
+        shown = f"{', '.join(changed[:2])} and {len(changed) - 2} more modules"
+    return f"{shown} {'has' if len(changed) == 1 else 'have'} changed" if changed else ""
