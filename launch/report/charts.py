@@ -45,9 +45,8 @@ _RATES = (
 def _colour(name: str | int) -> str:
     """Return the colour that a drawing has for a CSS variable of the page. name: the variable, or the
     place of a run among the runs."""
-    if isinstance(name, int):
-        name = f"c{name % len(DASHES)}"
-    return f"#0000{_COLOURS.index(name):02x}"
+    variable = f"c{name % len(DASHES)}" if isinstance(name, int) else name
+    return f"#0000{_COLOURS.index(variable):02x}"
 
 
 _STYLE = {
@@ -76,20 +75,17 @@ _STYLE = {
 
 def draw(runs: list[Run]) -> list[dict]:
     """Return the charts that have a value: heading, svg, note, and "both", which is true if a chart shows
-    training and validation. cli.render_page() calls it once, in the process of `launch report`."""
+    training and validation. cli.render_page() calls it once."""
     with matplotlib.rc_context(_STYLE):
         charts = [_draw_chart(runs, heading, names) for heading, *names in _list_charts(runs)]
         if any(run.ranks.size for run in runs):
             charts.append(_draw_ranks(runs))
-    return [chart for chart in charts if chart]
+    return charts
 
 
-def _draw_chart(runs: list[Run], heading: str, names: list[str]) -> dict | None:
-    """Return the chart of these figures, inside the style of draw(); None if no run has a value of them."""
-    curves = [run.figures[name][1] for run in runs for name in names if name in run.figures]
-    values = np.concatenate([*curves, [np.nan]])  # one NaN more: there may be no curve at all
-    if np.isnan(values).all():
-        return None
+def _draw_chart(runs: list[Run], heading: str, names: list[str]) -> dict:
+    """Return the chart of these figures, of which a run has a value, inside the style of draw()."""
+    values = np.concatenate([run.figures[name][1] for run in runs for name in names if name in run.figures])
     axes = _make_axes()
     for place, run in enumerate(runs):
         _draw_run(axes, run, names, place, len(runs))
@@ -106,8 +102,7 @@ def _draw_chart(runs: list[Run], heading: str, names: list[str]) -> dict | None:
         axes.set_ylim(bottom=0)  # a change of 1 % must look like one
     svg = _render(axes, heading, f"{heading} by step", runs)
     # The page explains the dots of validation only if a curve of training is next to them.
-    known = set().union(*(run.figures for run in runs))
-    has_both = len(names) > 1 and known.issuperset(names)
+    has_both = len(names) > 1 and {*names} <= {name for run in runs for name in run.figures}
     return {"heading": title, "svg": svg, "both": has_both, "note": _describe_equal(runs, names)}
 
 
@@ -116,8 +111,6 @@ def _draw_ranks(runs: list[Run]) -> dict:
     number of the slowest rank wherever it changes."""
     axes = _make_axes()
     for place, run in enumerate(runs):
-        if not run.ranks.size:
-            continue
         steps, lowest, median, highest, slowest = run.ranks
         axes.fill_between(steps, lowest, highest, color=_colour(place), alpha=0.25, linewidth=0)
         _draw_curve(axes, steps, median, place, strong=False)
@@ -133,36 +126,29 @@ def _draw_ranks(runs: list[Run]) -> dict:
 def _find_changes(slowest: np.ndarray) -> list[int]:
     """Return where another rank is the slowest than before, at most _MOST_NAMES places. slowest: float64
     [n]."""
-    changes = [0, *(np.flatnonzero(np.diff(slowest)) + 1).tolist()]
-    return changes[:: math.ceil(len(changes) / _MOST_NAMES)]
+    changes = [0, *(np.flatnonzero(np.diff(slowest)) + 1).tolist()][: len(slowest)]
+    return changes[:: math.ceil(len(changes) / _MOST_NAMES) or 1]
 
 
 def _list_charts(runs: list[Run]) -> list[tuple[str, ...]]:
-    """Return (heading, figures) of each chart: _RESULTS, other figures of evaluations, _RATES, others."""
-    # the charts that every run may have come first, and those of the job's own figures after them
+    """Return (heading, figures) of each chart that has a value: those of every job, of the job's own metrics,
+    of rates, and of other figures."""
     known = {name for _, *names in (*_RESULTS, *_RATES) for name in names}
-    figures_of_job: dict[str, None] = {}  # each once, in order
-    for run in runs:
-        figures_of_job |= dict.fromkeys(name for name in run.figures if name not in known)
-    of_evaluations = []
-    others = []
-    for name in figures_of_job:
-        words = in_words(name)
-        chart = (words[:1].upper() + words[1:], name)
-        if name.startswith("val_"):
-            of_evaluations.append(chart)
-        else:
-            others.append(chart)
-    return [*_RESULTS, *of_evaluations, *_RATES, *others]
+    figures_of_job = dict.fromkeys(name for run in runs for name in run.figures if name not in known)
+    of_job = [(in_words(name)[:1].upper() + in_words(name)[1:], name) for name in figures_of_job]
+    metrics = [chart for chart in of_job if chart[1].startswith("val_")]
+    others = [chart for chart in of_job if chart not in metrics]
+    with_value = {name for run in runs for name in run.figures if np.isfinite(run.figures[name][1]).any()}
+    every = [*_RESULTS, *metrics, *_RATES, *others]
+    return [chart for chart in every if with_value.intersection(chart[1:])]
 
 
 def _describe_equal(runs: list[Run], names: list[str]) -> str:
     """Return a sentence that names the runs whose curves are those of an earlier run, or ""."""
     sentences = []
     for place, run in enumerate(runs):
-        earlier = next((other for other in runs[:place] if _has_equal_curves(other, run, names)), None)
-        if earlier:
-            sentences.append(f"{run.name} has the values of {earlier.name}.")
+        equal = [other.name for other in runs[:place] if _has_equal_curves(other, run, names)]
+        sentences += [f"{run.name} has the values of {name}." for name in equal[:1]]
     return " ".join(sentences)
 
 
@@ -222,11 +208,8 @@ def _draw_curve(
         x, y, low, high = _summarize(x, y)
         axes.fill_between(x, low, high, color=colour, alpha=0.25, linewidth=0)
     alpha = 0.5 if width > _STRONG else 1.0
-    most_dots = 1  # a single point has no line
-    if strong:
-        width = max(width, _STRONG)
-        most_dots = _MOST_DOTS
-    marker = "o" if points <= most_dots else ""
+    marker = "o" if points <= (_MOST_DOTS if strong else 1) else ""  # a single point has no line
+    width = max(width, _STRONG) if strong else width
     dashes = (0, DASHES[style % len(DASHES)])
     axes.plot(x, y, color=colour, gid="curve", linewidth=width, linestyle=dashes, marker=marker, alpha=alpha)
 
@@ -238,10 +221,9 @@ def _summarize(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """
     rows = []
     for part in np.array_split(np.arange(len(x)), _INTERVALS):
-        known = part[~np.isnan(y[part])]  # an interval with any value has no gap
-        if not len(known):
-            known = part[:1]
-        rows.append((x[known].mean(), y[known].mean(), y[known].min(), y[known].max()))
+        known = part[~np.isnan(y[part])]
+        shown = known if len(known) else part[:1]  # an interval with any value has no gap
+        rows.append((x[shown].mean(), y[shown].mean(), y[shown].min(), y[shown].max()))
     return np.array(rows).T
 
 

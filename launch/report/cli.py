@@ -52,8 +52,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _names(paths: list[str]) -> list[str]:
-    """Return the paths below the folder that holds all runs."""
-    # A run may be in the folder of another one: the folder above each of them is what they share.
+    """Return the paths below the folder that holds all runs; a run may be in the folder of another one."""
     parent = os.path.commonpath(list(map(os.path.dirname, paths)))
     return [os.path.relpath(path, parent) for path in paths]
 
@@ -68,9 +67,7 @@ def render_page(runs: list[Run], title: str | None = None) -> str:
     gc.freeze()
     gc.enable()
 
-    # of the last start, with which the run has ended; the column is empty if starts.jsonl was lost
-    settings = [run.starts[-1].settings if run.starts else {} for run in runs]
-    environments = [run.starts[-1].environment if run.starts else {} for run in runs]
+    settings = [run.settings for run in runs]
     return page.render(
         os.path.join(os.path.dirname(os.path.abspath(__file__)), "page.html"),
         title=title or tables.make_title(runs),
@@ -88,5 +85,5 @@ def render_page(runs: list[Run], title: str | None = None) -> str:
         receipts=tables.compare_receipts(runs),
         differing=tables.find_differences(settings),
         settings=tables.make_rows(settings),
-        environment=tables.make_rows(environments),
+        environment=tables.make_rows([run.environment for run in runs]),
     )
