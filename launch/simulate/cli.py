@@ -58,8 +58,7 @@ from datasets.folders import tar_files
 from launch.bundle.code_folder import CodeFolder
 from launch.profiles import PROFILES, Folders, make_starts
 from launch.simulate import faults
-from launch.simulate.commands import Commands
-from launch.simulate.job import log
+from launch.simulate.job import Commands, log
 from launch.simulate.nodes import Node
 from launch.simulate.simulation import Simulation
 

@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 
-from launch.simulate import slow_data
 from launch.simulate.faults import HANGS, Fault
 from launch.simulate.job import Job, log
 from launch.simulate.nodes import Node, copy_tree
@@ -20,24 +19,11 @@ _LAST = int(getattr(signal, "SIGRTMAX", 64))  # macOS has none: the faults never
 _HANG_SIGNALS = {"hang": _LAST - 6, "hold": _LAST - 7}
 _RELEASE = _LAST - 8
 _RESTART = 10.0  # seconds at most from the end of a node to its next start
-_LOOK = 20.0  # seconds until its processes are looked for again
+_LOOK = 5.0  # seconds until the processes of a throttle are looked for again
 _PERIOD = 0.1  # seconds in which a throttled process runs and stops once: that of a quota of cgroups
 _STANDSTILL = 10.0  # seconds that the parent of a stopped process has to end it
 _ROUND = 0.02  # seconds between two rounds of the simulation
 _ROUND_OF_THROTTLE = 0.005  # the same while a process is throttled: 20 rounds in a period
-
-
-def _describe_target(fault: Fault) -> str:
-    """Return "rank 1" or "node 0"."""
-    return f"rank {fault.rank}" if fault.rank is not None else f"node {fault.node}"
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def _send(pids: Iterable[int], number: int) -> None:
@@ -129,9 +115,7 @@ class Injector:
         round does it."""
         # looked for at each kill: an elastic job has replaced some of them
         ranks = self._job.find_ranks()
-        rank = fault.rank
-        if rank is None and ranks:
-            rank = self._random.choice(sorted(ranks))
+        rank = self._random.choice(sorted(ranks)) if fault.rank is None and ranks else fault.rank
         if rank not in ranks:
             return
         node, pid = ranks[rank]
@@ -161,17 +145,15 @@ class Injector:
         pid = self._find_first(fault)
         if pid is None:
             return
-        what = f"{fault.kind} of"
         if fault.kind == "pause":
-            what = "SIGSTOP to"
             self._stop(fault, self._find_pids(fault))
             self._stop(fault, self._find_pids(fault))  # again: some may just have forked
         elif fault.kind == "slow_data":
             for node in self._find_nodes(fault):
-                # the processes read this file before they open the next one
-                slow_data.begin(node.folders, fault.rank, fault.delay)
+                node.slow_down(fault.rank, fault.delay)
         self._set_end(fault)
-        self._note(fault, f"{what} {_describe_target(fault)}", pid)
+        what = "SIGSTOP to" if fault.kind == "pause" else f"{fault.kind} of"
+        self._note(fault, f"{what} {fault.target}", pid)
 
     def _set_end(self, fault: Fault) -> None:
         """Let a fault that begins now last for its seconds, or without an end."""
@@ -182,16 +164,12 @@ class Injector:
         del self._ends[fault]
         self._continue(fault)
         _, pids = self._targets.pop(fault, (0.0, set()))
-        what = f"the end for {_describe_target(fault)}"
-        if fault.kind == "pause":
-            what = f"SIGCONT to {_describe_target(fault)}"
-        elif fault.kind in HANGS:
-            what = f"rank {fault.rank} continues"
+        if fault.kind in HANGS:
             _send(pids, _RELEASE)
         elif fault.kind == "slow_data":
             for node in self._find_nodes(fault):
-                slow_data.end(node.folders, fault.rank)
-        log(f"fault {fault.text}: {what}")
+                node.slow_down(fault.rank, 0)
+        log(f"fault {fault.text}: {fault.target} continues")
 
     def _throttle(self, fault: Fault, now: float) -> None:
         """Let the processes of a fault run in a part of each _PERIOD, and stop them in the rest of it."""
@@ -200,7 +178,7 @@ class Injector:
         elif fault not in self._paused:
             # to find the processes takes longer than a period: the same ones are used for a while
             found_at, pids = self._targets.get(fault, (-math.inf, set()))
-            if now > found_at + _LOOK or not all(map(_is_alive, pids)):
+            if now > found_at + _LOOK:
                 pids = self._find_pids(fault)
                 self._targets[fault] = (time.monotonic(), pids)
             self._stop(fault, pids)
@@ -258,7 +236,7 @@ class Injector:
                     copy_tree(node.output, outputs)
                 for node in targets:
                     node.make_folders(outputs)
-        if fault.kind == "evict":
+        elif fault.kind == "evict":
             for node in targets:
                 node.make_folders()
         # a platform takes seconds to start a node: the others have noticed the loss by then, and end, unless
@@ -285,10 +263,7 @@ class Injector:
         if fault in self.pending:
             self.pending.remove(fault)
         # when it fires again is counted from now: the job makes no step while it is paused
-        if fault.steps:
-            self._due[fault] = self._job.step + fault.steps
-        else:
-            self._due[fault] = time.monotonic() + fault.seconds
+        self._due[fault] = self._job.step + fault.steps if fault.steps else time.monotonic() + fault.seconds
         log(f"fault {fault.text}: {what} time={self._job.seconds:.1f} step={self._job.step} pid={pid}")
 
 

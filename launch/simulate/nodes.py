@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bootfile.ground.exit_codes import normalize
+from bootfile.ground.files import write_atomic
 from bootfile.processes import sessions
 from launch import manifests
 from launch.bundle.code_folder import CodeFolder
@@ -67,24 +68,33 @@ class Node:
         self.scheduled += 1
         self.started = 0
         place = f"{self._folder}.{self.scheduled}" if self.scheduled > 1 else self._folder
-        self.folders = Folders(
-            os.path.join(place, f"user-job-dir/{self._code.name}"),
-            os.path.join(place, "inputs"),
-            os.path.join(place, "outputs"),
-            os.path.join(place, "cache"),
-            os.path.join(place, "logs"),
-        )
+        names = (f"user-job-dir/{self._code.name}", "inputs", "outputs", "cache", "logs")
+        self.folders = Folders(*(os.path.join(place, name) for name in names))
         for folder in self.folders:
             os.makedirs(folder)
         manifests.write_files(self.folders.code, self._code.files)
         # a link and no copy: the data may be large, and the nodes only read them
+        input = os.path.join(self.folders.inputs, INPUT)
         if self._data is None:
-            os.mkdir(os.path.join(self.folders.inputs, INPUT))
+            os.mkdir(input)
         else:
-            os.symlink(self._data, os.path.join(self.folders.inputs, INPUT))
+            os.symlink(self._data, input)
         os.mkdir(self.output)
         if outputs is not None:
             copy_tree(outputs, self.output)
+
+    @property
+    def slow_data(self) -> str:
+        """Return the folder that tells the hook of the processes (hooks/sitecustomize.py) how slow their data
+        are."""
+        return f"{self.folders.logs}-slow-data"
+
+    def slow_down(self, rank: int | None, delay: float) -> None:
+        """Open the files of the input later from now on, as a slow mount does. rank: only in the processes of
+        this one; None: of all. delay: seconds; 0: at once again."""
+        path = os.path.join(self.slow_data, "all" if rank is None else f"rank-{rank}")
+        os.makedirs(self.slow_data, exist_ok=True)
+        write_atomic(path, str(delay))  # a process may read it at any time
 
     @property
     def output(self) -> str:
@@ -172,25 +182,17 @@ class Node:
         LOCAL_RANK in its environment. Its children have them too, and are not counted. Without these
         variables, a rank is a process that the platform started. The simulation calls it when a fault of a
         rank is due: a job may have replaced its processes since."""
+        processes = self.find()
         rank_of = {}  # process id -> the rank in its environment
-        parents = {}  # process id -> that of its parent
-        for pid, facts in self.find().items():
-            environment = facts["environ"]
-            if "LOCAL_RANK" in environment and environment.get("RANK", "").isdecimal():
-                rank_of[pid] = int(environment["RANK"])
-                parents[pid] = facts["ppid"]
-        pids = {}
+        for pid, facts in processes.items():
+            rank = facts["environ"].get("RANK", "")
+            if "LOCAL_RANK" in facts["environ"] and rank.isdecimal():
+                rank_of[pid] = int(rank)
         if not rank_of:
-            for local_rank, task in enumerate(self._tasks):
-                if task.poll() is None:
-                    pids[self.index * count + local_rank] = task.pid
-            return pids
+            tasks = enumerate(self._tasks, self.index * count)
+            return {rank: task.pid for rank, task in tasks if task.poll() is None}
         # workers of a rank have its variables, and it as their parent
-        for pid, rank in rank_of.items():
-            is_child = rank_of.get(parents[pid]) == rank
-            if not is_child:
-                pids[rank] = pid
-        return pids
+        return {rank: pid for pid, rank in rank_of.items() if rank_of.get(processes[pid]["ppid"]) != rank}
 
     @property
     def _mark(self) -> str:

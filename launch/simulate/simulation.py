@@ -8,10 +8,9 @@ import signal
 import time
 
 from bootfile.ground.exit_codes import TIME_LIMIT, explain_end
-from launch.simulate.commands import Commands
 from launch.simulate.faults import Fault
 from launch.simulate.injector import Injector
-from launch.simulate.job import Job, log
+from launch.simulate.job import Commands, Job, log
 from launch.simulate.nodes import Node
 
 NEVER_FIRED = 3  # exit code: every node ended with 0, but a fault never fired

@@ -32,7 +32,7 @@ from common.object_store.errors import of_the_disk
 from common.object_store.paths import check_keys, make_path
 from common.object_store.store import Object, ObjectStore
 from launch import explain, manifests, records
-from launch.transfer import progress
+from launch.transfer import describe, show_progress
 
 
 def main(arguments: list[str]) -> int:
@@ -43,9 +43,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--to", metavar="FOLDER", required=True, help="folder for the files")
     parser.add_argument("--yes", action="store_true", help="replace files with other content without asking")
     args = parser.parse_args(arguments)
-    url = args.url
-    if "://" not in url:
-        url = _output_of(url)
+    url = args.url if "://" in args.url else _output_of(args.url)
     return _fetch(url, args.to, args.yes)
 
 
@@ -60,12 +58,10 @@ def _fetch(url: str, to: str, yes: bool) -> int:
             raise BadInput(f"no files below {url}: is the URL right, and has the job saved results yet?")
         # Before anything is written: a key such as ../x would leave the folder.
         check_keys((entry.key for entry in wanted), url)
-        paths = {}
-        for entry in wanted:
-            paths[entry.key] = make_path(to, entry.key)
-            if _is_setting(paths[entry.key], to):
-                hidden = paths[entry.key]
-                raise BadInput(f"{url} has {hidden}, a setting of this user: pass --to a folder of its own")
+        paths = {entry.key: make_path(to, entry.key) for entry in wanted}
+        for path in paths.values():
+            if _is_setting(path, to):
+                raise BadInput(f"{url} has {path}, a setting of this user: pass --to a folder of its own")
         listed = _read_lists(store, wanted)
 
         def is_here(entry: Object) -> bool:
@@ -95,34 +91,27 @@ def _fetch(url: str, to: str, yes: bool) -> int:
                 return
             with open(paths[entry.key], "rb") as file:
                 if not has_digest(file, listed[entry.key]):
-                    raise BadInput(
-                        f"{store.location.url(entry.key)} is not the file that the list at the URL names"
-                    )
+                    place = store.location.url(entry.key)
+                    raise BadInput(f"{place} is not the file that the list at the URL names")
 
-        with progress.show("fetching", missing) as bar:
+        with show_progress("fetching", missing) as bar:
             sync.fetch(store, to, missing, bar, after=verify)
     seconds = time.monotonic() - begin
-    print(f"fetched {progress.describe(missing)} in {seconds:.1f} s to {to}")
+    print(f"fetched {describe(missing)} in {seconds:.1f} s to {to}")
     if unverified:
         print(
             f"the store keeps no digest of {len(unverified)} of these files: only their sizes were compared, "
             f"first: {printable(min(unverified))}"
         )
-    print(f"unchanged {progress.describe(unchanged)}")
+    print(f"unchanged {describe(unchanged)}")
     return 0
 
 
 def _is_setting(path: str, to: str) -> bool:
     """Return whether a file is hidden in the home folder, such as .ssh/authorized_keys, and `to` is not."""
-    first = _first_below_home(path)
-    first_of_target = _first_below_home(to)
-    return first.startswith(".") and first != ".." and first_of_target in (".", "..")
-
-
-def _first_below_home(path: str) -> str:
-    """Return the first component of a path, relative to the home folder, links resolved."""
     home = os.path.realpath(os.path.expanduser("~"))
-    return os.path.relpath(os.path.realpath(path), home).split(os.sep)[0]
+    first, of_target = [os.path.relpath(os.path.realpath(name), home).split(os.sep)[0] for name in (path, to)]
+    return first.startswith(".") and first != ".." and of_target in (".", "..")
 
 
 def _output_of(text: str) -> str:
