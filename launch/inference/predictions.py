@@ -73,28 +73,22 @@ def _write_table(path: str, predictions: Iterator, classes: Sequence[str], top: 
 
     predictions: of predict(). top: classes of a row. bar: moves with each image.
     """
-    header = []
-    for rank in range(1, top + 1):
-        header += [f"class_{rank}", f"probability_{rank}"]
+    ranks = range(1, top + 1)
+    header = [f"{column}_{rank}" for rank in ranks for column in ("class", "probability")]
     # After the earlier columns, which programs may read by position. A name can be NA, null or 007, which
     # pandas reads as missing or as a number.
-    numbers = [f"number_{rank}" for rank in range(1, top + 1)]
+    numbers = [f"number_{rank}" for rank in ranks]
     unreadable = 0
     with outputs.open_result(path) as file:
         text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="", write_through=True)
         rows = csv.writer(text)
         rows.writerow(["path", "error", *header, *numbers])
         for name, reason, probabilities in predictions:
-            cells = [""] * (len(header) + len(numbers))
-            if not reason:
-                values, labels = probabilities.topk(top)
-                end = len(header)
-                cells[:end:2] = [classes[label] for label in labels.tolist()]
-                cells[1:end:2] = [f"{value:.6f}" for value in values.tolist()]
-                cells[end:] = [str(label) for label in labels.tolist()]
-            rows.writerow([name, printable(reason), *cells])
-            if reason:
-                unreadable += 1
+            values, labels = [list(column.tolist()) for column in probabilities.topk(top)]
+            pairs = [(classes[label], f"{value:.6f}") for label, value in zip(labels, values, strict=True)]
+            cells = [*itertools.chain.from_iterable(pairs), *labels]
+            rows.writerow([name, printable(reason), *([""] * len(cells) if reason else cells)])
+            unreadable += bool(reason)
             bar.update()
         text.detach()
     return unreadable
@@ -128,35 +122,27 @@ def predict(
     places: the devices, which compute batches in turns, each with a copy of the network. A GPU computes while
     the images of the next batches are decoded.
     """
-    copies = []  # (network, stage) of each device
-    for place in places:
-        model = copy.deepcopy(network.model).to(place).to(memory_format=torch.channels_last)
-        copies.append((model, ToDevice(place, network.mean, network.std)))
+    models = [copy.deepcopy(network.model).to(place, memory_format=torch.channels_last) for place in places]
+    stages = [ToDevice(place, network.mean, network.std) for place in places]
     # trained with bce each class is a question of its own; else the classes exclude each other
     is_binary = network.settings.get("loss") == "bce"
     autocast, _ = precision.choose(places[0], network.settings.get("amp"))
     in_progress: collections.deque = collections.deque()  # batches that the devices may still compute
     traits: list[int] = []  # of the images that were read; the threads of the pool append to it
-    turns = itertools.cycle(copies)
+    turns = itertools.cycle(zip(models, stages, strict=True))
+    kernel = network.settings.get("interpolation", BILINEAR)
+    fill = functools.partial(_fill, share=network.share, interpolation=kernel, traits=traits)
     with ThreadPoolExecutor(cores()) as pool:
         for first, (model, deliver) in zip(range(0, len(paths), batch_size), turns, strict=False):
             part = paths[first : first + batch_size]
             memory = np.zeros((len(part), network.size, network.size, 3), np.uint8)
-            fill = functools.partial(
-                _fill,
-                share=network.share,
-                interpolation=network.settings.get("interpolation", BILINEAR),
-                traits=traits,
-            )
             # this waits for the images of the batch, while the devices compute the batches before it
             reasons = list(pool.map(fill, [os.path.join(root, path) for path in part], memory))
             pixels = torch.from_numpy(memory).permute(0, 3, 1, 2)
-            if network.channels == 1:
-                pixels = _grey(pixels)
+            pixels = _grey(pixels) if network.channels == 1 else pixels
             batch, _ = deliver(pixels, torch.zeros(len(part), dtype=torch.int64))
             with autocast:
-                logits = model(batch)
-            logits = logits.float()
+                logits = model(batch).float()
             probabilities = logits.sigmoid() if is_binary else logits.softmax(1)
             in_progress.append((part, reasons, probabilities))
             # each device has one batch to compute: wait for the oldest when a further one has begun
