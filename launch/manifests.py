@@ -58,8 +58,7 @@ def describe_file(path: str, source: str | bytes) -> dict:
 
 
 def parse(content: bytes) -> dict | None:
-    """Return a checked manifest; None if it is not one. `upload`, `clean` and `pack` call it for a file that
-    another program may have written."""
+    """Return a checked manifest; None if it is not one."""
     try:
         output_list.parse(content)
         manifest = json.loads(content)

@@ -37,8 +37,7 @@ class _Record(pydantic.BaseModel):
 
 
 def write(path: str, record: dict[str, Any]) -> None:
-    """Write a record that only its owner may read, and the folders above it. Raises BadInput. `submit` calls
-    it before the request, without an id, and again with the id in the answer."""
+    """Write a record that only its owner may read, and the folders above it. Raises BadInput."""
     with explained(f"{path} cannot be written"):
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         write_atomic(path, json.dumps({"format": 1} | record, indent=2) + "\n", mode=0o600)

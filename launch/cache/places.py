@@ -34,9 +34,8 @@ _COMPARED = 256  # samples that a thread compares at a time
 
 
 def check(read: Read, index: image_index.ImageFolderIndex, form: str, workers: int) -> int:
-    """Compare the samples of a split, print the result, and return the number of wrong ones. `launch cache
-    check` calls it for each split. read: called in `workers` threads. Raises BadInput if a file cannot be
-    read or was changed since the scan."""
+    """Compare the samples of a split, print the result, and return the number of wrong ones. Raises BadInput
+    if a file cannot be read or was changed since the scan."""
     files = FileStore(index, verified=True)
     paths_of: dict[str, list[str]] = {kind: [] for kind in KINDS}
     parts = np.split(np.arange(len(index)), range(_COMPARED, len(index), _COMPARED))

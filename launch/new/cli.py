@@ -57,8 +57,7 @@ _RATES = {"train_own.py": {"epochs": "100", "lr": "0.01"}, "train_text.py": {"ep
 
 
 def main(arguments: list[str]) -> int:
-    """Write the project, print the next steps, and return the exit code: `python -m launch new` calls it.
-    Raises BadInput."""
+    """Write the project, print the next steps, and return the exit code. Raises BadInput."""
     parser = Parser(__doc__, "python -m launch new")
     add = parser.add_argument
     add("folder", metavar="FOLDER", help="a new or an empty folder")

@@ -74,8 +74,7 @@ class _Parser(Parser):
 
 
 def main(argv: list[str]) -> int:
-    """Run the simulation and return its exit code: `python -m launch simulate` calls it. Raises BadInput
-    before it starts anything."""
+    """Run the simulation and return its exit code. Raises BadInput before it starts anything."""
     args = _parse_args(argv)
     simulation = Simulation(args.processes, args.faults, args.limit)
     signals.unwind_within(60.0)  # seconds after Ctrl-C to end the nodes, and print their table

@@ -63,10 +63,9 @@ class Injector:
         return _ROUND_OF_THROTTLE if is_throttled else _ROUND
 
     def fire(self) -> None:
-        """Fire the faults whose step the job has reached. The simulation calls it in each round, after it has
-        read the job's lines. A fault of a node waits for the step of any node, not of that node: only rank 0
-        prints steps, and the ranks of a job do each step together. In a script whose nodes do not wait for
-        each other, a node may be hit before its own first step."""
+        """Fire the faults whose step the job has reached. A fault of a node waits for the step of any node,
+        not of that node: only rank 0 prints steps, and the ranks of a job do each step together. In a script
+        whose nodes do not wait for each other, a node may be hit before its own first step."""
         for fault in self._faults:
             now = time.monotonic()
             if now > self._ends.get(fault, math.inf):
@@ -89,8 +88,7 @@ class Injector:
         return fault in self.pending
 
     def kill_if_all_stopped(self) -> None:
-        """Kill stopped processes if nothing else runs: they never end by themselves. The simulation calls it
-        in each round: with the fault `stop` it would wait forever without it."""
+        """Kill stopped processes if nothing else runs: they never end by themselves."""
         if not self._stopped:
             return
         pids_of_nodes = [{*node.ranks(self._job.processes).values()} for node in self._job.running]

@@ -57,8 +57,7 @@ class Commands:
 
     def build(self, node: Node) -> list[tuple[list[str], dict[str, str], dict[str, str]]]:
         """Return (command, environment, the platform's part of it) of every process that the platform starts
-        on a node, in the order of local ranks. The simulation calls it before each start of a node: the
-        counts of starts and the folders change."""
+        on a node, in the order of local ranks."""
         args = self._args
         processes = args.processes
         # the nodes share this machine: each sees its own GPUs only

@@ -63,8 +63,7 @@ class Node:
         self._tasks: list[subprocess.Popen] = []  # what start() started, until close()
 
     def make_folders(self, outputs: str | None = None) -> None:
-        """Make a new container: the code, and an output folder with a copy of `outputs`. The simulation calls
-        it before the first start(), and again for the fault `reschedule`."""
+        """Make a new container: the code, and an output folder with a copy of `outputs`."""
         self.scheduled += 1
         self.started = 0
         place = f"{self._folder}.{self.scheduled}" if self.scheduled > 1 else self._folder
@@ -130,8 +129,7 @@ class Node:
         return [task.pid for task in self._tasks if task.returncode is None]
 
     def read(self, most: int = _MOST) -> list[str]:
-        """Return the lines that were printed since the last call. Does not wait. The simulation calls it for
-        each running node in each round."""
+        """Return the lines that were printed since the last call. Does not wait."""
         *lines, self._unfinished = (self._unfinished + self._printed.read(most)).split(b"\n")
         return [line.decode(errors="replace").rstrip("\r") for line in lines]
 
@@ -155,8 +153,7 @@ class Node:
         return run.code
 
     def close(self) -> list[str]:
-        """Close the run and return its last lines. The simulation calls it after kill(), or when poll() has
-        returned an exit code. The node is then ready for another run."""
+        """Close the run and return its last lines. The node is then ready for another run."""
         self.poll()
         lines = self.read(-1)
         self._printed.close()
@@ -180,8 +177,7 @@ class Node:
     def ranks(self, count: int) -> dict[int, int]:
         """Return global rank -> process id. count: processes per node. A rank's process has RANK and
         LOCAL_RANK in its environment. Its children have them too, and are not counted. Without these
-        variables, a rank is a process that the platform started. The simulation calls it when a fault of a
-        rank is due: a job may have replaced its processes since."""
+        variables, a rank is a process that the platform started."""
         processes = self.find()
         rank_of = {}  # process id -> the rank in its environment
         for pid, facts in processes.items():

@@ -95,8 +95,7 @@ class Simulation:
 
 
 def _reap(job: Job) -> None:
-    """Close the runs that have ended, and restart failed nodes that may be. Simulation.run() calls it in each
-    round, after the faults."""
+    """Close the runs that have ended, and restart failed nodes that may be."""
     for node in job.nodes:
         if node.poll() is None:
             continue

@@ -36,8 +36,7 @@ from launch.transfer import describe, show_progress
 
 
 def main(arguments: list[str]) -> int:
-    """Fetch a folder, print a summary, and return the exit code: `python -m launch fetch` calls it. Raises
-    BadInput."""
+    """Fetch a folder, print a summary, and return the exit code. Raises BadInput."""
     parser = Parser(__doc__, "python -m launch fetch")
     parser.add_argument("url", metavar="URL", help="s3://bucket/prefix, obs://bucket/prefix, or RECORD")
     parser.add_argument("--to", metavar="FOLDER", required=True, help="folder for the files")
