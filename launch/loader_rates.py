@@ -100,9 +100,8 @@ def _measure(
     if reads:
         _drop_from_page_cache(store, head)
     with backends.build(backend, store, head, device, args.workers or backends.cores()) as loader:
-        cold = None
-        if reads:  # each file once, from the disk: later reads come from the page cache
-            cold = backends.rate(itertools.islice(loader, backends.HEAD), math.inf)
+        # each file once, from the disk: later reads come from the page cache
+        cold = backends.rate(itertools.islice(loader, backends.HEAD), math.inf) if reads else None
         return backends.rate(loader, args.seconds), cold
 
 
@@ -112,11 +111,10 @@ def _drop_from_page_cache(store: FileStore, head: backends.Head) -> None:
         store.close()
         paths = [entry.path for entry in os.scandir(store.path)]
     else:
-        paths = []
-        for id in {id for batch in head.batches for id in batch.ids}:
-            path = store.index.path(id)
-            member = tar_files.split_path(path)
-            paths.append(member[0] if member else path)  # the tar file of an image in one
+        images = [store.index.path(id) for id in {id for batch in head.batches for id in batch.ids}]
+        paths = [
+            (tar_files.split_path(path) or [path])[0] for path in images
+        ]  # the tar file of an image in one
     for path in paths:
         handle = os.open(path, os.O_RDONLY)
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)

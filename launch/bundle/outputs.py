@@ -10,6 +10,7 @@ import contextlib
 import io
 import os
 import zipfile
+from pathlib import PurePosixPath
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained, write_atomic
@@ -96,12 +97,12 @@ def write_file(path: str, manifest: dict, contents: dict[str, str | bytes], pack
     files = {name: _read(source) for name, source in contents.items()}
     text = _MAIN.format(module=job.replace("/", "."), packages=" ".join(packages))
     files |= {"__main__.py": text.encode(), manifests.NAME: manifests.to_bytes(manifest)}
-    for name in contents:  # folders without __init__.py would join those of other packages of that name
-        if not name.endswith(".py"):
-            continue
-        parts = name.split("/")[:-1]
-        for end in range(1, len(parts) + 1):
-            files.setdefault("/".join((*parts[:end], "__init__.py")), b"")
+    for name in contents:
+        if name.endswith(
+            ".py"
+        ):  # folders without __init__.py would join those of other packages of that name
+            folders = list(PurePosixPath(name).parents)[:-1]
+            files = {str(folder / "__init__.py"): b"" for folder in folders} | files
     # in the order of the names, with one time and one mode: equal contents give equal bytes
     memory = io.BytesIO()
     with zipfile.ZipFile(memory, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -111,11 +112,10 @@ def write_file(path: str, manifest: dict, contents: dict[str, str | bytes], pack
             info.external_attr = 0o644 << 16
             archive.writestr(info, content)
     with explained(f"{path} cannot be written"):
-        if os.path.lexists(path):
-            if not _is_ours(path):
-                raise BadInput(f"{path} exists, and was not written by pack: name another file")
-            if _read(path) == memory.getvalue():
-                return False
+        if os.path.lexists(path) and not _is_ours(path):
+            raise BadInput(f"{path} exists, and was not written by pack: name another file")
+        if os.path.lexists(path) and _read(path) == memory.getvalue():
+            return False
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
         write_atomic(path, memory.getvalue())
     return True

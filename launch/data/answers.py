@@ -127,9 +127,8 @@ def _find_sample(run: Run, args: argparse.Namespace) -> list[str]:
         elif id in run.removed and step <= run.last:
             rows.append([str(epoch), str(step), "removed (--without)"])
         elif step <= run.last:
-            batch = run.ids(sampler, step)
             count += 1
-            rank = run.ranks(sampler, step)[batch == id][0]
+            rank = run.ranks(sampler, step)[run.ids(sampler, step) == id][0]
             rows.append([str(epoch), str(step), str(rank)])
     last = run.last
     while run.is_left_out(last):

@@ -164,7 +164,7 @@ def _name_labels(labels: np.ndarray, classes: Sequence[str]) -> list[str]:
     labels: int [n], the class of each sample, or bool [n, classes]. classes: names.
     """
     sets = labels if labels.ndim > 1 else labels[:, None] == np.arange(len(classes))
-    return [",".join(classes[number] for number in np.flatnonzero(label)) for label in sets]
+    return [",".join(classes[number] for number in np.flatnonzero(label).tolist()) for label in sets]
 
 
 def save_sheet(steps: list[Step], path: str) -> str:

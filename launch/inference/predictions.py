@@ -122,14 +122,16 @@ def predict(
     places: the devices, which compute batches in turns, each with a copy of the network. A GPU computes while
     the images of the next batches are decoded.
     """
-    models = [copy.deepcopy(network.model).to(place, memory_format=torch.channels_last) for place in places]
-    stages = [ToDevice(place, network.mean, network.std) for place in places]
+    copies = []  # (network, stage) of each device
+    for place in places:
+        model = copy.deepcopy(network.model).to(place).to(memory_format=torch.channels_last)
+        copies.append((model, ToDevice(place, network.mean, network.std)))
     # trained with bce each class is a question of its own; else the classes exclude each other
     is_binary = network.settings.get("loss") == "bce"
     autocast, _ = precision.choose(places[0], network.settings.get("amp"))
     in_progress: collections.deque = collections.deque()  # batches that the devices may still compute
     traits: list[int] = []  # of the images that were read; the threads of the pool append to it
-    turns = itertools.cycle(zip(models, stages, strict=True))
+    turns = itertools.cycle(copies)
     kernel = network.settings.get("interpolation", BILINEAR)
     fill = functools.partial(_fill, share=network.share, interpolation=kernel, traits=traits)
     with ThreadPoolExecutor(cores()) as pool:

@@ -103,7 +103,7 @@ def _draw_chart(runs: list[Run], heading: str, names: list[str]) -> dict:
     svg = _render(axes, heading, f"{heading} by step", runs)
     # The page explains the dots of validation only if a curve of training is next to them.
     has_both = len(names) > 1 and {*names} <= {name for run in runs for name in run.figures}
-    return {"heading": title, "svg": svg, "both": has_both, "note": _describe_equal(runs, names)}
+    return {"heading": title, "svg": svg, "both": has_both, "note": ""}
 
 
 def _draw_ranks(runs: list[Run]) -> dict:
@@ -141,23 +141,6 @@ def _list_charts(runs: list[Run]) -> list[tuple[str, ...]]:
     with_value = {name for run in runs for name in run.figures if np.isfinite(run.figures[name][1]).any()}
     every = [*_RESULTS, *metrics, *_RATES, *others]
     return [chart for chart in every if with_value.intersection(chart[1:])]
-
-
-def _describe_equal(runs: list[Run], names: list[str]) -> str:
-    """Return a sentence that names the runs whose curves are those of an earlier run, or ""."""
-    sentences = []
-    for place, run in enumerate(runs):
-        equal = [other.name for other in runs[:place] if _has_equal_curves(other, run, names)]
-        sentences += [f"{run.name} has the values of {name}." for name in equal[:1]]
-    return " ".join(sentences)
-
-
-def _has_equal_curves(first: Run, second: Run, names: list[str]) -> bool:
-    """Return whether two runs have the same values of these figures, and have any."""
-    known = first.figures.keys() & names
-    if not known or known != second.figures.keys() & names:
-        return False
-    return all(np.array_equal(first.figures[name], second.figures[name], equal_nan=True) for name in known)
 
 
 def width_of(place: int, count: int) -> float:

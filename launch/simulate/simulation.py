@@ -68,13 +68,9 @@ class Simulation:
         calls it at the end of each round, and leaves its loop if there is a code."""
         if not self._is_over(job):
             return None
-        if self._interrupts:
-            number = self._interrupts[0]
-            reason = f"{signal.Signals(number).name} to the simulation"
-            code = 128 + number
-        else:
-            reason = f"--limit {self._limit:g}"
-            code = TIME_LIMIT
+        reason, code = f"--limit {self._limit:g}" if self._limit else "", TIME_LIMIT
+        for number in self._interrupts[:1]:
+            reason, code = f"{signal.Signals(number).name} to the simulation", 128 + number
         log(f"{reason} after {job.seconds:.1f} s: ending all nodes")
         # before SIGTERM: a stopped process gets no signal but SIGKILL
         injector.continue_all()
@@ -128,9 +124,7 @@ def _report(job: Job, injector: Injector, commands: Commands, code: int | None) 
         log(f"fault {fault.text} never fired: the last step seen is {job.step}")
     if code is not None:
         return code
-    last_runs = [node.runs[-1] for node in job.nodes]
     # the node that failed first: the others often fail because of it
-    for run in sorted(last_runs, key=lambda run: run.ended):
-        if run.code:
-            return run.code
-    return NEVER_FIRED if injector.pending else 0
+    runs = sorted((node.runs[-1] for node in job.nodes), key=lambda run: run.ended)
+    failures = [run.code for run in runs if run.code]
+    return next(iter(failures), NEVER_FIRED if injector.pending else 0)
