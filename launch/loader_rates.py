@@ -112,9 +112,8 @@ def _drop_from_page_cache(store: FileStore, head: backends.Head) -> None:
         paths = [entry.path for entry in os.scandir(store.path)]
     else:
         images = [store.index.path(id) for id in {id for batch in head.batches for id in batch.ids}]
-        paths = [
-            (tar_files.split_path(path) or [path])[0] for path in images
-        ]  # the tar file of an image in one
+        # the tar file of an image in one
+        paths = [(tar_files.split_path(path) or [path])[0] for path in images]
     for path in paths:
         handle = os.open(path, os.O_RDONLY)
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -97,10 +97,8 @@ def write_file(path: str, manifest: dict, contents: dict[str, str | bytes], pack
     files = {name: _read(source) for name, source in contents.items()}
     text = _MAIN.format(module=job.replace("/", "."), packages=" ".join(packages))
     files |= {"__main__.py": text.encode(), manifests.NAME: manifests.to_bytes(manifest)}
-    for name in contents:
-        if name.endswith(
-            ".py"
-        ):  # folders without __init__.py would join those of other packages of that name
+    for name in contents:  # folders without __init__.py would join those of other packages of that name
+        if name.endswith(".py"):
             folders = list(PurePosixPath(name).parents)[:-1]
             files = {str(folder / "__init__.py"): b"" for folder in folders} | files
     # in the order of the names, with one time and one mode: equal contents give equal bytes
@@ -112,10 +110,12 @@ def write_file(path: str, manifest: dict, contents: dict[str, str | bytes], pack
             info.external_attr = 0o644 << 16
             archive.writestr(info, content)
     with explained(f"{path} cannot be written"):
-        if os.path.lexists(path) and not _is_ours(path):
-            raise BadInput(f"{path} exists, and was not written by pack: name another file")
-        if os.path.lexists(path) and _read(path) == memory.getvalue():
-            return False
+        if os.path.lexists(path):
+            # only what `pack` wrote may be replaced
+            if not zipfile.is_zipfile(path) or manifests.NAME not in zipfile.ZipFile(path).namelist():
+                raise BadInput(f"{path} exists, and was not written by pack: name another file")
+            if _read(path) == memory.getvalue():
+                return False
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
         write_atomic(path, memory.getvalue())
     return True
@@ -127,8 +127,3 @@ def _read(source: str | bytes) -> bytes:
         return source
     with explained(f"{source} cannot be read"), open(source, "rb") as file:
         return file.read()
-
-
-def _is_ours(path: str) -> bool:
-    """Return whether `pack` wrote a file, which it may then replace."""
-    return zipfile.is_zipfile(path) and manifests.NAME in zipfile.ZipFile(path).namelist()

@@ -91,15 +91,9 @@ def _list_losses(run: Run, around: int, data: Any) -> list[str]:
         raise BadInput(f"{run.folder}: {lines[-1]}")
     table.sort(key=lambda row: np.inf if np.isnan(row[0]) else row[0], reverse=True)
     rows = [["step", "loss", *names], *(cells for _, cells in table[:SHOWN])]
-    return [*lines, "", *align(rows), "", _suggest_skip(run, around)]
-
-
-def _suggest_skip(run: Run, step: int) -> str:
-    """Return a line with the command that begins a run before a step and leaves it out."""
-    words = ["python", str(run.starts[-1].get("script", "JOB"))]
-    words += ["--from", run.folder, "--at_step", str(step - 1), "--skip_steps", str(step)]
-    words += ["--output_dir", "NEW"]
-    return f"to leave it out in a new run: {shlex.join(words)}"
+    words = ["python", str(run.starts[-1].get("script", "JOB")), "--from", run.folder]
+    words += ["--at_step", str(around - 1), "--skip_steps", str(around), "--output_dir", "NEW"]
+    return [*lines, "", *align(rows), "", f"to leave it out in a new run: {shlex.join(words)}"]
 
 
 def _find_sample(run: Run, args: argparse.Namespace) -> list[str]:

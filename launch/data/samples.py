@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -136,7 +136,10 @@ def read_step(run: Run, step: int, data: Any, draws: bool) -> Step:
     # before a pixel is read: with other data the table would show samples that the run never had
     run.check(step, batch_sums(ids, batch.labels, batch.crops, np.array([len(ids)]))[0])
     classes = data.class_names or [*map(str, range(data.classes))]
-    columns["label"] = _name_labels(batch.labels, classes)
+    # the class of each sample, or its classes with commas between them
+    sets = batch.labels if batch.labels.ndim > 1 else batch.labels[:, None] == np.arange(len(classes))
+    names = np.array(classes, object)
+    columns["label"] = [",".join(names[label]) for label in sets]
     if hasattr(data, "name"):
         columns["file"] = [data.name(id) for id in ids.tolist()]
     images = None
@@ -156,15 +159,6 @@ def _plan_folder(data: Any, sampler: Any, settings: Mapping[str, Any]) -> tuple[
     # a run of an earlier version has fewer of them
     chosen = {name: settings[name] for name in Effects._fields if settings.get(name)}
     return Plan(data, sampler, augment.random_resized_crop, side), Effects(**chosen)
-
-
-def _name_labels(labels: np.ndarray, classes: Sequence[str]) -> list[str]:
-    """Return the class of each sample, or its classes with commas between them.
-
-    labels: int [n], the class of each sample, or bool [n, classes]. classes: names.
-    """
-    sets = labels if labels.ndim > 1 else labels[:, None] == np.arange(len(classes))
-    return [",".join(classes[number] for number in np.flatnonzero(label).tolist()) for label in sets]
 
 
 def save_sheet(steps: list[Step], path: str) -> str:

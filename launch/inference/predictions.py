@@ -141,7 +141,9 @@ def predict(
             # this waits for the images of the batch, while the devices compute the batches before it
             reasons = list(pool.map(fill, [os.path.join(root, path) for path in part], memory))
             pixels = torch.from_numpy(memory).permute(0, 3, 1, 2)
-            pixels = _grey(pixels) if network.channels == 1 else pixels
+            if network.channels == 1:  # grey, by the weights of ITU-R BT.601
+                weights = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
+                pixels = (pixels * weights).sum(1, keepdim=True).round().to(torch.uint8)
             batch, _ = deliver(pixels, torch.zeros(len(part), dtype=torch.int64))
             with autocast:
                 logits = model(batch).float()
@@ -184,9 +186,3 @@ def _fill(path: str, out: np.ndarray, share: float, interpolation: str, traits: 
     top, left, high, wide, flip = [int(values[0]) for values in crops]
     fit(pixels[top : top + high, left : left + wide], flip, out, interpolation)
     return ""
-
-
-def _grey(pixels: torch.Tensor) -> torch.Tensor:
-    """Convert uint8 [n, 3, H, W] to uint8 [n, 1, H, W], by the weights of ITU-R BT.601."""
-    weights = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
-    return (pixels * weights).sum(1, keepdim=True).round().to(torch.uint8)

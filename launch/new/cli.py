@@ -68,12 +68,11 @@ def main(arguments: list[str]) -> int:
     add("--fsdp", action="store_true", help="add the blocks of train_ddp.py and train_fsdp.py")
     add("--copy", action="store_true", help="copy bootfile, common, datasets and launch, do not link them")
     args = parser.parse_args(arguments)
-    if args.exact and args.amp:
-        raise BadInput("--exact and --amp exclude each other: both replace the line of the evaluation")
-    if args.text and (args.exact or args.amp):
-        raise BadInput("--text excludes --exact and --amp: they replace lines of the same step")
-    if args.fsdp and (args.exact or args.amp):
-        raise BadInput("--fsdp excludes --exact, which needs DDP, and --amp: use --precision bfloat16")
+    if [args.exact, args.amp, args.fsdp or args.text].count(True) > 1:
+        raise BadInput(
+            "--exact, --amp, and --text or --fsdp exclude each other: they replace lines of the same step "
+            "(--precision bfloat16 needs no block)"
+        )
     folder = Path(args.folder)
     try:
         # options that exclude each other are refused above, before there is a folder

@@ -111,6 +111,8 @@ def _draw_ranks(runs: list[Run]) -> dict:
     number of the slowest rank wherever it changes."""
     axes = _make_axes()
     for place, run in enumerate(runs):
+        if not run.ranks.size:
+            continue
         steps, lowest, median, highest, slowest = run.ranks
         axes.fill_between(steps, lowest, highest, color=_colour(place), alpha=0.25, linewidth=0)
         _draw_curve(axes, steps, median, place, strong=False)
@@ -126,8 +128,8 @@ def _draw_ranks(runs: list[Run]) -> dict:
 def _find_changes(slowest: np.ndarray) -> list[int]:
     """Return where another rank is the slowest than before, at most _MOST_NAMES places. slowest: float64
     [n]."""
-    changes = [0, *(np.flatnonzero(np.diff(slowest)) + 1).tolist()][: len(slowest)]
-    return changes[:: math.ceil(len(changes) / _MOST_NAMES) or 1]
+    changes = [0, *(np.flatnonzero(np.diff(slowest)) + 1).tolist()]
+    return changes[:: math.ceil(len(changes) / _MOST_NAMES)]
 
 
 def _list_charts(runs: list[Run]) -> list[tuple[str, ...]]:

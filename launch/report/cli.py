@@ -40,21 +40,15 @@ def main(arguments: list[str]) -> int:
     if not args.to.endswith(".html"):  # the name of no result of a run
         raise BadInput(f"--to {args.to}: expected a name that ends in .html")
     outputs.check_replaceable(args.to, re.compile(_MARK), args.force)
-    runs = list(map(report_runs.read, paths, _names(paths)))
+    # below the folder that holds all runs; a run may be in the folder of another one
+    parent = os.path.commonpath(list(map(os.path.dirname, paths)))
+    runs = [report_runs.read(path, os.path.relpath(path, parent)) for path in paths]
     content = render_page(runs, args.title).encode("utf-8", "replace")  # a folder's name may not be UTF-8
     with outputs.open_result(args.to) as file:
         file.write(content)
-    for run in runs:
-        for note in run.notes:
-            print(f"{run.path}: {note}")
+    print(*(f"{run.path}: {note}\n" for run in runs for note in run.notes), sep="", end="")
     print(f"{args.to}: {counted(len(runs), 'run')}, {len(content) / 1e3:.0f} kB")
     return 0
-
-
-def _names(paths: list[str]) -> list[str]:
-    """Return the paths below the folder that holds all runs; a run may be in the folder of another one."""
-    parent = os.path.commonpath(list(map(os.path.dirname, paths)))
-    return [os.path.relpath(path, parent) for path in paths]
 
 
 def render_page(runs: list[Run], title: str | None = None) -> str:

@@ -58,8 +58,11 @@ def _fetch(url: str, to: str, yes: bool) -> int:
         # Before anything is written: a key such as ../x would leave the folder.
         check_keys((entry.key for entry in wanted), url)
         paths = {entry.key: make_path(to, entry.key) for entry in wanted}
+        home = os.path.realpath(os.path.expanduser("~"))
+        is_visible = _first_below(home, to) in (".", "..")  # else the user has named a folder in it
         for path in paths.values():
-            if _is_setting(path, to):
+            first = _first_below(home, path)
+            if is_visible and first.startswith(".") and first != "..":
                 raise BadInput(f"{url} has {path}, a setting of this user: pass --to a folder of its own")
         listed = _read_lists(store, wanted)
 
@@ -106,11 +109,9 @@ def _fetch(url: str, to: str, yes: bool) -> int:
     return 0
 
 
-def _is_setting(path: str, to: str) -> bool:
-    """Return whether a file is hidden in the home folder, such as .ssh/authorized_keys, and `to` is not."""
-    home = os.path.realpath(os.path.expanduser("~"))
-    first, of_target = [os.path.relpath(os.path.realpath(name), home).split(os.sep)[0] for name in (path, to)]
-    return first.startswith(".") and first != ".." and of_target in (".", "..")
+def _first_below(folder: str, path: str) -> str:
+    """Return the first component of a path, relative to a folder, links resolved."""
+    return os.path.relpath(os.path.realpath(path), folder).split(os.sep)[0]
 
 
 def _output_of(text: str) -> str:

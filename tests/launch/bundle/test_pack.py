@@ -193,12 +193,6 @@ def test_a_module_above_the_folder_of_a_script_is_refused_by_name(module, tmp_pa
     assert "model.py" in paths(pack(job, to))
 
 
-def test_all_names_of_skipped_files_are_told(mine, tmp_path, capsys):
-    tree(mine, {f"{number}.log": "" for number in range(9)})
-    pack(str(mine / "job.py"), str(tmp_path / "to"))
-    assert f"skipped  {' '.join(f'{number}.log' for number in range(9))}: *.log\n" in capsys.readouterr().out
-
-
 def test_a_script_below_a_repository_that_does_not_use_it(repository, tmp_path, capsys):
     """It has its own list of packages, and a name without the folder, as elsewhere."""
     tree(
