@@ -3,7 +3,6 @@ CSS variables of the page instead of colours. One drawing serves a light and a d
 
 import html
 import io
-import math
 import re
 from typing import Any
 
@@ -27,11 +26,6 @@ _INTERVALS = 120
 _MOST_DOTS = 60
 _STRONG = 2.4  # width of a strong line
 _MOST_MARKS = 60
-_OF_RANKS = (
-    "Without waiting for the other ranks. Line: the median rank. Area: from the fastest rank to the slowest, "
-    "whose number is above it."
-)
-_MOST_NAMES = 12  # numbers of ranks in a chart
 _RESULTS = (  # heading, figure of training, figure of validation
     ("Loss", "loss", "val_loss"),
     ("Accuracy", "acc", "val_acc"),
@@ -74,13 +68,10 @@ _STYLE = {
 
 
 def draw(runs: list[Run]) -> list[dict]:
-    """Return the charts that have a value: heading, svg, note, and "both", which is true if a chart shows
-    training and validation. cli.render_page() calls it once."""
+    """Return the charts that have a value: heading, svg, and "both", which is true if a chart shows training
+    and validation. cli.render_page() calls it once."""
     with matplotlib.rc_context(_STYLE):
-        charts = [_draw_chart(runs, heading, names) for heading, *names in _list_charts(runs)]
-        if any(run.ranks.size for run in runs):
-            charts.append(_draw_ranks(runs))
-    return charts
+        return [_draw_chart(runs, heading, names) for heading, *names in _list_charts(runs)]
 
 
 def _draw_chart(runs: list[Run], heading: str, names: list[str]) -> dict:
@@ -103,33 +94,7 @@ def _draw_chart(runs: list[Run], heading: str, names: list[str]) -> dict:
     svg = _render(axes, heading, f"{heading} by step", runs)
     # The page explains the dots of validation only if a curve of training is next to them.
     has_both = len(names) > 1 and {*names} <= {name for run in runs for name in run.figures}
-    return {"heading": title, "svg": svg, "both": has_both, "note": ""}
-
-
-def _draw_ranks(runs: list[Run]) -> dict:
-    """Return the chart of the ranks: a line for the median, an area from the fastest to the slowest, and the
-    number of the slowest rank wherever it changes."""
-    axes = _make_axes()
-    for place, run in enumerate(runs):
-        if not run.ranks.size:
-            continue
-        steps, lowest, median, highest, slowest = run.ranks
-        axes.fill_between(steps, lowest, highest, color=_colour(place), alpha=0.25, linewidth=0)
-        _draw_curve(axes, steps, median, place, strong=False)
-        for index in _find_changes(slowest):
-            rank = f"{slowest[index]:.0f}"
-            axes.annotate(rank, (steps[index], highest[index]), color=_colour("text"), ha="center")
-    axes.set_ylim(bottom=0)
-    heading = "Seconds of a step, by rank"
-    svg = _render(axes, heading, heading, runs)
-    return {"heading": heading, "svg": svg, "both": False, "note": _OF_RANKS}
-
-
-def _find_changes(slowest: np.ndarray) -> list[int]:
-    """Return where another rank is the slowest than before, at most _MOST_NAMES places. slowest: float64
-    [n]."""
-    changes = [0, *(np.flatnonzero(np.diff(slowest)) + 1).tolist()]
-    return changes[:: math.ceil(len(changes) / _MOST_NAMES)]
+    return {"heading": title, "svg": svg, "both": has_both}
 
 
 def _list_charts(runs: list[Run]) -> list[tuple[str, ...]]:

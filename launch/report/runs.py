@@ -5,7 +5,6 @@ import math
 import os
 import re
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -72,8 +71,6 @@ class Run:
     split: epoch -> seconds of each of SPLIT
     ends: epoch -> {name: last value}
     receipt: the last one that was reported
-    ranks: of a step over all ranks: steps, then min, median and max of the seconds that a rank needs without
-        waiting for the others, and the rank of the max: float64 [5, n]
     lost: the share of the time that was lost to the slowest rank; NaN if it is not known
     notes: what is missing or damaged
     """
@@ -86,7 +83,6 @@ class Run:
     ends: dict[int, dict[str, float]] = field(default_factory=dict)
     starts: list[Start] = field(default_factory=list)
     receipt: str = ""
-    ranks: np.ndarray = field(default_factory=lambda: np.empty((5, 0)))
     lost: float = math.nan
     notes: list[str] = field(default_factory=list)
 
@@ -203,21 +199,9 @@ def _read_metrics(run: Run) -> None:
         wrong = np.isnan(values).sum()
         if wrong:
             run.notes.append(f"{name}: {wrong} of {len(values)} values are NaN or infinite (gaps)")
-    _read_ranks(run, objects)
+    lost = [_numbers(line.get("ranks")).get("lost", math.nan) for line in objects]
+    run.lost = next(filter(math.isfinite, reversed(lost)), math.nan)
     _read_times(run, lines)
-
-
-def _read_ranks(run: Run, objects: list[dict[str, Any]]) -> None:
-    """Fill `ranks` and `lost` of the run from the lines of metrics.jsonl about several ranks."""
-    rows = []
-    for line in objects:
-        of_ranks = line["ranks"] if isinstance(line.get("ranks"), dict) else {}
-        figures = _numbers(line) | _numbers(of_ranks.get("busy"))
-        row = [figures.get(name, math.nan) for name in ("step", "min", "median", "max", "rank")]
-        if np.isfinite(row).all():
-            rows.append(row)
-            run.lost = _numbers(of_ranks).get("lost", math.nan)
-    run.ranks = np.array(rows).reshape(-1, 5).T
 
 
 def _read_times(run: Run, lines: list[dict[str, float]]) -> None:

@@ -48,7 +48,6 @@ class Injector:
         self._faults = faults
         self._is_over = is_over
         self._random = random.Random(0)  # chooses the ranks of kill:every=...
-        self._reached: dict[Fault, float] = {}  # time.monotonic() when the job reached the fault's step
         self._due: dict[Fault, float] = {}  # time.monotonic() or step at which a fault fires again
         self._ends: dict[Fault, float] = {}  # time.monotonic() of the end of a fault that lasts
         self._targets: dict[Fault, tuple[float, set[int]]] = {}  # when they were looked for, process ids
@@ -73,10 +72,8 @@ class Injector:
             elif fault in self._ends:
                 if fault.kind == "throttle":
                     self._throttle(fault, now)
-            elif self._job.step >= fault.step:
-                self._reached.setdefault(fault, now)
-                if self._is_due(fault, now):
-                    _ACTIONS[fault.kind](self, fault)
+            elif self._job.step >= fault.step and self._is_due(fault, now):
+                _ACTIONS[fault.kind](self, fault)
 
     def _is_due(self, fault: Fault, now: float) -> bool:
         """Return whether a fault whose step the job has reached fires now: every N steps, counted from 0,
@@ -84,7 +81,7 @@ class Injector:
         if fault.steps:
             return self._job.step >= self._due.get(fault, fault.steps)
         if fault.kind == "kill" and fault.seconds:
-            return now >= self._due.get(fault, self._reached[fault] + fault.seconds)
+            return now >= self._due.setdefault(fault, now + fault.seconds)
         return fault in self.pending
 
     def kill_if_all_stopped(self) -> None:

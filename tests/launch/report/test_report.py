@@ -19,7 +19,6 @@ from bootfile.ground.errors import BadInput
 from common.run.ends import KILLED
 from launch.report import charts, tables
 from launch.report import cli as report
-from launch.report import runs as report_runs
 from launch.report.tables import NONE
 from tests.conftest import QUICK, environment, finish, records, run, start
 
@@ -276,20 +275,11 @@ def test_a_long_run_is_thinned(tmp_path):
     assert {*low[2:]} == {0} and {*high[2:]} == {6} and len(x) == 120
 
 
-def test_the_ranks_over_time_have_a_chart(tmp_path):
-    lines = some_lines(40)
-    for line in lines:
-        slowest = 3 if line["step"] > 20 else 1
-        busy = {"min": 0.1, "median": 0.12, "max": 0.3, "rank": slowest}
-        if "loss" in line:
-            line["ranks"] = {"busy": busy, "data": busy, "lost": 0.123}
-    lines[0]["ranks"] = {"busy": {"min": "x"}}  # damaged
+def test_the_time_that_was_lost_to_the_slowest_rank(tmp_path):
+    lines = [line | {"ranks": {"lost": 0.123}} for line in some_lines(40)]
+    lines[-1]["ranks"] = {"lost": "x"}  # damaged
     page = made(tmp_path, write_run(tmp_path / "several", lines), write_run(tmp_path / "one", some_lines(9)))
-    label = next(tags["aria-label"] for _, tags in page.tags if "by rank" in tags.get("aria-label", ""))
-    assert label.startswith("Seconds of a step, by rank")
     assert page.row("Final figures", "lost to the slowest rank") == ["12.30%", "–"]
-    runs = report_runs.read(str(tmp_path / "several"), "several")
-    assert runs.ranks.shape == (5, 39) and charts._find_changes(runs.ranks[4]) == [0, 19]
 
 
 def test_other_figures_have_charts_too(tmp_path):
