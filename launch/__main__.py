@@ -14,10 +14,7 @@ VERBS = {  # verb: (module with main(arguments) -> exit code, what it does)
     "check": ("launch.check", "check this node: GPUs, shared memory, disks, limits, network, versions"),
     "simulate": ("launch.simulate.cli", "run a job on this machine as a platform would, with faults"),
     "pack": ("launch.bundle.cli", "make the code of a job ready for upload: a folder with a manifest"),
-    "upload": (
-        "launch.transfer.upload",
-        "upload a snapshot or data to a store; --clean: remove old ones",
-    ),
+    "upload": ("launch.transfer.upload", "upload a snapshot or data to a store; --clean: remove old ones"),
     "submit": ("launch.platforms.submit", "create a job on a platform, or write the file for its tool"),
     "fetch": ("launch.transfer.fetch", "download outputs from an object store and compare them"),
     "report": ("launch.report.cli", "make one page of runs: curves, speed, restarts, receipts, settings"),

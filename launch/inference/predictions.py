@@ -111,11 +111,7 @@ def find_images(folder: str) -> tuple[str, list[str]]:
 
 @torch.no_grad()
 def predict(
-    network: Trained,
-    root: str,
-    paths: Sequence[str],
-    places: Sequence[torch.device],
-    batch_size: int = 64,
+    network: Trained, root: str, paths: Sequence[str], places: Sequence[torch.device], batch_size: int = 64
 ) -> Iterator[tuple[str, str, torch.Tensor]]:
     """Yield (path, reason why it cannot be read or "", probabilities float [classes]) for each of the paths.
 

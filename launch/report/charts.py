@@ -30,10 +30,7 @@ _RESULTS = (  # heading, figure of training, figure of validation
     ("Loss", "loss", "val_loss"),
     ("Accuracy", "acc", "val_acc"),
 )
-_RATES = (
-    *((f"{unit.capitalize()} per second", f"{unit}_per_s") for unit in UNITS),
-    ("Learning rate", "lr"),
-)
+_RATES = (*((f"{unit.capitalize()} per second", f"{unit}_per_s") for unit in UNITS), ("Learning rate", "lr"))
 
 
 def _colour(name: str | int) -> str:

@@ -11,7 +11,7 @@ import torch
 from bootfile.exact import digest, files
 from bootfile.receipt import compare
 from bootfile.receipt.receipt import Receipt
-from bootfile.records import STATES, cut_states, read_states, write_state
+from bootfile.records import STATES, write_state
 from tests.conftest import run
 
 
@@ -122,14 +122,3 @@ def test_the_numbers_of_parameter_groups(tmp_path):
 def test_the_order_of_the_objects_does_not_count():
     objects = _objects(1)
     assert digest.summarize(1, dict(reversed(objects.items()))) == digest.summarize(1, objects)
-
-
-@pytest.mark.parametrize("lost", [0, 9])
-def test_a_resumed_run_replaces_later_lines(lost, tmp_path):
-    """The last line may be cut."""
-    folder = _make(tmp_path / "run")
-    os.truncate(folder / STATES, os.path.getsize(folder / STATES) - lost)
-    cut_states(str(folder), 22)
-    assert list(read_states(str(folder), whole=True)) == [11, 22]
-    write_state(str(folder), digest.summarize(22, _objects(5)))
-    assert read_states(str(folder), whole=True)[22]["digest"] == digest.summarize(22, _objects(5))["digest"]
