@@ -91,6 +91,8 @@ _PARTS = ("bootfile", "common", "datasets", "jobs")  # folders of a Bootfile rep
 _LINKED = ("bootfile", "common", "datasets", "launch")  # may be links to those of another Bootfile repository
 _DOCUMENTS = ("*.md", "*.ipynb")  # folders of a Bootfile repository
 REQUIREMENTS = ("pip-requirements.txt", "requirements.txt")  # dependency lists; the first that exists counts
+_REPLACED = dict.fromkeys(REQUIREMENTS, f"a {REQUIREMENTS[0]} is made from it")  # file: why it is skipped
+_REPLACED[manifests.NAME] = "pack writes its own"
 # limits of ModelArts for a code folder (its documents, November 2026): files and folders, bytes
 _ENTRIES = 1000
 _SIZE = 5 * 10**9
@@ -257,10 +259,8 @@ class CodeFolder:
         """Return the rule that skips a file or a folder; None if it is uploaded. absolute: its path."""
         if self._without is not None and os.path.realpath(absolute) == self._without:
             return "the output of pack"
-        if path in REQUIREMENTS:
-            return f"a {REQUIREMENTS[0]} is made from it"
-        if path == manifests.NAME:
-            return "pack writes its own"
+        if path in _REPLACED:
+            return _REPLACED[path]
         if self._parts and path.partition("/")[0] not in self._parts:
             return "not needed by the job"
         return self._rules.find(path, is_folder)
@@ -282,7 +282,7 @@ class CodeFolder:
 def _folders_above(folder: str) -> list[str]:
     """Return the folders above a script that may be its project: up to the one with a mark of a project."""
     folders = []
-    for above in list(map(str, PurePosixPath(folder).parents))[:_LEVELS]:
+    for above in map(str, [*PurePosixPath(folder).parents][:_LEVELS]):
         if above in (os.sep, os.path.expanduser("~")):
             break
         folders.append(above)

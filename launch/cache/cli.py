@@ -86,8 +86,7 @@ def rm(place: Shared, args: argparse.Namespace) -> int:
     """Delete data sets of a server: either all that are named, or none if one of them is in use."""
     if args.all == bool(args.dataset):
         raise BadInput("rm: name a data set, as ls shows it, or pass --all")
-    stored = references.list_sets(place.server)
-    unwanted = stored if args.all else [places.choose(stored, args.dataset)]
+    unwanted = place.find(args.dataset or "")
     for data_set in unwanted:
         # all are checked before the first one is deleted
         if data_set.users and not args.force:

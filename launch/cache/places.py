@@ -132,15 +132,6 @@ class Packs:
 _PART = 32  # samples that a thread makes and sends at a time
 
 
-def choose(sets: list[StoredSet], text: str) -> StoredSet:
-    """Return the data set whose name begins with `text`. Raises BadInput if none or several do."""
-    matching = [stored for stored in sets if text and stored.name.startswith(text)]
-    if len(matching) != 1:
-        names = ", ".join(stored.name for stored in matching or sets) or "nothing"
-        raise BadInput(f"{text!r} matches {len(matching)} data sets; stored: {names}")
-    return matching[0]
-
-
 class Shared:
     """The server of a URL, for one run of `launch cache`. log: called with one line to print.
 
@@ -198,6 +189,15 @@ class Shared:
 
         with contextlib.closing(RedisStore(self.server, index, "", form)) as store:
             yield read
+
+    def find(self, text: str) -> list[StoredSet]:
+        """Return the data sets whose names begin with `text`: exactly one, or all for "". Raises BadInput."""
+        stored = references.list_sets(self.server)
+        matching = [data_set for data_set in stored if data_set.name.startswith(text)]
+        if text and len(matching) != 1:
+            names = ", ".join(data_set.name for data_set in matching or stored) or "nothing"
+            raise BadInput(f"{text!r} matches {len(matching)} data sets; stored: {names}")
+        return matching
 
     def describe(self) -> str:
         """Return a table with one line for each data set, a line for each user, and one about the memory."""

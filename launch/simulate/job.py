@@ -76,9 +76,8 @@ class Commands:
             command = [sys.executable, *start.prefix, job, *job_words, *added_words]
             added = dict(start.environment)
             # the platform writes this file before it starts the processes
-            table = added.get("RANK_TABLE_FILE")
-            if table:
-                with open(table, "w", encoding="utf-8") as file:
+            if "RANK_TABLE_FILE" in added:
+                with open(added["RANK_TABLE_FILE"], "w", encoding="utf-8") as file:
                     file.write(make_rank_table(self._hosts, processes))
             if "MA_SCHEDULE_CNT" in added:
                 added["MA_SCHEDULE_CNT"] = str(node.scheduled)
