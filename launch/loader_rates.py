@@ -148,8 +148,7 @@ def _compute_rate(args: argparse.Namespace, classes: int, device: torch.device) 
 
 
 def _describe_wait(rate: float | None, compute: float, device: torch.device) -> str:
-    """Return the share of the time that the model would wait for data; "-" if the loader's rate is not
-    known."""
+    """Return the share of the time that the model would wait for data; "-" if it is not known."""
     if not rate:
         return "-"
     wait = compute / (rate + compute) if device.type == "cpu" else max(0, 1 - rate / compute)

@@ -30,13 +30,10 @@ NAME = "manifest.json"
 def describe(
     name: str, sources: dict[str, str | bytes], job: str | None = None, git: str | None = None
 ) -> dict:
-    """Return the manifest of files. Its digest covers paths and contents, but no time, owner or mode.
+    """Return the manifest of files, whose digest covers paths and contents. Raises BadInput.
 
     sources: path in the manifest, with / -> path on this node, or the content
-    job: the boot file of a snapshot
-
-    Raises BadInput if a file cannot be read.
-    """
+    job: the boot file of a snapshot"""
     paths = sorted(sources)
     # in threads: hashlib releases Python's lock for large blocks
     with ThreadPoolExecutor() as pool:

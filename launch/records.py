@@ -64,8 +64,7 @@ def read_all() -> list[dict[str, Any]]:
 
 
 def find(text: str) -> dict[str, Any] | None:
-    """Return the record for a path, a name in FOLDER or a job's id; None if it does not exist. Raises
-    BadInput."""
+    """Return the record for a path, a name in FOLDER or a job's id; None without one. Raises BadInput."""
     paths = (text, os.path.join(FOLDER, text), os.path.join(FOLDER, f"{text}.json"))
     path = next(filter(os.path.isfile, paths), "")
     if not path:

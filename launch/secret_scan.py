@@ -111,8 +111,7 @@ def scan(path: str, source: str | bytes) -> list[Finding]:
 
 
 def _find_setting(line: str, is_program: bool) -> str:
-    """Return the kind of the first setting of a line that holds a secret; "" without one. is_program: only
-    quoted values count."""
+    """Return the kind of the first secret in the settings of a line, "" without one."""
     for match in _SETTING.finditer(line):
         is_bare = match["quoted"] is None and not is_program
         value = match["bare"].rstrip(",;)}]") if is_bare else (match["quoted"] or "").strip()

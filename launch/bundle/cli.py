@@ -58,9 +58,8 @@ def main(arguments: list[str]) -> int:
 
 
 def pack(job: str, to: str, allow_secret: Sequence[str] = (), code_dir: str | None = None) -> str:
-    """Make the snapshot of a job in the folder `to`, or as the file `to` if its name ends in .py, and print
-    the kept and the skipped files. Return its path. The arguments are those of the command. `launch submit`
-    calls it, too. Raises BadInput; then nothing is written."""
+    """Make the snapshot of a job in the folder `to`, or as the file `to` if its name ends in .py, print the
+    kept and the skipped files, and return its path. Raises BadInput; then nothing is written."""
     if not os.path.isfile(job) or not job.endswith(".py"):
         raise BadInput(f"{job}: expected a .py file as boot file")
     if zipfile.is_zipfile(job):

@@ -38,8 +38,7 @@ _BUILT_IN = (
 
 
 class _Rules:
-    """The rules of the code folder `root`. more: patterns after the built-in ones. Raises BadInput if
-    .jobignore cannot be read."""
+    """The rules of the code folder `root`. more: further built-in patterns. Raises BadInput."""
 
     def __init__(self, root: str, more: Sequence[str]):
         self._root = root
@@ -194,12 +193,9 @@ class CodeFolder:
                     )
 
     def _include(self, path: str, imported: imports.Import) -> list[str]:
-        """Return the modules of an import that are uploaded and whose imports follow() reads, too.
-        A package at the top comes with all its files, because its modules may read them.
-
-        path: that of the program. Raises BadInput for a module that a rule skips, unless the program
-        continues without it.
-        """
+        """Return the modules of an import that are uploaded and whose imports are followed. A package at the
+        top comes with all its files, because its modules may read them. path: of the program. Raises BadInput
+        for a module that a rule skips, unless the program continues without it."""
         included = []
         for module in imported.modules:
             top = module.partition("/")[0]
@@ -237,8 +233,7 @@ class CodeFolder:
             )
 
     def _visit(self, folder: str, real: tuple[str, ...]) -> None:
-        """Add the content of `folder` (relative, "" or with / at its end). real: the real paths of the
-        folders above, then its own."""
+        """Add the content of `folder` (with / at its end). real: the real paths above, then its own."""
         for entry in os.scandir(os.path.join(self.root, folder)):
             path = folder + entry.name
             is_folder = entry.is_dir()

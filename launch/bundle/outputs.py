@@ -19,13 +19,8 @@ from launch import manifests
 
 
 def write_folder(to: str, manifest: dict, contents: dict[str, str | bytes]) -> tuple[str, bool]:
-    """Write the snapshot to the folder `to` atomically, for `pack`. Return (its path, False if it existed).
-
-    contents: path in the snapshot, with / -> file to copy, or the content itself
-
-    Raises BadInput if a snapshot of that name was changed, if a file changes while it is copied, or if the
-    disk is full.
-    """
+    """Write the snapshot to the folder `to` atomically. Return (its path, False if it existed). Raises
+    BadInput if a snapshot of that name was changed, if a file changes meanwhile, or if the disk is full."""
     final = os.path.join(to, manifests.make_folder_name(manifest))
     with explained(f"{to} cannot be written"):
         os.makedirs(to, exist_ok=True)
@@ -45,8 +40,7 @@ def write_folder(to: str, manifest: dict, contents: dict[str, str | bytes]) -> t
 
 
 def _find_wrong(folder: str, manifest: dict) -> str | None:
-    """Return a file of a snapshot that is not what the manifest lists; None if all are. Other files, such as
-    __pycache__, are ignored."""
+    """Return a file of a snapshot that is not what the manifest lists; None if all are."""
     stored = None
     with contextlib.suppress(OSError), open(os.path.join(folder, manifests.NAME), "rb") as content:
         stored = manifests.parse(content.read())
@@ -84,13 +78,9 @@ _TIME = (1980, 1, 1, 0, 0, 0)  # each file in the archive has it, so that equal 
 
 
 def write_file(path: str, manifest: dict, contents: dict[str, str | bytes], packages: list[str]) -> bool:
-    """Write the archive. Return whether it is a new one: equal contents have equal bytes. `pack` calls it.
-
-    path: ends in .py.
-    contents: path in the archive, with / -> file to copy, or the content itself.
-    packages: the names of those that the job needs, for its --help.
-    Raises BadInput if the path is another program, or if the name of the job is not that of a module.
-    """
+    """Write the archive, and return whether it is a new one. path: ends in .py. packages: the names of those
+    that the job needs, for its --help. Raises BadInput if the path is another program, or if the name of the
+    job is not that of a module."""
     job = manifest["job"].removesuffix(".py")
     if "." in job:
         raise BadInput(f"{manifest['job']} has a dot in its path, as no module has: rename it")

@@ -91,8 +91,8 @@ def open_data(run: Run, data_url: str | None) -> Iterator[Any]:
 
 
 def _copy_indexes(run: Run, cache_dir: str | None, cache: str, fingerprint: str) -> None:
-    """Copy the indexes of the run's data to the folder `cache`, so that the folder is not scanned again. They
-    are copied because load() may write to its cache, and the run is only read."""
+    """Copy the indexes of the run's data to the folder `cache`: load() does not scan the data again, and
+    writes to no cache of the run."""
     for folder in (cache_dir or cache, f"{run.folder}/index", f"{output.PARENT}/index"):
         for path in glob.glob(f"{glob.escape(folder)}/train-*"):
             with contextlib.suppress(BadInput):  # it is the index of other data

@@ -37,10 +37,7 @@ TOP = 5  # classes of an image
 
 
 def write(args: argparse.Namespace) -> int:
-    """Write the predictions and return 0, in the one process of `launch predict`. Raises BadInput.
-
-    args: those of the verb.
-    """
+    """Write the predictions and return 0. args: those of the verb. Raises BadInput."""
     is_image = os.path.isfile(args.folder) and not args.to
     args.to = args.to or "predictions.csv"
     # before the network is loaded: a file that must not be replaced ends it at once
@@ -69,10 +66,7 @@ def write(args: argparse.Namespace) -> int:
 
 
 def _write_table(path: str, predictions: Iterator, classes: Sequence[str], top: int, bar: Any) -> int:
-    """Write a row for each image to a CSV, as it is predicted. Return the number of unreadable images.
-
-    predictions: of predict(). top: classes of a row. bar: moves with each image.
-    """
+    """Write a row for each image to a CSV, as it is predicted. Return the number of unreadable images."""
     ranks = range(1, top + 1)
     header = [f"{column}_{rank}" for rank in ranks for column in ("class", "probability")]
     # After the earlier columns, which programs may read by position. A name can be NA, null or 007, which

@@ -117,8 +117,7 @@ def _count_classes(path: str, name: str, make: Callable[[int], nn.Module], tenso
 
 @torch.no_grad()
 def _call(model: str, size: int) -> tuple[nn.Module, int]:
-    """Return (the network of FILE.py:FUNCTION in evaluation mode, the number of its classes). Raises
-    BadInput."""
+    """Return (the network of FILE.py:FUNCTION, the number of its classes). Raises BadInput."""
     file, _, function = model.rpartition(":")
     sys.path.insert(0, os.path.dirname(os.path.abspath(file)))  # as `python FILE` does
     try:

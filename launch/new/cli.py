@@ -142,10 +142,7 @@ def _write_project(folder: Path, args: argparse.Namespace, ddp: bool) -> None:
 
 
 def _fill_template(template: str, values: dict[str, str], options: dict[str, bool]) -> str:
-    """Return the text of a file of the project, without the lines for options that are not set.
-
-    values: name, epochs and lr, which replace @name@ and so on.
-    """
+    """Return the text of a file of the project. values: replace @name@, @epochs@ and @lr@."""
     for name, value in values.items():
         template = template.replace(f"@{name}@", value)
     lines = [(line, _ONLY.search(line)) for line in template.split("\n")]
@@ -182,9 +179,8 @@ def without_docstring(text: str) -> str:
 
 
 def combine(base: str, *variants: str, tag: str = "") -> str:
-    """Return the base with the blocks of several variants, each at its place. Blocks at the same place have
-    the order of the variants. tag: only blocks with this tag count; the base may have others. Raises
-    MarksError."""
+    """Return the base with the blocks of several variants, each at its place, in the order of the variants.
+    tag: only blocks with this tag count; the base may have others. Raises MarksError."""
     of_tag = re.compile(BLOCK.pattern.replace("### ", f"### {tag}", 1), re.MULTILINE)
     body = without_docstring(base)
     docstring = base.removesuffix(body)

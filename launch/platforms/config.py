@@ -242,8 +242,7 @@ class JobConfig(_Table):
 
 
 def load(path: str, job: str, platform: str = "modelarts") -> JobConfig:
-    """Read and check job.toml for one of PLATFORMS. job: the boot file's path in the code. Raises
-    BadInput."""
+    """Read and check job.toml for one of PLATFORMS. job: its boot file in the code. Raises BadInput."""
     job = _check_job(job)
     try:
         content = read(path)

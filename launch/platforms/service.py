@@ -27,8 +27,7 @@ ENDED = ("Failed", "Completed", "Terminated")  # phases of v2 (vendor's document
 
 
 class ServiceError(BadInput):
-    """A request that the service refused or did not answer. status: the HTTP status; None without an
-    answer."""
+    """A request that the service refused (status: of HTTP) or did not answer (None)."""
 
     def __init__(self, message: str, status: int | None):
         super().__init__(message)

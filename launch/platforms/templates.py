@@ -39,13 +39,8 @@ COMMANDS = {  # platform: (file in templates/, command that submits FILE)
 
 
 def render(platform: str, config: JobConfig, run: str, resume_from: str | None = None) -> str:
-    """Return the content of the file for one of COMMANDS.
-
-    run: the name of this run; its outputs are below that name
-    resume_from: the outputs of an earlier run, used instead
-
-    Raises BadInput for a missing or an unknown key.
-    """
+    """Return the content of the file for one of COMMANDS. run: its name, which its outputs have. resume_from:
+    the outputs of an earlier run, used instead. Raises BadInput for a missing or an unknown key."""
     name = TABLES.get(platform, platform)
     table = config.platform[name]  # type: ignore[index]
     settings = table.model_extra or {}  # the keys of the template
@@ -149,8 +144,8 @@ def _fill(platform: str, settings: dict[str, Any], values: dict[str, Any]) -> st
 
 
 def _make_label(run: str) -> str:
-    """Return the name of a run as Kubernetes takes it for a Service: it begins with a letter, and leaves room
-    for what controllers append within 63 characters. The end of a long name is kept, which is unique."""
+    """Return the name of a run as Kubernetes takes it for a Service, with room for what controllers append.
+    The end of a long name is kept, which is unique."""
     label = run.lower().replace("_", "-")[-_LONGEST_LABEL:].strip("-")
     return label if re.match("[a-z]", label) else f"run-{label}"
 

@@ -34,8 +34,7 @@ _RATES = (*((f"{unit.capitalize()} per second", f"{unit}_per_s") for unit in UNI
 
 
 def _colour(name: str | int) -> str:
-    """Return the colour that a drawing has for a CSS variable of the page. name: the variable, or the
-    place of a run among the runs."""
+    """Return the colour that a drawing has for a CSS variable of the page, or for the place of a run."""
     variable = f"c{name % len(DASHES)}" if isinstance(name, int) else name
     return f"#0000{_COLOURS.index(variable):02x}"
 
@@ -65,8 +64,7 @@ _STYLE = {
 
 
 def draw(runs: list[Run]) -> list[dict]:
-    """Return the charts that have a value: heading, svg, and "both", which is true if a chart shows training
-    and validation. cli.render_page() calls it once."""
+    """Return the charts that have a value: heading, svg, and "both": it shows training and validation."""
     with matplotlib.rc_context(_STYLE):
         return [_draw_chart(runs, heading, names) for heading, *names in _list_charts(runs)]
 
@@ -95,8 +93,7 @@ def _draw_chart(runs: list[Run], heading: str, names: list[str]) -> dict:
 
 
 def _list_charts(runs: list[Run]) -> list[tuple[str, ...]]:
-    """Return (heading, figures) of each chart that has a value: those of every job, of the job's own metrics,
-    of rates, and of other figures."""
+    """Return (heading, figures) of each chart that has a value; metrics of the job come before rates."""
     known = {name for _, *names in (*_RESULTS, *_RATES) for name in names}
     figures_of_job = dict.fromkeys(name for run in runs for name in run.figures if name not in known)
     of_job = [(in_words(name)[:1].upper() + in_words(name)[1:], name) for name in figures_of_job]
@@ -114,11 +111,8 @@ def width_of(place: int, count: int) -> float:
 
 
 def _draw_run(axes: Any, run: Run, names: list[str], place: int, count: int) -> None:
-    """Draw the curves of a run and a mark for each of its restarts.
-
-    names: the figure of training, and that of validation if there is one. place: of the run, which chooses
-    its style. count: of all runs.
-    """
+    """Draw the curves of a run and a mark for each of its restarts. names: the figure of training, and that
+    of validation if there is one. place: of the run, which chooses its style. count: of all runs."""
     for number, name in enumerate(names):
         is_validation = number > 0 or name.startswith("val_")
         # the two curves of one run have colours; several runs have one each

@@ -185,8 +185,7 @@ def _split_time(run: Run) -> dict[str, str]:
 
 
 def _count_repeated(starts: list[Start]) -> str:
-    """Return how many steps these starts did again that were reported before. At a URL the reports after the
-    last upload may be lost."""
+    """Return how many steps these starts did again. At a URL the last reports may be lost: "at least"."""
     repeated = sum(max(0.0, start.lost_step - start.step) for start in starts if start.lost_step > start.step)
     is_at_url = any("://" in str(start.settings.get("output_dir")) for start in starts)
     return f"{'at least ' if is_at_url else ''}{repeated:,.0f}" if starts else NONE
@@ -231,8 +230,7 @@ def make_epoch_table(run: Run) -> tuple[list[str], list[list[str]]]:
 
 
 def make_rows(columns: list[dict]) -> list[Row]:
-    """Return a row for every key of these dictionaries. Empty ones, of runs whose settings were lost, do not
-    count as different."""
+    """Return a row for every key. Empty columns, of runs whose settings were lost, count as equal."""
     rows = []
     for name in dict.fromkeys(name for column in columns for name in column):
         cells = [_cell(column[name]) if name in column else NONE for column in columns]
@@ -247,9 +245,8 @@ def find_differences(columns: list[dict]) -> list[Row]:
 
 
 def compare_receipts(runs: list[Run]) -> list[list[str]]:
-    """Return rows of two runs, a line about their data, and a line about their states: the lines that `launch
-    receipt` prints. Each run is compared with the first one whose receipt can be read. The others have a row
-    with the reason."""
+    """Return rows of two runs and the lines of `launch receipt` about their data and states. Each run is
+    compared with the first one whose receipt can be read; a run without one has a row with the reason."""
     receipts = []  # (run, its receipt)
     rows = []
     for run in runs:

@@ -138,8 +138,7 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
 
 
 def _find_input(job_words: list[str]) -> tuple[str | None, list[str]]:
-    """Return the folder of --data_url, which becomes the input of each node, and what follows it, such as a
-    pattern. None if the job fetches the data itself, or has none. Raises BadInput."""
+    """Return the folder of --data_url and what follows it, such as a pattern; None if there is none here."""
     data = get_option(job_words, "--data_url")
     if data is None or "://" in data:  # the job itself fetches it
         return None, []

@@ -56,8 +56,7 @@ class Fault:
 
 
 def parse(spec: str, nodes: int, processes: int) -> Fault:
-    """Return the fault that `spec` names, for nodes x processes ranks. `launch simulate` calls it for each
-    --fault before it starts a node. Raises BadInput with the spec and its keys."""
+    """Return the fault that `spec` names, for nodes x processes ranks. Raises BadInput."""
     kind, _, rest = spec.partition(":")
     if kind not in KINDS:
         raise BadInput(f"--fault {spec}: unknown fault {kind!r}: expected one of {', '.join(KINDS)}")

@@ -106,8 +106,7 @@ class Injector:
             self._continue(fault)
 
     def _signal(self, fault: Fault) -> None:
-        """Send the fault's signal to its rank, or to a random one. If it is just being replaced, a later
-        round does it."""
+        """Send the fault's signal to its rank, or to a random one; later, if it is just being replaced."""
         # looked for at each kill: an elastic job has replaced some of them
         ranks = self._job.find_ranks()
         rank = self._random.choice(sorted(ranks)) if fault.rank is None and ranks else fault.rank

@@ -56,8 +56,7 @@ class Commands:
             self._environment.setdefault("OMP_NUM_THREADS", str(threads))
 
     def build(self, node: Node) -> list[tuple[list[str], dict[str, str], dict[str, str]]]:
-        """Return (command, environment, the platform's part of it) of every process that the platform starts
-        on a node, in the order of local ranks."""
+        """Return (command, environment, the platform's part of it) of each process that it starts."""
         args = self._args
         processes = args.processes
         # the nodes share this machine: each sees its own GPUs only
@@ -99,12 +98,8 @@ class Commands:
         return "://" in given or (name == "--train_url" and bool(given))
 
     def _complete_arguments(self, node: Node, added_words: list[str], needs_count: bool) -> list[str]:
-        """Return the user's arguments on a node. A job of Bootfile gets missing ones: folder for results,
-        number of processes, report interval.
-
-        added_words: the arguments that the platform adds. needs_count: whether the job has to be told the
-        number of its processes.
-        """
+        """Return the user's arguments on a node. A job of Bootfile gets missing ones. added_words: those
+        that the platform adds. needs_count: whether the job has to be told the number of its processes."""
         args = self._args
         words = list(args.job_arguments)
         if args.data is not None:
@@ -175,8 +170,7 @@ class Job:
         return [node for node in self.nodes if node.running]
 
     def start(self, node: Node) -> None:
-        """Start the processes of a node and print their commands: first when the simulation begins, later
-        after a fault or a failure."""
+        """Start the processes of a node and print their commands."""
         # again for each start: the count of starts is in the environment
         processes = self.commands.build(node)
         node.start([(command, environment) for command, environment, _ in processes])
@@ -222,8 +216,7 @@ class Job:
         return ranks
 
     def finish(self, node: Node, note: str = "") -> int:
-        """Print the last lines of a run that has ended, and return its exit code. note: the reason for its
-        end, if the simulation caused it."""
+        """Print the last lines of a run that has ended, and return its exit code. note: what ended it."""
         self._show(node, node.close())
         run = node.runs[-1]
         run.note = run.note or note

@@ -84,8 +84,7 @@ class Node:
 
     @property
     def slow_data(self) -> str:
-        """Return the folder that tells the hook of the processes (hooks/sitecustomize.py) how slow their data
-        are."""
+        """Return the folder that tells hooks/sitecustomize.py how slow the node's data are."""
         return f"{self.folders.logs}-slow-data"
 
     def slow_down(self, rank: int | None, delay: float) -> None:
@@ -124,8 +123,7 @@ class Node:
 
     @property
     def pids(self) -> list[int]:
-        """Return the running processes that the platform itself started: the boot process, or one for every
-        rank."""
+        """Return the running processes that the platform itself started."""
         return [task.pid for task in self._tasks if task.returncode is None]
 
     def read(self, most: int = _MOST) -> list[str]:
@@ -134,9 +132,8 @@ class Node:
         return [line.decode(errors="replace").rstrip("\r") for line in lines]
 
     def poll(self) -> int | None:
-        """Return the exit code of a run whose last process has ended, else None. It is that of the first
-        process that failed, 128 + n for signal n. When the last process that the platform started has ended,
-        those that these have left behind are killed. The simulation calls it in each round, after read()."""
+        """Return the exit code of a run whose last process has ended, else None: that of the first process
+        that failed, 128 + n for signal n. Then the processes that they have left behind are killed."""
         if not self._tasks:
             return None
         run = self.runs[-1]
@@ -197,8 +194,7 @@ class Node:
 
 
 def copy_tree(source: str, destination: str) -> None:
-    """Copy a folder into another one. Files that are deleted meanwhile are skipped: nodes that still run may
-    delete old checkpoints."""
+    """Copy a folder into another one, without files that nodes which still run delete meanwhile."""
 
     def copy(source: str, target: str) -> None:
         with contextlib.suppress(FileNotFoundError):

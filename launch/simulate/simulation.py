@@ -18,11 +18,7 @@ _GRACE = 5.0  # seconds from SIGTERM to SIGKILL
 
 
 class Simulation:
-    """A simulation that runs nodes to their end. `launch simulate` makes one and calls run() once.
-
-    processes: of every node. faults: they fire in this order if several are due. limit: seconds, None for no
-    limit.
-    """
+    """A simulation of nodes. processes: of each. faults: fire in this order. limit: seconds, or None."""
 
     def __init__(self, processes: int, faults: list[Fault], limit: float | None):
         self._processes = processes
@@ -31,13 +27,11 @@ class Simulation:
         self._interrupts: list[int] = []  # numbers of the signals that the simulation got
 
     def interrupt(self, number: int, frame: object) -> None:
-        """Note a signal, on which run() ends all nodes: the handler of SIGINT, SIGTERM and SIGHUP. It only
-        notes it, because it runs between any two statements of run()."""
+        """Note a signal, on which run() ends all nodes. It may come between any two statements."""
         self._interrupts.append(number)
 
     def run(self, nodes: list[Node], commands: Commands) -> int:
-        """Make the folders, start the nodes, wait until they end, print a table, and return the exit code.
-        `launch simulate` calls it once. On any error all nodes are killed."""
+        """Run the nodes to their end, print a table, and return the exit code. An error kills all."""
         for node in nodes:
             node.make_folders()
         job = Job(nodes, commands, self._processes)
@@ -64,8 +58,7 @@ class Simulation:
         return bool(self._interrupts) or (self._limit is not None and job.seconds > self._limit)
 
     def _end_from_outside(self, job: Job, injector: Injector) -> int | None:
-        """End the nodes after a signal or at the limit, and return the exit code; else return None. run()
-        calls it at the end of each round, and leaves its loop if there is a code."""
+        """End the nodes after a signal or at the limit, and return the exit code; else return None."""
         if not self._is_over(job):
             return None
         reason, code = f"--limit {self._limit:g}" if self._limit else "", TIME_LIMIT
@@ -106,10 +99,7 @@ def _reap(job: Job) -> None:
 
 
 def _report(job: Job, injector: Injector, commands: Commands, code: int | None) -> int:
-    """Print the table and return the exit code: the last that Simulation.run() does.
-
-    code: None if the nodes ended by themselves.
-    """
+    """Print the table and return the exit code. code: None if the nodes ended by themselves."""
     print(f"\n{'node':<16}{'exit code':>9}{'seconds':>10}  explanation")
     for node in job.nodes:
         for number, run in enumerate(node.runs, start=1):

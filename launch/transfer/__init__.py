@@ -34,8 +34,8 @@ class _Bar(sync.Progress):
 
 @contextlib.contextmanager
 def show_progress(text: str, objects: Sequence[Object]) -> Iterator[sync.Progress]:
-    """Show a bar on standard error during the block, which transfers these objects. text: its title. `upload`
-    and `fetch` use it in the main thread. After Ctrl-C they have _ABORTING seconds to clean up."""
+    """Show a bar on standard error during the block, which transfers these objects, in the main thread. After
+    Ctrl-C the block has _ABORTING seconds to clean up."""
     signals.unwind_within(_ABORTING)
     size = sum(entry.size for entry in objects)
     interval = 0.1 if os.isatty(2) else 10.0  # seconds: each step of the bar is a line of a log file

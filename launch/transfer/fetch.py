@@ -84,8 +84,7 @@ def _fetch(url: str, to: str, yes: bool) -> int:
         unverified: list[str] = []
 
         def verify(entry: Object, has_digest_of_store: bool) -> None:
-            """Compare a file of a store that keeps no digest with the lists of its writers. sync.fetch()
-            calls it in one of its threads, after each file was written."""
+            """Compare a file of a store that keeps no digest with the lists of its writers, in a thread."""
             if has_digest_of_store:
                 return
             if entry.key not in listed:
@@ -143,8 +142,7 @@ def _read_lists(store: ObjectStore, entries: list[Object]) -> dict[str, str]:
 
 
 def _is_here(store: ObjectStore, path: str, entry: Object, listed: dict[str, str]) -> bool:
-    """Return whether the local file equals the object: by its sha256, the MD5 in its ETag, the manifest, or
-    its content if there is no digest."""
+    """Return whether the local file equals the object: by a digest, or by its content if there is none."""
     try:
         if not os.path.isfile(path) or os.path.getsize(path) != entry.size:
             return False

@@ -136,11 +136,7 @@ def _read_snapshot(folder: str) -> dict | None:
 
 
 class _Snapshot(NamedTuple):
-    """A snapshot of code at the URL.
-
-    folder: its key below the URL, <name>-<digest>, directly below the URL. name: of the job. size: bytes of
-    all files. modified: seconds since 1970. files: paths in the folder.
-    """
+    """A snapshot at the URL. folder: its key. size: bytes. modified: since 1970, in s. files: its paths."""
 
     folder: str
     name: str
@@ -150,9 +146,8 @@ class _Snapshot(NamedTuple):
 
 
 def _clean(url: str, keep: int, yes: bool) -> int:
-    """Show old snapshots and unfinished uploads, ask, remove them, and return the exit code. Only files that
-    a manifest lists are removed. keep: newest snapshots of each name that stay. yes: remove without asking.
-    Raises BadInput."""
+    """Show old snapshots and unfinished uploads, ask, remove them, and return the exit code. keep: newest
+    snapshots of each name that stay. yes: do not ask. Raises BadInput."""
     with ObjectStore(url) as store:
         # by name, the newest first
         snapshots = sorted(_find_snapshots(store), key=lambda snapshot: (snapshot.name, -snapshot.modified))
