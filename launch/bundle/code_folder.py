@@ -138,8 +138,9 @@ class CodeFolder:
             self.is_repository = top in (*_PARTS, os.path.basename(job)) or _imports_bootfile(self.root)
             if self.is_repository:
                 self.root = repository
-                is_own = not os.path.islink(os.path.join(repository, "LICENSE"))  # a link may lead out of it
-                self._parts = {*_PARTS, top, *(["LICENSE"] if is_own else [])}
+                self._parts = {*_PARTS, top}
+                if not os.path.islink(os.path.join(repository, "LICENSE")):  # it may lead out of the folder
+                    self._parts.add("LICENSE")
         self.name = os.path.basename(self.root) or "code"
         self.job_path = os.path.relpath(job, self.root)
         self._without = without and os.path.realpath(without)
@@ -204,13 +205,13 @@ class CodeFolder:
                 self._collect()
             rule = self._find_rule_above(module)
             if module in self.files:
-                included += [module] if top not in _LINKED else []  # Bootfile's rooms are whole
+                included.append(module)
             elif not imported.is_optional and not (imported.is_later and rule.startswith(FILE)):
                 raise BadInput(
                     f"{path}:{imported.line} imports {imported.name}, and {module} is not uploaded (rule: "
                     f"{rule}): move it, or include it with a line `!{module}` in {FILE}"
                 )
-        return included
+        return [module for module in included if module.partition("/")[0] not in _LINKED]  # those are whole
 
     def _find_rule_above(self, path: str) -> str:
         """Return the rule that skips a file or a folder above it; _NO_RULE without one."""

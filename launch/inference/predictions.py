@@ -78,7 +78,7 @@ def _write_table(path: str, predictions: Iterator, classes: Sequence[str], top: 
         rows = csv.writer(text)
         rows.writerow(["path", "error", *header, *numbers])
         for name, reason, probabilities in predictions:
-            values, labels = [list(column.tolist()) for column in probabilities.topk(top)]
+            values, labels = [column.tolist() for column in probabilities.topk(top)]
             pairs = [(classes[label], f"{value:.6f}") for label, value in zip(labels, values, strict=True)]
             cells = [*itertools.chain.from_iterable(pairs), *labels]
             rows.writerow([name, printable(reason), *([""] * len(cells) if reason else cells)])

@@ -61,7 +61,7 @@ def parse(spec: str, nodes: int, processes: int) -> Fault:
     if kind not in KINDS:
         raise BadInput(f"--fault {spec}: unknown fault {kind!r}: expected one of {', '.join(KINDS)}")
     forms = [keys.split() for keys in KINDS[kind].split(" or ")]
-    pairs = [pair.split("=", 1) if "=" in pair else [pair, ""] for pair in rest.split(",")]
+    pairs = [pair.partition("=")[::2] for pair in rest.split(",")]
     given = sorted(key for key, _ in pairs)  # twice, if it is given twice
     if not any(_is_form(given, keys) for keys in forms):
         # the error names the forms that the user may have meant: those that have all given keys

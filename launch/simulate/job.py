@@ -210,8 +210,10 @@ class Job:
         # An elastic job prints its processes, whose ranks may change. Others have theirs in the environment.
         members = {pid: rank for rank, pid in enumerate(self._members)}
         for node in self.running:
-            node_ranks = {members[pid]: pid for pid in members.keys() & node.find().keys()}
-            node_ranks = node_ranks if members else node.ranks(self.processes)
+            if members:
+                node_ranks = {members[pid]: pid for pid in node.find() if pid in members}
+            else:
+                node_ranks = node.ranks(self.processes)
             ranks |= {rank: (node, pid) for rank, pid in node_ranks.items()}
         return ranks
 

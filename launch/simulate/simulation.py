@@ -61,9 +61,11 @@ class Simulation:
         """End the nodes after a signal or at the limit, and return the exit code; else return None."""
         if not self._is_over(job):
             return None
-        reason, code = f"--limit {self._limit:g}" if self._limit else "", TIME_LIMIT
-        for number in self._interrupts[:1]:
+        if self._interrupts:
+            number = self._interrupts[0]
             reason, code = f"{signal.Signals(number).name} to the simulation", 128 + number
+        else:
+            reason, code = f"--limit {self._limit:g}", TIME_LIMIT
         log(f"{reason} after {job.seconds:.1f} s: ending all nodes")
         # before SIGTERM: a stopped process gets no signal but SIGKILL
         injector.continue_all()

@@ -162,11 +162,13 @@ def _clean(url: str, keep: int, yes: bool) -> int:
         unfinished = []  # (key, id) of the uploads to remove
         for key, id, began in store.uploads():
             is_old = began <= time.time() - _DAY  # another process may still send a younger one
-            unfinished += [(key, id)] if is_old else []
+            if is_old:
+                unfinished.append((key, id))
             action = "remove" if is_old else "keep"
             rows.append((action, "unfinished", printable(key), "", format_time(began)))
         # The user sees all of them before the question, also what stays.
-        print(*align(rows), sep="\n")
+        for line in align(rows):
+            print(line)
         if not old and not unfinished:
             print("nothing to remove")
             return 0
