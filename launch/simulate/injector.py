@@ -163,7 +163,8 @@ class Injector:
         elif fault.kind == "slow_data":
             for node in self._find_nodes(fault):
                 node.slow_down(fault.rank, 0)
-        log(f"fault {fault.text}: {fault.target} continues")
+        what = f"SIGCONT to {fault.target}" if fault.kind == "pause" else f"{fault.target} continues"
+        log(f"fault {fault.text}: {what}")
 
     def _throttle(self, fault: Fault, now: float) -> None:
         """Let the processes of a fault run in a part of each _PERIOD, and stop them in the rest of it."""

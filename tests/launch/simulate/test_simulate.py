@@ -350,7 +350,7 @@ def test_a_paused_node_continues(script, tmp_path):
     meeting.mkdir()
     command = ("--nodes=2", "--fault", fault, script(STEPS_TOGETHER))
     result = simulate(*command, env=environment(MEETING=str(meeting)))
-    assert fired(result.stdout, fault) and f"fault {fault}: node 1 continues\n" in result.stdout
+    assert fired(result.stdout, fault) and f"fault {fault}: SIGCONT to node 1\n" in result.stdout
     longest = dict(re.findall(r"\[node (\d)\] longest (.+)\n", result.stdout))
     assert float(longest["1"].removesuffix(" after a pause")) > 1.4
     assert longest["1"].endswith(" after a pause") and not longest["0"].endswith(" after a pause")
