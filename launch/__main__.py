@@ -14,48 +14,21 @@ VERBS = {  # verb: (module with main(arguments) -> exit code, what it does)
     "check": ("launch.check", "check this node: GPUs, shared memory, disks, limits, network, versions"),
     "simulate": ("launch.simulate.cli", "run a job on this machine as a platform would, with faults"),
     "pack": ("launch.bundle.cli", "make the code of a job ready for upload: a folder with a manifest"),
-    "upload": (
-        "launch.transfer.upload",
-        "upload a snapshot or data to an object store; skip equal files; --clean: remove old snapshots",
-    ),
-    "submit": (
-        "launch.platforms.submit",
-        "create a job on a managed platform, or write the file for its tool",
-    ),
+    "upload": ("launch.transfer.upload", "upload a snapshot or data to a store; --clean: remove old ones"),
+    "submit": ("launch.platforms.submit", "create a job on a platform, or write the file for its tool"),
     "fetch": ("launch.transfer.fetch", "download outputs from an object store and compare them"),
-    "report": (
-        "launch.report.cli",
-        "make one page of runs: curves, speed, waiting, restarts, receipts, settings",
-    ),
+    "report": ("launch.report.cli", "make one page of runs: curves, speed, restarts, receipts, settings"),
     "cache": ("launch.cache.cli", "fill, compare, list and empty caches of samples: packs, Redis and Valkey"),
     "bench": ("launch.bench", "measure the loaders on this machine: why does the GPU wait"),
-    "predict": (
-        "launch.inference.predict",
-        "predict the classes of the images in a folder: a CSV with the top 5",
-    ),
+    "predict": ("launch.inference.predict", "predict the classes of images: a CSV with the top 5"),
     "export": ("launch.inference.export", "export the network of a run: ONNX or torch.export"),
     "prove": ("launch.prove", "run a job with kills and restarts, and show whether it continues exactly"),
     "lint": cli.VERBS["lint"],
     "fix": cli.VERBS["fix"],
     "receipt": cli.VERBS["receipt"],
-    "audit": (
-        "bootfile.history.cli",
-        "compute steps of an old run again, and compare them with what it has recorded",
-    ),
-    "replay": (
-        "bootfile.history.replay",
-        "train a run again as if some samples had never been in it, from the last state before them",
-    ),
-    "data": (
-        "launch.data.cli",
-        "show the samples of a step, or the steps of a sample, checked against the receipt",
-    ),
-}
-REMOVED = {  # former verb: what to use instead
-    "clean": "use `upload --clean --to URL`",
-    "logs": "the service's console and ma-cli show the logs of a job; its log_url has them whole",
-    "status": "the service's console, SDK and ma-cli show a job",
-    "stop": "the service's console, SDK and ma-cli stop a job",
+    "audit": ("bootfile.history.cli", "compute steps of an old run again, and compare them with its record"),
+    "replay": ("bootfile.history.replay", "train a run again as if some samples had never been in it"),
+    "data": ("launch.data.cli", "show the samples of a step, or the steps of a sample"),
 }
 USAGE = "\n".join(
     ["usage: python -m launch VERB [ARGUMENTS]   (VERB --help: details; --version)", ""]
@@ -67,14 +40,9 @@ USAGE = "\n".join(
 def main() -> None:
     """Run the verb of this process and exit with its code."""
     verb, *arguments = sys.argv[1:] or [""]
-    if verb in ("-h", "--help"):
-        print(USAGE)
+    if verb in ("-h", "--help", "--version"):
+        print(f"bootfile {__version__}" if verb == "--version" else USAGE)
         sys.exit()
-    if verb == "--version":
-        print(f"bootfile {__version__}")
-        sys.exit()
-    if verb in REMOVED:
-        raise errors.BadInput(f"{verb} was removed: {REMOVED[verb]}")
     if not verb:
         print(USAGE, file=sys.stderr)
         sys.exit(errors.BAD_INPUT)

@@ -16,8 +16,7 @@ from datasets.folders import splits
 
 
 def main(arguments: list[str]) -> int:
-    """Measure, print a table and the choice, and return 0: `python -m launch bench` calls it. Raises
-    BadInput."""
+    """Measure, print a table and the choice, and return 0. Raises BadInput."""
     parser = Parser(__doc__, "python -m launch bench")
     add = parser.add_argument
     count = positive_int

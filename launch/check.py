@@ -30,8 +30,7 @@ _GRACE = 5.0  # seconds from a signal to the end of the processes
 
 
 def main(arguments: list[str]) -> int:
-    """Print the findings and return the exit code. Raises BadInput. `python -m launch check` calls it. With
-    --nodes, each process that this one starts calls it again."""
+    """Print the findings and return the exit code. Raises BadInput."""
     parser = Parser(__doc__, "python -m launch check")
     options.add_arguments(parser)
     add = parser.add_argument

@@ -42,9 +42,7 @@ class Row(NamedTuple):
 
 def compare(args: argparse.Namespace) -> int:
     """Measure, print a table and the choice, and return 0. Raises BadInput."""
-    device = torch.device("cpu")
-    if devices.count_gpus(args):
-        device = torch.device(accelerator.kind())
+    device = torch.device(accelerator.kind() if devices.count_gpus(args) else "cpu")
     options = {"max_bad": args.max_bad_images, "splits": args.splits, "log": log}
     index = image_folder.load(args.data_url, "train", args.cache_dir, **options)
     plan = Plan(index, BatchSampler(len(index), args.batch_size, 0), random_resized_crop, args.image_size)
@@ -54,19 +52,17 @@ def compare(args: argparse.Namespace) -> int:
     rows = _rows(args, stores, plan, device)
     log(f"measuring the speed of {args.arch} without data, the last part")
     ceiling = _compute_rate(args, len(index.classes), device)
-    by_name = {row.backend: row for row in rows}
-    slowest = by_name["pytorch"].warm
+    slowest = next(row.warm for row in rows if row.backend == "pytorch")
     machine = f"{platform.processor() or platform.machine()}, {available_cores()} cores, {device.type}"
     print(f"\n{machine}, load average {os.getloadavg()[0]:.2f}")
     print(f"{index.root}: {len(index)} images, {int(index.bytes.mean()) / 1000:.0f} kB on average")
     print(f"{'backend':<18}{'images/s':>10}{'range':>14}{'ratio':>8}{'cold':>10}{'wait':>8}{'(cold)':>8}")
     for row in rows:
-        wait = _describe_wait(row.warm, ceiling, device)
-        wait_cold = _describe_wait(row.cold, ceiling, device)
+        waits = [_describe_wait(rate, ceiling, device) for rate in (row.warm, row.cold)]
         cold = f"{row.cold:.0f}" if row.cold else "-"
         print(
             f"{row.backend:<18}{row.warm:>10.0f}{f'{row.least:.0f}-{row.most:.0f}':>14}"
-            f"{row.warm / slowest:>7.1f}x{cold:>10}{wait:>8}{wait_cold:>8}"
+            f"{row.warm / slowest:>7.1f}x{cold:>10}{waits[0]:>8}{waits[1]:>8}"
         )
     print(f"{args.arch} computes {ceiling:.1f} images/s here, without data")
     print(f"choice: {next(row.backend for row in rows if row.backend != 'synthetic')}")
@@ -104,9 +100,8 @@ def _measure(
     if reads:
         _drop_from_page_cache(store, head)
     with backends.build(backend, store, head, device, args.workers or backends.cores()) as loader:
-        cold = None
-        if reads:  # each file once, from the disk: later reads come from the page cache
-            cold = backends.rate(itertools.islice(loader, backends.HEAD), math.inf)
+        # each file once, from the disk: later reads come from the page cache
+        cold = backends.rate(itertools.islice(loader, backends.HEAD), math.inf) if reads else None
         return backends.rate(loader, args.seconds), cold
 
 
@@ -116,11 +111,9 @@ def _drop_from_page_cache(store: FileStore, head: backends.Head) -> None:
         store.close()
         paths = [entry.path for entry in os.scandir(store.path)]
     else:
-        paths = []
-        for id in {id for batch in head.batches for id in batch.ids}:
-            path = store.index.path(id)
-            member = tar_files.split_path(path)
-            paths.append(member[0] if member else path)  # the tar file of an image in one
+        images = [store.index.path(id) for id in {id for batch in head.batches for id in batch.ids}]
+        # the tar file of an image in one
+        paths = [(tar_files.split_path(path) or [path])[0] for path in images]
     for path in paths:
         handle = os.open(path, os.O_RDONLY)
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -133,9 +126,7 @@ def _compute_rate(args: argparse.Namespace, classes: int, device: torch.device) 
     model = classifiers.build(args.arch, classes, args.image_size)
     model = model.to(device).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    batch = args.batch_size
-    if device.type == "cpu":
-        batch = min(batch, _CPU_BATCH)
+    batch = min(args.batch_size, _CPU_BATCH) if device.type == "cpu" else args.batch_size
     images = torch.randn(batch, 3, args.image_size, args.image_size, device=device)
     images = images.contiguous(memory_format=torch.channels_last)
     labels = torch.zeros(batch, dtype=torch.int64, device=device)
@@ -156,18 +147,12 @@ def _compute_rate(args: argparse.Namespace, classes: int, device: torch.device) 
     return batch * steps / (time.perf_counter() - begun)
 
 
-def _wait(rate: float, compute: float, device: torch.device) -> float:
-    """Return the share of the time that the model would wait for data."""
-    if device.type != "cpu":
-        return max(0.0, 1 - rate / compute)
-    return compute / (rate + compute)
-
-
 def _describe_wait(rate: float | None, compute: float, device: torch.device) -> str:
-    """Return the share of _wait() in words; "-" if the rate of the loader is not known."""
+    """Return the share of the time that the model would wait for data; "-" if it is not known."""
     if not rate:
         return "-"
-    return f"{_wait(rate, compute, device):.1%}"
+    wait = compute / (rate + compute) if device.type == "cpu" else max(0, 1 - rate / compute)
+    return f"{wait:.1%}"
 
 
 def log(line: str) -> None:

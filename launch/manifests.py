@@ -7,6 +7,7 @@ of the files by path. A snapshot of code, made by `pack`, is stored in a folder 
 the digest>. Data are stored at the URL that the user gives.
 """
 
+import contextlib
 import hashlib
 import io
 import json
@@ -27,18 +28,12 @@ NAME = "manifest.json"
 
 
 def describe(
-    name: str,
-    sources: dict[str, str | bytes],
-    job: str | None = None,
-    git: str | None = None,
+    name: str, sources: dict[str, str | bytes], job: str | None = None, git: str | None = None
 ) -> dict:
-    """Return the manifest of files. Its digest covers paths and contents, but no time, owner or mode.
+    """Return the manifest of files, whose digest covers paths and contents. Raises BadInput.
 
     sources: path in the manifest, with / -> path on this node, or the content
-    job: the boot file of a snapshot
-
-    Raises BadInput if a file cannot be read.
-    """
+    job: the boot file of a snapshot"""
     paths = sorted(sources)
     # in threads: hashlib releases Python's lock for large blocks
     with ThreadPoolExecutor() as pool:
@@ -58,17 +53,13 @@ def describe_file(path: str, source: str | bytes) -> dict:
 
 
 def parse(content: bytes) -> dict | None:
-    """Return a checked manifest; None if it is not one. `upload`, `clean` and `pack` call it for a file that
-    another program may have written."""
-    try:
+    """Return a checked manifest; None if it is not one."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
         output_list.parse(content)
         manifest = json.loads(content)
         # another program may have a manifest.json: only one with the digest of its list is ours
-        valid = isinstance(manifest["name"], str) and "job" in manifest
-        if valid and manifest["digest"] == _digest(manifest["files"]):
-            return manifest
-    except (ValueError, KeyError, TypeError):
-        pass
+        is_named = isinstance(manifest["name"], str) and "job" in manifest
+        return manifest if is_named and manifest["digest"] == _digest(manifest["files"]) else None
     return None
 
 

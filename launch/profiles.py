@@ -65,23 +65,16 @@ def make_rank_table(host_names: list[str], processes: int) -> str:
     """Return the text of RANK_TABLE_FILE, in version 1.0 of CANN's form, without the NPUs' addresses."""
     servers = []
     for node, host in enumerate(host_names):
-        devices = []
-        for local_rank in range(processes):
-            devices.append({"device_id": str(local_rank), "rank_id": str(node * processes + local_rank)})
+        ranks = range(node * processes, (node + 1) * processes)
+        devices = [{"device_id": str(rank % processes), "rank_id": str(rank)} for rank in ranks]
         servers.append({"server_id": host, "device": devices})
     return json.dumps({"status": "completed", "version": "1.0", "server_list": servers})
 
 
 def make_starts(
-    name: str,
-    node: int,
-    nodes: int,
-    processes: int,
-    host_names: list[str],
-    port: int,
-    folders: Folders,
+    name: str, node: int, nodes: int, processes: int, host_names: list[str], port: int, folders: Folders,
     gpus: int = 0,
-) -> list[Start]:
+) -> list[Start]:  # fmt: skip
     """Return the commands that platform `name` (of PROFILES) starts on node number `node`.
 
     `simulate` calls it before each start of a node, and `submit` to know what the platform will pass.
@@ -110,19 +103,13 @@ def make_starts(
         "tasks_per_node": f"{processes}(x{nodes})" if nodes > 1 else processes,
     }  # fmt: skip
     profile = PROFILES[name]
-    words = profile.arguments
-    if nodes > 1:
-        words += profile.between_nodes
+    words = profile.arguments + (profile.between_nodes if nodes > 1 else ())
     starts = []
     # one Start for each process that the platform itself starts
     for local_rank in range(processes if profile.each_rank else 1):
         values |= {"local_rank": local_rank, "rank": node * processes + local_rank}
         prefix = [word.format(**values) for word in profile.prefix]
         arguments = [word.format(**values) for word in words]
-        environment = {}
-        for variable, meaning in profile.variables.items():
-            text = meaning.format(**values)
-            if text:
-                environment[variable] = text
-        starts.append(Start(prefix, arguments, environment))
+        variables = {name: meaning.format(**values) for name, meaning in profile.variables.items()}
+        starts.append(Start(prefix, arguments, {name: text for name, text in variables.items() if text}))
     return starts

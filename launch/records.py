@@ -37,8 +37,7 @@ class _Record(pydantic.BaseModel):
 
 
 def write(path: str, record: dict[str, Any]) -> None:
-    """Write a record that only its owner may read, and the folders above it. Raises BadInput. `submit` calls
-    it before the request, without an id, and again with the id in the answer."""
+    """Write a record that only its owner may read, and the folders above it. Raises BadInput."""
     with explained(f"{path} cannot be written"):
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         write_atomic(path, json.dumps({"format": 1} | record, indent=2) + "\n", mode=0o600)
@@ -65,8 +64,7 @@ def read_all() -> list[dict[str, Any]]:
 
 
 def find(text: str) -> dict[str, Any] | None:
-    """Return the record for a path, a name in FOLDER or a job's id; None if it does not exist. Raises
-    BadInput."""
+    """Return the record for a path, a name in FOLDER or a job's id; None without one. Raises BadInput."""
     paths = (text, os.path.join(FOLDER, text), os.path.join(FOLDER, f"{text}.json"))
     path = next(filter(os.path.isfile, paths), "")
     if not path:

@@ -102,24 +102,19 @@ def scan(path: str, source: str | bytes) -> list[Finding]:
                 kinds.setdefault(text.count("\n", 0, match.start(group)) + 1, kind)
     is_program = _PROGRAM.fullmatch(name) is not None
     for number, line in enumerate(text.split("\n"), 1):
-        # skip lines that cannot have a setting, which are half of all
-        if ":" not in line and "=" not in line:
-            continue
-        if is_program and "'" not in line and '"' not in line:
-            continue
-        kind = _find_setting(line, is_program)
+        # most lines cannot have a setting
+        may_hold = (":" in line or "=" in line) and not (is_program and "'" not in line and '"' not in line)
+        kind = _find_setting(line, is_program) if may_hold else ""
         if kind:
             kinds.setdefault(number, kind)
     return [Finding(line, kinds[line]) for line in sorted(kinds)]
 
 
 def _find_setting(line: str, is_program: bool) -> str:
-    """Return the kind of the first setting of a line that holds a secret; "" without one. is_program: only
-    quoted values count."""
+    """Return the kind of the first secret in the settings of a line, "" without one."""
     for match in _SETTING.finditer(line):
-        value = (match["quoted"] or "").strip()
-        if not is_program and match["quoted"] is None:
-            value = match["bare"].rstrip(",;)}]")
+        is_bare = match["quoted"] is None and not is_program
+        value = match["bare"].rstrip(",;)}]") if is_bare else (match["quoted"] or "").strip()
         if match["public"] or (is_program and " " in value) or _PLACEHOLDER.fullmatch(value):
             continue
         if _PASSWORD.fullmatch(match["name"]):
@@ -137,9 +132,9 @@ def describe(path: str, findings: list[Finding]) -> str:
     for finding in findings:
         lines_of.setdefault(finding.kind, []).append(finding.line)
     parts = []
-    for kind, lines in lines_of.items():
-        more = f", and in {len(lines) - 1} more" if len(lines) > 1 else ""
-        parts.append(f"line {lines[0]} ({kind}{more})")
+    for kind, (first, *others) in lines_of.items():
+        more = f", and in {len(others)} more" if others else ""
+        parts.append(f"line {first} ({kind}{more})")
     text = ", ".join(parts)
     if text.startswith("line 0 "):  # a file that is refused by its name
         return f"{path} {text.removeprefix('line 0 ')}"

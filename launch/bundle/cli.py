@@ -29,7 +29,7 @@ from bootfile.ground import git
 from bootfile.ground.errors import BadInput
 from common.console.arguments import Parser
 from launch import manifests, secret_scan
-from launch.bundle import imports, outputs, requirements
+from launch.bundle import imports, outputs
 from launch.bundle.code_folder import REQUIREMENTS, CodeFolder
 from launch.explain import human_size
 
@@ -58,9 +58,8 @@ def main(arguments: list[str]) -> int:
 
 
 def pack(job: str, to: str, allow_secret: Sequence[str] = (), code_dir: str | None = None) -> str:
-    """Make the snapshot of a job in the folder `to`, or as the file `to` if its name ends in .py, and print
-    the kept and the skipped files. Return its path. The arguments are those of the command. `launch submit`
-    calls it, too. Raises BadInput; then nothing is written."""
+    """Make the snapshot of a job in the folder `to`, or as the file `to` if its name ends in .py, print the
+    kept and the skipped files, and return its path. Raises BadInput; then nothing is written."""
     if not os.path.isfile(job) or not job.endswith(".py"):
         raise BadInput(f"{job}: expected a .py file as boot file")
     if zipfile.is_zipfile(job):
@@ -70,19 +69,17 @@ def pack(job: str, to: str, allow_secret: Sequence[str] = (), code_dir: str | No
     if os.path.realpath(to) == os.path.realpath(code.root):
         raise BadInput(f"--to {to} is the folder that is packed: name another one, in it or elsewhere")
     contents: dict[str, str | bytes] = {**code.files}
-    folder = os.path.dirname(os.path.abspath(job))
-    for name in REQUIREMENTS:
-        path = os.path.join(folder, name)
-        if os.path.isfile(path) and not os.path.samefile(folder, code.root):
-            print(f"not used: {path}; the list of packages is that of {code.root}")
+    listed = _find_list(code.root)
+    of_script = _find_list(os.path.dirname(os.path.abspath(job)))
+    if of_script and of_script != listed:
+        print(f"not used: {of_script}; the list of packages is that of {code.root}")
     text = ""  # of the dependency list
     left_out: list[str] = []
-    listed = _find_list(code.root)
     if listed:
-        imported = imports.find_packages(code.files, code.job_path)
-        text, left_out = requirements.adapt(listed, imported)
-        if text:
-            contents[REQUIREMENTS[0]] = text.encode()
+        packages = imports.find_packages(code.root, code.job_path)
+        text, left_out = imports.adapt_list(listed, packages)
+    if text:
+        contents[REQUIREMENTS[0]] = text.encode()
     _refuse_secrets(contents, allow_secret)
     # the name of the snapshot, before its digest: from the job's path, so jobs do not mix
     path = code.job_path.removeprefix("jobs/").removesuffix(".py")
@@ -91,24 +88,21 @@ def pack(job: str, to: str, allow_secret: Sequence[str] = (), code_dir: str | No
     _print_files(manifest, code.skipped)
     if left_out:
         print(f"{REQUIREMENTS[0]} is without {', '.join(left_out)}")
-    if os.fspath(to).endswith(".py"):
-        target = to
-        made = outputs.write_file(to, manifest, contents, requirements.names(text))
+    if to.endswith(".py"):
+        target, made = to, outputs.write_file(to, manifest, contents, imports.list_names(text))
     else:
         target, made = outputs.write_folder(to, manifest, contents)
-    verb = "packed" if made else "unchanged"
     git_tree = manifest["git"] or "none"
-    print(f"{verb}={target} job={code.job_path} digest={manifest['digest']} git={git_tree}")
+    print(
+        f"{'packed' if made else 'unchanged'}={target} job={code.job_path} digest={manifest['digest']} "
+        f"git={git_tree}"
+    )
     return target
 
 
 def _find_list(folder: str) -> str | None:
     """Return the path of the dependency list in a folder; None if it has none."""
-    for name in REQUIREMENTS:
-        path = os.path.join(folder, name)
-        if os.path.isfile(path):
-            return path
-    return None
+    return next(filter(os.path.isfile, [os.path.join(folder, name) for name in REQUIREMENTS]), None)
 
 
 def _refuse_secrets(contents: dict[str, str | bytes], allowed: Sequence[str]) -> None:
@@ -116,20 +110,14 @@ def _refuse_secrets(contents: dict[str, str | bytes], allowed: Sequence[str]) ->
     unknown = {*allowed} - contents.keys()
     if unknown:
         raise BadInput(f"--allow_secret {unknown.pop()}: no file of this path is packed")
-    refused = []  # one line for each file
-    for path, source in contents.items():
-        if path in allowed:
-            continue
-        findings = secret_scan.scan(path, source)
-        if findings:
-            refused.append(secret_scan.describe(path, findings))
+    scanned = {path: secret_scan.scan(path, contents[path]) for path in contents if path not in allowed}
+    refused = [secret_scan.describe(path, findings) for path, findings in scanned.items() if findings]
     if not refused:
         return
     what = refused[0]
     if len(refused) > 1:  # the error is one line: the files have theirs above it
         what = f"{len(refused)} files, one in each line above"
-        for line in refused:
-            print(f"refused  {line}", file=sys.stderr)
+        print(*(f"refused  {line}" for line in refused), sep="\n", file=sys.stderr)
     raise BadInput(
         f"suspected secrets would be uploaded: {what}; remove it, name the file in .jobignore, or, if it is "
         "not a secret, pass --allow_secret PATH"
@@ -142,9 +130,7 @@ def _print_files(manifest: dict, skipped: dict[str, str]) -> None:
     rules = defaultdict(list)  # rule -> paths
     for file in manifest["files"]:
         top, slash, _ = file["path"].partition("/")
-        name = top + slash
-        if file["path"] == manifest["job"]:  # it has a line of its own
-            name = file["path"]
+        name = file["path"] if file["path"] == manifest["job"] else top + slash  # the job has its own line
         kept[name].append(file["size"])
     for path, rule in skipped.items():
         rules[rule].append(path)

@@ -12,7 +12,7 @@ import re
 import sys
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path, PurePosixPath
 
@@ -37,23 +37,18 @@ _BUILT_IN = (
 )  # fmt: skip
 
 
-class Rules:
-    """The rules of the code folder `root`. CodeFolder makes them before it visits the folder.
+class _Rules:
+    """The rules of the code folder `root`. more: further built-in patterns. Raises BadInput."""
 
-    more: additional patterns. Raises BadInput if .jobignore cannot be read.
-    """
-
-    def __init__(self, root: str, more: Sequence[str] = ()):
+    def __init__(self, root: str, more: Sequence[str]):
         self._root = root
         path = os.path.join(root, FILE)
-        built_in = [*_BUILT_IN, *more]
         try:
             lines = [line or "#" for line in read_file(path, 2**20).decode().split("\n")]
         except FileNotFoundError:
             lines = []
         except (OSError, ValueError) as error:
             raise BadInput(f"{path} cannot be read: {error}") from error
-        self._built_in = pathspec.GitIgnoreSpec.from_lines(built_in)
         # pathspec's x/** is also the folder x
         contents = [re.sub(r"/\*\*$", "/**/*", line) for line in lines]
         for number, line in enumerate(contents, 1):
@@ -61,13 +56,11 @@ class Rules:
                 pathspec.GitIgnoreSpec.from_lines([line])
             except (ValueError, re.error) as error:
                 raise BadInput(f"{path}:{number}: not a pattern of gitignore, {line!r}: {error}") from error
+        built_in = [*_BUILT_IN, *more]
+        self._built_in = pathspec.GitIgnoreSpec.from_lines(built_in)
         self._all = pathspec.GitIgnoreSpec.from_lines([*built_in, *contents])
-        self._names = built_in  # by the number of the pattern
-        self._unnamed: set[int] = set()  # numbers of the user's patterns that name nothing, such as `!*/`
-        for number, line in enumerate(lines, 1):
-            if not line.strip("!*?/ "):
-                self._unnamed.add(len(self._names))
-            self._names.append(f"{FILE}:{number}  {line}")
+        # by the number of the pattern
+        self._names = built_in + [f"{FILE}:{number}  {line}" for number, line in enumerate(lines, 1)]
 
     def find(self, path: str, is_folder: bool) -> str | None:
         """Return the rule that skips `path` (relative, with /); None if the path is kept. Call it for a
@@ -75,12 +68,10 @@ class Rules:
         as `!*/` include paths that other lines of the user skip, but not .git."""
         place = f"{path}/" if is_folder else path
         match = self._all.check_file(place)
-        if not match.include and match.index in self._unnamed:
+        if match.include is False and not self._names[match.index].partition("  ")[2].strip("!*?/ "):
             match = self._built_in.check_file(place)
-        if not match.include:
-            return None
         # the first rules name folders of data, which are kept if they hold modules
-        if match.index < len(_DATA) and not self._is_data(path, is_folder):
+        if not match.include or (match.index < len(_DATA) and not self._is_data(path, is_folder)):
             return None
         return self._names[match.index]
 
@@ -94,10 +85,13 @@ class Rules:
             return True
 
 
+_ENTRY = "common/distributed/entry.py"  # of a Bootfile repository
 _PARTS = ("bootfile", "common", "datasets", "jobs")  # folders of a Bootfile repository
 _LINKED = ("bootfile", "common", "datasets", "launch")  # may be links to those of another Bootfile repository
 _DOCUMENTS = ("*.md", "*.ipynb")  # folders of a Bootfile repository
 REQUIREMENTS = ("pip-requirements.txt", "requirements.txt")  # dependency lists; the first that exists counts
+_REPLACED = dict.fromkeys(REQUIREMENTS, f"a {REQUIREMENTS[0]} is made from it")  # file: why it is skipped
+_REPLACED[manifests.NAME] = "pack writes its own"
 # limits of ModelArts for a code folder (its documents, November 2026): files and folders, bytes
 _ENTRIES = 1000
 _SIZE = 5 * 10**9
@@ -131,17 +125,15 @@ class CodeFolder:
 
     def __init__(self, job: str, without: str | None = None, code_dir: str | None = None):
         job = os.path.abspath(job)
+        self.root = os.path.abspath(code_dir or os.path.dirname(job))
+        if os.path.commonpath([self.root, job]) != self.root:
+            raise BadInput(f"--code_dir {code_dir} is not a folder above {job}")
         # the nearest of the folders above the script
         repository = next(filter(_is_repository, map(str, PurePosixPath(job).parents)), "")
-        self.root = os.path.dirname(job)
         self._parts: set[str] = set()  # names at the top that are taken; empty: all
         self._is_own_folder = code_dir is None and not repository  # the root is the script's folder only
         self.is_repository = bool(repository)
-        if code_dir is not None:
-            self.root = os.path.abspath(code_dir)
-            if not os.path.isdir(self.root) or os.path.commonpath([self.root, job]) != self.root:
-                raise BadInput(f"--code_dir {code_dir} is not a folder above {job}")
-        elif repository:
+        if repository and code_dir is None:
             top = os.path.relpath(job, repository).split(os.sep)[0]
             self.is_repository = top in (*_PARTS, os.path.basename(job)) or _imports_bootfile(self.root)
             if self.is_repository:
@@ -152,20 +144,22 @@ class CodeFolder:
         self.name = os.path.basename(self.root) or "code"
         self.job_path = os.path.relpath(job, self.root)
         self._without = without and os.path.realpath(without)
-        self._rules = Rules(self.root, _DOCUMENTS if self._parts else ())
-        self._programs: list[str] = []  # the script, and the modules in its folder that it imports
+        self._rules = _Rules(self.root, _DOCUMENTS if self._parts else ())
+        self._programs: set[str] = set()  # the script, and the modules in its folder that it imports
         self.files: dict[str, str] = {}
         self.skipped: dict[str, str] = {}
         # a job that `pack` wrote as one file has all its modules in it
         if zipfile.is_zipfile(job):
             self.files = {self.job_path: job}
-            self.is_repository = "common/distributed/entry.py" in zipfile.ZipFile(job).namelist()
+            self.is_repository = _ENTRY in zipfile.ZipFile(job).namelist()
             return
         self._collect()
         rule = self._find_rule_above(self.job_path)
         if rule not in (_NO_RULE, TESTS):
             raise BadInput(f"{self.job_path} is not uploaded (rule: {rule}): name another boot file")
-        self._follow_imports()
+        # Where Python looks first: a job of Bootfile puts the root before its own folder.
+        folders = ("", os.path.dirname(self.job_path))
+        self._programs = imports.follow(self.job_path, self.root, folders, self._include)
         check_keys(self.files, self.root)
         self._check_limits()
 
@@ -182,78 +176,54 @@ class CodeFolder:
         self.files = dict(sorted(self.files.items()))
         self.skipped = dict(sorted(self.skipped.items()))
 
-    def _follow_imports(self) -> None:
-        """Add the modules outside the job's folder that it imports, and those that these import. A package at
-        the top comes with all its files, because its modules may read them. Raises BadInput for a module that
-        a rule skips, unless the program continues without it."""
-        # Where Python looks first: a job of Bootfile puts the root before its own folder.
-        folders = ("", os.path.dirname(self.job_path))
-        todo = [self.job_path]
-        seen: set[str] = set()
-        while todo:
-            path = todo.pop()
-            if path in seen or path.partition("/")[0] in _LINKED:  # Bootfile's rooms are whole
-                continue
-            seen.add(path)
-            source = os.path.join(self.root, path)
-            for imported in imports.find(path, source, folders, _in(self.root)):
-                todo.extend(module for module in imported.modules if self._include(module, path, imported))
-        self._programs = sorted(seen)
-
     def check_modules_above(self) -> None:
         """Raise BadInput if a program imports a module of the project that is above the script's folder: with
         sys.path or PYTHONPATH it finds it here, and on the platform it does not."""
         if not self._is_own_folder:
             return
-        for path, above in itertools.product(self._programs, _folders_above(self.root)):
+        for path, above in itertools.product(sorted(self._programs), _folders_above(self.root)):
             script_folder = os.path.relpath(self.root, above)
             folders = (script_folder, "", "src")  # where Python may look, that of the script first
-            source = os.path.join(self.root, path)
-            for imported in imports.find(f"{script_folder}/{path}", source, folders, _in(above)):
+            for imported in imports.find(f"{script_folder}/{path}", above, folders):
+                outside = [name for name in imported.modules if not name.startswith(f"{script_folder}/")]
                 name = imported.name.partition(".")[0]
-                inside = f"{script_folder}/"
-                outside = [module for module in imported.modules if not module.startswith(inside)]
                 if outside and not imported.is_optional and not _is_installed(name):
                     raise BadInput(
                         f"{path}:{imported.line} imports {imported.name}, and {outside[-1]} is above the "
                         f"folder of the script: add --code_dir {above}"
                     )
 
-    def _include(self, module: str, path: str, imported: imports.Import) -> bool:
-        """Return whether a module that a program imports is uploaded, and add it if no rule skips it.
-
-        module: its path. path: that of the program. Raises BadInput if a rule skips it.
-        """
-        top = module.partition("/")[0]
-        # a package next to the job's folder: it is taken as a whole, and its files are collected again
-        if module not in self.files and self._parts and top not in self._parts:
-            self._parts.add(top)
-            self._collect()
-        if module in self.files:
-            return True
-        rule = self._find_rule_above(module)
-        is_left_out_by_user = imported.is_later and rule.startswith(FILE)
-        if imported.is_optional or is_left_out_by_user:
-            return False
-        raise BadInput(
-            f"{path}:{imported.line} imports {imported.name}, and {module} is not uploaded (rule: {rule}): "
-            f"move it, or include it with a line `!{module}` in {FILE}"
-        )
+    def _include(self, path: str, imported: imports.Import) -> list[str]:
+        """Return the modules of an import that are uploaded and whose imports are followed. A package at the
+        top comes with all its files, because its modules may read them. path: of the program. Raises BadInput
+        for a module that a rule skips, unless the program continues without it."""
+        included = []
+        for module in imported.modules:
+            top = module.partition("/")[0]
+            if module not in self.files and self._parts and top not in self._parts:
+                self._parts.add(top)
+                self._collect()
+            rule = self._find_rule_above(module)
+            if module in self.files:
+                included.append(module)
+            elif not imported.is_optional and not (imported.is_later and rule.startswith(FILE)):
+                raise BadInput(
+                    f"{path}:{imported.line} imports {imported.name}, and {module} is not uploaded (rule: "
+                    f"{rule}): move it, or include it with a line `!{module}` in {FILE}"
+                )
+        return [module for module in included if module.partition("/")[0] not in _LINKED]  # those are whole
 
     def _find_rule_above(self, path: str) -> str:
         """Return the rule that skips a file or a folder above it; _NO_RULE without one."""
-        for skipped, rule in self.skipped.items():
-            if f"{path}/".startswith(f"{skipped.rstrip('/')}/"):
-                return rule
-        return _NO_RULE
+        above = (rule for name, rule in self.skipped.items() if f"{path}/".startswith(f"{name.rstrip('/')}/"))
+        return next(above, _NO_RULE)
 
     def _check_limits(self) -> None:
         """Raise BadInput if the platform would refuse the folder."""
         # the platform counts folders, too
         entries = set()
         for path in map(PurePosixPath, self.files):
-            entries.update(str(entry) for entry in (path, *path.parents))
-        entries.discard(".")
+            entries.update(str(entry) for entry in (path, *path.parents[:-1]))
         count = len(entries) + _OWN
         size = sum(map(os.path.getsize, self.files.values()))
         if count > _ENTRIES or size > _SIZE:
@@ -264,8 +234,7 @@ class CodeFolder:
             )
 
     def _visit(self, folder: str, real: tuple[str, ...]) -> None:
-        """Add the content of `folder` (relative, "" or with / at its end). real: the real paths of the
-        folders above, then its own."""
+        """Add the content of `folder` (with / at its end). real: the real paths above, then its own."""
         for entry in os.scandir(os.path.join(self.root, folder)):
             path = folder + entry.name
             is_folder = entry.is_dir()
@@ -274,9 +243,7 @@ class CodeFolder:
             if rule:
                 self.skipped[f"{path}/" if is_folder else path] = rule
                 continue
-            source = entry.path
-            if entry.is_symlink():
-                source = self._resolve(path, entry, real)
+            source = self._resolve(path, entry, real) if entry.is_symlink() else entry.path
             if is_folder:
                 self._visit(f"{path}/", (*real, os.path.realpath(source)))
             elif entry.is_file():
@@ -288,10 +255,8 @@ class CodeFolder:
         """Return the rule that skips a file or a folder; None if it is uploaded. absolute: its path."""
         if self._without is not None and os.path.realpath(absolute) == self._without:
             return "the output of pack"
-        if path in REQUIREMENTS:
-            return f"a {REQUIREMENTS[0]} is made from it"
-        if path == manifests.NAME:
-            return "pack writes its own"
+        if path in _REPLACED:
+            return _REPLACED[path]
         if self._parts and path.partition("/")[0] not in self._parts:
             return "not needed by the job"
         return self._rules.find(path, is_folder)
@@ -310,15 +275,10 @@ class CodeFolder:
         return target
 
 
-def _in(root: str) -> Callable[[str], bool]:
-    """Return a function that tells whether a folder has a file of this path."""
-    return lambda path: os.path.isfile(os.path.join(root, path))
-
-
 def _folders_above(folder: str) -> list[str]:
     """Return the folders above a script that may be its project: up to the one with a mark of a project."""
     folders = []
-    for above in list(map(str, PurePosixPath(folder).parents))[:_LEVELS]:
+    for above in map(str, [*PurePosixPath(folder).parents][:_LEVELS]):
         if above in (os.sep, os.path.expanduser("~")):
             break
         folders.append(above)
@@ -328,26 +288,19 @@ def _folders_above(folder: str) -> list[str]:
 
 
 def _is_installed(name: str) -> bool:
-    """Return whether a module comes with Python or with a package that is installed."""
-    if not name:
-        return False
-    if name in sys.stdlib_module_names:
-        return True
+    """Return whether a module comes with Python or with a package that is installed; "": a relative one."""
     installed = [folder for folder in sys.path if folder.endswith(("site-packages", "dist-packages"))]
-    return PathFinder.find_spec(name, installed) is not None
+    is_known = name in sys.stdlib_module_names
+    return bool(name) and (is_known or PathFinder.find_spec(name, installed) is not None)
 
 
 def _imports_bootfile(folder: str) -> bool:
     """Return whether a module in the folder, or in one below it, imports Bootfile."""
     modules = itertools.chain(Path(folder).glob("*.py"), Path(folder).glob("*/*.py"))
     with explained(folder):
-        for module in modules:
-            if _IMPORT.search(module.read_text(encoding="utf-8", errors="replace")):
-                return True
-    return False
+        return any(_IMPORT.search(path.read_text(encoding="utf-8", errors="replace")) for path in modules)
 
 
 def _is_repository(folder: str) -> bool:
     """Return whether a folder is a Bootfile repository. Other projects also have `common` and `datasets`."""
-    entry = os.path.join(folder, "common/distributed/entry.py")
-    return os.path.exists(entry) and os.path.exists(os.path.join(folder, "datasets"))
+    return all(os.path.exists(os.path.join(folder, name)) for name in (_ENTRY, "datasets"))

@@ -10,6 +10,7 @@ import contextlib
 import io
 import os
 import zipfile
+from pathlib import PurePosixPath
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained, write_atomic
@@ -18,13 +19,8 @@ from launch import manifests
 
 
 def write_folder(to: str, manifest: dict, contents: dict[str, str | bytes]) -> tuple[str, bool]:
-    """Write the snapshot to the folder `to` atomically, for `pack`. Return (its path, False if it existed).
-
-    contents: path in the snapshot, with / -> file to copy, or the content itself
-
-    Raises BadInput if a snapshot of that name was changed, if a file changes while it is copied, or if the
-    disk is full.
-    """
+    """Write the snapshot to the folder `to` atomically. Return (its path, False if it existed). Raises
+    BadInput if a snapshot of that name was changed, if a file changes meanwhile, or if the disk is full."""
     final = os.path.join(to, manifests.make_folder_name(manifest))
     with explained(f"{to} cannot be written"):
         os.makedirs(to, exist_ok=True)
@@ -44,8 +40,7 @@ def write_folder(to: str, manifest: dict, contents: dict[str, str | bytes]) -> t
 
 
 def _find_wrong(folder: str, manifest: dict) -> str | None:
-    """Return a file of a snapshot that is not what the manifest lists; None if all are. Other files, such as
-    __pycache__, are ignored."""
+    """Return a file of a snapshot that is not what the manifest lists; None if all are."""
     stored = None
     with contextlib.suppress(OSError), open(os.path.join(folder, manifests.NAME), "rb") as content:
         stored = manifests.parse(content.read())
@@ -83,13 +78,9 @@ _TIME = (1980, 1, 1, 0, 0, 0)  # each file in the archive has it, so that equal 
 
 
 def write_file(path: str, manifest: dict, contents: dict[str, str | bytes], packages: list[str]) -> bool:
-    """Write the archive. Return whether it is a new one: equal contents have equal bytes. `pack` calls it.
-
-    path: ends in .py.
-    contents: path in the archive, with / -> file to copy, or the content itself.
-    packages: the names of those that the job needs, for its --help.
-    Raises BadInput if the path is another program, or if the name of the job is not that of a module.
-    """
+    """Write the archive, and return whether it is a new one. path: ends in .py. packages: the names of those
+    that the job needs, for its --help. Raises BadInput if the path is another program, or if the name of the
+    job is not that of a module."""
     job = manifest["job"].removesuffix(".py")
     if "." in job:
         raise BadInput(f"{manifest['job']} has a dot in its path, as no module has: rename it")
@@ -97,11 +88,9 @@ def write_file(path: str, manifest: dict, contents: dict[str, str | bytes], pack
     text = _MAIN.format(module=job.replace("/", "."), packages=" ".join(packages))
     files |= {"__main__.py": text.encode(), manifests.NAME: manifests.to_bytes(manifest)}
     for name in contents:  # folders without __init__.py would join those of other packages of that name
-        if not name.endswith(".py"):
-            continue
-        parts = name.split("/")[:-1]
-        for end in range(1, len(parts) + 1):
-            files.setdefault("/".join((*parts[:end], "__init__.py")), b"")
+        if name.endswith(".py"):
+            folders = list(PurePosixPath(name).parents)[:-1]
+            files = {str(folder / "__init__.py"): b"" for folder in folders} | files
     # in the order of the names, with one time and one mode: equal contents give equal bytes
     memory = io.BytesIO()
     with zipfile.ZipFile(memory, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -112,7 +101,8 @@ def write_file(path: str, manifest: dict, contents: dict[str, str | bytes], pack
             archive.writestr(info, content)
     with explained(f"{path} cannot be written"):
         if os.path.lexists(path):
-            if not _is_ours(path):
+            # only what `pack` wrote may be replaced
+            if not zipfile.is_zipfile(path) or manifests.NAME not in zipfile.ZipFile(path).namelist():
                 raise BadInput(f"{path} exists, and was not written by pack: name another file")
             if _read(path) == memory.getvalue():
                 return False
@@ -127,8 +117,3 @@ def _read(source: str | bytes) -> bytes:
         return source
     with explained(f"{source} cannot be read"), open(source, "rb") as file:
         return file.read()
-
-
-def _is_ours(path: str) -> bool:
-    """Return whether `pack` wrote a file, which it may then replace."""
-    return zipfile.is_zipfile(path) and manifests.NAME in zipfile.ZipFile(path).namelist()

@@ -59,11 +59,10 @@ def preload(place: Packs | Shared, args: argparse.Namespace) -> int:
     for index in _load_indexes(args):
         print(f"{index.split}: {len(index)} samples", flush=True)
         stored = place.preload(index, form, args.workers)
-        line = f"{index.split}: {stored} of {len(index)} samples are stored"
-        if stored < len(index):
-            line = f"{line}, {len(index) - stored} are not: the server is full, or lost its data"
-            code = 1
-        print(line, flush=True)
+        missing = len(index) - stored
+        note = f", {missing} are not: the server is full, or lost its data" if missing else ""
+        print(f"{index.split}: {stored} of {len(index)} samples are stored{note}", flush=True)
+        code = code or int(missing > 0)
     return code
 
 
@@ -87,8 +86,7 @@ def rm(place: Shared, args: argparse.Namespace) -> int:
     """Delete data sets of a server: either all that are named, or none if one of them is in use."""
     if args.all == bool(args.dataset):
         raise BadInput("rm: name a data set, as ls shows it, or pass --all")
-    stored = references.list_sets(place.server)
-    unwanted = stored if args.all else [places.choose(stored, args.dataset)]
+    unwanted = place.find(args.dataset or "")
     for data_set in unwanted:
         # all are checked before the first one is deleted
         if data_set.users and not args.force:
@@ -126,10 +124,8 @@ def _parse_args(verb: str, argv: list[str]) -> argparse.Namespace:
     args, unknown = parser.parse_known_args(argv)
     if unknown:  # names only (see Parser): a value may be a password
         text = " ".join(unknown)
-        hint = ""
-        if "pass" in text:
-            hint = f"; set the password in {connection.PASSWORD} or {connection.PASSWORD_FILE}"
-        raise BadInput(f"{verb}: unknown arguments: {text}{hint}")
+        hint = f"; set the password in {connection.PASSWORD} or {connection.PASSWORD_FILE}"
+        raise BadInput(f"{verb}: unknown arguments: {text}{hint if 'pass' in text else ''}")
     return args
 
 
@@ -162,12 +158,10 @@ def _load_indexes(args: argparse.Namespace) -> list[image_index.ImageFolderIndex
         val_share=args.val_share,
         splits=args.splits,
     )
-    train = load("train")
-    if args.split == "train":
-        return [train]
     # the training set is always indexed: its classes number those of the other split
-    val = load("val", classes=train.classes)
-    return [val] if args.split == "val" else [train, val]
+    train = load("train")
+    indexes = [train] if args.split != "val" else []
+    return indexes if args.split == "train" else [*indexes, load("val", classes=train.classes)]
 
 
 def _form(place: Packs | Shared, args: argparse.Namespace) -> str:

@@ -34,9 +34,8 @@ _COMPARED = 256  # samples that a thread compares at a time
 
 
 def check(read: Read, index: image_index.ImageFolderIndex, form: str, workers: int) -> int:
-    """Compare the samples of a split, print the result, and return the number of wrong ones. `launch cache
-    check` calls it for each split. read: called in `workers` threads. Raises BadInput if a file cannot be
-    read or was changed since the scan."""
+    """Compare the samples of a split, print the result, and return the number of wrong ones. Raises BadInput
+    if a file cannot be read or was changed since the scan."""
     files = FileStore(index, verified=True)
     paths_of: dict[str, list[str]] = {kind: [] for kind in KINDS}
     parts = np.split(np.arange(len(index)), range(_COMPARED, len(index), _COMPARED))
@@ -53,23 +52,28 @@ def check(read: Read, index: image_index.ImageFolderIndex, form: str, workers: i
             return wrong
 
         # the threads read and decode; this one counts, in the order of the ids
-        pool = ThreadPoolExecutor(workers, "check")
-        try:
-            for part, wrong in zip(parts, pool.map(compare, parts), strict=True):
-                for kind, id in wrong:
-                    paths_of[kind].append(index.path(id))
-                bar.update(len(part))
-        finally:
-            pool.shutdown(cancel_futures=True)
+        for part, wrong in zip(parts, _map(compare, parts, workers), strict=True):
+            for kind, id in wrong:
+                paths_of[kind].append(index.path(id))
+            bar.update(len(part))
     tell = image_folder.one_line(print)
-    for kind, paths in paths_of.items():
-        if paths:
-            tell(f"{kind}: {shown(paths)}")
+    wrong_paths = {kind: paths for kind, paths in paths_of.items() if paths}
+    for kind, paths in wrong_paths.items():
+        tell(f"{kind}: {shown(paths)}")
     count = sum(map(len, paths_of.values()))
-    counts = "".join(f", {len(paths)} {kind}" for kind, paths in paths_of.items() if paths)
+    counts = "".join(f", {len(paths)} {kind}" for kind, paths in wrong_paths.items())
     equal = f"{len(index) - count} of {len(index)} samples are stored and equal to the files"
     print(f"{index.split}: {equal}{counts}", flush=True)
     return count
+
+
+def _map(function: Callable, parts: list[np.ndarray], workers: int) -> Iterator:
+    """Yield the results of a function for each part, in order, computed in threads."""
+    pool = ThreadPoolExecutor(workers, "cache")
+    try:
+        yield from pool.map(function, parts)
+    finally:
+        pool.shutdown(cancel_futures=True)  # after an error, or Ctrl-C
 
 
 def _same(kept: bytes | np.ndarray, made: forms.Sample) -> bool:
@@ -128,15 +132,6 @@ class Packs:
 _PART = 32  # samples that a thread makes and sends at a time
 
 
-def choose(sets: list[StoredSet], text: str) -> StoredSet:
-    """Return the data set whose name begins with `text`. Raises BadInput if none or several do."""
-    matching = [stored for stored in sets if text and stored.name.startswith(text)]
-    if len(matching) != 1:
-        names = ", ".join(stored.name for stored in matching or sets) or "nothing"
-        raise BadInput(f"{text!r} matches {len(matching)} data sets; stored: {names}")
-    return matching[0]
-
-
 class Shared:
     """The server of a URL, for one run of `launch cache`. log: called with one line to print.
 
@@ -156,10 +151,9 @@ class Shared:
             raise BadInput(str(error).replace("--cache", "--to")) from None
         self.form = self.server.address.form
         # a job continues without the cache; here there is nothing else to do
-        reason = self.server.down
-        if reason:
+        if self.server.down:
             self.close()
-            raise BadInput(f"cache {self.server.address}: {reason}")
+            raise BadInput(f"cache {self.server.address}: {self.server.down}")
         self._opened = True
 
     def close(self) -> None:
@@ -196,6 +190,15 @@ class Shared:
         with contextlib.closing(RedisStore(self.server, index, "", form)) as store:
             yield read
 
+    def find(self, text: str) -> list[StoredSet]:
+        """Return the data sets whose names begin with `text`: exactly one, or all for "". Raises BadInput."""
+        stored = references.list_sets(self.server)
+        matching = [data_set for data_set in stored if data_set.name.startswith(text)]
+        if text and len(matching) != 1:
+            names = ", ".join(data_set.name for data_set in matching or stored) or "nothing"
+            raise BadInput(f"{text!r} matches {len(matching)} data sets; stored: {names}")
+        return matching
+
     def describe(self) -> str:
         """Return a table with one line for each data set, a line for each user, and one about the memory."""
         rows = [("name", "data set", "form", "samples", "GB", "mode", "users")]
@@ -219,18 +222,13 @@ class Shared:
         if not memory:
             return ""
         limit = memory.get("maxmemory")
-        policy = memory.get("maxmemory_policy", "")
-        most = "no limit"
-        note = policy
-        if limit:
-            most = f"{limit / 1e9:.3f} GB"
-            # with another policy the server deletes samples to make room: jobs would read their files
-            if policy != "noeviction":
-                note = f"{policy}: set it to noeviction"
-        line = f"{self.server.address}: {memory.get('used_memory', 0) / 1e9:.3f} GB used of {most}"
-        if note:
-            line += f", {note}"
-        return line
+        note = memory.get("maxmemory_policy", "")
+        # with another policy the server deletes samples to make room: jobs would read their files
+        if limit and note != "noeviction":
+            note += ": set it to noeviction"
+        most = f"{limit / 1e9:.3f} GB" if limit else "no limit"
+        used = f"{memory.get('used_memory', 0) / 1e9:.3f} GB used of {most}"
+        return ", ".join(filter(None, [f"{self.server.address}: {used}", note]))
 
     def _log_later(self, text: str) -> None:
         """Print what the connection reports once it is open."""
@@ -259,9 +257,5 @@ class Shared:
                 return 0
             return store.put(part, [forms.make(files, id, store.form) for id in part.tolist()])
 
-        pool = ThreadPoolExecutor(workers, "preload")
-        try:
-            for taken in pool.map(send, np.split(ids, range(_PART, len(ids), _PART))):
-                bar.update(taken)
-        finally:
-            pool.shutdown(cancel_futures=True)
+        for taken in _map(send, np.split(ids, range(_PART, len(ids), _PART)), workers):
+            bar.update(taken)

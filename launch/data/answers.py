@@ -15,7 +15,7 @@ from bootfile.ground.errors import BadInput
 from bootfile.ground.numbers import counted
 from bootfile.receipt.recorded_run import Run
 from common.run import sample_losses
-from launch.data import samples, sheet
+from launch.data import samples
 from launch.explain import align
 
 STEPS = 5  # --around: steps up to the one that was asked for
@@ -26,7 +26,7 @@ _COLUMNS = ("rank", "id", "label", "file")
 def find(args: argparse.Namespace) -> list[str]:
     """Return the lines of the answer. args: those of the verb. Raises BadInput."""
     if args.to:
-        outputs.check_replaceable(args.to, sheet.MARK, args.force)
+        outputs.check_replaceable(args.to, samples.MARK, args.force)
     run = Run(args.run)
     if args.sample:
         return _find_sample(run, args)
@@ -41,17 +41,16 @@ def find(args: argparse.Namespace) -> list[str]:
 
 def _list_steps(run: Run, args: argparse.Namespace, data: Any) -> list[str]:
     """Return a table of the samples of each of --count steps up to --step; with --to, also draw them."""
-    steps = []
-    for number in range(max(1, args.step - args.count + 1), args.step + 1):
-        # earlier steps that the run has left out are skipped; the last one was asked for, and then fails
-        if number == args.step or not run.is_left_out(number):
-            steps.append(samples.read_step(run, number, data, bool(args.to)))
+    numbers = range(max(1, args.step - args.count + 1), args.step + 1)
+    # earlier steps that the run has left out are skipped; the last one was asked for, and then fails
+    kept = [number for number in numbers if number == args.step or not run.is_left_out(number)]
+    steps = [samples.read_step(run, number, data, bool(args.to)) for number in kept]
     lines = []
     for step in steps:
         columns = [[name, *map(str, values)] for name, values in step.columns.items()]
         lines += ["", step.title, *align(zip(*columns, strict=True))]
     if args.to:
-        lines.append(sheet.save(steps, args.to))
+        lines.append(samples.save_sheet(steps, args.to))
     return lines
 
 
@@ -92,15 +91,9 @@ def _list_losses(run: Run, around: int, data: Any) -> list[str]:
         raise BadInput(f"{run.folder}: {lines[-1]}")
     table.sort(key=lambda row: np.inf if np.isnan(row[0]) else row[0], reverse=True)
     rows = [["step", "loss", *names], *(cells for _, cells in table[:SHOWN])]
-    return [*lines, "", *align(rows), "", _suggest_skip(run, around)]
-
-
-def _suggest_skip(run: Run, step: int) -> str:
-    """Return a line with the command that begins a run before a step and leaves it out."""
-    words = ["python", str(run.starts[-1].get("script", "JOB"))]
-    words += ["--from", run.folder, "--at_step", str(step - 1), "--skip_steps", str(step)]
-    words += ["--output_dir", "NEW"]
-    return f"to leave it out in a new run: {shlex.join(words)}"
+    words = ["python", str(run.starts[-1].get("script", "JOB")), "--from", run.folder]
+    words += ["--at_step", str(around - 1), "--skip_steps", str(around), "--output_dir", "NEW"]
+    return [*lines, "", *align(rows), "", f"to leave it out in a new run: {shlex.join(words)}"]
 
 
 def _find_sample(run: Run, args: argparse.Namespace) -> list[str]:
@@ -109,15 +102,11 @@ def _find_sample(run: Run, args: argparse.Namespace) -> list[str]:
     shown = args.sample
     if not shown.isdecimal():
         with samples.open_data(run, args.data_url) as data:
-            image = None
-            if hasattr(data, "find"):  # a folder of images
-                image = data.find(args.sample)
-                if image is None:
-                    image = data.find(os.path.abspath(args.sample))
+            find_image = getattr(data, "find", lambda path: None)  # only a folder of images has it
+            images = map(find_image, [shown, os.path.abspath(shown)])
+            image = next((id for id in images if id is not None), None)
             if image is None:
-                raise BadInput(
-                    f"--sample {args.sample} is neither an id in 0..{sampler.size - 1} nor an image"
-                )
+                raise BadInput(f"--sample {shown} is neither an id in 0..{sampler.size - 1} nor an image")
             shown = f"{image} ({data.path(image)})"
     id = int(shown.partition(" ")[0])
     epochs = np.arange(1, -(-run.last // len(sampler)) + 1)
@@ -132,9 +121,8 @@ def _find_sample(run: Run, args: argparse.Namespace) -> list[str]:
         elif id in run.removed and step <= run.last:
             rows.append([str(epoch), str(step), "removed (--without)"])
         elif step <= run.last:
-            batch = run.ids(sampler, step)
             count += 1
-            rank = run.ranks(sampler, step)[batch == id][0]
+            rank = run.ranks(sampler, step)[run.ids(sampler, step) == id][0]
             rows.append([str(epoch), str(step), str(rank)])
     last = run.last
     while run.is_left_out(last):

@@ -4,15 +4,19 @@ one process. The ranks of the run are computed, and nothing of the run is change
 import contextlib
 import dataclasses
 import glob
+import math
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image, ImageDraw, PngImagePlugin
 
+from bootfile.console import outputs
 from bootfile.ground.errors import BadInput
 from bootfile.receipt.receipt import batch_sums
 from bootfile.receipt.recorded_run import Run
@@ -26,6 +30,12 @@ from datasets.memory import image_set
 from datasets.sampling import augment
 from datasets.sampling.effects import Effects
 from datasets.stores.files import FileStore
+
+MARK = re.compile("made by bootfile launch data")  # in the first bytes of a sheet
+MARGIN = 4  # pixels around images
+LINE = 12  # pixels of a line of text
+LEAST = 64  # pixels of the side of an image; smaller ones are enlarged
+_MOST = 10**8  # pixels of a sheet
 
 
 class Step(NamedTuple):
@@ -80,8 +90,8 @@ def open_data(run: Run, data_url: str | None) -> Iterator[Any]:
 
 
 def _copy_indexes(run: Run, cache_dir: str | None, cache: str, fingerprint: str) -> None:
-    """Copy the indexes of the run's data to the folder `cache`, so that the folder is not scanned again. They
-    are copied because load() may write to its cache, and the run is only read."""
+    """Copy the indexes of the run's data to the folder `cache`: load() does not scan the data again, and
+    writes to no cache of the run."""
     for folder in (cache_dir or cache, f"{run.folder}/index", f"{output.PARENT}/index"):
         for path in glob.glob(f"{glob.escape(folder)}/train-*"):
             with contextlib.suppress(BadInput):  # it is the index of other data
@@ -99,11 +109,9 @@ def read_step(run: Run, step: int, data: Any, draws: bool) -> Step:
     sampler = run.sampler(step, class_weights)
     ids = run.ids(sampler, step)
     columns = {"rank": run.ranks(sampler, step).tolist(), "id": ids.tolist()}
-    count = f"{len(ids)} samples"
     missing = len(sampler.batch(step - 1)) - len(ids)
-    if missing:
-        count += f", {missing} removed"
-    title = f"step {step}, epoch {sampler.epoch}, {count}: "
+    removed = f", {missing} removed" if missing else ""
+    title = f"step {step}, epoch {sampler.epoch}, {len(ids)} samples{removed}: "
     if data is None:
         return Step(step, f"{title}ids equal to the receipt; no labels (--ids, or your own Dataset)", columns)
     prepared = preprocessing.values(settings)
@@ -127,7 +135,10 @@ def read_step(run: Run, step: int, data: Any, draws: bool) -> Step:
     # before a pixel is read: with other data the table would show samples that the run never had
     run.check(step, batch_sums(ids, batch.labels, batch.crops, np.array([len(ids)]))[0])
     classes = data.class_names or [*map(str, range(data.classes))]
-    columns["label"] = _name_labels(batch.labels, classes)
+    # the class of each sample, or its classes with commas between them
+    sets = batch.labels if batch.labels.ndim > 1 else batch.labels[:, None] == np.arange(len(classes))
+    names = np.array(classes, object)
+    columns["label"] = [",".join(names[label]) for label in sets]
     if hasattr(data, "name"):
         columns["file"] = [data.name(id) for id in ids.tolist()]
     images = None
@@ -149,13 +160,34 @@ def _plan_folder(data: Any, sampler: Any, settings: Mapping[str, Any]) -> tuple[
     return Plan(data, sampler, augment.random_resized_crop, side), Effects(**chosen)
 
 
-def _name_labels(labels: np.ndarray, classes: Sequence[str]) -> list[str]:
-    """Return the class of each sample, or its classes with commas between them.
-
-    labels: int [n], the class of each sample, or bool [n, classes]. classes: names.
-    """
-    names = []
-    for label in labels:
-        numbers = np.flatnonzero(label).tolist() if labels.ndim > 1 else [int(label)]
-        names.append(",".join(classes[number] for number in numbers))
-    return names
+def save_sheet(steps: list[Step], path: str) -> str:
+    """Draw the images of steps as the model got them, with labels and ids: write a sheet as PNG, atomically,
+    and return a line about it. Raises BadInput. The steps were compared with the receipt."""
+    if any(step.pixels is None for step in steps):
+        raise BadInput(f"--to {path}: a Dataset of your own has no images to draw here")
+    height, width = [max(step.pixels.shape[axis] for step in steps) for axis in (1, 2)]
+    cells = [(step, place) for step in steps for place in range(len(step.pixels))]
+    total = len(cells)
+    scale = math.ceil(LEAST / min(LEAST, max(height, width)))
+    high = scale * height + 2 * LINE + MARGIN  # of a cell: the image and two lines of text
+    wide = scale * width + MARGIN
+    # larger sheets need gigabytes of memory: the rest is not drawn, as the line at the end says
+    cells = cells[: _MOST // (high * wide)]
+    columns = math.ceil(math.sqrt(len(cells)))
+    sheet = Image.new("RGB", (columns * wide + MARGIN, -(-len(cells) // columns) * high + MARGIN), "white")
+    pen = ImageDraw.Draw(sheet)
+    for number, (step, place) in enumerate(cells):
+        row, column = divmod(number, columns)
+        x = MARGIN + column * wide
+        y = MARGIN + row * high
+        # whole pixels: an enlarged image shows each pixel that the model got
+        image = step.pixels[place].repeat(scale, 0).repeat(scale, 1)
+        sheet.paste(Image.fromarray(np.broadcast_to(image, (*image.shape[:2], 3)).copy()), (x, y))
+        label = step.columns["label"][place].encode("latin-1", "replace").decode("latin-1")  # of the font
+        text = f"{label[: wide // 6]}\n{step.step}: {step.columns['id'][place]}"
+        pen.text((x, y + scale * height), text, "black", spacing=1)
+    mark = PngImagePlugin.PngInfo()
+    mark.add_text("Software", MARK.pattern)
+    with outputs.open_result(path) as file:
+        sheet.save(file, "PNG", pnginfo=mark)
+    return f"{path}: {len(cells)} images of {total}"

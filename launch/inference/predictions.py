@@ -37,10 +37,7 @@ TOP = 5  # classes of an image
 
 
 def write(args: argparse.Namespace) -> int:
-    """Write the predictions and return 0, in the one process of `launch predict`. Raises BadInput.
-
-    args: those of the verb.
-    """
+    """Write the predictions and return 0. args: those of the verb. Raises BadInput."""
     is_image = os.path.isfile(args.folder) and not args.to
     args.to = args.to or "predictions.csv"
     # before the network is loaded: a file that must not be replaced ends it at once
@@ -69,32 +66,23 @@ def write(args: argparse.Namespace) -> int:
 
 
 def _write_table(path: str, predictions: Iterator, classes: Sequence[str], top: int, bar: Any) -> int:
-    """Write a row for each image to a CSV, as it is predicted. Return the number of unreadable images.
-
-    predictions: of predict(). top: classes of a row. bar: moves with each image.
-    """
-    header = []
-    for rank in range(1, top + 1):
-        header += [f"class_{rank}", f"probability_{rank}"]
+    """Write a row for each image to a CSV, as it is predicted. Return the number of unreadable images."""
+    ranks = range(1, top + 1)
+    header = [f"{column}_{rank}" for rank in ranks for column in ("class", "probability")]
     # After the earlier columns, which programs may read by position. A name can be NA, null or 007, which
     # pandas reads as missing or as a number.
-    numbers = [f"number_{rank}" for rank in range(1, top + 1)]
+    numbers = [f"number_{rank}" for rank in ranks]
     unreadable = 0
     with outputs.open_result(path) as file:
         text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="", write_through=True)
         rows = csv.writer(text)
         rows.writerow(["path", "error", *header, *numbers])
         for name, reason, probabilities in predictions:
-            cells = [""] * (len(header) + len(numbers))
-            if not reason:
-                values, labels = probabilities.topk(top)
-                end = len(header)
-                cells[:end:2] = [classes[label] for label in labels.tolist()]
-                cells[1:end:2] = [f"{value:.6f}" for value in values.tolist()]
-                cells[end:] = [str(label) for label in labels.tolist()]
-            rows.writerow([name, printable(reason), *cells])
-            if reason:
-                unreadable += 1
+            values, labels = [column.tolist() for column in probabilities.topk(top)]
+            pairs = [(classes[label], f"{value:.6f}") for label, value in zip(labels, values, strict=True)]
+            cells = [*itertools.chain.from_iterable(pairs), *labels]
+            rows.writerow([name, printable(reason), *([""] * len(cells) if reason else cells)])
+            unreadable += bool(reason)
             bar.update()
         text.detach()
     return unreadable
@@ -117,11 +105,7 @@ def find_images(folder: str) -> tuple[str, list[str]]:
 
 @torch.no_grad()
 def predict(
-    network: Trained,
-    root: str,
-    paths: Sequence[str],
-    places: Sequence[torch.device],
-    batch_size: int = 64,
+    network: Trained, root: str, paths: Sequence[str], places: Sequence[torch.device], batch_size: int = 64
 ) -> Iterator[tuple[str, str, torch.Tensor]]:
     """Yield (path, reason why it cannot be read or "", probabilities float [classes]) for each of the paths.
 
@@ -138,25 +122,21 @@ def predict(
     in_progress: collections.deque = collections.deque()  # batches that the devices may still compute
     traits: list[int] = []  # of the images that were read; the threads of the pool append to it
     turns = itertools.cycle(copies)
+    kernel = network.settings.get("interpolation", BILINEAR)
+    fill = functools.partial(_fill, share=network.share, interpolation=kernel, traits=traits)
     with ThreadPoolExecutor(cores()) as pool:
         for first, (model, deliver) in zip(range(0, len(paths), batch_size), turns, strict=False):
             part = paths[first : first + batch_size]
             memory = np.zeros((len(part), network.size, network.size, 3), np.uint8)
-            fill = functools.partial(
-                _fill,
-                share=network.share,
-                interpolation=network.settings.get("interpolation", BILINEAR),
-                traits=traits,
-            )
             # this waits for the images of the batch, while the devices compute the batches before it
             reasons = list(pool.map(fill, [os.path.join(root, path) for path in part], memory))
             pixels = torch.from_numpy(memory).permute(0, 3, 1, 2)
-            if network.channels == 1:
-                pixels = _grey(pixels)
+            if network.channels == 1:  # grey, by the weights of ITU-R BT.601
+                weights = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
+                pixels = (pixels * weights).sum(1, keepdim=True).round().to(torch.uint8)
             batch, _ = deliver(pixels, torch.zeros(len(part), dtype=torch.int64))
             with autocast:
-                logits = model(batch)
-            logits = logits.float()
+                logits = model(batch).float()
             probabilities = logits.sigmoid() if is_binary else logits.softmax(1)
             in_progress.append((part, reasons, probabilities))
             # each device has one batch to compute: wait for the oldest when a further one has begun
@@ -196,9 +176,3 @@ def _fill(path: str, out: np.ndarray, share: float, interpolation: str, traits: 
     top, left, high, wide, flip = [int(values[0]) for values in crops]
     fit(pixels[top : top + high, left : left + wide], flip, out, interpolation)
     return ""
-
-
-def _grey(pixels: torch.Tensor) -> torch.Tensor:
-    """Convert uint8 [n, 3, H, W] to uint8 [n, 1, H, W], by the weights of ITU-R BT.601."""
-    weights = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
-    return (pixels * weights).sum(1, keepdim=True).round().to(torch.uint8)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from bootfile.ground.errors import BadInput, in_one_line, print_line
+from bootfile.ground.errors import BadInput, in_one_line
 from bootfile.records import STARTS, read_starts
 from common.checkpoint import weights
 from common.compute import classifiers, models, networks
@@ -44,7 +44,6 @@ class Trained(NamedTuple):
 
 
 _NETWORK = ("arch", "dataset", "width", "model_kwargs")  # the options that choose one
-_SMALL = "ResNet-18 for small images"
 _OPTIONS: dict[str, Callable[[str], Any]] = {  # of the run: the type of the option
     "arch": networks.arch, "image_size": networks.image_size, "val_image_size": networks.image_size,
     "dataset": str, "width": positive_int,
@@ -71,8 +70,7 @@ def load(
     dataset = settings.get("dataset")
     make: Callable[[int], nn.Module]  # builds the network for a number of classes
     if model or arch:
-        if arch:
-            settings |= preprocessing.find(arch, path)
+        settings |= preprocessing.find(arch, path) if arch else {}
         mean, std, share, settings["interpolation"] = preprocessing.values(settings)
         name = model or str(arch)
         channels = 3
@@ -81,7 +79,7 @@ def load(
         make = functools.partial(classifiers.build, str(arch), image_size=size, kwargs=kwargs)
     elif dataset in image_set.NAMES:
         form = importlib.import_module(f"datasets.memory.{dataset}")
-        name = _SMALL
+        name = "ResNet-18 for small images"
         channels = len(form.MEAN)
         mean, std, share = form.MEAN, form.STD, 1.0
         size = image_size or form.SIDE
@@ -96,7 +94,8 @@ def load(
         count = _count_classes(path, name, make, tensors)
         network = make(count).eval()
     weights.fill(path, network, tensors, complete=True)
-    classes = _classes(path, count)
+    names = weights.read_class_names(path)
+    classes = tuple(map(str, names if len(names) == count else range(count)))  # they may not be known
     return Trained(network, name, channels, shown_size, mean, std, share, classes, settings)
 
 
@@ -106,9 +105,7 @@ def _count_classes(path: str, name: str, make: Callable[[int], nn.Module], tenso
     name_of_head, dim = next(iter(classifiers.head(make).items()), ("", 0))
     skeleton = classifiers.on_meta(functools.partial(make, 2))
     matching, *_ = weights.match(path, skeleton.state_dict(), tensors)
-    shape: Sequence[int] = ()
-    if name_of_head in matching:
-        shape = matching[name_of_head].shape
+    shape: Sequence[int] = matching[name_of_head].shape if name_of_head in matching else ()
     if dim >= len(shape) or 0 in shape:
         raise BadInput(f"{path}: no classifier weights of {name}: the file is of another network")
     count: int = shape[dim]
@@ -120,8 +117,7 @@ def _count_classes(path: str, name: str, make: Callable[[int], nn.Module], tenso
 
 @torch.no_grad()
 def _call(model: str, size: int) -> tuple[nn.Module, int]:
-    """Return (the network of FILE.py:FUNCTION in evaluation mode, the number of its classes). Raises
-    BadInput."""
+    """Return (the network of FILE.py:FUNCTION, the number of its classes). Raises BadInput."""
     file, _, function = model.rpartition(":")
     sys.path.insert(0, os.path.dirname(os.path.abspath(file)))  # as `python FILE` does
     try:
@@ -134,24 +130,12 @@ def _call(model: str, size: int) -> tuple[nn.Module, int]:
     return network, count
 
 
-def _classes(path: str, count: int) -> tuple[str, ...]:
-    """Return the names of the classes of a run, or their numbers if they are not known."""
-    names = tuple(map(str, weights.read_class_names(path)))
-    return names if len(names) == count else tuple(map(str, range(count)))
-
-
 def _read_settings(folder: str, given: dict[str, Any], is_own: bool) -> dict[str, Any]:
     """Return the _OPTIONS of the last start in a run's folder, without those that choose a network if it is
     the user's own. given: replaces them unless it is None. Raises BadInput."""
-    settings: dict[str, Any] = {}
-    for start in read_starts(folder)[-1:]:
-        settings |= start["settings"]
+    starts_of_run = read_starts(folder)
+    settings = dict(starts_of_run[-1]["settings"]) if starts_of_run else {}
     settings |= {name: value for name, value in given.items() if value}
-    if settings.get("antialias") is False:  # a run of version 0.31 or earlier
-        print_line(
-            "warning: the run had --antialias false, which was removed: its accuracy is not exactly met"
-        )
     # the folder may be another user's: each option is checked as one of a command line
-    left_out = _NETWORK if is_own else ()
-    kinds = {name: kind for name, kind in _OPTIONS.items() if name not in left_out}
+    kinds = {name: kind for name, kind in _OPTIONS.items() if not (is_own and name in _NETWORK)}
     return starts.check_settings(settings, kinds, folder)

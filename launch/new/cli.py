@@ -19,15 +19,22 @@ Exit codes: 0 written; 2 bad input, for example a folder that is not empty.
 """
 
 import argparse
+import ast
 import re
 import shlex
 import shutil
+from collections import Counter
+from difflib import unified_diff
 from pathlib import Path
 
 from bootfile.ground.errors import BadInput
 from common.console.arguments import Parser
-from launch.new import blocks
 
+# A block of a job opens with `### tag k/n, reason ###` and closes with the same line. It includes
+# the blank line before it. A line `# - code` in a block is a line of the base that the block replaces; `# -`
+# alone is a blank line of the base.
+BLOCK = re.compile(r"(?:^\n)?^( *### .+ ###\n)(?:.*\n)*?\1", re.MULTILINE)
+_NUMBER = re.compile(r"^( *### .+? )(\d+)/(\d+)(, .* ###)$", re.MULTILINE)
 _HOME = Path(__file__).resolve().parents[2]  # links resolved
 _FILES = {  # file of the template: its path in the project
     "test_train.py": "tests/test_train.py", "job.toml": "job.toml", "README.md": "README.md",
@@ -50,8 +57,7 @@ _RATES = {"train_own.py": {"epochs": "100", "lr": "0.01"}, "train_text.py": {"ep
 
 
 def main(arguments: list[str]) -> int:
-    """Write the project, print the next steps, and return the exit code: `python -m launch new` calls it.
-    Raises BadInput."""
+    """Write the project, print the next steps, and return the exit code. Raises BadInput."""
     parser = Parser(__doc__, "python -m launch new")
     add = parser.add_argument
     add("folder", metavar="FOLDER", help="a new or an empty folder")
@@ -62,12 +68,11 @@ def main(arguments: list[str]) -> int:
     add("--fsdp", action="store_true", help="add the blocks of train_ddp.py and train_fsdp.py")
     add("--copy", action="store_true", help="copy bootfile, common, datasets and launch, do not link them")
     args = parser.parse_args(arguments)
-    if args.exact and args.amp:
-        raise BadInput("--exact and --amp exclude each other: both replace the line of the evaluation")
-    if args.text and (args.exact or args.amp):
-        raise BadInput("--text excludes --exact and --amp: they replace lines of the same step")
-    if args.fsdp and (args.exact or args.amp):
-        raise BadInput("--fsdp excludes --exact, which needs DDP, and --amp: use --precision bfloat16")
+    if [args.exact, args.amp, args.fsdp or args.text].count(True) > 1:
+        raise BadInput(
+            "--exact, --amp, and --text or --fsdp exclude each other: they replace lines of the same step "
+            "(--precision bfloat16 needs no block)"
+        )
     folder = Path(args.folder)
     try:
         # options that exclude each other are refused above, before there is a folder
@@ -83,11 +88,7 @@ def main(arguments: list[str]) -> int:
 def make_job(ddp: bool, amp: bool, exact: bool = False, fsdp: bool = False, text: bool = False) -> str:
     """Return the text of a project's jobs/train.py. Raises BadInput if a job of Bootfile is missing."""
     job_of_user = "train_text.py" if text else "train_own.py"
-    names = [job_of_user]
-    if ddp:
-        names.append("train_ddp.py")
-    if amp:
-        names.append("train_amp.py")
+    names = [job_of_user, *(["train_ddp.py"] if ddp else []), *(["train_amp.py"] if amp else [])]
     base = _read("jobs/train.py")
     variants = [_read(f"jobs/{name}") for name in names]
     [step] = _STEP.findall(base)
@@ -95,22 +96,20 @@ def make_job(ddp: bool, amp: bool, exact: bool = False, fsdp: bool = False, text
     if not text:
         variants[0] = variants[0].replace(step_of_user, step)  # another variant may have its own
     # as the variants of Bootfile are made: the base, and the blocks of each
-    combined = blocks.combine(base, *variants)
+    combined = combine(base, *variants)
     if exact or fsdp:  # its base is train_ddp.py
-        more = "train_exact.py" if exact else "train_fsdp.py"
-        names.append(more)
+        names.append("train_exact.py" if exact else "train_fsdp.py")
         variant = _read(f"jobs/{names[-1]}")
-        if text:
-            variant = _FUSED_SGD.sub("", variant)
-        combined = blocks.combine(variants[1], combined, variant, tag="新增")
-    combined = blocks.without_replaced(combined)
+        variant = _FUSED_SGD.sub("", variant) if text else variant
+        combined = combine(variants[1], combined, variant, tag="新增")
+    combined = _without_replaced(combined)
     if not text:
         [step] = _STEP.findall(combined)
         # in a project the whole step is one block: it is what the user changes
         mark = step_of_user.split("\n")[0]
         code = [line for line in step.replace("logits", "outputs").split("\n") if line and "###" not in line]
         combined = combined.replace(step, "\n".join([mark, *code, mark, ""]), 1)
-    lines = blocks.without_docstring(blocks.renumber(combined)).split("\n")
+    lines = without_docstring(_renumber(combined)).split("\n")
     for beginning in _UNUSED:
         [unused_line] = [line for line in lines if line.startswith(beginning)]
         lines.remove(unused_line)
@@ -124,11 +123,7 @@ def _write_project(folder: Path, args: argparse.Namespace, ddp: bool) -> None:
     # first: it is what may fail, and the folder is still empty
     job = make_job(ddp, args.amp, args.exact, args.fsdp, args.text)
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.resolve().name)[:64]
-    options = []  # for which lines of the template are kept: see _ONLY
-    if ddp:
-        options.append("ddp")
-    if args.text:
-        options.append("text")
+    options = {"ddp": ddp, "text": args.text}  # for which lines of the template are kept: see _ONLY
     values = {"name": name, **_RATES["train_text.py" if args.text else "train_own.py"]}
     for part in ("jobs", "tests"):
         (folder / part).mkdir()
@@ -146,20 +141,12 @@ def _write_project(folder: Path, args: argparse.Namespace, ddp: bool) -> None:
     print(f"next: cd {shlex.quote(str(folder))}; python -m pytest tests; then change the blocks of the job")
 
 
-def _fill_template(template: str, values: dict[str, str], options: list[str]) -> str:
-    """Return the text of a file of the project.
-
-    values: name, epochs and lr, which replace @name@ and so on. options: those of the project. Lines for
-    other options are left out.
-    """
-    for name in ("name", "epochs", "lr"):
-        template = template.replace(f"@{name}@", values[name])
-    kept = []
-    for line in template.split("\n"):
-        only = _ONLY.search(line)
-        if not only or only[1] in options:
-            kept.append(_ONLY.sub("", line))
-    return "\n".join(kept)
+def _fill_template(template: str, values: dict[str, str], options: dict[str, bool]) -> str:
+    """Return the text of a file of the project. values: replace @name@, @epochs@ and @lr@."""
+    for name, value in values.items():
+        template = template.replace(f"@{name}@", value)
+    lines = [(line, _ONLY.search(line)) for line in template.split("\n")]
+    return "\n".join(_ONLY.sub("", line) for line, only in lines if not only or options[only[1]])
 
 
 def _read(path: str) -> str:
@@ -168,3 +155,84 @@ def _read(path: str) -> str:
         return (_HOME / path).read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise BadInput(f"{_HOME / path} does not exist: `new` needs a whole copy of Bootfile") from error
+
+
+class MarksError(Exception):
+    """A malformed block. The message names the line."""
+
+
+def replaced_lines(line: str) -> list[str]:
+    """Return the line of the base that a line `# - code` of a block replaces; [] for other lines."""
+    match = re.fullmatch(r"(\s*)# -(?: (.*)|\s*)", line)
+    return [match[1] + match[2] if match[2] else ""] if match else []
+
+
+def without_docstring(text: str) -> str:
+    """Return the text after its module docstring. Raises MarksError."""
+    try:
+        docstring = ast.parse(text).body[0]
+    except SyntaxError as error:
+        raise MarksError(f"line {error.lineno}: {error.msg}") from error
+    if not (isinstance(docstring, ast.Expr) and isinstance(docstring.value, ast.Constant)):
+        raise MarksError("no module docstring")
+    return "\n".join(text.split("\n")[docstring.end_lineno :])
+
+
+def combine(base: str, *variants: str, tag: str = "") -> str:
+    """Return the base with the blocks of several variants, each at its place, in the order of the variants.
+    tag: only blocks with this tag count; the base may have others. Raises MarksError."""
+    of_tag = re.compile(BLOCK.pattern.replace("### ", f"### {tag}", 1), re.MULTILINE)
+    body = without_docstring(base)
+    docstring = base.removesuffix(body)
+    lines = body.splitlines(True)
+    inserted: dict[int, str] = {}  # the number of lines of the base before it -> blocks
+    dropped: set[int] = set()  # lines of the base that blocks replace
+    for variant in variants:
+        text = without_docstring(variant)
+        end = 0  # of the block before
+        kept: list[str] = []  # the lines of the base, as the variant has them
+        for block in of_tag.finditer(text):
+            kept += text[end : block.start()].splitlines(True)
+            inserted[len(kept)] = inserted.get(len(kept), "") + block[0]
+            # a block may replace lines of the base: they are comments in it
+            for line in block[0].split("\n"):
+                for replaced in replaced_lines(line):
+                    if len(kept) in dropped:
+                        raise MarksError(f"two variants replace this line: {replaced}")
+                    dropped.add(len(kept))
+                    kept.append(f"{replaced}\n")
+            end = block.end()
+        kept += text[end:].splitlines(True)
+        # what is not in a block must be the base: each variant stands for it without its blocks
+        if kept != lines:
+            raise MarksError(f"not the lines of the base: {[*unified_diff(lines, kept, n=0)][3]!r}")
+    parts = [docstring]
+    for place, line in enumerate([*lines, ""]):  # "": blocks may follow the last line
+        parts.append(inserted.get(place, ""))
+        if place not in dropped:
+            parts.append(line)
+    return "".join(parts)
+
+
+def _without_replaced(text: str) -> str:
+    """Return the text without the lines that its blocks replace."""
+
+    def shorten(block: re.Match) -> str:
+        """Return a block without the lines that it replaces: re.sub() calls it for each block."""
+        return "\n".join(line for line in block[0].split("\n") if not replaced_lines(line))
+
+    return BLOCK.sub(shorten, text)
+
+
+def _renumber(text: str) -> str:
+    """Return the text with the blocks of each tag numbered from 1, in the order of the lines."""
+    totals = Counter(match[1].strip() for match in _NUMBER.finditer(text))  # tag -> marks
+    seen = Counter[str]()
+
+    def number(match: re.Match) -> str:
+        """Return a mark with its number: re.sub() calls it for each mark, in the order of the lines."""
+        tag = match[1].strip()
+        seen[tag] += 1  # each block has two marks
+        return f"{match[1]}{(seen[tag] + 1) // 2}/{totals[tag] // 2}{match[4]}"
+
+    return _NUMBER.sub(number, text)

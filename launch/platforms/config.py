@@ -36,9 +36,7 @@ _SNAPSHOT = re.compile(r"[A-Za-z0-9_.-]+-[0-9a-f]{12}")
 
 def _to_text(value: Any) -> str:
     """Return a value of one line as text for arguments and variables: true and false in lower case."""
-    text = str(value)
-    if isinstance(value, bool):  # as command lines have it
-        text = text.lower()
+    text = str(value).lower() if isinstance(value, bool) else str(value)  # as command lines have it
     is_line = "\0" not in text and text.splitlines() in ([], [text])  # YAML has more ends of lines than \n
     if not isinstance(value, str | bool | int | float) or not is_line:
         raise ValueError("expected a text of one line, a number, true or false")
@@ -54,9 +52,8 @@ def _check_url(url: str) -> str:
 
 
 def _check_place(place: str) -> str:
-    if place.startswith("/") and place.strip("/"):  # a folder of a volume
-        return place.rstrip("/")
-    return _check_url(place)
+    is_folder = place.startswith("/") and place.strip("/")  # of a volume
+    return place.rstrip("/") if is_folder else _check_url(place)
 
 
 def _check_storage(storage: str) -> str:
@@ -245,8 +242,7 @@ class JobConfig(_Table):
 
 
 def load(path: str, job: str, platform: str = "modelarts") -> JobConfig:
-    """Read and check job.toml for one of PLATFORMS. job: the boot file's path in the code. Raises
-    BadInput."""
+    """Read and check job.toml for one of PLATFORMS. job: its boot file in the code. Raises BadInput."""
     job = _check_job(job)
     try:
         content = read(path)
@@ -270,17 +266,12 @@ def load(path: str, job: str, platform: str = "modelarts") -> JobConfig:
 def _check_names(config: JobConfig, table: PlatformTable) -> None:
     """Raise BadInput if two tables give the same argument, or two outputs have the same URL. table: that of
     the platform, whose inputs and outputs replace those of the job."""
-    inputs = config.inputs | table.inputs
     outputs = config.outputs | table.outputs
     # the job would get the argument twice, and - and _ are the same there
-    channels = Counter(name.replace("-", "_") for name in (*inputs, *outputs))
-    for names in (channels, Counter(name.replace("-", "_") for name in config.parameters)):
-        for name, count in names.items():
-            if count > 1:
-                raise BadInput(f"{name} is given twice in [inputs] and [outputs], or in [parameters]")
-    for name in config.parameters:
-        if name.replace("-", "_") in channels:
-            raise BadInput(f"[parameters] {name} is also an input or output: the platform passes its folder")
+    words = [*(config.inputs | table.inputs), *outputs, *config.parameters]
+    for name, count in Counter(name.replace("-", "_") for name in words).items():
+        if count > 1:
+            raise BadInput(f"{name} is given twice in [inputs], [outputs] and [parameters]")
     if len(set(outputs.values())) < len(outputs):
         raise BadInput("[outputs] has the same URL twice: every output needs its own")
 
@@ -321,11 +312,9 @@ def _explain(error: Any) -> str:
     """Return one line for the first mistake of a ValidationError: table, key, reason."""
     first = error.errors(include_url=False)[0]  # the user mends one after the other
     parts = [str(part) for part in first["loc"] if part != "[key]"]
-    depth = 3 if parts[0] == "platform" else 2  # [platform.NAME] key, or [table] key
-    *tables, key = parts[:depth]
-    place = key
-    if tables:
-        place = f"[{'.'.join(tables)}] {key}"
+    # [platform.NAME] key, or [table] key
+    *tables, key = parts[: 3 if parts[0] == "platform" else 2]
+    place = f"[{'.'.join(tables)}] {key}" if tables else key
     if first["type"] == "missing":
         return f"{place} is missing (launch/job.example.toml shows it)"
     if first["type"] == "extra_forbidden":

@@ -67,9 +67,7 @@ def make_body(config: JobConfig, outputs: dict[str, str]) -> dict[str, Any]:
         "annotations": {name: str(value).lower() for name, value in retries.items()},
     }
     # an image of the user has a command, and no boot file
-    program = {"boot_file": code + config.job}
-    if image.image_url:
-        program = {"command": _command(config)}
+    program = {"command": _command(config)} if image.image_url else {"boot_file": code + config.job}
     algorithm: dict[str, Any] = {
         "code_dir": code,
         **program,
@@ -110,13 +108,16 @@ def _volume(folder: str, storage: str) -> dict[str, dict[str, Any]]:
 
 def _channels(kind: str, places: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the entries of the inputs or outputs that the service copies. kind: see _folders()."""
-    channels = []
-    for name, local in _folders(kind, places).items():
-        if local == places[name]:  # a folder of a volume: nothing is copied
-            continue
-        remote = {"obs": {"obs_url": _path(places[name])}}
-        channels.append({"name": name, "local_dir": local, "access_method": "parameter", "remote": remote})
-    return channels
+    return [
+        {
+            "name": name,
+            "local_dir": local,
+            "access_method": "parameter",
+            "remote": {"obs": {"obs_url": _path(places[name])}},
+        }
+        for name, local in _folders(kind, places).items()
+        if local != places[name]  # a folder of a volume: nothing is copied
+    ]
 
 
 def _path(url: str) -> str:
@@ -127,10 +128,11 @@ def _path(url: str) -> str:
 
 def _folders(kind: str, places: Mapping[str, str]) -> dict[str, str]:
     """Return names and folders on a node: those of volumes, or of copies. kind: inputs or outputs."""
-    folders = {}
-    for index, (name, place) in enumerate(places.items()):  # the service numbers its copies in this order
-        folders[name] = place if place.startswith("/") else f"{_MOUNT}/{kind}/{name}_{index}"
-    return folders
+    # the service numbers its copies in this order
+    return {
+        name: place if place.startswith("/") else f"{_MOUNT}/{kind}/{name}_{index}"
+        for index, (name, place) in enumerate(places.items())
+    }
 
 
 def _command(config: JobConfig) -> str:
@@ -157,8 +159,6 @@ def make_node_starts(config: JobConfig, outputs: dict[str, str]) -> list[tuple[s
         variables = start.environment | {"MA_CURRENT_IP": f"<address of node {node}>"} | config.environment
         if custom and "MASTER_PORT" not in config.environment:
             del variables["MASTER_PORT"]  # the platform does not set a port here
-        given = config.parameters | channels
-        words = [f"--{name}={value}" for name, value in given.items()]
-        words += added
-        starts.append((" ".join([_command(config), *map(shlex.quote, words)]), variables))
+        words = [f"--{name}={value}" for name, value in (config.parameters | channels).items()]
+        starts.append((" ".join([_command(config), *map(shlex.quote, [*words, *added])]), variables))
     return starts

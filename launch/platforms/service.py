@@ -27,8 +27,7 @@ ENDED = ("Failed", "Completed", "Terminated")  # phases of v2 (vendor's document
 
 
 class ServiceError(BadInput):
-    """A request that the service refused or did not answer. status: the HTTP status; None without an
-    answer."""
+    """A request that the service refused (status: of HTTP) or did not answer (None)."""
 
     def __init__(self, message: str, status: int | None):
         super().__init__(message)
@@ -39,10 +38,8 @@ def _find_endpoint(region: str, url: str) -> str:
     """Return the service's URL. The SDK's own table of regions has a wrong host for ap-southeast-1."""
     # job.toml comes first: the variables of the environment are for all jobs
     if not url and not region:
-        url = os.environ.get("MODELARTS_ENDPOINT", "")
-        region = os.environ.get("MODELARTS_REGION", "")
-    if not url and region:
-        url = f"https://modelarts.{region}.{_DOMAIN}"
+        url, region = [os.environ.get(f"MODELARTS_{name}", "") for name in ("ENDPOINT", "REGION")]
+    url = url or (f"https://modelarts.{region}.{_DOMAIN}" if region else "")
     url = url.rstrip("/")
     if not _URL.fullmatch(url):
         given = f"{printable(url.rpartition('@')[2])} is not https://HOST[:PORT]" if url else "no region"
@@ -121,11 +118,9 @@ class ModelArts:
         def is_repeatable(answer: object, error: Exception | None) -> bool:
             """Return whether to send the request again. The SDK asks after each attempt."""
             status = getattr(error, "status_code", None)
-            if error is None:
-                return False
-            if not repeat:
-                return status == 429
-            return status is None or status == 429 or status >= 500  # None: there was no answer at all
+            # None: there was no answer at all
+            is_temporary = status in (None, 429) or status >= 500
+            return error is not None and (is_temporary if repeat else status == 429)
 
         invoker = getattr(self._client, f"{call}_invoker")(request)
         invoker.with_retry(is_repeatable, _RETRIES, BackoffStrategies.EQUAL_JITTER)

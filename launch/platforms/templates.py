@@ -39,15 +39,11 @@ COMMANDS = {  # platform: (file in templates/, command that submits FILE)
 
 
 def render(platform: str, config: JobConfig, run: str, resume_from: str | None = None) -> str:
-    """Return the content of the file for one of COMMANDS.
-
-    run: the name of this run; its outputs are below that name
-    resume_from: the outputs of an earlier run, used instead
-
-    Raises BadInput for a missing or an unknown key.
-    """
+    """Return the content of the file for one of COMMANDS. run: its name, which its outputs have. resume_from:
+    the outputs of an earlier run, used instead. Raises BadInput for a missing or an unknown key."""
     name = TABLES.get(platform, platform)
     table = config.platform[name]  # type: ignore[index]
+    settings = table.model_extra or {}  # the keys of the template
     inputs = config.inputs | table.inputs
     outputs = make_outputs(config.outputs | table.outputs, run, resume_from)
     values: dict[str, Any] = {
@@ -64,12 +60,12 @@ def render(platform: str, config: JobConfig, run: str, resume_from: str | None =
     }
     if platform.startswith("kube"):
         values["pod_grace"] = find_pod_grace(config.parameters.get("grace", ""))
-        _check_volume(outputs, table.model_extra or {})
+        _check_volume(outputs, settings)
     if name == "sagemaker":  # train_url is the checkpoint folder, which it restores after a restart
         # the service mounts the code as one more channel
         values["channels"] = {"code": table.code or config.code or "", **inputs}
         _check_sagemaker(config, inputs, outputs, values["channels"]["code"])
-        _check_types(table.model_extra or {})
+        _check_types(settings)
         values |= outputs
         # the job sees folders, which the service fills and uploads
         inputs = {name: f"/opt/ml/input/data/{name}" for name in inputs}
@@ -80,11 +76,11 @@ def render(platform: str, config: JobConfig, run: str, resume_from: str | None =
     words = config.parameters | inputs | outputs
     values["words"] = words
     quoted = [key for key, word in words.items() if "'" in word]
-    if platform == "sagemaker-sdk" and (table.model_extra or {}).get("torchrun") and quoted:
+    if platform == "sagemaker-sdk" and settings.get("torchrun") and quoted:
         # it ends the quotes of the SDK's script, and the rest would be a command
         raise BadInput(f"[parameters] {quoted[0]}: expected a value without ', because torchrun = true")
     values["arguments"] = [f"--{name}={value}" for name, value in words.items()]
-    return _fill(platform, table.model_extra or {}, values)
+    return _fill(platform, settings, values)
 
 
 def _check_volume(outputs: dict[str, str], settings: dict[str, Any]) -> None:
@@ -148,16 +144,14 @@ def _fill(platform: str, settings: dict[str, Any], values: dict[str, Any]) -> st
 
 
 def _make_label(run: str) -> str:
-    """Return the name of a run as Kubernetes takes it for a Service: it begins with a letter, and leaves room
-    for what controllers append within 63 characters. The end of a long name is kept, which is unique."""
+    """Return the name of a run as Kubernetes takes it for a Service, with room for what controllers append.
+    The end of a long name is kept, which is unique."""
     label = run.lower().replace("_", "-")[-_LONGEST_LABEL:].strip("-")
     return label if re.match("[a-z]", label) else f"run-{label}"
 
 
 def _to_shell(value: Any) -> str:
-    if isinstance(value, list):
-        return shlex.join(value)
-    return shlex.quote(str(value))
+    return shlex.join(value) if isinstance(value, list) else shlex.quote(str(value))
 
 
 def _to_json(value: Any) -> str:

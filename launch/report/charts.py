@@ -3,7 +3,6 @@ CSS variables of the page instead of colours. One drawing serves a light and a d
 
 import html
 import io
-import math
 import re
 from typing import Any
 
@@ -27,27 +26,17 @@ _INTERVALS = 120
 _MOST_DOTS = 60
 _STRONG = 2.4  # width of a strong line
 _MOST_MARKS = 60
-_OF_RANKS = (
-    "Without waiting for the other ranks. Line: the median rank. Area: from the fastest rank to the slowest, "
-    "whose number is above it."
-)
-_MOST_NAMES = 12  # numbers of ranks in a chart
 _RESULTS = (  # heading, figure of training, figure of validation
     ("Loss", "loss", "val_loss"),
     ("Accuracy", "acc", "val_acc"),
 )
-_RATES = (
-    *((f"{unit.capitalize()} per second", f"{unit}_per_s") for unit in UNITS),
-    ("Learning rate", "lr"),
-)
+_RATES = (*((f"{unit.capitalize()} per second", f"{unit}_per_s") for unit in UNITS), ("Learning rate", "lr"))
 
 
 def _colour(name: str | int) -> str:
-    """Return the colour that a drawing has for a CSS variable of the page. name: the variable, or the
-    place of a run among the runs."""
-    if isinstance(name, int):
-        name = f"c{name % len(DASHES)}"
-    return f"#0000{_COLOURS.index(name):02x}"
+    """Return the colour that a drawing has for a CSS variable of the page, or for the place of a run."""
+    variable = f"c{name % len(DASHES)}" if isinstance(name, int) else name
+    return f"#0000{_COLOURS.index(variable):02x}"
 
 
 _STYLE = {
@@ -75,21 +64,14 @@ _STYLE = {
 
 
 def draw(runs: list[Run]) -> list[dict]:
-    """Return the charts that have a value: heading, svg, note, and "both", which is true if a chart shows
-    training and validation. cli.render_page() calls it once, in the process of `launch report`."""
+    """Return the charts that have a value: heading, svg, and "both": it shows training and validation."""
     with matplotlib.rc_context(_STYLE):
-        charts = [_draw_chart(runs, heading, names) for heading, *names in _list_charts(runs)]
-        if any(run.ranks.size for run in runs):
-            charts.append(_draw_ranks(runs))
-    return [chart for chart in charts if chart]
+        return [_draw_chart(runs, heading, names) for heading, *names in _list_charts(runs)]
 
 
-def _draw_chart(runs: list[Run], heading: str, names: list[str]) -> dict | None:
-    """Return the chart of these figures, inside the style of draw(); None if no run has a value of them."""
-    curves = [run.figures[name][1] for run in runs for name in names if name in run.figures]
-    values = np.concatenate([*curves, [np.nan]])  # one NaN more: there may be no curve at all
-    if np.isnan(values).all():
-        return None
+def _draw_chart(runs: list[Run], heading: str, names: list[str]) -> dict:
+    """Return the chart of these figures, of which a run has a value, inside the style of draw()."""
+    values = np.concatenate([run.figures[name][1] for run in runs for name in names if name in run.figures])
     axes = _make_axes()
     for place, run in enumerate(runs):
         _draw_run(axes, run, names, place, len(runs))
@@ -106,72 +88,20 @@ def _draw_chart(runs: list[Run], heading: str, names: list[str]) -> dict | None:
         axes.set_ylim(bottom=0)  # a change of 1 % must look like one
     svg = _render(axes, heading, f"{heading} by step", runs)
     # The page explains the dots of validation only if a curve of training is next to them.
-    known = set().union(*(run.figures for run in runs))
-    has_both = len(names) > 1 and known.issuperset(names)
-    return {"heading": title, "svg": svg, "both": has_both, "note": _describe_equal(runs, names)}
-
-
-def _draw_ranks(runs: list[Run]) -> dict:
-    """Return the chart of the ranks: a line for the median, an area from the fastest to the slowest, and the
-    number of the slowest rank wherever it changes."""
-    axes = _make_axes()
-    for place, run in enumerate(runs):
-        if not run.ranks.size:
-            continue
-        steps, lowest, median, highest, slowest = run.ranks
-        axes.fill_between(steps, lowest, highest, color=_colour(place), alpha=0.25, linewidth=0)
-        _draw_curve(axes, steps, median, place, strong=False)
-        for index in _find_changes(slowest):
-            rank = f"{slowest[index]:.0f}"
-            axes.annotate(rank, (steps[index], highest[index]), color=_colour("text"), ha="center")
-    axes.set_ylim(bottom=0)
-    heading = "Seconds of a step, by rank"
-    svg = _render(axes, heading, heading, runs)
-    return {"heading": heading, "svg": svg, "both": False, "note": _OF_RANKS}
-
-
-def _find_changes(slowest: np.ndarray) -> list[int]:
-    """Return where another rank is the slowest than before, at most _MOST_NAMES places. slowest: float64
-    [n]."""
-    changes = [0, *(np.flatnonzero(np.diff(slowest)) + 1).tolist()]
-    return changes[:: math.ceil(len(changes) / _MOST_NAMES)]
+    has_both = len(names) > 1 and {*names} <= {name for run in runs for name in run.figures}
+    return {"heading": title, "svg": svg, "both": has_both}
 
 
 def _list_charts(runs: list[Run]) -> list[tuple[str, ...]]:
-    """Return (heading, figures) of each chart: _RESULTS, other figures of evaluations, _RATES, others."""
-    # the charts that every run may have come first, and those of the job's own figures after them
+    """Return (heading, figures) of each chart that has a value; metrics of the job come before rates."""
     known = {name for _, *names in (*_RESULTS, *_RATES) for name in names}
-    figures_of_job: dict[str, None] = {}  # each once, in order
-    for run in runs:
-        figures_of_job |= dict.fromkeys(name for name in run.figures if name not in known)
-    of_evaluations = []
-    others = []
-    for name in figures_of_job:
-        words = in_words(name)
-        chart = (words[:1].upper() + words[1:], name)
-        if name.startswith("val_"):
-            of_evaluations.append(chart)
-        else:
-            others.append(chart)
-    return [*_RESULTS, *of_evaluations, *_RATES, *others]
-
-
-def _describe_equal(runs: list[Run], names: list[str]) -> str:
-    """Return a sentence that names the runs whose curves are those of an earlier run, or ""."""
-    sentences = []
-    for place, run in enumerate(runs):
-        earlier = next((other for other in runs[:place] if _has_equal_curves(other, run, names)), None)
-        if earlier:
-            sentences.append(f"{run.name} has the values of {earlier.name}.")
-    return " ".join(sentences)
-
-
-def _has_equal_curves(first: Run, second: Run, names: list[str]) -> bool:
-    """Return whether two runs have the same values of these figures, and have any."""
-    known = first.figures.keys() & names
-    if not known or known != second.figures.keys() & names:
-        return False
-    return all(np.array_equal(first.figures[name], second.figures[name], equal_nan=True) for name in known)
+    figures_of_job = dict.fromkeys(name for run in runs for name in run.figures if name not in known)
+    of_job = [(in_words(name)[:1].upper() + in_words(name)[1:], name) for name in figures_of_job]
+    metrics = [chart for chart in of_job if chart[1].startswith("val_")]
+    others = [chart for chart in of_job if chart not in metrics]
+    with_value = {name for run in runs for name in run.figures if np.isfinite(run.figures[name][1]).any()}
+    every = [*_RESULTS, *metrics, *_RATES, *others]
+    return [chart for chart in every if with_value.intersection(chart[1:])]
 
 
 def width_of(place: int, count: int) -> float:
@@ -181,11 +111,8 @@ def width_of(place: int, count: int) -> float:
 
 
 def _draw_run(axes: Any, run: Run, names: list[str], place: int, count: int) -> None:
-    """Draw the curves of a run and a mark for each of its restarts.
-
-    names: the figure of training, and that of validation if there is one. place: of the run, which chooses
-    its style. count: of all runs.
-    """
+    """Draw the curves of a run and a mark for each of its restarts. names: the figure of training, and that
+    of validation if there is one. place: of the run, which chooses its style. count: of all runs."""
     for number, name in enumerate(names):
         is_validation = number > 0 or name.startswith("val_")
         # the two curves of one run have colours; several runs have one each
@@ -222,11 +149,8 @@ def _draw_curve(
         x, y, low, high = _summarize(x, y)
         axes.fill_between(x, low, high, color=colour, alpha=0.25, linewidth=0)
     alpha = 0.5 if width > _STRONG else 1.0
-    most_dots = 1  # a single point has no line
-    if strong:
-        width = max(width, _STRONG)
-        most_dots = _MOST_DOTS
-    marker = "o" if points <= most_dots else ""
+    marker = "o" if points <= (_MOST_DOTS if strong else 1) else ""  # a single point has no line
+    width = max(width, _STRONG) if strong else width
     dashes = (0, DASHES[style % len(DASHES)])
     axes.plot(x, y, color=colour, gid="curve", linewidth=width, linestyle=dashes, marker=marker, alpha=alpha)
 
@@ -238,10 +162,9 @@ def _summarize(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """
     rows = []
     for part in np.array_split(np.arange(len(x)), _INTERVALS):
-        known = part[~np.isnan(y[part])]  # an interval with any value has no gap
-        if not len(known):
-            known = part[:1]
-        rows.append((x[known].mean(), y[known].mean(), y[known].min(), y[known].max()))
+        known = part[~np.isnan(y[part])]
+        shown = known if len(known) else part[:1]  # an interval with any value has no gap
+        rows.append((x[shown].mean(), y[shown].mean(), y[shown].min(), y[shown].max()))
     return np.array(rows).T
 
 

@@ -40,22 +40,15 @@ def main(arguments: list[str]) -> int:
     if not args.to.endswith(".html"):  # the name of no result of a run
         raise BadInput(f"--to {args.to}: expected a name that ends in .html")
     outputs.check_replaceable(args.to, re.compile(_MARK), args.force)
-    runs = list(map(report_runs.read, paths, _names(paths)))
+    # below the folder that holds all runs; a run may be in the folder of another one
+    parent = os.path.commonpath(list(map(os.path.dirname, paths)))
+    runs = [report_runs.read(path, os.path.relpath(path, parent)) for path in paths]
     content = render_page(runs, args.title).encode("utf-8", "replace")  # a folder's name may not be UTF-8
     with outputs.open_result(args.to) as file:
         file.write(content)
-    for run in runs:
-        for note in run.notes:
-            print(f"{run.path}: {note}")
+    print(*(f"{run.path}: {note}\n" for run in runs for note in run.notes), sep="", end="")
     print(f"{args.to}: {counted(len(runs), 'run')}, {len(content) / 1e3:.0f} kB")
     return 0
-
-
-def _names(paths: list[str]) -> list[str]:
-    """Return the paths below the folder that holds all runs."""
-    # A run may be in the folder of another one: the folder above each of them is what they share.
-    parent = os.path.commonpath(list(map(os.path.dirname, paths)))
-    return [os.path.relpath(path, parent) for path in paths]
 
 
 def render_page(runs: list[Run], title: str | None = None) -> str:
@@ -68,9 +61,7 @@ def render_page(runs: list[Run], title: str | None = None) -> str:
     gc.freeze()
     gc.enable()
 
-    # of the last start, with which the run has ended; the column is empty if starts.jsonl was lost
-    settings = [run.starts[-1].settings if run.starts else {} for run in runs]
-    environments = [run.starts[-1].environment if run.starts else {} for run in runs]
+    settings = [run.settings for run in runs]
     return page.render(
         os.path.join(os.path.dirname(os.path.abspath(__file__)), "page.html"),
         title=title or tables.make_title(runs),
@@ -88,5 +79,5 @@ def render_page(runs: list[Run], title: str | None = None) -> str:
         receipts=tables.compare_receipts(runs),
         differing=tables.find_differences(settings),
         settings=tables.make_rows(settings),
-        environment=tables.make_rows(environments),
+        environment=tables.make_rows([run.environment for run in runs]),
     )

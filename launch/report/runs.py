@@ -2,10 +2,9 @@
 Unreadable lines are skipped and noted. A folder with neither metrics.jsonl nor starts.jsonl is an error."""
 
 import math
-import operator
 import os
+import re
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -36,11 +35,7 @@ _WORDS = {
 
 def in_words(figure: str) -> str:
     """Return the name of a figure of metrics.jsonl as the page shows it."""
-    if figure in _WORDS:
-        return _WORDS[figure]
-    if figure.startswith("val_"):
-        return f"validation {figure.removeprefix('val_')}"
-    return figure
+    return _WORDS.get(figure, re.sub("^val_", "validation ", figure))
 
 
 @dataclass
@@ -76,8 +71,6 @@ class Run:
     split: epoch -> seconds of each of SPLIT
     ends: epoch -> {name: last value}
     receipt: the last one that was reported
-    ranks: of a step over all ranks: steps, then min, median and max of the seconds that a rank needs without
-        waiting for the others, and the rank of the max: float64 [5, n]
     lost: the share of the time that was lost to the slowest rank; NaN if it is not known
     notes: what is missing or damaged
     """
@@ -90,16 +83,22 @@ class Run:
     ends: dict[int, dict[str, float]] = field(default_factory=dict)
     starts: list[Start] = field(default_factory=list)
     receipt: str = ""
-    ranks: np.ndarray = field(default_factory=lambda: np.empty((5, 0)))
     lost: float = math.nan
     notes: list[str] = field(default_factory=list)
 
     def last(self, name: str) -> float:
         """Return the last value of a figure; NaN if there is none."""
-        if name not in self.figures:
-            return math.nan
-        _, values = self.figures[name]
-        return float(values[-1])
+        return float(self.figures[name][1][-1]) if name in self.figures else math.nan
+
+    @property
+    def settings(self) -> dict:
+        """Return the settings of the last start; {} if they are not known."""
+        return self.starts[-1].settings if self.starts else {}
+
+    @property
+    def environment(self) -> dict:
+        """Return the environment of the last start; {} if it is not known."""
+        return self.starts[-1].environment if self.starts else {}
 
     @property
     def step(self) -> float:
@@ -109,9 +108,9 @@ class Run:
 
 def find_runs(path: str) -> list[str]:
     """Return the output folders in a folder, by name; the folder itself if it is one or has none."""
-    if is_run(path) or not os.path.isdir(path):
-        return [path]
-    below = [os.path.join(path, name) for name in sorted(os.listdir(path))]
+    below = []
+    if os.path.isdir(path) and not is_run(path):
+        below = [os.path.join(path, name) for name in sorted(os.listdir(path))]
     return [run for run in below if is_run(run) and not os.path.islink(run)] or [path]
 
 
@@ -131,47 +130,37 @@ def read(path: str, name: str) -> Run:
 
 
 def _numbers(value: object) -> dict[str, float]:
-    """Return the numbers in an object of JSON; NaN for those that are too large for a chart."""
-    numbers: dict[str, float] = {}
-    if not isinstance(value, dict):
-        return numbers
-    for name, number in value.items():
-        if isinstance(number, bool) or not isinstance(number, int | float):
-            continue
-        # JSON has integers that are too large for a float
-        numbers[name] = float(number) if abs(number) <= _GREATEST else math.nan
-    return numbers
+    """Return the numbers in an object of JSON; NaN for those that are too large for a chart or a float."""
+    items = value.items() if isinstance(value, dict) else ()
+    numbers = {name: number for name, number in items if type(number) in (int, float)}
+    return {name: float(number) if abs(number) <= _GREATEST else math.nan for name, number in numbers.items()}
 
 
 def _read_starts(run: Run) -> list[Start]:
-    """Return the starts in order, each once, beginning with the last one that did not resume. read() calls it
-    first: the evaluation after a start is measured from that start."""
+    """Return the starts in order, each once, beginning with the last one that did not resume."""
     history: list[Start] = []
     recorded = starts.read_ends(run.path)
     for line in read_starts(run.path):
-        numbers = _numbers(line)
-        time = numbers.get("time", math.nan)
-        step = numbers["step"]
+        numbers = {"time": math.nan, "steps": math.nan} | _numbers(line)
+        time, step = numbers["time"], numbers["step"]
         is_known = bool(history) and (history[-1].time, history[-1].step) == (time, step)
         if is_known or not math.isfinite(time + step):
             continue
         settings = line["settings"]
         lost = _numbers(line.get("lost"))
         if settings.get("resume") == "never":  # another training in the same folder began here
-            history = []
-            lost = {}
+            history.clear()
+            lost.clear()
         # the process began earlier, by the seconds of the laps before its training
         set_up = sum(seconds for seconds in _numbers(line.get("laps")).values() if seconds >= 0)
-        environment = line["environment"]
-        if line.get("code"):
-            environment = environment | {"code": str(line["code"])}
+        code = {"code": str(line["code"])} if line.get("code") else {}
         start = Start(
             time=time,
             step=step,
-            steps=numbers.get("steps", math.nan),
+            steps=numbers["steps"],
             begun=time - set_up,
             settings=settings,
-            environment=environment,
+            environment=line["environment"] | code,
             lost_step=lost.get("step", math.nan),
             lost_time=lost.get("time", math.nan),
             parent=parent_of([line]),
@@ -179,23 +168,20 @@ def _read_starts(run: Run) -> list[Start]:
             end=recorded.get(time, ""),
         )
         history.append(start)
-    # the newest start may still run
-    if history and history[-1].end == starts.KILLED:
-        history[-1].end = ""
     if not history:
         run.notes.append(f"no start in {STARTS}: settings, environment and restarts are unknown")
+    elif history[-1].end == starts.KILLED:
+        history[-1].end = ""  # it may still run
     return history
 
 
-def _read_lines(run: Run) -> list[dict[str, float]]:
-    """Return the numbers of each line of metrics.jsonl that has a step, and set what other lines tell of the
-    run: its receipt and its ranks. Note how many lines could not be read. Raises BadInput."""
+def _read_metrics(run: Run) -> None:
+    """Fill the run from the lines of metrics.jsonl; its starts are known. Raises BadInput."""
     # a job that has not reported yet has no file: the page shows its settings
     objects, damaged = read_counted(run.path, METRICS)
     lines = [numbers for numbers in map(_numbers, objects) if numbers.get("step", math.nan) >= 0]
     receipts = [line["receipt"] for line in objects if isinstance(line.get("receipt"), str)]
-    run.receipt = [run.receipt, *receipts][-1]
-    _read_ranks(run, objects)
+    run.receipt = receipts[-1] if receipts else ""
     if not lines:
         run.notes.append(f"{METRICS} is missing or empty: nothing was reported yet")
     bad = damaged + len(objects) - len(lines)
@@ -203,41 +189,18 @@ def _read_lines(run: Run) -> list[dict[str, float]]:
         run.notes.append(
             f"{METRICS}: {bad} lines could not be read (a killed job leaves the last one incomplete)"
         )
-    return lines
-
-
-def _read_ranks(run: Run, objects: list[dict[str, Any]]) -> None:
-    """Fill `ranks` and `lost` of the run from the lines of metrics.jsonl about several ranks."""
-    rows = []
-    for line in objects:
-        of_ranks = line.get("ranks")
-        if not isinstance(of_ranks, dict):
-            continue
-        figures = _numbers(line) | _numbers(of_ranks.get("busy"))
-        row = [figures.get(name, math.nan) for name in ("step", "min", "median", "max", "rank")]
-        # a line of another version may not have all five numbers
-        if np.isfinite(row).all():
-            rows.append(row)
-            run.lost = _numbers(of_ranks).get("lost", math.nan)
-    run.ranks = np.array(rows).reshape(-1, 5).T
-
-
-def _read_metrics(run: Run) -> None:
-    """Fill the run from the lines of metrics.jsonl, whose starts it has already."""
-    lines = _read_lines(run)
-    names: list[str] = []  # in the order in which the job has reported them first
-    for line in lines:
-        names.extend(name for name in line if name not in _NO_FIGURES)
-    names = list(dict.fromkeys(names))
-    if len(names) > _MOST_FIGURES:
+    # in the order in which the job has reported them first
+    names = [*dict.fromkeys(name for line in lines for name in line if name not in _NO_FIGURES)]
+    if len(names) > _MOST_FIGURES:  # a loop may report a name for each layer
         run.notes.append(f"only the first {_MOST_FIGURES} figures are shown")
-    # a loop may report a name for each layer: the page would have hundreds of charts
     for name in names[:_MOST_FIGURES]:
         steps, values = np.array([(line["step"], line[name]) for line in lines if name in line]).T
         run.figures[name] = steps, values
         wrong = np.isnan(values).sum()
         if wrong:
             run.notes.append(f"{name}: {wrong} of {len(values)} values are NaN or infinite (gaps)")
+    lost = [_numbers(line.get("ranks")).get("lost", math.nan) for line in objects]
+    run.lost = next(filter(math.isfinite, reversed(lost)), math.nan)
     _read_times(run, lines)
 
 
@@ -245,13 +208,11 @@ def _read_times(run: Run, lines: list[dict[str, float]]) -> None:
     """Fill times, ends and split of the run, whose starts and figures are known, from its lines in order."""
     times: list[tuple[float, float]] = []  # (step, time) of the lines before
     for line in lines:
-        time = line.get("time", math.nan)
-        epoch = line.get("epoch", math.nan)
+        time, epoch = line.get("time", math.nan), line.get("epoch", math.nan)
         seconds = [line.get("data_time", math.nan), line.get("compute_time", math.nan), 0.0]  # as in SPLIT
         if "val_loss" in line:  # the evaluation began at the previous line, or at a start after it
             begins = [start.time for start in run.starts if start.time <= time]
-            if times:
-                begins.append(times[-1][1])
+            begins += [before for _, before in times[-1:]]
             seconds = [0.0, 0.0, time - max(begins, default=math.nan)]
         if math.isfinite(epoch):
             known = run.ends.setdefault(int(epoch), {})
@@ -259,7 +220,7 @@ def _read_times(run: Run, lines: list[dict[str, float]]) -> None:
             # A clock that was set back gives negative times, which say nothing.
             if math.isfinite(time + sum(seconds)) and min(seconds) >= 0:
                 before = run.split.get(int(epoch), [0.0] * len(SPLIT))
-                run.split[int(epoch)] = list(map(operator.add, before, seconds))
+                run.split[int(epoch)] = [sum(pair) for pair in zip(before, seconds, strict=True)]
         if math.isfinite(time):
             times.append((line["step"], time))
     run.times = np.array(times).reshape(-1, 2).T

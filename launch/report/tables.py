@@ -1,7 +1,6 @@
 """Make the tables of a report: final figures, starts, epochs, differences, receipts. cli.render_page() calls
 these functions, and the templates of the page show their rows."""
 
-import contextlib
 import datetime
 import json
 import math
@@ -26,9 +25,7 @@ PERCENT = ".2%"
 _MOST_ROWS = 200  # of a table of epochs
 _MOST_CLASSES = 50  # rows of a table of classes
 _MOST_BYTES = 2**27  # the most of confusion.json that is read
-_USUAL = ("val_loss", "val_acc")
 _ORDERS = {True: "lowest", False: "highest"}  # by whether the lowest value is the best
-_SAME = ("output_dir",)  # differs for every run
 
 
 class Row(NamedTuple):
@@ -47,44 +44,37 @@ def make_final_rows(runs: list[Run]) -> list[Row]:
 
 def _final(run: Run) -> dict[str, str]:
     """Return the column of a run in the table of final figures: name -> cell, in the order of the rows."""
-    begins = restarts = repeated = NONE  # without starts.jsonl they are not known
-    if run.starts:
-        restarts = str(len(run.starts) - 1)
-        parent = run.starts[0].parent
-        if parent:
-            begins = describe_parent(parent, run.step).removeprefix("begins ")
-    if len(run.starts) > 1:
-        repeated = _count_repeated(run.starts[1:])
-    metrics_of_job: dict[str, str] = {}
+    figures_of_job: dict[str, str] = {}
     for name in run.figures:
-        if name.startswith("val_") and name not in _USUAL:
-            metrics_of_job |= _describe_metric(run, name)
-    rates = {}
-    for unit in UNITS:
-        if f"{unit}_per_s" in run.figures:
-            _, values = run.figures[f"{unit}_per_s"]
-            rates[f"{unit} per second, median"] = format_number(np.nanmedian(values))
+        if name.startswith("val_") and name not in ("val_loss", "val_acc"):
+            figures_of_job |= _describe_metric(run, name)
+    rates = {
+        f"{unit} per second, median": format_number(np.nanmedian(run.figures[f"{unit}_per_s"][1]))
+        for unit in UNITS
+        if f"{unit}_per_s" in run.figures
+    }
     # a run that was killed has no end: its last report, or the begin of a start without one
-    reports = [*run.times[1]]
+    reports = run.times[1].tolist()
     first = min([*reports[:1], *(start.begun for start in run.starts[:1])], default=math.nan)
     last = max([*reports[-1:], *(start.time for start in run.starts)], default=math.nan)
+    parent = run.starts[0].parent if run.starts else {}
     return {
         "done": _describe_state(run),
-        "begins": begins,
+        "begins": describe_parent(parent, run.step).removeprefix("begins ") or NONE,
         "epochs": str(max(run.ends, default=NONE)),
         "validation accuracy": format_number(run.last("val_acc"), PERCENT),
         "best validation accuracy": find_best(run, "val_acc", False),
         "validation loss": format_number(run.last("val_loss")),
         "lowest validation loss": find_best(run, "val_loss", True),
-        **metrics_of_job,
+        **figures_of_job,
         "training accuracy": format_number(run.last("acc"), PERCENT),
         "training loss": format_number(run.last("loss")),
         **rates,
         **_split_time(run),
         "lost to the slowest rank": format_number(run.lost, PERCENT),
         "set-up, all starts": format_duration(sum(start.time - start.begun for start in run.starts) or -1),
-        "restarts": restarts,
-        "repeated steps": repeated,
+        "restarts": str(len(run.starts) - 1) if run.starts else NONE,
+        "repeated steps": _count_repeated(run.starts[1:]),
         "generations": format_number(run.last("generations")),
         "lost processes": format_number(run.last("lost_processes")),
         "seconds without a step": format_number(run.last("lost_seconds")),
@@ -100,19 +90,15 @@ def _describe_state(run: Run) -> str:
     steps = run.starts[-1].steps if run.starts else math.nan
     if not math.isfinite(steps):
         return f"{run.step:,.0f} steps"
-    text = f"{run.step:,.0f} of {steps:,.0f} steps"
-    return f"{text} (finished)" if run.step == steps else text
+    return f"{run.step:,.0f} of {steps:,.0f} steps{' (finished)' if run.step == steps else ''}"
 
 
-def choice_of(run: Run) -> tuple[str, bool]:
+def _find_choice(run: Run) -> tuple[str, bool]:
     """Return the figure that chooses best.pth, and whether its lowest value is the best."""
-    named = run.starts[-1].best if run.starts else ""
-    order, _, metric = named.partition(" ")
+    order, _, metric = (run.starts[-1].best if run.starts else "").partition(" ")
     if order in ("lowest", "highest") and f"val_{metric}" in run.figures:
         return f"val_{metric}", order == "lowest"
-    if "val_acc" in run.figures:
-        return "val_acc", False
-    return "val_loss", True
+    return ("val_acc", False) if "val_acc" in run.figures else ("val_loss", True)
 
 
 def find_best(run: Run, name: str, is_lowest: bool) -> str:
@@ -131,17 +117,14 @@ def find_best(run: Run, name: str, is_lowest: bool) -> str:
 def _describe_metric(run: Run, name: str) -> dict[str, str]:
     """Return the rows of a metric of the job's own: its last value, and its best one. Only the job knows
     whether a low value is good: a metric that does not choose best.pth has both ends."""
-    words = in_words(name)
-    rows = {words: format_number(run.last(name), _form_of(name))}
-    chosen, is_lowest = choice_of(run)
+    words, form, values = in_words(name), _form_of(name), run.figures[name][1]
+    rows = {words: format_number(run.last(name), form)}
+    chosen, is_lowest = _find_choice(run)
     if name == chosen:
         rows[f"{_ORDERS[is_lowest]} {words}"] = find_best(run, name, is_lowest)
-        return rows
-    values = run.figures[name][1]
-    if np.isfinite(values).any():
-        least = format_number(np.nanmin(values), _form_of(name))
-        greatest = format_number(np.nanmax(values), _form_of(name))
-        rows[f"{words}, all evaluations"] = f"{least} to {greatest}"
+    elif np.isfinite(values).any():
+        ends = [format_number(end(values), form) for end in (np.nanmin, np.nanmax)]
+        rows[f"{words}, all evaluations"] = " to ".join(ends)
     return rows
 
 
@@ -152,21 +135,17 @@ def _form_of(name: str) -> str:
 
 def summarize(run: Run) -> str:
     """Return the state and the best result of a run, in words: the first lines of the page."""
-    name, is_lowest = choice_of(run)
+    name, is_lowest = _find_choice(run)
     best = find_best(run, name, is_lowest)
-    if best == NONE:
-        return _describe_state(run)
-    return f"{_describe_state(run)}, {_ORDERS[is_lowest]} {in_words(name)} {best}"
+    state = _describe_state(run)
+    return state if best == NONE else f"{state}, {_ORDERS[is_lowest]} {in_words(name)} {best}"
 
 
 def make_title(runs: list[Run]) -> str:
     """Return the title of the page: the job and its data, if all runs have the same, and their names."""
     jobs = set()
     for run in runs:
-        words: list[object] = []
-        for start in run.starts[-1:]:
-            data = start.settings.get("dataset") or start.settings.get("data_url")
-            words = [start.environment.get("job"), data]
+        words = [run.environment.get("job"), run.settings.get("dataset") or run.settings.get("data_url")]
         texts = [word for word in words if isinstance(word, str) and word]
         jobs.add(" on ".join(os.path.basename(word.rstrip("/")) for word in texts))
     names = ", ".join(run.name for run in runs)
@@ -176,46 +155,24 @@ def make_title(runs: list[Run]) -> str:
 def make_class_table(run: Run) -> list[list[str]]:
     """Return rows of class, images, right, share, and the class it was taken for most often. They are from
     confusion.json of the last evaluation, the worst classes first; a job that counts no classes has none."""
-    content: Any = None
-    with contextlib.suppress(OSError, ValueError, RecursionError):  # a damaged file is one without classes
+    try:
         content = json.loads(read_file(os.path.join(run.path, CONFUSION), _MOST_BYTES))
-    if not isinstance(content, dict):
+        counts, right = content["count"], content["correct"]
+        classes = content["classes"] or ()  # a loop of your own may name none
+        names = classes if len(classes) == len(counts) else range(len(counts))
+        matrix = content.get("matrix", [[]] * len(counts))  # with many classes the job writes none
+        rows = []
+        for place, (name, count, hits) in enumerate(zip(names, counts, right, strict=True)):
+            # the class for which images of this one were taken most often, besides itself
+            others = [other for other in range(len(matrix[place])) if other != place]
+            most = max(others, key=matrix[place].__getitem__, default=place)
+            taken = f"{names[most]} ({matrix[place][most]:,})" if others and count > hits else NONE
+            share = hits / count if count else math.nan
+            cells = [str(name), f"{count:,}", f"{hits:,}", format_number(share, PERCENT), taken]
+            rows.append((share if count else math.inf, place, cells))  # classes without images come last
+    except (OSError, ValueError, LookupError, TypeError):  # none, or of another program
         return []
-    counts = _whole_numbers(content.get("count"), None)
-    right = _whole_numbers(content.get("correct"), len(counts))
-    if len(right) != len(counts):
-        return []
-    names = content.get("classes")
-    if not isinstance(names, list) or len(names) != len(counts):
-        names = range(len(counts))
-    # with many classes the job writes no matrix: then the last column is empty
-    matrix = content.get("matrix")
-    if not isinstance(matrix, list) or len(matrix) != len(counts):
-        matrix = [[]] * len(counts)
-    rows = []
-    for place, (name, count, hits) in enumerate(zip(names, counts, right, strict=True)):
-        share = hits / count if count else math.nan
-        # the class for which images of this one were taken most often, besides itself
-        others = _whole_numbers(matrix[place], len(counts))
-        taken = NONE
-        if others and count > hits:
-            others[place] = -1  # the right class
-            taken = f"{names[others.index(max(others))]} ({max(others):,})"
-        # classes without images come last
-        key = share if count else math.inf
-        rows.append(
-            (key, place, [str(name), f"{count:,}", f"{hits:,}", format_number(share, PERCENT), taken])
-        )
-    return [row for _, _, row in sorted(rows)[:_MOST_CLASSES]]
-
-
-def _whole_numbers(value: object, length: int | None) -> list[int]:
-    """Return a list of whole numbers of JSON; an empty list if it is none, or has another length."""
-    if not isinstance(value, list) or length not in (None, len(value)):
-        return []
-    if all(type(number) is int and 0 <= number < 2**53 for number in value):
-        return list(value)
-    return []
+    return [cells for _, _, cells in sorted(rows)[:_MOST_CLASSES]]
 
 
 def _split_time(run: Run) -> dict[str, str]:
@@ -223,23 +180,15 @@ def _split_time(run: Run) -> dict[str, str]:
     split = np.array(list(run.split.values())).reshape(-1, len(SPLIT)).sum(axis=0)
     if not split.any():
         return dict.fromkeys(SPLIT, NONE)
-    shares = split / split.sum()
-    return {
-        name: f"{format_duration(seconds)} ({share:.1%})"
-        for name, seconds, share in zip(SPLIT, split, shares, strict=True)
-    }
+    parts = zip(SPLIT, split, split / split.sum(), strict=True)
+    return {name: f"{format_duration(seconds)} ({share:.1%})" for name, seconds, share in parts}
 
 
 def _count_repeated(starts: list[Start]) -> str:
-    """Return how many steps these starts did again that were reported before. At a URL the reports after the
-    last upload may be lost."""
-    repeated = 0.0
-    is_at_url = False
-    for start in starts:
-        if math.isfinite(start.lost_step):
-            repeated += max(0.0, start.lost_step - start.step)
-        is_at_url = is_at_url or "://" in str(start.settings.get("output_dir"))
-    return f"at least {repeated:,.0f}" if is_at_url else f"{repeated:,.0f}"
+    """Return how many steps these starts did again. At a URL the last reports may be lost: "at least"."""
+    repeated = sum(max(0.0, start.lost_step - start.step) for start in starts if start.lost_step > start.step)
+    is_at_url = any("://" in str(start.settings.get("output_dir")) for start in starts)
+    return f"{'at least ' if is_at_url else ''}{repeated:,.0f}" if starts else NONE
 
 
 def make_start_rows(runs: list[Run]) -> list[list[str]]:
@@ -247,25 +196,22 @@ def make_start_rows(runs: list[Run]) -> list[list[str]]:
     repeated steps, changes, and how it ended."""
     rows = []
     for run in runs:
-        for number, (before, start) in enumerate(zip([None, *run.starts], run.starts, strict=False), 1):
-            row = [run.name, str(number), format_time(start.begun), f"{start.step:,.0f}"]
-            row.append(format_duration(start.time - start.begun))
-            if before:
-                reports = run.times[1][(run.times[1] >= before.time) & (run.times[1] < start.time)]
-                # Steps after the last checkpoint are lost, but the process lived until it reported them.
-                stopped = np.nanmax([before.time, *reports[-1:], start.lost_time])
-                changed = find_differences(
-                    [before.settings | before.environment, start.settings | start.environment]
-                )
-                changes = "; ".join(f"{change.name}: {' → '.join(change.cells)}" for change in changed)
-                row += [
-                    format_duration(start.begun - stopped),
-                    _count_repeated([start]),
-                    changes or "nothing",
-                ]
-            row += [NONE] * (8 - len(row))
-            rows.append([*row, start.end or NONE])
+        for number, start in enumerate(run.starts):
+            set_up = format_duration(start.time - start.begun)
+            row = [run.name, str(number + 1), format_time(start.begun), f"{start.step:,.0f}", set_up]
+            changes = _describe_restart(run, run.starts[number - 1], start) if number else [NONE] * 3
+            rows.append([*row, *changes, start.end or NONE])
     return rows
+
+
+def _describe_restart(run: Run, before: Start, start: Start) -> list[str]:
+    """Return downtime, repeated steps, and changed settings of a start after another one."""
+    reports = run.times[1][(run.times[1] >= before.time) & (run.times[1] < start.time)]
+    # Steps after the last checkpoint are lost, but the process lived until it reported them.
+    stopped = np.nanmax([before.time, *reports[-1:], start.lost_time])
+    changed = find_differences([before.settings | before.environment, start.settings | start.environment])
+    changes = "; ".join(f"{change.name}: {' → '.join(change.cells)}" for change in changed)
+    return [format_duration(start.begun - stopped), _count_repeated([start]), changes or "nothing"]
 
 
 def make_epoch_table(run: Run) -> tuple[list[str], list[list[str]]]:
@@ -273,58 +219,48 @@ def make_epoch_table(run: Run) -> tuple[list[str], list[list[str]]]:
     numbers = sorted(run.ends.keys() | run.split.keys())
     numbers = numbers[:: max(1, math.ceil(len(numbers) / _MOST_ROWS))]
     # in the order in which epochs have them first
-    names: dict[str, None] = {}
-    for number in numbers:
-        names |= dict.fromkeys(run.ends.get(number, {}))
+    names = [*dict.fromkeys(name for number in numbers for name in run.ends.get(number, {}))]
     rows = []
     for number in numbers:
         ends = run.ends.get(number, {})
-        row = [str(number)]
-        row.extend(format_number(ends.get(name, math.nan), _form_of(name)) for name in names)
+        figures = [format_number(ends.get(name, math.nan), _form_of(name)) for name in names]
         split = run.split.get(number, [math.nan] * len(SPLIT))
-        rows.append([*row, *map(format_duration, split)])
+        rows.append([str(number), *figures, *map(format_duration, split)])
     return ["epoch", *names, *SPLIT], rows
 
 
 def make_rows(columns: list[dict]) -> list[Row]:
-    """Return a row for every key of these dictionaries. Empty dictionaries do not count as different."""
+    """Return a row for every key. Empty columns, of runs whose settings were lost, count as equal."""
     rows = []
     for name in dict.fromkeys(name for column in columns for name in column):
-        cells = []
-        known = set()
-        for column in columns:
-            cells.append(_cell(column[name]) if name in column else NONE)
-            if column:  # an empty column is a run whose settings were lost
-                known.add(cells[-1])
+        cells = [_cell(column[name]) if name in column else NONE for column in columns]
+        known = {cell for cell, column in zip(cells, columns, strict=True) if column}
         rows.append(Row(str(name), cells, len(known) > 1))
     return rows
 
 
 def find_differences(columns: list[dict]) -> list[Row]:
-    """Return the rows of make_rows() that differ."""
-    return [row for row in make_rows(columns) if row.differs and row.name not in _SAME]
+    """Return the rows of make_rows() that differ, but output_dir, which differs for every run."""
+    return [row for row in make_rows(columns) if row.differs and row.name != "output_dir"]
 
 
 def compare_receipts(runs: list[Run]) -> list[list[str]]:
-    """Return rows of two runs, a line about their data, and a line about their states: the lines that `launch
-    receipt` prints. Each run is compared with the first one whose receipt can be read. The others have a row
-    with the reason."""
-    receipts = {}  # place of a run -> its receipt
+    """Return rows of two runs and the lines of `launch receipt` about their data and states. Each run is
+    compared with the first one whose receipt can be read; a run without one has a row with the reason."""
+    receipts = []  # (run, its receipt)
     rows = []
-    for place, run in enumerate(runs):
+    for run in runs:
         try:
-            receipts[place] = read(run.path)
+            receipts.append((run, read(run.path)))
         except BadInput as error:
             rows.append([run.name, NONE, str(error), NONE])
-    if not receipts:
-        return rows
-    (begin, first), *others = receipts.items()
-    for place, other in others:
+    for other, receipt in receipts[1:]:
+        first, receipt_of_first = receipts[0]
         try:
-            verdict = compare(first, other)[1]
+            verdict = compare(receipt_of_first, receipt)[1]
         except ReceiptError as error:
             verdict = str(error)
-        rows.append([runs[begin].name, runs[place].name, verdict, _compare_states(runs[begin], runs[place])])
+        rows.append([first.name, other.name, verdict, _compare_states(first, other)])
     return rows
 
 

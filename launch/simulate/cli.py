@@ -46,7 +46,6 @@ import os
 import shutil
 import signal
 import tempfile
-from typing import NoReturn
 
 from bootfile.console import outputs
 from bootfile.console.parser import expand_home
@@ -58,25 +57,15 @@ from datasets.folders import tar_files
 from launch.bundle.code_folder import CodeFolder
 from launch.profiles import PROFILES, Folders, make_starts
 from launch.simulate import faults
-from launch.simulate.commands import Commands
-from launch.simulate.job import log
+from launch.simulate.job import Commands, log
 from launch.simulate.nodes import Node
 from launch.simulate.simulation import Simulation
 
 _MOST_PROCESSES = 1024  # on one machine
 
 
-class _Parser(Parser):
-    """The parser of `simulate`, which reminds users of the `--` before the job's arguments."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise BadInput: argparse calls it for a wrong option."""
-        raise BadInput(f"{message} (the job's own arguments follow --)")
-
-
 def main(argv: list[str]) -> int:
-    """Run the simulation and return its exit code: `python -m launch simulate` calls it. Raises BadInput
-    before it starts anything."""
+    """Run the simulation and return its exit code. Raises BadInput before it starts anything."""
     args = _parse_args(argv)
     simulation = Simulation(args.processes, args.faults, args.limit)
     signals.unwind_within(60.0)  # seconds after Ctrl-C to end the nodes, and print their table
@@ -110,7 +99,7 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     --data_url, None if the job fetches it or there is none. below: what follows that folder in --data_url.
     """
     split = argv.index("--") if "--" in argv else len(argv)
-    parser = _Parser(__doc__, "python -m launch simulate")
+    parser = Parser(__doc__, "python -m launch simulate")
     add = parser.add_argument
     add("job", help="the script; its arguments follow --")
     add("--nodes", type=positive_int, default=1, help="simulated nodes (default: 1)")
@@ -120,7 +109,10 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     add("--code_dir", metavar="FOLDER", help="the uploaded folder of a script (default: the script's own)")
     add("--keep", metavar="FOLDER", help="keep the nodes' folders in this new folder (default: temporary)")
     add("--limit", type=positive_float, help="end the simulation after this many seconds (default: never)")
-    args = parser.parse_args(argv[:split])
+    try:
+        args = parser.parse_args(argv[:split])
+    except BadInput as error:
+        raise BadInput(f"{error} (the job's own arguments follow --)") from None
     job_words = [expand_home(word) for word in argv[split + 1 :]]
     if not os.path.isfile(args.job):
         raise BadInput(f"{args.job}: no such file")
@@ -146,12 +138,11 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
 
 
 def _find_input(job_words: list[str]) -> tuple[str | None, list[str]]:
-    """Return the folder of --data_url, which becomes the input of each node, and what follows it, such as a
-    pattern. None if the job fetches the data itself, or has none. Raises BadInput."""
+    """Return the folder of --data_url and what follows it, such as a pattern; None if there is none here."""
     data = get_option(job_words, "--data_url")
-    if data and "://" in data:  # the job itself fetches it
+    if data is None or "://" in data:  # the job itself fetches it
         return None, []
-    if data is None or os.path.isdir(data):
+    if os.path.isdir(data):
         return data, []
     if not os.path.isfile(data) and not set(data) & set("*?[{"):
         raise BadInput(f"--data_url {data} is not a folder on this machine")

@@ -1,12 +1,10 @@
 """Parse the faults of a simulation: kill:rank=3,step=20."""
 
-import argparse
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from bootfile.ground.errors import BadInput
-from bootfile.ground.intervals import Interval
-from common.console.arguments import interval
 
 KINDS = {  # kind: its keys, in [] if they may be missing
     "kill": "rank step or every",  # SIGKILL to a rank, or to a random process every N steps or seconds
@@ -24,6 +22,7 @@ KINDS = {  # kind: its keys, in [] if they may be missing
 }
 HANGS = ("hang", "hold")  # kinds that the job needs a handler for (hooks/sitecustomize.py)
 _MOST = 10**9
+_UNITS = {"s": "a number of seconds such as 10s or 0.5s", "step": "a number of steps such as 20step"}
 
 
 @dataclass(frozen=True)
@@ -50,81 +49,56 @@ class Fault:
     delay: float = 0
     share: float = 1
 
+    @property
+    def target(self) -> str:
+        """Return "rank 1" or "node 0"."""
+        return f"rank {self.rank}" if self.rank is not None else f"node {self.node}"
+
 
 def parse(spec: str, nodes: int, processes: int) -> Fault:
-    """Return the fault that `spec` names, for nodes x processes ranks. `launch simulate` calls it for each
-    --fault before it starts a node. Raises BadInput with the spec and its keys."""
+    """Return the fault that `spec` names, for nodes x processes ranks. Raises BadInput."""
     kind, _, rest = spec.partition(":")
     if kind not in KINDS:
         raise BadInput(f"--fault {spec}: unknown fault {kind!r}: expected one of {', '.join(KINDS)}")
-    choices = [keys.split() for keys in KINDS[kind].split(" or ")]
+    forms = [keys.split() for keys in KINDS[kind].split(" or ")]
     pairs = [pair.partition("=")[::2] for pair in rest.split(",")]
-    given_keys = [key for key, _ in pairs]
-    is_known_form = any(_are_keys(given_keys, keys) for keys in choices)
-    if not is_known_form or len({*given_keys}) < len(given_keys):
+    given = sorted(key for key, _ in pairs)  # twice, if it is given twice
+    if not any(_is_form(given, keys) for keys in forms):
         # the error names the forms that the user may have meant: those that have all given keys
-        similar = [keys for keys in choices if {*given_keys} <= _names(keys)]
-        names = " or ".join(map(", ".join, similar or choices))
+        similar = [keys for keys in forms if {*given} <= {key.strip("[]") for key in keys}]
+        names = " or ".join(map(", ".join, similar or forms))
         raise BadInput(f"--fault {spec}: expected {kind} with the keys {names}, each once")
-    # keys that are whole numbers, with the least and the greatest
-    limits = {"step": (1, _MOST), "rank": (0, nodes * processes - 1), "node": (0, nodes - 1)}
+    most = {"step": _MOST, "rank": nodes * processes - 1, "node": nodes - 1}
     fields: dict[str, Any] = {}
     for key, value in pairs:
-        if key in limits:
-            fields[key] = _number(spec, key, value, *limits[key])
-        elif key == "to":
-            fields["share"] = _share(spec, value)
-        else:
-            time = _interval(spec, kind, key, value)
-            if time.unit == "step":
-                fields["steps"] = int(time.number)
-            elif key == "by":
-                fields["delay"] = time.number
-            else:
-                fields["seconds"] = time.number
+        field, expected = _parse_value(kind, key, value, most)
+        if not field:
+            raise BadInput(f"--fault {spec}: {key}={value} is not {expected}")
+        fields |= field
     return Fault(spec, kind, **fields)
 
 
-def _are_keys(given: list[str], keys: list[str]) -> bool:
-    """Return whether the given keys are those of a kind of fault. keys: "[node]" may be missing."""
-    needed = {key for key in keys if not key.startswith("[")}
-    return needed <= {*given} <= _names(keys)
+def _is_form(given: list[str], keys: list[str]) -> bool:
+    """Return whether the given keys, sorted, are those of a form: "[node]" may be missing."""
+    chosen = [key.strip("[]") for key in keys if not key.startswith("[") or key.strip("[]") in given]
+    return given == sorted(chosen)
 
 
-def _names(keys: list[str]) -> set[str]:
-    return {key.strip("[]") for key in keys}
-
-
-def _number(spec: str, key: str, value: str, least: int, most: int) -> int:
-    """Return a value as a whole number. Raises BadInput if it is not one in least..most."""
-    if not value.isdecimal() or not least <= int(value) <= most:
-        raise BadInput(f"--fault {spec}: {key}={value} is not a whole number in {least}..{most}")
-    return int(value)
-
-
-def _share(spec: str, value: str) -> float:
-    """Return the value of "to": "30%" is 0.3. Raises BadInput if it is not above 0 and below 100 %."""
-    number = value.removesuffix("%")
-    if not (value.endswith("%") and number.isdecimal() and 0 < int(number) < 100):
-        raise BadInput(f"--fault {spec}: to={value} is not a share in 1%..99%")
-    return int(number) / 100
-
-
-def _interval(spec: str, kind: str, key: str, value: str) -> Interval:
-    """Return the value of "for", "by" or "every". Raises BadInput if it is not one of the units of that
-    key."""
-    expected = "a number of seconds such as 10s or 0.5s"
-    units = ["s"]
-    if key == "every" and kind == "pause":
-        expected = "a number of steps such as 20step"
-        units = ["step"]
-    elif key == "every":
-        expected = "a number of steps such as 20step, or of seconds such as 10s"
-        units = ["s", "step"]
-    try:
-        time = interval(value)
-    except argparse.ArgumentTypeError:
-        time = Interval(0, "")
-    if time.unit not in units or value.isdecimal():  # without a unit: a number of what?
-        raise BadInput(f"--fault {spec}: {key}={value} is not {expected}")
-    return time
+def _parse_value(kind: str, key: str, value: str, most: dict[str, int]) -> tuple[dict[str, Any], str]:
+    """Return the field of Fault that a key sets, {} for a wrong value, and what is expected. most: the
+    greatest whole number of a key."""
+    if key in most:
+        least = int(key == "step")
+        is_right = value.isdecimal() and least <= int(value) <= most[key]
+        return {key: int(value)} if is_right else {}, f"a whole number in {least}..{most[key]}"
+    if key == "to":
+        is_share = re.fullmatch("[1-9][0-9]?%", value)
+        return {"share": int(value[:-1]) / 100} if is_share else {}, "a share in 1%..99%"
+    units = {"kill": "s|step", "pause": "step"}.get(kind, "") if key == "every" else "s"
+    expected = " or ".join(_UNITS[unit] for unit in units.split("|"))
+    time = re.fullmatch(rf"(\d*\.?\d+)({units})", value)
+    if not time or not float(time[1]):
+        return {}, expected
+    if time[2] == "step":
+        return {"steps": int(time[1])} if time[1].isdecimal() else {}, expected
+    return {"delay" if key == "by" else "seconds": float(time[1])}, expected

@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 
-from launch.simulate import slow_data
 from launch.simulate.faults import HANGS, Fault
 from launch.simulate.job import Job, log
 from launch.simulate.nodes import Node, copy_tree
@@ -20,24 +19,11 @@ _LAST = int(getattr(signal, "SIGRTMAX", 64))  # macOS has none: the faults never
 _HANG_SIGNALS = {"hang": _LAST - 6, "hold": _LAST - 7}
 _RELEASE = _LAST - 8
 _RESTART = 10.0  # seconds at most from the end of a node to its next start
-_LOOK = 20.0  # seconds until its processes are looked for again
+_LOOK = 5.0  # seconds until the processes of a throttle are looked for again
 _PERIOD = 0.1  # seconds in which a throttled process runs and stops once: that of a quota of cgroups
 _STANDSTILL = 10.0  # seconds that the parent of a stopped process has to end it
 _ROUND = 0.02  # seconds between two rounds of the simulation
 _ROUND_OF_THROTTLE = 0.005  # the same while a process is throttled: 20 rounds in a period
-
-
-def _describe_target(fault: Fault) -> str:
-    """Return "rank 1" or "node 0"."""
-    return f"rank {fault.rank}" if fault.rank is not None else f"node {fault.node}"
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def _count_cpu_seconds(pid: int) -> float:
@@ -69,7 +55,6 @@ class Injector:
         self._faults = faults
         self._is_over = is_over
         self._random = random.Random(0)  # chooses the ranks of kill:every=...
-        self._reached: dict[Fault, float] = {}  # time.monotonic() when the job reached the fault's step
         self._due: dict[Fault, float] = {}  # time.monotonic() or step at which a fault fires again
         self._ends: dict[Fault, float] = {}  # time.monotonic() of the end of a fault that lasts
         self._targets: dict[Fault, tuple[float, set[int]]] = {}  # when they were looked for, process ids
@@ -86,10 +71,9 @@ class Injector:
         return _ROUND_OF_THROTTLE if is_throttled else _ROUND
 
     def fire(self) -> None:
-        """Fire the faults whose step the job has reached. The simulation calls it in each round, after it has
-        read the job's lines. A fault of a node waits for the step of any node, not of that node: only rank 0
-        prints steps, and the ranks of a job do each step together. In a script whose nodes do not wait for
-        each other, a node may be hit before its own first step."""
+        """Fire the faults whose step the job has reached. A fault of a node waits for the step of any node,
+        not of that node: only rank 0 prints steps, and the ranks of a job do each step together. In a script
+        whose nodes do not wait for each other, a node may be hit before its own first step."""
         for fault in self._faults:
             now = time.monotonic()
             if now > self._ends.get(fault, math.inf):
@@ -97,10 +81,8 @@ class Injector:
             elif fault in self._ends:
                 if fault.kind == "throttle":
                     self._throttle(fault, now)
-            elif self._job.step >= fault.step:
-                self._reached.setdefault(fault, now)
-                if self._is_due(fault, now):
-                    _ACTIONS[fault.kind](self, fault)
+            elif self._job.step >= fault.step and self._is_due(fault, now):
+                _ACTIONS[fault.kind](self, fault)
 
     def _is_due(self, fault: Fault, now: float) -> bool:
         """Return whether a fault whose step the job has reached fires now: every N steps, counted from 0,
@@ -108,12 +90,11 @@ class Injector:
         if fault.steps:
             return self._job.step >= self._due.get(fault, fault.steps)
         if fault.kind == "kill" and fault.seconds:
-            return now >= self._due.get(fault, self._reached[fault] + fault.seconds)
+            return now >= self._due.setdefault(fault, now + fault.seconds)
         return fault in self.pending
 
     def kill_if_all_stopped(self) -> None:
-        """Kill stopped processes if nothing else runs: they never end by themselves. The simulation calls it
-        in each round: with the fault `stop` it would wait forever without it."""
+        """Kill stopped processes if nothing else runs: they never end by themselves."""
         if not self._stopped:
             return
         pids_of_nodes = [{*node.ranks(self._job.processes).values()} for node in self._job.running]
@@ -134,13 +115,10 @@ class Injector:
             self._continue(fault)
 
     def _signal(self, fault: Fault) -> None:
-        """Send the fault's signal to its rank, or to a random one. If it is just being replaced, a later
-        round does it."""
+        """Send the fault's signal to its rank, or to a random one; later, if it is just being replaced."""
         # looked for at each kill: an elastic job has replaced some of them
         ranks = self._job.find_ranks()
-        rank = fault.rank
-        if rank is None and ranks:
-            rank = self._random.choice(sorted(ranks))
+        rank = self._random.choice(sorted(ranks)) if fault.rank is None and ranks else fault.rank
         if rank not in ranks:
             return
         node, pid = ranks[rank]
@@ -170,17 +148,15 @@ class Injector:
         pid = self._find_first(fault)
         if pid is None:
             return
-        what = f"{fault.kind} of"
         if fault.kind == "pause":
-            what = "SIGSTOP to"
             self._stop(fault, self._find_pids(fault))
             self._stop(fault, self._find_pids(fault))  # again: some may just have forked
         elif fault.kind == "slow_data":
             for node in self._find_nodes(fault):
-                # the processes read this file before they open the next one
-                slow_data.begin(node.folders, fault.rank, fault.delay)
+                node.slow_down(fault.rank, fault.delay)
         self._set_end(fault)
-        self._note(fault, f"{what} {_describe_target(fault)}", pid)
+        what = "SIGSTOP to" if fault.kind == "pause" else f"{fault.kind} of"
+        self._note(fault, f"{what} {fault.target}", pid)
 
     def _set_end(self, fault: Fault) -> None:
         """Let a fault that begins now last for its seconds, or without an end."""
@@ -191,15 +167,12 @@ class Injector:
         del self._ends[fault]
         self._continue(fault)
         _, pids = self._targets.pop(fault, (0.0, set()))
-        what = f"the end for {_describe_target(fault)}"
-        if fault.kind == "pause":
-            what = f"SIGCONT to {_describe_target(fault)}"
-        elif fault.kind in HANGS:
-            what = f"rank {fault.rank} continues"
+        if fault.kind in HANGS:
             _send(pids, _RELEASE)
         elif fault.kind == "slow_data":
             for node in self._find_nodes(fault):
-                slow_data.end(node.folders, fault.rank)
+                node.slow_down(fault.rank, 0)
+        what = f"SIGCONT to {fault.target}" if fault.kind == "pause" else f"{fault.target} continues"
         log(f"fault {fault.text}: {what}")
 
     def _throttle(self, fault: Fault, now: float) -> None:
@@ -208,13 +181,13 @@ class Injector:
         process may be late."""
         # to find the processes takes longer than a period: the same ones are used for a while
         found_at, pids = self._targets.get(fault, (-math.inf, set()))
-        if now > found_at + _LOOK or not all(map(_is_alive, pids)):
+        if now > found_at + _LOOK:
             pids = self._find_pids(fault)
             self._targets[fault] = (time.monotonic(), pids)
             self._quotas.pop(fault, None)
         used = sum(map(_count_cpu_seconds, pids))
         then, used_then, left = self._quotas.get(fault, (now, used, 0.0))
-        left = min(left + fault.share * (now - then), fault.share * _PERIOD) - (used - used_then)
+        left = min(left + fault.share * (now - then), fault.share * _PERIOD) - max(0.0, used - used_then)
         self._quotas[fault] = (now, used, left)
         if left > 0:
             self._continue(fault)
@@ -274,7 +247,7 @@ class Injector:
                     copy_tree(node.output, outputs)
                 for node in targets:
                     node.make_folders(outputs)
-        if fault.kind == "evict":
+        elif fault.kind == "evict":
             for node in targets:
                 node.make_folders()
         # a platform takes seconds to start a node: the others have noticed the loss by then, and end, unless
@@ -301,10 +274,7 @@ class Injector:
         if fault in self.pending:
             self.pending.remove(fault)
         # when it fires again is counted from now: the job makes no step while it is paused
-        if fault.steps:
-            self._due[fault] = self._job.step + fault.steps
-        else:
-            self._due[fault] = time.monotonic() + fault.seconds
+        self._due[fault] = self._job.step + fault.steps if fault.steps else time.monotonic() + fault.seconds
         log(f"fault {fault.text}: {what} time={self._job.seconds:.1f} step={self._job.step} pid={pid}")
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bootfile.ground.exit_codes import normalize
+from bootfile.ground.files import write_atomic
 from bootfile.processes import sessions
 from launch import manifests
 from launch.bundle.code_folder import CodeFolder
@@ -62,29 +63,36 @@ class Node:
         self._tasks: list[subprocess.Popen] = []  # what start() started, until close()
 
     def make_folders(self, outputs: str | None = None) -> None:
-        """Make a new container: the code, and an output folder with a copy of `outputs`. The simulation calls
-        it before the first start(), and again for the fault `reschedule`."""
+        """Make a new container: the code, and an output folder with a copy of `outputs`."""
         self.scheduled += 1
         self.started = 0
         place = f"{self._folder}.{self.scheduled}" if self.scheduled > 1 else self._folder
-        self.folders = Folders(
-            os.path.join(place, f"user-job-dir/{self._code.name}"),
-            os.path.join(place, "inputs"),
-            os.path.join(place, "outputs"),
-            os.path.join(place, "cache"),
-            os.path.join(place, "logs"),
-        )
+        names = (f"user-job-dir/{self._code.name}", "inputs", "outputs", "cache", "logs")
+        self.folders = Folders(*(os.path.join(place, name) for name in names))
         for folder in self.folders:
             os.makedirs(folder)
         manifests.write_files(self.folders.code, self._code.files)
         # a link and no copy: the data may be large, and the nodes only read them
+        input = os.path.join(self.folders.inputs, INPUT)
         if self._data is None:
-            os.mkdir(os.path.join(self.folders.inputs, INPUT))
+            os.mkdir(input)
         else:
-            os.symlink(self._data, os.path.join(self.folders.inputs, INPUT))
+            os.symlink(self._data, input)
         os.mkdir(self.output)
         if outputs is not None:
             copy_tree(outputs, self.output)
+
+    @property
+    def slow_data(self) -> str:
+        """Return the folder that tells hooks/sitecustomize.py how slow the node's data are."""
+        return f"{self.folders.logs}-slow-data"
+
+    def slow_down(self, rank: int | None, delay: float) -> None:
+        """Open the files of the input later from now on, as a slow mount does. rank: only in the processes of
+        this one; None: of all. delay: seconds; 0: at once again."""
+        path = os.path.join(self.slow_data, "all" if rank is None else f"rank-{rank}")
+        os.makedirs(self.slow_data, exist_ok=True)
+        write_atomic(path, str(delay))  # a process may read it at any time
 
     @property
     def output(self) -> str:
@@ -115,20 +123,17 @@ class Node:
 
     @property
     def pids(self) -> list[int]:
-        """Return the running processes that the platform itself started: the boot process, or one for every
-        rank."""
+        """Return the running processes that the platform itself started."""
         return [task.pid for task in self._tasks if task.returncode is None]
 
     def read(self, most: int = _MOST) -> list[str]:
-        """Return the lines that were printed since the last call. Does not wait. The simulation calls it for
-        each running node in each round."""
+        """Return the lines that were printed since the last call. Does not wait."""
         *lines, self._unfinished = (self._unfinished + self._printed.read(most)).split(b"\n")
         return [line.decode(errors="replace").rstrip("\r") for line in lines]
 
     def poll(self) -> int | None:
-        """Return the exit code of a run whose last process has ended, else None. It is that of the first
-        process that failed, 128 + n for signal n. When the last process that the platform started has ended,
-        those that these have left behind are killed. The simulation calls it in each round, after read()."""
+        """Return the exit code of a run whose last process has ended, else None: that of the first process
+        that failed, 128 + n for signal n. Then the processes that they have left behind are killed."""
         if not self._tasks:
             return None
         run = self.runs[-1]
@@ -145,8 +150,7 @@ class Node:
         return run.code
 
     def close(self) -> list[str]:
-        """Close the run and return its last lines. The simulation calls it after kill(), or when poll() has
-        returned an exit code. The node is then ready for another run."""
+        """Close the run and return its last lines. The node is then ready for another run."""
         self.poll()
         lines = self.read(-1)
         self._printed.close()
@@ -170,27 +174,18 @@ class Node:
     def ranks(self, count: int) -> dict[int, int]:
         """Return global rank -> process id. count: processes per node. A rank's process has RANK and
         LOCAL_RANK in its environment. Its children have them too, and are not counted. Without these
-        variables, a rank is a process that the platform started. The simulation calls it when a fault of a
-        rank is due: a job may have replaced its processes since."""
+        variables, a rank is a process that the platform started."""
+        processes = self.find()
         rank_of = {}  # process id -> the rank in its environment
-        parents = {}  # process id -> that of its parent
-        for pid, facts in self.find().items():
-            environment = facts["environ"]
-            if "LOCAL_RANK" in environment and environment.get("RANK", "").isdecimal():
-                rank_of[pid] = int(environment["RANK"])
-                parents[pid] = facts["ppid"]
-        pids = {}
+        for pid, facts in processes.items():
+            rank = facts["environ"].get("RANK", "")
+            if "LOCAL_RANK" in facts["environ"] and rank.isdecimal():
+                rank_of[pid] = int(rank)
         if not rank_of:
-            for local_rank, task in enumerate(self._tasks):
-                if task.poll() is None:
-                    pids[self.index * count + local_rank] = task.pid
-            return pids
+            tasks = enumerate(self._tasks, self.index * count)
+            return {rank: task.pid for rank, task in tasks if task.poll() is None}
         # workers of a rank have its variables, and it as their parent
-        for pid, rank in rank_of.items():
-            is_child = rank_of.get(parents[pid]) == rank
-            if not is_child:
-                pids[rank] = pid
-        return pids
+        return {rank: pid for pid, rank in rank_of.items() if rank_of.get(processes[pid]["ppid"]) != rank}
 
     @property
     def _mark(self) -> str:
@@ -199,8 +194,7 @@ class Node:
 
 
 def copy_tree(source: str, destination: str) -> None:
-    """Copy a folder into another one. Files that are deleted meanwhile are skipped: nodes that still run may
-    delete old checkpoints."""
+    """Copy a folder into another one, without files that nodes which still run delete meanwhile."""
 
     def copy(source: str, target: str) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -8,10 +8,9 @@ import signal
 import time
 
 from bootfile.ground.exit_codes import TIME_LIMIT, explain_end
-from launch.simulate.commands import Commands
 from launch.simulate.faults import Fault
 from launch.simulate.injector import Injector
-from launch.simulate.job import Job, log
+from launch.simulate.job import Commands, Job, log
 from launch.simulate.nodes import Node
 
 NEVER_FIRED = 3  # exit code: every node ended with 0, but a fault never fired
@@ -19,11 +18,7 @@ _GRACE = 5.0  # seconds from SIGTERM to SIGKILL
 
 
 class Simulation:
-    """A simulation that runs nodes to their end. `launch simulate` makes one and calls run() once.
-
-    processes: of every node. faults: they fire in this order if several are due. limit: seconds, None for no
-    limit.
-    """
+    """A simulation of nodes. processes: of each. faults: fire in this order. limit: seconds, or None."""
 
     def __init__(self, processes: int, faults: list[Fault], limit: float | None):
         self._processes = processes
@@ -32,13 +27,11 @@ class Simulation:
         self._interrupts: list[int] = []  # numbers of the signals that the simulation got
 
     def interrupt(self, number: int, frame: object) -> None:
-        """Note a signal, on which run() ends all nodes: the handler of SIGINT, SIGTERM and SIGHUP. It only
-        notes it, because it runs between any two statements of run()."""
+        """Note a signal, on which run() ends all nodes. It may come between any two statements."""
         self._interrupts.append(number)
 
     def run(self, nodes: list[Node], commands: Commands) -> int:
-        """Make the folders, start the nodes, wait until they end, print a table, and return the exit code.
-        `launch simulate` calls it once. On any error all nodes are killed."""
+        """Run the nodes to their end, print a table, and return the exit code. An error kills all."""
         for node in nodes:
             node.make_folders()
         job = Job(nodes, commands, self._processes)
@@ -65,17 +58,14 @@ class Simulation:
         return bool(self._interrupts) or (self._limit is not None and job.seconds > self._limit)
 
     def _end_from_outside(self, job: Job, injector: Injector) -> int | None:
-        """End the nodes after a signal or at the limit, and return the exit code; else return None. run()
-        calls it at the end of each round, and leaves its loop if there is a code."""
+        """End the nodes after a signal or at the limit, and return the exit code; else return None."""
         if not self._is_over(job):
             return None
         if self._interrupts:
             number = self._interrupts[0]
-            reason = f"{signal.Signals(number).name} to the simulation"
-            code = 128 + number
+            reason, code = f"{signal.Signals(number).name} to the simulation", 128 + number
         else:
-            reason = f"--limit {self._limit:g}"
-            code = TIME_LIMIT
+            reason, code = f"--limit {self._limit:g}", TIME_LIMIT
         log(f"{reason} after {job.seconds:.1f} s: ending all nodes")
         # before SIGTERM: a stopped process gets no signal but SIGKILL
         injector.continue_all()
@@ -96,8 +86,7 @@ class Simulation:
 
 
 def _reap(job: Job) -> None:
-    """Close the runs that have ended, and restart failed nodes that may be. Simulation.run() calls it in each
-    round, after the faults."""
+    """Close the runs that have ended, and restart failed nodes that may be."""
     for node in job.nodes:
         if node.poll() is None:
             continue
@@ -112,10 +101,7 @@ def _reap(job: Job) -> None:
 
 
 def _report(job: Job, injector: Injector, commands: Commands, code: int | None) -> int:
-    """Print the table and return the exit code: the last that Simulation.run() does.
-
-    code: None if the nodes ended by themselves.
-    """
+    """Print the table and return the exit code. code: None if the nodes ended by themselves."""
     print(f"\n{'node':<16}{'exit code':>9}{'seconds':>10}  explanation")
     for node in job.nodes:
         for number, run in enumerate(node.runs, start=1):
@@ -130,9 +116,7 @@ def _report(job: Job, injector: Injector, commands: Commands, code: int | None) 
         log(f"fault {fault.text} never fired: the last step seen is {job.step}")
     if code is not None:
         return code
-    last_runs = [node.runs[-1] for node in job.nodes]
     # the node that failed first: the others often fail because of it
-    for run in sorted(last_runs, key=lambda run: run.ended):
-        if run.code:
-            return run.code
-    return NEVER_FIRED if injector.pending else 0
+    runs = sorted((node.runs[-1] for node in job.nodes), key=lambda run: run.ended)
+    failures = [run.code for run in runs if run.code]
+    return next(iter(failures), NEVER_FIRED if injector.pending else 0)

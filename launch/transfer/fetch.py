@@ -32,20 +32,17 @@ from common.object_store.errors import of_the_disk
 from common.object_store.location import check_keys, make_path
 from common.object_store.store import Object, ObjectStore
 from launch import explain, manifests, records
-from launch.transfer import progress
+from launch.transfer import describe, show_progress
 
 
 def main(arguments: list[str]) -> int:
-    """Fetch a folder, print a summary, and return the exit code: `python -m launch fetch` calls it. Raises
-    BadInput."""
+    """Fetch a folder, print a summary, and return the exit code. Raises BadInput."""
     parser = Parser(__doc__, "python -m launch fetch")
     parser.add_argument("url", metavar="URL", help="s3://bucket/prefix, obs://bucket/prefix, or RECORD")
     parser.add_argument("--to", metavar="FOLDER", required=True, help="folder for the files")
     parser.add_argument("--yes", action="store_true", help="replace files with other content without asking")
     args = parser.parse_args(arguments)
-    url = args.url
-    if "://" not in url:
-        url = _output_of(url)
+    url = args.url if "://" in args.url else _output_of(args.url)
     return _fetch(url, args.to, args.yes)
 
 
@@ -60,12 +57,13 @@ def _fetch(url: str, to: str, yes: bool) -> int:
             raise BadInput(f"no files below {url}: is the URL right, and has the job saved results yet?")
         # Before anything is written: a key such as ../x would leave the folder.
         check_keys((entry.key for entry in wanted), url)
-        paths = {}
-        for entry in wanted:
-            paths[entry.key] = make_path(to, entry.key)
-            if _is_setting(paths[entry.key], to):
-                hidden = paths[entry.key]
-                raise BadInput(f"{url} has {hidden}, a setting of this user: pass --to a folder of its own")
+        paths = {entry.key: make_path(to, entry.key) for entry in wanted}
+        home = os.path.realpath(os.path.expanduser("~"))
+        is_visible = _first_below(home, to) in (".", "..")  # else the user has named a folder in it
+        for path in paths.values():
+            first = _first_below(home, path)
+            if is_visible and first.startswith(".") and first != "..":
+                raise BadInput(f"{url} has {path}, a setting of this user: pass --to a folder of its own")
         listed = _read_lists(store, wanted)
 
         def is_here(entry: Object) -> bool:
@@ -86,8 +84,7 @@ def _fetch(url: str, to: str, yes: bool) -> int:
         unverified: list[str] = []
 
         def verify(entry: Object, has_digest_of_store: bool) -> None:
-            """Compare a file of a store that keeps no digest with the lists of its writers. sync.fetch()
-            calls it in one of its threads, after each file was written."""
+            """Compare a file of a store that keeps no digest with the lists of its writers, in a thread."""
             if has_digest_of_store:
                 return
             if entry.key not in listed:
@@ -95,34 +92,25 @@ def _fetch(url: str, to: str, yes: bool) -> int:
                 return
             with open(paths[entry.key], "rb") as file:
                 if not has_digest(file, listed[entry.key]):
-                    raise BadInput(
-                        f"{store.location.url(entry.key)} is not the file that the list at the URL names"
-                    )
+                    place = store.location.url(entry.key)
+                    raise BadInput(f"{place} is not the file that the list at the URL names")
 
-        with progress.show("fetching", missing) as bar:
+        with show_progress("fetching", missing) as bar:
             sync.fetch(store, to, missing, bar, after=verify)
     seconds = time.monotonic() - begin
-    print(f"fetched {progress.describe(missing)} in {seconds:.1f} s to {to}")
+    print(f"fetched {describe(missing)} in {seconds:.1f} s to {to}")
     if unverified:
         print(
             f"the store keeps no digest of {len(unverified)} of these files: only their sizes were compared, "
             f"first: {printable(min(unverified))}"
         )
-    print(f"unchanged {progress.describe(unchanged)}")
+    print(f"unchanged {describe(unchanged)}")
     return 0
 
 
-def _is_setting(path: str, to: str) -> bool:
-    """Return whether a file is hidden in the home folder, such as .ssh/authorized_keys, and `to` is not."""
-    first = _first_below_home(path)
-    first_of_target = _first_below_home(to)
-    return first.startswith(".") and first != ".." and first_of_target in (".", "..")
-
-
-def _first_below_home(path: str) -> str:
-    """Return the first component of a path, relative to the home folder, links resolved."""
-    home = os.path.realpath(os.path.expanduser("~"))
-    return os.path.relpath(os.path.realpath(path), home).split(os.sep)[0]
+def _first_below(folder: str, path: str) -> str:
+    """Return the first component of a path, relative to a folder, links resolved."""
+    return os.path.relpath(os.path.realpath(path), folder).split(os.sep)[0]
 
 
 def _output_of(text: str) -> str:
@@ -154,8 +142,7 @@ def _read_lists(store: ObjectStore, entries: list[Object]) -> dict[str, str]:
 
 
 def _is_here(store: ObjectStore, path: str, entry: Object, listed: dict[str, str]) -> bool:
-    """Return whether the local file equals the object: by its sha256, the MD5 in its ETag, the manifest, or
-    its content if there is no digest."""
+    """Return whether the local file equals the object: by a digest, or by its content if there is none."""
     try:
         if not os.path.isfile(path) or os.path.getsize(path) != entry.size:
             return False

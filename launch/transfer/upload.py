@@ -19,8 +19,11 @@ Exit codes: 0 all files are stored, or the removal is done; 1 the answer was no;
 refused; 130 interrupted.
 """
 
+import itertools
 import os
 import time
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from bootfile.ground.errors import BadInput, printable
 from common.console.arguments import Parser, positive_int
@@ -29,10 +32,11 @@ from common.object_store.errors import of_the_disk
 from common.object_store.location import check_keys
 from common.object_store.store import Object, ObjectStore
 from launch import manifests
-from launch.transfer import progress
-from launch.transfer.clean import clean
+from launch.explain import align, ask, format_time, human_size
+from launch.transfer import describe, show_progress
 
 _KEEP = 3  # snapshots of each name that --clean keeps
+_DAY = 86400.0  # seconds
 
 
 def main(arguments: list[str]) -> int:
@@ -50,7 +54,7 @@ def main(arguments: list[str]) -> int:
     if args.clean:
         if args.folder:
             raise BadInput(f"--clean uploads nothing: leave out {args.folder}, or leave out --clean")
-        return clean(args.to, args.keep or _KEEP, args.yes)
+        return _clean(args.to, args.keep or _KEEP, args.yes)
     if args.keep or args.yes:
         raise BadInput("--keep and --yes need --clean")
     if not args.folder:
@@ -94,16 +98,16 @@ def _upload(folder: str, url: str) -> int:
             # First: during the upload the stored folder matches neither the old manifest nor the new one.
             if stored:
                 store.delete([manifests.NAME])
-            with progress.show("sending", missing) as bar:
+            with show_progress("sending", missing) as bar:
                 sync.send(store, folder, missing, bar)
             # Last: a job that waits for the folder begins when the manifest is there.
             store.write(manifests.NAME, manifests.to_bytes(manifest))
     seconds = time.monotonic() - begin
-    print(f"sent {progress.describe(missing)} in {seconds:.1f} s")
+    print(f"sent {describe(missing)} in {seconds:.1f} s")
     if without_digest:
         count = len(without_digest)
         print(f"the store keeps no sha256 of {count} files of the same size: they were sent again")
-    print(f"unchanged {progress.describe(unchanged)}")
+    print(f"unchanged {describe(unchanged)}")
     # They may be results, or data of another upload to the same URL: only --clean removes anything.
     others = stored_sizes.keys() - {entry.key for entry in wanted} - {manifests.NAME}
     if others:
@@ -129,3 +133,73 @@ def _read_snapshot(folder: str) -> dict | None:
     # Someone else may have written it: its paths become keys below the URL.
     check_keys((file["path"] for file in manifest["files"]), path)
     return manifest
+
+
+class _Snapshot(NamedTuple):
+    """A snapshot at the URL. folder: its key. size: bytes. modified: since 1970, in s. files: its paths."""
+
+    folder: str
+    name: str
+    size: int
+    modified: float
+    files: list[str]
+
+
+def _clean(url: str, keep: int, yes: bool) -> int:
+    """Show old snapshots and unfinished uploads, ask, remove them, and return the exit code. keep: newest
+    snapshots of each name that stay. yes: do not ask. Raises BadInput."""
+    with ObjectStore(url) as store:
+        # by name, the newest first
+        snapshots = sorted(_find_snapshots(store), key=lambda snapshot: (snapshot.name, -snapshot.modified))
+        old: list[_Snapshot] = []
+        for _, snapshots_of_a_name in itertools.groupby(snapshots, key=lambda snapshot: snapshot.name):
+            old += [*snapshots_of_a_name][keep:]
+        rows = []
+        for snapshot in snapshots:
+            action = "remove" if snapshot in old else "keep"
+            size = human_size(snapshot.size)
+            rows.append((action, "snapshot", snapshot.folder, size, format_time(snapshot.modified)))
+        unfinished = []  # (key, id) of the uploads to remove
+        for key, id, began in store.uploads():
+            is_old = began <= time.time() - _DAY  # another process may still send a younger one
+            if is_old:
+                unfinished.append((key, id))
+            action = "remove" if is_old else "keep"
+            rows.append((action, "unfinished", printable(key), "", format_time(began)))
+        # The user sees all of them before the question, also what stays.
+        for line in align(rows):
+            print(line)
+        if not old and not unfinished:
+            print("nothing to remove")
+            return 0
+        total = human_size(sum(snapshot.size for snapshot in old))
+        what = f"{len(old)} snapshots ({total}) and {len(unfinished)} unfinished uploads"
+        if not ask(f"remove {what}", yes):
+            print("nothing was removed")
+            return 1
+        for key, id in unfinished:
+            store.abort(key, id)
+        # A job that starts meanwhile finds either a whole snapshot or none: its files go before its manifest.
+        for snapshot in old:
+            store.delete(f"{snapshot.folder}/{path}" for path in snapshot.files)
+            store.delete([f"{snapshot.folder}/{manifests.NAME}"])  # last: it lists the remaining files
+            print(f"removed {snapshot.folder}", flush=True)
+        print(f"removed {what}")
+        return 0
+
+
+def _find_snapshots(store: ObjectStore) -> Iterator[_Snapshot]:
+    """Yield the folders below the URL whose manifest belongs to their name."""
+    for folder in store.folders():
+        stored = store.head(f"{folder}/{manifests.NAME}")
+        if not stored:
+            continue
+        manifest = manifests.parse(store.read(stored.key))
+        # data that were uploaded have a manifest too: only snapshots of code are removed
+        if not manifest or not manifest["job"] or manifests.make_folder_name(manifest) != folder:
+            continue
+        if not stored.modified:
+            raise BadInput(f"{store.location.url(stored.key)}: the store does not tell its age")
+        # of the files that the manifest lists: others in the folder are not ours to remove
+        sizes = {file["path"]: file["size"] for file in manifest["files"]}
+        yield _Snapshot(folder, manifest["name"], sum(sizes.values()), stored.modified, list(sizes))

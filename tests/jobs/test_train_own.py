@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from launch.new.blocks import combine
+from launch.new.cli import combine
 from tests.conftest import ROOT, names, refused, run, run_ranks
 
 OPTIONS = ("--epochs=3", "--batch_size=48", "--lr=0.01", "--report_every=1", "--save_every=4",

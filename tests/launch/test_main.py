@@ -36,15 +36,6 @@ def test_no_verb_or_an_unknown_one(verb, said):
     assert result.stdout == "False\n", "a verb's module is imported only if the verb runs"
 
 
-@pytest.mark.parametrize(
-    ("verb", "instead"),
-    [("clean", "upload --clean"), ("status", "ma-cli"), ("logs", "ma-cli"), ("stop", "ma-cli")],
-)
-def test_a_removed_verb_names_what_does_it(verb, instead):
-    (line,) = run("-m", "launch", verb, "JOB", code=2).stderr.splitlines()
-    assert line.startswith(f"error: {verb} was removed: ") and instead in line
-
-
 WITHOUT = """
 import runpy, sys
 for name in {names!r}:

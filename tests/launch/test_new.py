@@ -90,15 +90,10 @@ def test_a_job_of_one_process_names_the_option(tmp_path):
     assert "python -m launch new PROJECT --ddp" in result.stderr
 
 
-@pytest.mark.parametrize("options, reason", [
-    (("--exact", "--amp"), "--exact and --amp exclude each other"),
-    (("--fsdp", "--amp"), "--fsdp excludes .* --amp: use --precision bfloat16"),
-    (("--fsdp", "--exact"), "--fsdp excludes --exact"),
-    (("--text", "--amp"), "--text excludes --exact and --amp"),
-])  # fmt: skip
-def test_variants_that_exclude_each_other_are_refused(options, reason, tmp_path):
-    with pytest.raises(BadInput, match=reason):
-        main([str(tmp_path / "project"), *options])
+@pytest.mark.parametrize("options", ["--exact --amp", "--fsdp --amp", "--fsdp --exact", "--text --amp"])
+def test_variants_that_exclude_each_other_are_refused(options, tmp_path):
+    with pytest.raises(BadInput, match=r"--exact, --amp, .* exclude each other"):
+        main([str(tmp_path / "project"), *options.split()])
 
 
 def test_a_folder_that_is_not_empty_is_refused(tmp_path):

@@ -30,24 +30,18 @@ if dist.get_rank() == 0:
     torch.save(ranks, os.path.join(args.train_url, "ranks.pth"))
 dist.destroy_process_group()
 """
-TOOL = "import mylib.net\nprint(mylib.net.NAME)\n"
+TOOL = "import os, sys\nsys.path.insert(0, os.path.dirname(os.path.dirname(__file__)))\n"
+TOOL += "import mylib.net\nprint(mylib.net.NAME)\n"
 
 
 @pytest.fixture
 def project(tmp_path):
-    return tree(
-        tmp_path / "project",
-        {
-            "main.py": STRICT.replace("args =", "args, _ =").replace("parse_args", "parse_known_args"),
-            "strict/main.py": STRICT,
-            "ddp/train.py": DDP,
-            "ddp/boot.py": BOOT,
-            "mylib/net.py": "NAME = 'a net'\n",
-            "tools/run.py": "import os, sys\nsys.path.insert(0, os.path.dirname(os.path.dirname(__file__)))\n"
-            + TOOL,
-            "requirements.txt": "torch>=2.1\neinops\n",
-        },
-    )
+    return tree(tmp_path / "project", {
+        "main.py": STRICT.replace("args =", "args, _ =").replace("parse_args", "parse_known_args"),
+        "strict/main.py": STRICT, "ddp/train.py": DDP, "ddp/boot.py": BOOT,
+        "mylib/net.py": "NAME = 'a net'\n", "tools/run.py": TOOL,
+        "requirements.txt": "torch>=2.1\neinops\n",
+    })  # fmt: skip
 
 
 @pytest.mark.thorough

@@ -14,7 +14,7 @@ import re
 import sys
 from pathlib import Path
 
-from launch.new.blocks import MarksError, replaced_lines, without_docstring
+from launch.new.cli import MarksError, replaced_lines, without_docstring
 
 ROOT = Path(__file__).resolve().parents[2]
 DISTRIBUTED, NEW = "分布式改造 (distributed)", "新增 (new)"

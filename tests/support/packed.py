@@ -30,6 +30,6 @@ def paths(packed: str) -> list[str]:
 def refused(job, to, **options) -> str:
     """Check that the pack is refused and nothing is written. Return the message."""
     with pytest.raises(BadInput) as error:
-        pack(job, to, **options)
+        pack(job, str(to), **options)
     assert not os.path.exists(to)
     return str(error.value)

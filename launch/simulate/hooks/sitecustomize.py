@@ -1,6 +1,6 @@
 """Let a rank hang when `launch simulate` sends a signal, and open the files below a folder later. Python
 imports this file at each start if its folder is in PYTHONPATH: the simulation puts it there if a fault needs
-it (hang, hold: injector.py; slow_data: slow_data.py)."""
+it (hang, hold: injector.py; slow_data: nodes.py)."""
 
 import ctypes
 import importlib.machinery
@@ -40,7 +40,7 @@ def release(number: int, frame: FrameType | None) -> None:
 
 
 def _slow_down(control: str, inputs: str) -> None:
-    """Let open() wait for files of a folder, and of what links in it name. control: of slow_data.py."""
+    """Let open() wait for files of a folder, and of what links in it name. control: Node.slow_data."""
     folders = [inputs]
     if os.path.isdir(inputs):
         folders.extend(os.path.realpath(os.path.join(inputs, name)) for name in os.listdir(inputs))

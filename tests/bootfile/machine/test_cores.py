@@ -5,7 +5,7 @@ import os
 import pytest
 
 from bootfile.machine.cores import available_cores
-from launch.simulate import cli, commands
+from launch.simulate import cli, job
 from tests.conftest import environment, run
 from tests.support.control_groups import make_tree
 
@@ -43,9 +43,9 @@ def test_threads_of_a_job_do_not_spin_for_long(given, spins):
 
 def test_simulated_nodes_share_the_cores(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(commands, "available_cores", lambda: 13)
+    monkeypatch.setattr(job, "available_cores", lambda: 13)
     threads = []
     for layout in (["--nodes=3"], ["--nodes=3", "--processes=2"], ["--nodes=20"]):
         args = cli._parse_args([*layout, "jobs/train_ddp.py", "--", "--enable_gpu=false"])
-        threads.append(commands.Commands(args)._environment["OMP_NUM_THREADS"])
+        threads.append(job.Commands(args)._environment["OMP_NUM_THREADS"])
     assert threads == ["4", "2", "1"]

@@ -13,7 +13,7 @@ import pytest
 
 from bootfile.ground.errors import BadInput
 from launch import manifests
-from launch.bundle import requirements
+from launch.bundle import imports
 from launch.bundle.cli import pack
 from launch.bundle.code_folder import CodeFolder
 from tests.conftest import ROOT, names, run, start
@@ -193,12 +193,6 @@ def test_a_module_above_the_folder_of_a_script_is_refused_by_name(module, tmp_pa
     assert "model.py" in paths(pack(job, to))
 
 
-def test_all_names_of_skipped_files_are_told(mine, tmp_path, capsys):
-    tree(mine, {f"{number}.log": "" for number in range(9)})
-    pack(str(mine / "job.py"), str(tmp_path / "to"))
-    assert f"skipped  {' '.join(f'{number}.log' for number in range(9))}: *.log\n" in capsys.readouterr().out
-
-
 def test_a_script_below_a_repository_that_does_not_use_it(repository, tmp_path, capsys):
     """It has its own list of packages, and a name without the folder, as elsewhere."""
     tree(
@@ -287,12 +281,12 @@ def test_the_dependency_list(tmp_path):
         "Pillow>=10 # for: files\ntqdm  # for: bars\n",
     })  # fmt: skip
     path = str(tmp_path / "requirements.txt")
-    text, left_out = requirements.adapt(path, {"tqdm"})
+    text, left_out = imports.adapt_list(path, {"tqdm"})
     assert text.splitlines() == [
         "numpy>=1.26", "redis[hiredis]>=5; python_version < '4'", "--extra-index-url https://host/simple",
         "torchmetrics", "# Pillow>=10  (for: files)", "tqdm",
     ]  # fmt: skip
-    assert requirements.names(text) == ["numpy", "redis", "torchmetrics", "tqdm"]
+    assert imports.list_names(text) == ["numpy", "redis", "torchmetrics", "tqdm"]
     assert left_out == [
         "torch", "torch", "nvidia-cublas-cu12", "torch", "-e", "./a.whl", "-c", "torchaudio", "nvidia-dali",
         "torch-npu",

@@ -197,20 +197,8 @@ def test_false_alarms(name, line):
 @pytest.mark.thorough
 def test_long_lines_are_searched_in_time():
     begin = time.process_time()
-    pieces = (
-        "a",
-        "1",
-        "A1",
-        "-",
-        "=",
-        "'",
-        "token=",
-        "a://",
-        "machine a.b login ",
-        "curl -u ",
-        "authorization:",
-    )
-    for piece in (*pieces, "a.", "user=a;", "<token>", "login ", "basic ", '\\"', '"key":', "key "):
+    pieces = ("a", "1", "A1", "-", "=", "'", "token=", "a://", "machine a.b login ", "curl -u ", "basic ")
+    for piece in (*pieces, "a.", "user=a;", "<token>", "login ", "authorization:", '\\"', '"key":', "key "):
         for name in ("data.json", "data.txt"):
             secret_scan.scan(name, piece.encode() * (200_000 // len(piece)))
     assert time.process_time() - begin < 20

@@ -19,7 +19,7 @@ from datasets.loaders.engines.memory import make_loader
 from datasets.memory import image_set
 from datasets.sampling import augment, effects
 from datasets.stores.files import FileStore
-from launch.data import cli, samples, sheet
+from launch.data import cli, samples
 from tests.conftest import QUICK, run, run_ranks
 from tests.support import pictures
 
@@ -161,18 +161,18 @@ def test_a_sheet_shows_each_pixel(digits, tmp_path):
     assert cli.main([str(digits), "--step=5", f"--to={picture}"]) == 0
     (step,) = read(digits, 5)
     drawn = np.asarray(Image.open(picture))
-    scale = sheet.LEAST // 8
-    first = drawn[sheet.MARGIN :, sheet.MARGIN :][: sheet.LEAST, : sheet.LEAST]
+    scale = samples.LEAST // 8
+    first = drawn[samples.MARGIN :, samples.MARGIN :][: samples.LEAST, : samples.LEAST]
     expected = step.pixels[0].repeat(scale, 0).repeat(scale, 1)
     assert np.array_equal(first, np.broadcast_to(expected, first.shape))
     assert {path: path.stat().st_mtime_ns for path in digits.rglob("*")} == before, "the run was changed"
 
 
 def test_a_large_batch_is_drawn_in_part(tmp_path, monkeypatch):
-    monkeypatch.setattr(sheet, "_MOST", 10**5)
+    monkeypatch.setattr(samples, "_MOST", 10**5)
     columns = {"label": ["\u7334"] * 40, "id": [*range(40)]}
     step = samples.Step(1, "", columns, np.full((40, 64, 64, 3), 7, np.uint8))
-    line = sheet.save([step], str(tmp_path / "s.png"))
+    line = samples.save_sheet([step], str(tmp_path / "s.png"))
     count, total = map(int, re.search(r"(\d+) images of (\d+)", line).groups())
     with Image.open(tmp_path / "s.png") as picture:
         assert 0 < count < total == 40 and picture.width * picture.height < 1.3 * 10**5

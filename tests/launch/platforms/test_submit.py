@@ -187,25 +187,19 @@ def _example(*replacements: tuple[str, str]) -> str:
 
 
 CHANGES = [  # part of the example, its replacement, words of the error
-    ('name = "train-ddp"', 'nmae = "x"', "name is missing"),
     ('name = "train-ddp"', 'name = "x"\nregoin = "x"', "regoin: unknown key: expected one of "),
     ('name = "train-ddp"', f"name = {'[' * 100_000}", "is not TOML: "),
     ("code/bootfile-0123456789ab", "code/bootfile", "not the URL"),
-    ('"obs://bucket/code/', '"bucket/code/', "code: expected obs://"),
     ('"obs://bucket/code/', '"obs://me:pw@bucket/code/', "holds a user name or a password"),
     ('engine_name = "PyTorch"', "", "[image] has engine_version: expected engine_name, engine_version, or"),
     ('engine_name = "PyTorch"', 'engine_name = "P"\ncommand = "x"', "[image] has command, engine_name, "),
-    ('engine_name = "PyTorch"', 'engine_nam = "P"', "[image] engine_nam: unknown key: expected one of"),
     ('flavor_id = "modelarts.pool.visual.8xlarge"', "", "[resources] has neither flavor_id nor pool_id"),
     ("node_count = 2", "node_count = 1_000_000_000", "less than or equal to 10000"),
     ('data_url = "obs', 'rank = "obs', "[inputs] rank: the platform"),
     ('"obs://bucket/runs"', '"obs://bucket/runs"\nmore = "obs://bucket/runs/"', "has the same URL twice"),
-    ("epochs = 20", "data_url = 'x'", "[parameters] data_url is also"),
-    ("epochs = 20", "batch_size = 8\nbatch-size = 16", "batch_size is given twice"),
-    ('data_url = "obs', 'train_url = "obs', "train_url is given twice in [inputs] and [outputs]"),
+    ("epochs = 20", "data_url = 'x'", "data_url is given twice"),
     ('"obs://bucket/runs"', '"/"', "expected obs://"),
     ('name = "train-ddp"', 'name = "x"\njob = "jobs/train.py"', "job: unknown key: JOB is an argument"),
-    ("epochs = 20", "epochs = [20]", "[parameters] epochs: expected"),
     ("epochs = 20", 'epochs = "2\\u0085"', "[parameters] epochs: expected a text of one line"),
     ('OMP_NUM_THREADS = "8"', 'RANK = "0"', "[environment] RANK: the platform"),
     ('OMP_NUM_THREADS = "8"', 'A = "$HOME/x"', "[environment] A: "),
@@ -216,7 +210,6 @@ CHANGES = [  # part of the example, its replacement, words of the error
         '[volumes]\n"/mnt" = "nfs://host/x"\n[inputs]',
         "[volumes] /mnt: expected HOST:/PATH, pfs://",
     ),
-    ("[inputs]", '[volumes]\nmnt = "host:/x"\n[inputs]', "[volumes] mnt: "),
     ("[auto_stop]", '[notification]\ntopic_urn = "u"\n[auto_stop]', "needs topic_urn and events"),
     ("[platform.slurm]", "[platform.lsf]", "[platform] lsf: "),
     ('partition = "gpu"', "partition = [1]", "[platform.slurm] partition: "),
@@ -495,12 +488,9 @@ def test_skypilot_file(layout):
     ("sagemaker", "data_url = ", "code = ", "[inputs] code: sagemaker has a channel of this name"),
     ("sagemaker-sdk", "faults = 3", "faults = 31", "sagemaker retries a job at most 30 times"),
     ("sagemaker", "# spot_wait_hours = 24", 'spot_wait_hours = "24"', "spot_wait_hours: expected a whole"),
-    ("sagemaker", "# spot_wait_hours = 24", "spot_wait_hours = -1", "spot_wait_hours: expected a whole"),
-    ("sagemaker", "volume_gb = 200", "volume_gb = true", "volume_gb: expected a whole number"),
     ("sagemaker-sdk", "# torchrun = true", 'torchrun = "no"', "torchrun: expected true or false, got 'no'"),
     ("slurm", "[platform.slurm]", "[platform.slurm]\nunused = 1", "unused: unknown key: expected one"),
     ("slurm", '{ data_url = "/shared', '{ data-url = "/shared', "data_url is given twice in [inputs]"),
-    ("slurm", '{ data_url = "/shared', '{ epochs = "/shared', "[parameters] epochs is also an input"),
 ])  # fmt: skip
 def test_what_a_template_does_not_accept(platform, old, new, message, tmp_path):
     with pytest.raises(BadInput, match=re.escape(message)):

@@ -19,7 +19,6 @@ from bootfile.ground.errors import BadInput
 from common.run.starts import KILLED
 from launch.report import charts, tables
 from launch.report import cli as report
-from launch.report import runs as report_runs
 from launch.report.tables import NONE
 from tests.conftest import QUICK, environment, finish, records, run, start
 
@@ -204,8 +203,6 @@ def test_resume_never_begins_anew(tmp_path):
     ('{"step": 1, "epoch": 1, "loss": 2.0}\n{"step": 2, "lo', "jsonl: 1 lines could not be read"),
     ('{"step": 1, "loss": 2}\nnon\n[1]\n{"step": 2, "loss": 1}\n', "2 lines could not be read"),
     ('{"step": 1, "loss": NaN}\n{"step": 2, "loss": 1e999}\n', "loss: 2 of 2 values are NaN"),
-    ('{"loss": 1}\n{"step": "x"}\n{"step": NaN}\n{"step": -1}\n', "4 lines could not be read"),
-    ('{"step": 1, "loss": 1' + "0" * 5000 + "}\n", "1 lines could not be read"),
     ('{"step": 1, "epoch": 1e300, "loss": 1' + "0" * 400 + ', "time": 1e300}\n', "1 of 1 values are NaN"),
 ])  # fmt: skip
 def test_files_that_are_not_whole(content, note, tmp_path, capsys):
@@ -278,20 +275,11 @@ def test_a_long_run_is_thinned(tmp_path):
     assert {*low[2:]} == {0} and {*high[2:]} == {6} and len(x) == 120
 
 
-def test_the_ranks_over_time_have_a_chart(tmp_path):
-    lines = some_lines(40)
-    for line in lines:
-        slowest = 3 if line["step"] > 20 else 1
-        busy = {"min": 0.1, "median": 0.12, "max": 0.3, "rank": slowest}
-        if "loss" in line:
-            line["ranks"] = {"busy": busy, "data": busy, "lost": 0.123}
-    lines[0]["ranks"] = {"busy": {"min": "x"}}  # damaged
+def test_the_time_that_was_lost_to_the_slowest_rank(tmp_path):
+    lines = [line | {"ranks": {"lost": 0.123}} for line in some_lines(40)]
+    lines[-1]["ranks"] = {"lost": "x"}  # damaged
     page = made(tmp_path, write_run(tmp_path / "several", lines), write_run(tmp_path / "one", some_lines(9)))
-    label = next(tags["aria-label"] for _, tags in page.tags if "by rank" in tags.get("aria-label", ""))
-    assert label.startswith("Seconds of a step, by rank")
     assert page.row("Final figures", "lost to the slowest rank") == ["12.30%", "–"]
-    runs = report_runs.read(str(tmp_path / "several"), "several")
-    assert runs.ranks.shape == (5, 39) and charts._find_changes(runs.ranks[4]) == [0, 19]
 
 
 def test_other_figures_have_charts_too(tmp_path):
@@ -340,21 +328,18 @@ def test_charts_are_named_in_words_and_begin_at_0_where_a_small_change_must_look
     assert "val_" not in page.text and "memory_mb" not in page.text and "optimizer step" in page.text
 
 
-def test_two_runs_that_cover_each_other_are_told_apart(tmp_path):
+def test_the_first_of_two_runs_is_the_broad_line(tmp_path):
+    """A reader sees both of two equal curves."""
     first, second = (write_run(tmp_path / name, some_lines(40)) for name in "AB")
-    other = write_run(tmp_path / "C", [line | {"loss": 1.0} for line in some_lines(40)])
-    page = made(tmp_path, first, second, other)
-    assert page.text.count("B has the values of A.") == 4 and page.text.count("C has the values of A.") == 3
-    assert "broad line" in page.text
+    page = made(tmp_path, first, second)
     widths = [tags["stroke-width"] for tag, tags in page.tags if tag == "path" and "stroke-width" in tags]
-    assert widths[:3] == ["5.0", "1.5", "1.5"]
+    assert "broad line" in page.text and widths[:2] == ["5.0", "1.5"]
 
 
 @pytest.mark.parametrize(("change", "rows"), [
     ({}, [["owl", "0", "0", "–", "–"], ["cat", "10", "9", "90.00%", "dog (1)"]]),
-    ({"matrix": None}, [["dog", "10", "6", "60.00%", "–"]]),
+    ({"matrix": [[], [], []]}, [["dog", "10", "6", "60.00%", "–"]]),
     ({"classes": ["one"]}, [["1", "10", "6", "60.00%", "0 (3)"]]),
-    ({"count": "x"}, None),
     ({"correct": [1]}, None),
 ])  # fmt: skip
 def test_a_table_of_classes(change, rows, tmp_path):

@@ -17,7 +17,7 @@ from bootfile.ground.errors import BadInput
 from common.ground import endings
 from launch import manifests
 from launch import records as job_records
-from launch.transfer import clean, fetch, upload
+from launch.transfer import fetch, upload
 from tests.conftest import environment, finish, start, wait_until
 from tests.support.fault_proxy import FaultProxy
 from tests.support.terminal import Terminal
@@ -276,7 +276,7 @@ def test_clean_removes_what_it_showed_and_nothing_else(server, url, launch, monk
     server.client().create_multipart_upload(Bucket="bucket", Key=f"{url.split('/', 3)[3]}/outputs/big")
     before = keys(server, url)
     with monkeypatch.context() as patch:
-        patch.setattr(clean, "_DAY", 1e12)
+        patch.setattr(upload, "_DAY", 1e12)
         assert re.search(
             r"^keep +unfinished +outputs/big ", launch("upload", "--clean", "--to", url).stdout, re.MULTILINE
         )
