@@ -136,6 +136,11 @@ def _read_settings(folder: str, given: dict[str, Any], is_own: bool) -> dict[str
     starts_of_run = read_starts(folder)
     settings = dict(starts_of_run[-1]["settings"]) if starts_of_run else {}
     settings |= {name: value for name, value in given.items() if value}
+    if settings.get("antialias") is False:
+        raise BadInput(
+            f"{folder} has a run with --antialias false, which was removed: its accuracy is met by version "
+            "0.55.0 (commit 7fefafdc)"
+        )
     # the folder may be another user's: each option is checked as one of a command line
     kinds = {name: kind for name, kind in _OPTIONS.items() if not (is_own and name in _NETWORK)}
     return starts.check_settings(settings, kinds, folder)
