@@ -63,7 +63,7 @@ def test_an_epoch_that_does_not_end_is_not_covered(tmp_path):
         job = OwnJob("jobs/train.py", options, str(tmp_path), 1)
     rows = prove_cases(job, cases.KILLED)
     text, unchecked = job.describe_coverage([*rows])
-    assert names(text, "steps 1-6", 44, "epoch 1", "no end")
+    assert names(text, "steps 1-6", 44, "epoch 1", "ends of epochs: none")
     end, restart = unchecked
     assert names(end, "end", "--max_steps 44") and names(restart, "restart", "later epoch", 1)
 
@@ -207,7 +207,7 @@ def test_a_kill_waits_for_a_checkpoint(tmp_path):
     with forked_jobs():
         job = OwnJob(str(job), [*JOB, "--max_steps=12", "--save_every=6"], str(tmp_path), 1)
     rows = prove_cases(job, *case)
-    has_none = "restart", "2 processes: train.py", "--processes_per_node"
+    has_none = "2 processes", "restarted: train.py", "--processes_per_node"
     assert any(names(each, *has_none) for each in job.unchecked)
     assert job.doubts == [] and [rows[name].result for name in case] == ["equal", "noticed"]
     assert not re.search(r"continued from step .*\b0\b", rows[cases.KILLED].done)
