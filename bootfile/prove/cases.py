@@ -66,9 +66,7 @@ CHANGES = (  # other cases that change one option
 
 def environment(changes: Sequence[str] = (), seed: int = 1) -> dict[str, str]:
     """Return the environment of a run. seed: for PYTHONHASHSEED, unless the user has set it; HASH adds 1."""
-    if HASH in changes:
-        seed += 1
-    variables = {"PYTHONHASHSEED": str(seed), **os.environ}
+    variables = {"PYTHONHASHSEED": str(seed + (HASH in changes)), **os.environ}
     if THREADS in changes:
         count = count_in(os.environ, "OMP_NUM_THREADS") or threads.share(1)
         variables["OMP_NUM_THREADS"] = "1" if count > 1 else "2"
@@ -80,18 +78,16 @@ def environment(changes: Sequence[str] = (), seed: int = 1) -> dict[str, str]:
 
 def find_unchanged() -> list[str]:
     """Return a line for each change that the runs cannot have here."""
-    seed = os.environ.get("PYTHONHASHSEED")
-    if seed in (None, "random"):
-        return []
-    return [f"{HASH}: the environment has {seed}"]
+    seed = os.environ.get("PYTHONHASHSEED", "random")
+    return [] if seed == "random" else [f"{HASH}: the environment has {seed}"]
 
 
 @contextlib.contextmanager
 def working_folder(changes: tuple[str, ...], parent: str) -> Iterator[str | None]:
     """Make another working folder, and delete it after the run. Yield its path; None without this change.
 
-    It has links to all entries of the folder of this process. parent: a new folder for it, which has links to
-    the neighbours of the folder of this process.
+    It has links to all entries of the folder of this process. parent: a new folder for it, with links to the
+    neighbours of that folder.
     """
     if FOLDER not in changes:
         yield None

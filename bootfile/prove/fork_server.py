@@ -56,12 +56,11 @@ def _run(request: dict[str, Any], requests: TextIO, answers: TextIO) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.chdir(request["folder"])
-    variables = request["environment"]
-    threads = variables.get("OMP_NUM_THREADS")
-    is_changed = threads != os.environ.get("OMP_NUM_THREADS")
+    before = os.environ.get("OMP_NUM_THREADS")
     os.environ.clear()
-    os.environ.update(variables)
-    if is_changed and threads and "torch" in sys.modules:  # which has read the variable at its import
+    os.environ.update(request["environment"])
+    threads = os.environ.get("OMP_NUM_THREADS")
+    if threads not in (None, before) and "torch" in sys.modules:  # which has read it at its import
         sys.modules["torch"].set_num_threads(int(threads))
     if "numpy" in sys.modules:  # all forks have its random state; Python seeds its own again
         sys.modules["numpy"].random.seed()

@@ -37,7 +37,7 @@ CAUSES = {  # bug of the script -> the cause
     "loader_generator": r"the order .* begins again, .*sampler .*generator ",
     "shuffle": r"the order .* begins again, .*, or torch.get_rng_state\(\), if shuffle=True",
     "repeated_step": r"step \d+ .*batch of the step before: .*checkpoint .*too low",
-    "accumulation": r"the gradient of step \d+ .* 1 batch .*\b2: .*accumulated",
+    "accumulation": r"the gradient of step \d+ .* 1 in place of 2 batches: .*accumulated",
     "dropout": r"the random numbers of torch differ .*\(dropout\): .*torch.get_rng_state\(\)",
     "augmentation": r"the random numbers of torch differ .*batch .*torch.get_rng_state",
     "numpy": r"the random numbers of NumPy differ .*: .*np.random.get_state\(\)",
