@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from bootfile.ground.errors import BadInput
 from bootfile.ground.mixing import mix
-from bootfile.receipt.records import ReceiptError
 
 _LINES = 64  # parts of a tensor that are hashed
 _LINE = 64  # bytes of such a part
@@ -32,7 +32,7 @@ def hash_batch(batch: Any) -> np.ndarray:
 
     batch: tensors, arrays, numbers and strings in nested dictionaries, lists and tuples. The number of
     samples is the first dimension, or the length, that most parts have. Other parts count for each sample.
-    Raises ReceiptError if a part is of another type.
+    Raises BadInput if a part is of another type.
     """
     count = next(iter(_sizes(batch)), 1)
     hashes: np.ndarray = _hash(batch, count) + np.zeros(count, np.uint64)  # also if all have one
@@ -78,7 +78,7 @@ def _hash(value: Any, count: int) -> np.ndarray:
     elif isinstance(value, str | bytes | int | float | complex | None):
         return np.array([_hash_text(value)], np.uint64)
     else:
-        raise ReceiptError(f"a batch holds a {type(value).__name__}, which cannot be hashed: give ids")
+        raise BadInput(f"a batch holds a {type(value).__name__}, which cannot be hashed: give ids")
     # the number of parts is hashed, too: [[a], [b]] is not [a, b]
     hashes = _hash_length(len(parts))
     for part in parts:

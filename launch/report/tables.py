@@ -15,7 +15,6 @@ from bootfile.ground.files import read_file
 from bootfile.ground.results import CONFUSION
 from bootfile.receipt.compare import compare_states
 from bootfile.receipt.reading import read
-from bootfile.receipt.records import ReceiptError
 from bootfile.receipt.steps import compare
 from bootfile.records import describe_parent
 from launch.explain import format_time
@@ -322,7 +321,7 @@ def compare_receipts(runs: list[Run]) -> list[list[str]]:
     for place, other in others:
         try:
             verdict = compare(first, other)[1]
-        except ReceiptError as error:
+        except BadInput as error:
             verdict = str(error)
         rows.append([runs[begin].name, runs[place].name, verdict, _compare_states(runs[begin], runs[place])])
     return rows

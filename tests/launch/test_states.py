@@ -89,27 +89,6 @@ def test_the_report_compares_the_states_too(tmp_path):
     assert "differs at 33: optimizer.state.3.momentum_buffer" in page
 
 
-def test_a_digest_of_version_0_25_is_read_and_not_compared_with_a_later_one(tmp_path):
-    """A run that continues keeps its old lines."""
-    whole, old, continued = (str(_make(tmp_path / name)) for name in ("whole", "old", "continued"))
-    for folder, count in ((old, 3), (continued, 2)):
-        lines = list(read_states(folder).values())
-        assert {line["format"] for line in lines} == {digest.FORMAT}
-        for line in lines[:count]:
-            del line["format"]
-        (tmp_path / folder / STATES).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    cut_states(continued, 33)
-    assert ["format" in line for line in read_states(continued).values()] == [False, False, True]
-    equal, text = compare.compare_states(whole, old)
-    assert equal and re.match("not comparable at steps 11, 22, 33: .*version", text)
-    equal, text = compare.compare_states(continued, whole)
-    assert equal and re.match("equal at step 33; not comparable at steps 11, 22: .*version", text)
-    assert compare.compare_states(old, old) == (True, "equal at steps 11, 22, 33")
-    assert compare.compare_states(old, continued)[1].startswith(
-        "equal at steps 11, 22; not comparable at step 33"
-    )
-
-
 @pytest.mark.parametrize("name", [STATES, "starts.jsonl", "receipt.bin"])
 @pytest.mark.parametrize("end", [b"[", b"[1]", b"[" * 100_000, b"\0\xff"])
 def test_a_damaged_file_is_one_error(tmp_path, name, end):
@@ -136,8 +115,6 @@ def test_the_numbers_of_parameter_groups(tmp_path):
     for name, part in (("c", "optimizer.param_groups.0.lr"), ("d", "optimizer.param_groups.0.betas.1")):
         equal, text = compare.compare_states(first, str(tmp_path / name))
         assert not equal and f"differs at 1: {part} " in text
-    line(tmp_path / "older")  # than 0.24
-    assert compare.compare_states(first, str(tmp_path / "older"))[1].startswith("not comparable at step 1: ")
     line(tmp_path / "e", lr=0.1, betas=(0.9, 0.99), nesterov=True)
     assert compare.compare_states(first, str(tmp_path / "e"))[1].startswith("differs at 1: ")
 
