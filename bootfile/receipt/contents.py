@@ -46,9 +46,8 @@ def _sizes(value: Any) -> list[int]:
     if not isinstance(value, Mapping | list | tuple):
         return []
     parts = list(value.values()) if isinstance(value, Mapping) else list(value)
-    lengths = [len(parts)]
-    if isinstance(value, Mapping) or hasattr(value, "_fields"):  # a part with a name is not a sample
-        lengths = []
+    # a part with a name is not a sample
+    lengths = [] if isinstance(value, Mapping) or hasattr(value, "_fields") else [len(parts)]
     if isinstance(value, list) and all(isinstance(part, str | Mapping | tuple) for part in parts):
         return lengths  # a list of samples
     times = Counter(size for part in parts for size in _sizes(part))
@@ -72,8 +71,7 @@ def _hash(value: Any, count: int) -> np.ndarray:
         parts = [part for key in sorted(value, key=repr) for part in (key, value[key])]
     elif isinstance(value, list | tuple):
         parts = list(value)
-        is_list_of_samples = len(parts) == count and not any(count in _sizes(part) for part in parts)
-        if is_list_of_samples:
+        if len(parts) == count and not any(count in _sizes(part) for part in parts):  # a list of samples
             return np.concatenate([_hash(part, -1) for part in parts])
     elif isinstance(value, str | bytes | int | float | complex | None):
         return np.array([_hash_text(value)], np.uint64)

@@ -57,7 +57,6 @@ class Receipt:
         if not 0 <= rank < world_size:
             raise BadInput(f"rank {rank} is not in 0..{world_size - 1}")
         os.makedirs(folder, exist_ok=True)
-        self._find_ids: Callable[[Any], Any] | None
         self._find_ids = operator.itemgetter(ids) if isinstance(ids, str) else ids
         self._path = os.path.join(folder, LOOP_FILE.format(rank))
         self._samples_path = os.path.join(folder, SAMPLES_FILE.format(rank))
@@ -81,12 +80,8 @@ class Receipt:
 
         epoch: its number, ascending. Raises BadInput if the batch cannot be hashed.
         """
-        if self._find_ids is None:
-            samples = hash_batch(batch)
-            contents = samples
-        else:
-            samples = hash_ids(self._find_ids(batch))
-            contents = samples
+        samples = contents = hash_ids(self._find_ids(batch)) if self._find_ids else hash_batch(batch)
+        if self._find_ids:
             with contextlib.suppress(BadInput):  # ids are enough
                 contents = hash_batch(batch)
         receipt, hashes = self._files or self._open()

@@ -19,10 +19,8 @@ from bootfile.receipt.records import FILE, LOOP_PARTS, PARTS
 class Steps:
     """Steps of a run, in the order of their numbers.
 
-    records: RECORD [n].
-    samples: the hashes of the samples of each step, uint64, rank after rank. Empty for the receipt of a
-        Loader, which has only sums.
-    sizes: the number of samples of each rank, for each step that has samples.
+    records: RECORD [n]. samples: the hashes of the samples of each step, uint64, rank after rank; empty for
+    the receipt of a Loader, which has only sums. sizes: of each step, the number of samples of each rank.
     """
 
     records: np.ndarray
@@ -55,8 +53,8 @@ class Steps:
 
     def select(self, is_chosen: np.ndarray) -> "Steps":
         """Return some of the steps. is_chosen: bool [n]."""
-        parts = (list(itertools.compress(part, is_chosen)) for part in (self.samples, self.sizes))
-        return Steps(self.records[is_chosen], *parts)
+        samples = list(itertools.compress(self.samples, is_chosen))
+        return Steps(self.records[is_chosen], samples, list(itertools.compress(self.sizes, is_chosen)))
 
     def change(self, name: str, values: np.ndarray) -> "Steps":
         """Return the steps with other values in a field of their records, "step" or "epoch"."""
@@ -109,9 +107,9 @@ class Difference(NamedTuple):
     """The first difference of two runs."""
 
     steps: int  # number of steps that both runs recorded
-    epoch: int  # of the first step that differs; 0: none does
-    step: int  # the first step that differs; 0: none does
-    parts: tuple[str, ...]  # the entries of PARTS or LOOP_PARTS that differ in that step, or "epoch"
+    epoch: int = 0  # of the first step that differs; 0: none does
+    step: int = 0  # the first step that differs; 0: none does
+    parts: tuple[str, ...] = ()  # the entries of PARTS or LOOP_PARTS that differ in that step, or "epoch"
 
 
 class Kept(NamedTuple):
@@ -137,13 +135,12 @@ def find_difference(first: Steps, second: Steps) -> Difference:
     if not first.samples:
         is_different |= first_records["epoch"] != second_records["epoch"]
     if not is_different.any():
-        return Difference(len(first_records), 0, 0, ())
+        return Difference(len(first_records))
     place = int(is_different.argmax())
     record = first_records[place]
-    names: tuple[str, ...] = LOOP_PARTS if first.samples else PARTS
-    parts = tuple(itertools.compress(names, is_other[place])) or ("epoch",)
+    parts = tuple(itertools.compress(LOOP_PARTS if first.samples else PARTS, is_other[place])) or ("epoch",)
     if is_other[place, 0]:  # if the ids differ, labels and crops differ too: report only the ids
-        parts = names[:1]
+        parts = parts[:1]
     return Difference(len(first_records), int(record["epoch"]), int(record["step"]), parts)
 
 
@@ -195,10 +192,8 @@ def _sum_whole(history: History, steps: Steps) -> dict[int, int]:
 
 
 def find_left_out(steps: Steps) -> list[int]:
-    """Return the numbers of the steps of a Loader's receipt that --skip_steps has left out: their sums are
-    0. A plain loop leaves out none."""
-    numbers: list[int] = steps.numbers[~steps.sums.any(axis=1)].tolist()
-    return [] if steps.samples else numbers
+    """Return the steps of a Loader's receipt that --skip_steps has left out: their sums are 0."""
+    return [] if steps.samples else [*steps.numbers[~steps.sums.any(axis=1)].tolist()]
 
 
 def find_ranges(numbers: Iterable[int]) -> list[str]:
@@ -239,18 +234,17 @@ def follow(history: History) -> Kept:
     for number, start in enumerate(history.starts[1:], 2):
         first = _find_first(steps, start.steps) if start.first is None else start.first
         made = start.steps.renumber(first)
-        text = f"start {number} continues at step {first + 1}"
+        text = ""
         last_again = min(steps.last, made.last)  # the last step that was made again
         if steps.last < first:
-            text += f": {_name(steps.last + 1, first)} have no record"
+            text = f": {_name(steps.last + 1, first)} have no record"
             is_equal = False
         elif last_again > first:
             other = find_difference(steps, made).step
             is_equal &= not other
-            verb = "was" if last_again == first + 1 else "were"
             result = _describe(steps, made, other) if other else "with the same samples"
-            text += f": {_name(first + 1, last_again)} {verb} read twice, {result}"
-        lines.append(text)
+            text = f": {name_ranges([*range(first + 1, last_again + 1)])} read twice, {result}"
+        lines.append(f"start {number} continues at step {first + 1}{text}")
         # steps that were made again replace those of the start before
         steps = steps.select(steps.numbers <= first)
         steps = steps.join(_continue_epochs(steps, made))
