@@ -38,11 +38,8 @@ USAGE = "\n".join(
 def main() -> int:
     """Run the verb of the command line, and return the exit code."""
     verb, *arguments = sys.argv[1:] or [""]
-    if verb in ("-h", "--help"):
-        print(USAGE)
-        return 0
-    if verb == "--version":
-        print(f"bootfile {__version__}")
+    if verb in ("-h", "--help", "--version"):
+        print(f"bootfile {__version__}" if verb == "--version" else USAGE)
         return 0
     if not verb:
         print(USAGE, file=sys.stderr)
@@ -66,9 +63,8 @@ def describe_unknown(verb: str, verbs: Collection[str]) -> str:
     import difflib  # only after an error
 
     meant = difflib.get_close_matches(verb.lower(), verbs, 1)
-    if meant:
-        return f"unknown command {verb!r}: did you mean {meant[0]}?"
-    return f"unknown command {verb!r}: expected {', '.join(verbs)}"
+    hint = f"did you mean {meant[0]}?" if meant else f"expected {', '.join(verbs)}"
+    return f"unknown command {verb!r}: {hint}"
 
 
 def run_verb(verb: str, module: str, arguments: list[str]) -> int:

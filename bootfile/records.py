@@ -151,7 +151,9 @@ def cut_states(folder: str, step: int) -> None:
 
 
 def _is_state(line: dict[str, Any]) -> bool:
-    return type(line.get("step")) is int and isinstance(line.get("parts"), dict) and "digest" in line
+    # digests without a format, those before version 0.26, cannot be compared
+    has_names = isinstance(line.get("parts"), dict) and {"digest", "format"} <= line.keys()
+    return type(line.get("step")) is int and has_names
 
 
 def _is_file(line: dict[str, Any]) -> bool:

@@ -106,7 +106,7 @@ class Parser(argparse.ArgumentParser):
         raise BadInput(message)
 
     def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
-        words = _list_words(args)
+        words = sys.argv[1:] if args is None else [*args]
         # before any value is parsed: an unknown option may make the next word look like a wrong value
         _, unknown = self._split([*words])
         if not unknown:
@@ -122,16 +122,15 @@ class Parser(argparse.ArgumentParser):
 
         Values may be secrets: NAMELESS stands for those without an option.
         """
-        words = _list_words(args)
+        words = sys.argv[1:] if args is None else [*args]
         self._hide_secrets(words)
         known, unknown = self._split(words)
         for action in self._actions:  # one that a job takes from the environment
             if isinstance(action.default, str) and action.default != argparse.SUPPRESS:
                 action.default = expand_home(action.default)
         parsed, rest = super().parse_known_args([*map(expand_home, known)], namespace)
-        for word in rest:
-            if word != _UNKNOWN:  # its text may be a secret, for example a password after a space
-                unknown.append(NAMELESS)
+        # the text of a word may be a secret, for example a password after a space
+        unknown += [NAMELESS for word in rest if word != _UNKNOWN]
         return parsed, list(dict.fromkeys(unknown))
 
     def _split(self, words: list[str]) -> tuple[list[str], list[str]]:
@@ -145,9 +144,6 @@ class Parser(argparse.ArgumentParser):
                 return [*known, word, *words], unknown
             given, equals, value = word.partition("=")
             option = self._spelled(given)
-            following = None  # the next word, if it may be the value
-            if words and not is_option(words[0]):
-                following = words[0]
             # argparse knows whether it is a value or an argument without an option
             if not is_option(word):
                 known.append(word)
@@ -155,20 +151,16 @@ class Parser(argparse.ArgumentParser):
                 # a placeholder: argparse would quote the option with its value, which may be a secret
                 known.append(_UNKNOWN)
                 unknown.append(name_of(word))
-                if not equals and following is not None:
+                if not equals and words and not is_option(words[0]):
                     words.pop(0)
             elif self._option_string_actions[option].nargs == "?" and not equals:
-                # `--keep PATH`: a path that does not fit the type is not the value of the option
+                # `--amp PATH`: a path that does not fit the type is not the value of the option
                 action = self._option_string_actions[option]
-                if following is not None and not _is_path(action, following):
-                    known.append(f"{option}={words.pop(0)}")
-                else:
-                    known.append(f"{option}={action.const}")
+                has_value = words and not is_option(words[0]) and not _is_path(action, words[0])
+                known.append(f"{option}={words.pop(0) if has_value else action.const}")
             else:
-                # the defined spelling, which argparse knows, with the value as it was given
-                attached = ""
-                if not given.startswith("--"):
-                    attached = given[len(option) :]  # -j5
+                # the defined spelling, which argparse knows, with the value as it was given: -j5
+                attached = "" if given.startswith("--") else given[len(option) :]
                 known.append(f"{option}{attached}{equals}{value}")
         return known, unknown
 
@@ -212,50 +204,18 @@ class Parser(argparse.ArgumentParser):
         options = self.by_name()
         # the names that other programs use come first, then misspelled ones, then the beginnings of names
         name = plain(name).lower()
-        similar = [self.short_names.get(name)]
-        similar += difflib.get_close_matches(name, options, 1, 0.75)
-        if len(name) > 2:
-            similar += [option for option in options if option.startswith(name)]
-        for candidate in similar:
-            if candidate in options:
-                return options[candidate]
-        return None
+        similar = [self.short_names.get(name), *difflib.get_close_matches(name, options, 1, 0.75)]
+        similar += [option for option in options if len(name) > 2 and option.startswith(name)]
+        return next((options[candidate] for candidate in similar if candidate in options), None)
 
     def unknown(self, unknown: list[str]) -> str:
         """Return the error message for unknown options."""
         shown = []
         for name in unknown:
-            hint = self.hints.get(plain(name))
             meant = self.resembling(name)
-            if not hint and meant:
-                hint = f"did you mean {meant}?"
-            text = name
-            if hint:
-                text += f" ({hint})"
-            shown.append(text)
-        plural = "s" if len(shown) > 1 else ""
-        return f"unknown option{plural}: {', '.join(shown)}"
-
-
-def _list_words(args: Iterable[str] | None) -> list[str]:
-    """Return the words of a command line as a list of its own, which _split() empties."""
-    return sys.argv[1:] if args is None else list(args)
-
-
-def expand_home(word: str) -> str:
-    """Return a word of a command line with the home folder for a ~ at the beginning of a path: "~/data" or
-    "--data_url=~/data", which a shell leaves as it is. Raises BadInput if there is no such home folder."""
-    option = ""
-    equals = ""
-    value = word
-    if word.startswith("-"):
-        option, equals, value = word.partition("=")
-    path = os.path.expanduser(value) if value.startswith("~") else value
-    # expanduser() leaves the name of an unknown user as it is; "~" alone needs $HOME
-    if path.startswith("~") and (path == "~" or "/" in path):
-        user = path.partition("/")[0]
-        raise BadInput(f"{user} is not the home folder of a user: write ./{user} for a folder of this name")
-    return option + equals + path
+            hint = self.hints.get(plain(name)) or (f"did you mean {meant}?" if meant else "")
+            shown.append(f"{name} ({hint})" if hint else name)
+        return f"unknown option{'s' if len(shown) > 1 else ''}: {', '.join(shown)}"
 
 
 def _is_path(action: argparse.Action, word: str) -> bool:
@@ -266,6 +226,18 @@ def _is_path(action: argparse.Action, word: str) -> bool:
         action.type(word)
         return False
     return os.path.exists(word) or "/" in word
+
+
+def expand_home(word: str) -> str:
+    """Return a word of a command line with the home folder for a ~ at the beginning of a path: "~/data" or
+    "--data_url=~/data", which a shell leaves as it is. Raises BadInput if there is no such home folder."""
+    option, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
+    path = os.path.expanduser(value) if value.startswith("~") else value
+    # expanduser() leaves the name of an unknown user as it is; "~" alone needs $HOME
+    if path.startswith("~") and (path == "~" or "/" in path):
+        user = path.partition("/")[0]
+        raise BadInput(f"{user} is not the home folder of a user: write ./{user} for a folder of this name")
+    return option + equals + path
 
 
 def plain(option: str) -> str:

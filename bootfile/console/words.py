@@ -36,9 +36,7 @@ def mask_words(words: Iterable[str], ignored: Collection[str] = ()) -> tuple[lis
                 option = word[:2]
                 value = word[2:]
             lead = word.removesuffix(value)
-            count = 0  # without "=" the value is the next word
-            if value:
-                count = 1
+            count = 1 if value else 0  # without "=" the value is the next word
         else:
             value = word
             lead = ""
@@ -47,9 +45,7 @@ def mask_words(words: Iterable[str], ignored: Collection[str] = ()) -> tuple[lis
         is_nameless = count > 1 and NAMELESS in ignored
         is_hidden = name_of(option) in ignored or is_nameless or is_secret(option, value)
         # also a word that is not hidden by its option may be one that a store or a hub has given
-        text = mask(word)
-        if value and is_hidden:
-            text = f"{lead}***"
+        text = f"{lead}***" if value and is_hidden else mask(word)
         shown.append(text)
         if text != word:
             masked.append(option or NAMELESS)

@@ -49,18 +49,14 @@ def device_of(model: torch.nn.Module) -> torch.device:
 
 def count() -> int:
     """Return the number of accelerators, without touching them."""
-    number: int = of(kind()).device_count()
-    return number
+    return int(of(kind()).device_count())
 
 
 def in_use() -> Any:
     """Return the module of the accelerator if this process uses it, else None."""
     module = of(kind())
-    if not module.is_available():
-        return None
-    if hasattr(module, "is_initialized") and not module.is_initialized():  # torch.mps has no such function
-        return None
-    return module
+    is_initialized = getattr(module, "is_initialized", lambda: True)  # torch.mps has no such function
+    return module if module.is_available() and is_initialized() else None
 
 
 def has_streams(device: torch.device) -> bool:
@@ -70,10 +66,7 @@ def has_streams(device: torch.device) -> bool:
 
 def new_event(device: torch.device) -> Any:
     """Return a new event. A host thread that waits for it sleeps if the device can wake it."""
-    module = of(device)
-    if device.type in ("cuda", "npu"):
-        return module.Event(blocking=True)
-    return module.Event()
+    return of(device).Event(**({"blocking": True} if device.type in ("cuda", "npu") else {}))
 
 
 @functools.cache

@@ -1,8 +1,8 @@
-"""Files of a mount that does not answer for a moment: read them again, and look whether they exist.
-
-files.read_again() and files.explained() import this module when a read has failed.
+"""What follows an error of a file: it is read again if its mount may answer in a moment, or the error is
+explained. files.py imports this module when a read or a write has failed.
 """
 
+import contextlib
 import errno
 import functools
 import os
@@ -70,10 +70,8 @@ def repeat(read: Callable[[], T], path: str, error: Exception) -> T:
         "read again",
     )
     # a mount that was lost a moment ago gets one more try, without a pause
-    pauses = PAUSES
-    if _lost_since is not None and time.monotonic() - _lost_since < _RECOVERY:
-        pauses = (0.0,)
-    for pause in pauses:
+    is_lost = _lost_since is not None and time.monotonic() - _lost_since < _RECOVERY
+    for pause in (0.0,) if is_lost else PAUSES:
         time.sleep(pause)
         try:
             value = read()
@@ -126,3 +124,27 @@ def is_file(path: str) -> bool:
     """Return whether a file exists, as os.path.isfile(). Raises Unavailable."""
     mode = mode_of(path)
     return mode is not None and stat.S_ISREG(mode)
+
+
+def explain_write(error: Exception, path: str) -> str:
+    """Return the reason of an error of the disk and the place: "No space left on device (12.0 MB free at
+    FOLDER)", or "Permission denied (at FOLDER)": free space would not help there."""
+    reason = str(error)
+    number: int | None = errno.ENOSPC  # an error of torch may be one of a full disk
+    if isinstance(error, OSError):
+        reason = error.strerror or reason
+        number = error.errno
+    if number == errno.ENODEV:  # check_mounted() names the mount
+        return reason
+    # the file or its folder may not exist yet: the free space is that of the nearest folder that does
+    while not os.path.exists(path):
+        path = os.path.dirname(path) or "."
+    if number in (errno.EFBIG, errno.EDQUOT):
+        return f"{reason} (a limit of the size of files, or a quota, at {path})"
+    if number == errno.ENOSPC:
+        with contextlib.suppress(OSError):  # a stale mount
+            space = os.statvfs(path)
+            if space.f_files and not space.f_favail:  # some file systems do not count their files
+                return f"{reason} (no free inodes at {path}: it has as many files as it can hold)"
+            return f"{reason} ({space.f_bavail * space.f_frsize / 1e6:.1f} MB free at {path})"
+    return f"{reason} (at {path})"

@@ -26,6 +26,4 @@ def class_names_of(data: Any) -> tuple[str, ...]:
     while not hasattr(data, "class_names") and hasattr(data, "dataset"):
         data = data.dataset
     names = getattr(data, "class_names", getattr(data, "classes", ()))
-    if not isinstance(names, list | tuple):
-        return ()
-    return tuple(str(name) for name in names)
+    return tuple(map(str, names)) if isinstance(names, list | tuple) else ()

@@ -50,15 +50,8 @@ class MissingPackage(BadInput, ImportError):
 def printable(text: str) -> str:
     """Return the text with a backslash escape for every character that is not printable, so that it is one
     line and cannot control a terminal. Backslashes in the text do not change."""
-    if text.isprintable():
-        return text
-    shown = []
-    for character in text:
-        if character.isprintable():
-            shown.append(character)
-        else:
-            shown.append(character.encode("unicode_escape").decode("ascii"))
-    return "".join(shown)
+    escaped = (each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    return "".join(escaped)
 
 
 def mask(text: str) -> str:

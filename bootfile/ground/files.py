@@ -155,12 +155,12 @@ def check_mounted(folder: str) -> None:
 
 
 def explain_write(error: Exception, path: str) -> str:
-    """Return the reason of an error of the disk and where it is: write_errors.explain()."""
+    """Return the reason of an error of the disk and where it is: again.explain_write()."""
     try:
-        from bootfile.ground import write_errors  # no run loads it without such an error
+        from bootfile.ground import again  # no run loads it without such an error
     except (ImportError, OSError):  # too many open files, or the disk with the code is gone, too
         return str(error)
-    return write_errors.explain(error, path)
+    return again.explain_write(error, path)
 
 
 @contextlib.contextmanager
@@ -177,10 +177,8 @@ def explained(failure: str, *others: type[Exception], kind: type[Exception] = Ba
     except (BadInput, kind):  # BadInput is a ValueError, which may be one of the others
         raise
     except explainable as error:
-        reason = ""
-        if isinstance(error, OSError):
-            reason = error.strerror or str(error)
-        line = f"{failure}: {reason or in_one_line(error)}"
+        reason = (error.strerror or str(error)) if isinstance(error, OSError) else in_one_line(error)
+        line = f"{failure}: {reason}"
         if kind is BadInput:
             from bootfile.ground.again import refusal
 

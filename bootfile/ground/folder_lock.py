@@ -1,7 +1,7 @@
 """Hold the output folder of a run: one process at a time writes to it.
 
 FOLDER/.lock      exists while a process holds FOLDER; a killed one leaves it there
-FOLDER/.lease/    the same on mounts whose locks end at this node (folder_lease.py)
+FOLDER/.lease/    the same on mounts whose locks end at this node (lease.py)
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from bootfile.ground.heartbeat import watched
 from bootfile.ground.mounts import find_local_locks
 
 if TYPE_CHECKING:
-    from bootfile.ground.folder_lease import FolderLease
+    from bootfile.ground.lease import FolderLease
 
 LOCK = ".lock"
 _BUSY = 10.0  # seconds that a start waits for the previous one to end
@@ -59,7 +59,7 @@ class FolderLock:
         kind = find_local_locks(os.path.dirname(self._path))
         if not kind:
             return
-        from bootfile.ground.folder_lease import FolderLease  # the lock does not keep other nodes away
+        from bootfile.ground.lease import FolderLease  # the lock does not keep other nodes away
 
         try:
             _held[key].lease = FolderLease(self.folder)

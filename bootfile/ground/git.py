@@ -34,15 +34,8 @@ def describe_tree(root: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     lines = shown.decode(errors="replace").splitlines()
-    commit = "(initial)"  # a tree without a commit
-    is_dirty = False
-    for line in lines:
-        if line.startswith("# branch.oid "):
-            commit = line.split()[2]
-        if not line.startswith("#"):  # a file that differs
-            is_dirty = True
-    if commit == "(initial)":
+    commits = [line.split()[2] for line in lines if line.startswith("# branch.oid ")]
+    if not commits or commits == ["(initial)"]:  # a tree without a commit
         return None
-    if is_dirty:
-        return f"{commit}-dirty"
-    return commit
+    is_dirty = any(not line.startswith("#") for line in lines)  # a file that differs
+    return f"{commits[0]}-dirty" if is_dirty else commits[0]

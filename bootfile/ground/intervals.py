@@ -11,13 +11,7 @@ class Interval(NamedTuple):
 
     def steps(self, steps_per_epoch: int) -> int:
         """Return the interval in steps; 0 if it counts seconds."""
-        if self.unit == "step":
-            return int(self.number)
-        if self.unit == "epoch":
-            return int(self.number * steps_per_epoch)
-        if self.unit == "s":
-            return 0
-        raise KeyError(self.unit)
+        return int(self.number * {"step": 1, "epoch": steps_per_epoch, "s": 0}[self.unit])
 
     def ends_at(self, step: int, steps_per_epoch: int) -> bool:
         """Return whether an interval that counts steps or epochs ends at this step."""

@@ -4,18 +4,18 @@ import contextlib
 import os
 import re
 
-LEASE = ".lease"  # in an output folder: the records of folder_lease.py, which such a mount needs
+LEASE = ".lease"  # in an output folder: the records of lease.py, which such a mount needs
 _MOUNTS = "/proc/self/mountinfo"
 _SHARES_LOCKS = re.compile(r"fuse\.(juicefs|ceph.*|gluster.*|beegfs|moosefs|mfs.*|.*overlayfs)")
-_LOCAL_OPTIONS = {  # type of a mount -> options with which its locks are local; "": they always are
+_LOCAL_OPTIONS = {  # type of a mount -> pattern of the options with which its locks are local
     "nfs": "nolock|local_lock=(all|posix)",
     "nfs4": "nolock|local_lock=(all|posix)",
     "lustre": "localflock",
     "cifs": "nobrl",
     "smb3": "nobrl",
-    "9p": "",
-    "virtiofs": "",
-    "fuse": "",
+    "9p": ".*",
+    "virtiofs": ".*",
+    "fuse": ".*",
 }
 
 
@@ -27,9 +27,7 @@ def find_local_locks(path: str) -> str:
     expected = _LOCAL_OPTIONS.get(kind.partition(".")[0])
     if expected is None or _SHARES_LOCKS.fullmatch(kind):
         return ""
-    if expected and not re.search(rf"(^|,)({expected})(,|$)", options):
-        return ""
-    return kind
+    return kind if re.search(rf"(^|,)({expected})(,|$)", options) else ""
 
 
 def describe_mount(path: str) -> str:

@@ -23,15 +23,12 @@ def checkpoints(folder: str) -> list[str]:
 
 def checkpoint_names(folder: str) -> list[str]:
     """Return the names of the checkpoints directly in a folder, by step. Raises BadInput."""
-    steps = []  # (step, name)
+    steps: list[tuple[int, str]] = []
     missing = contextlib.suppress(FileNotFoundError, NotADirectoryError)
     with explained(f"checkpoints in {folder} cannot be listed"), missing:
-        for name in read_again(functools.partial(os.listdir, folder), folder):
-            match = _CHECKPOINT.fullmatch(name)
-            if match:
-                steps.append((int(match[1]), name))
-    steps.sort(key=lambda checkpoint: checkpoint[0])
-    return [name for _, name in steps]
+        names = read_again(functools.partial(os.listdir, folder), folder)
+        steps = [(int(match[1]), match[0]) for match in map(_CHECKPOINT.fullmatch, names) if match]
+    return [name for _, name in sorted(steps)]
 
 
 def refuse_links(folder: str, names: Iterable[str] = (CHECKPOINTS,)) -> None:

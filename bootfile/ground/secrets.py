@@ -90,8 +90,5 @@ def _mask_address(match: re.Match[str]) -> str:
     is_hook = scheme.startswith("http") and re.search(r"hook|/services/|/bot\d", hosts + path, re.IGNORECASE)
     if is_cache or is_hook:
         path = "/***"
-    unsure = ""
-    if "/" in user:  # the @ may belong to a path
-        unsure = "***@"
-    hidden_query = "?***" if query else ""
-    return f"{scheme}://{unsure}{hosts}{path}{hidden_query}"
+    unsure = "***@" if "/" in user else ""  # the @ may belong to a path
+    return f"{scheme}://{unsure}{hosts}{path}{'?***' if query else ''}"

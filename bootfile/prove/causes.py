@@ -48,10 +48,6 @@ class Saved(NamedTuple):
             return f" {files[-1]} has {join(objects[:_SHOWN])}"
         return f" It has {join(files[:_SHOWN])}"
 
-    def has(self, name: str) -> bool:
-        """Return whether an object of a file has this name."""
-        return any(name in names for names in self.files.values())
-
 
 def is_best(path: str) -> bool:
     """Return whether a file has the best weights so far, by its name."""
@@ -60,12 +56,9 @@ def is_best(path: str) -> bool:
 
 def describe_saved(states: dict[str, dict[str, Any]]) -> Saved:
     """Return what files of tensors have. states: the name of a file -> its content."""
-    files: dict[str, list[str]] = {}
-    for file, state in states.items():
-        files[file] = []
-        is_weights = all(isinstance(value, torch.Tensor) for value in state.values())
-        if not is_weights:  # the keys of weights are names of tensors, not of objects
-            files[file] = [*map(str, state)]
+    # the keys of weights are names of tensors, not of objects
+    weights = [file for file, state in states.items() if all(map(torch.is_tensor, state.values()))]
+    files = {file: [] if file in weights else [*map(str, state)] for file, state in states.items() if state}
     kinds = _find_kinds(states)
     return Saved(files, "optimizer" in kinds, "scheduler" in kinds)
 
@@ -114,9 +107,8 @@ class Pair(NamedTuple):
     def option_in_words(self) -> str:
         """Return in words that other_option() differs, with both values."""
         name = self.other_option
-        what = f"{name.partition('.')[2]} of the optimizer"
-        if name.endswith(".lr"):
-            what = "the learning rate"
+        is_rate = name.endswith(".lr")
+        what = "the learning rate" if is_rate else f"{name.partition('.')[2]} of the optimizer"
         before = self.expected["options"][name]
         values = describe_numbers(self.got["options"].get(name), before, "in the reference ")
         return f"{what} differs after the restart (step {self.number}: {values})"
@@ -129,8 +121,7 @@ class Pair(NamedTuple):
     @property
     def counts(self) -> str:
         """Return both numbers of batches in words."""
-        count = len(self.got["batches"])
-        return f"{count} batch{'' if count == 1 else 'es'} in place of {len(self.expected['batches'])}"
+        return f"{len(self.got['batches'])} in place of {len(self.expected['batches'])} batches"
 
     @property
     def step_of_batches(self) -> int:
@@ -272,15 +263,21 @@ def explain(reference: list[Step], restart: list[Step], saved: Saved, difference
     saved: what the restart could read.
     differences: those of the files at the end, possible causes first.
     """
+    if reference and restart:
+        return explain_steps(reference, restart, saved) or _explain_accessories(differences, saved)
     # no optimizer of torch in the process of the script: it starts others, or changes the weights itself
-    if not reference or not restart:
-        return _explain_files(differences, saved)
-    return explain_steps(reference, restart, saved) or _explain_accessories(differences, saved)
+    if differences and differences[0].kind == HYPERPARAMETER and saved.has_optimizer:
+        return f"{differences[0].name} differs: is the scheduler in the checkpoint, and loaded?{saved}"
+    if differences and any(saved.files.values()) and not saved.has_optimizer:
+        return f"is the optimizer in the checkpoint?{saved}"
+    return ""
 
 
 def explain_steps(reference: list[Step], restart: list[Step], saved: Saved) -> str:
-    """Return the cause that the steps show; "" if all are equal. The arguments are those of explain(); there
-    is at least one step of each run."""
+    """Return the cause that the steps show; "" if all are equal, or if a run has none. The arguments are
+    those of explain()."""
+    if not reference or not restart:
+        return ""
     begin = _find_begin(reference, restart[0])
     if begin is None:
         return (
@@ -288,11 +285,11 @@ def explain_steps(reference: list[Step], restart: list[Step], saved: Saved) -> s
             f"parts of the model in the checkpoint, as they are at the end of a step?{saved}"
         )
     remaining = len(reference) - begin  # the steps of the reference from there on
-    length = ""  # what to say of another number of steps
-    if remaining != len(restart):
-        length = f"; the restart trained {len(restart)} steps, the reference {remaining}"
-        if len(restart) == len(reference):
-            length += ": is the epoch, or the step, in the checkpoint?"
+    length = f"; the restart trained {len(restart)} steps, the reference {remaining}"
+    if len(restart) == len(reference):
+        length += ": is the epoch, or the step, in the checkpoint?"
+    if remaining == len(restart):
+        length = ""
     # the first pair that differs has the cause; differences in later ones follow from it
     pairs = (
         Pair(reference, number, got, number == begin + 1, saved)
@@ -337,36 +334,22 @@ def _explain_pair(pair: Pair) -> str:
 
 def _explain_accessories(differences: list[Difference], saved: Saved) -> str:
     """Explain what differs although all steps are equal, such as an average of the weights."""
-    best = [difference.file for difference in differences if is_best(difference.file)]
-    others = [difference for difference in differences if not is_best(difference.file)]
-    # a wrong tensor tells more than a wrong number; the best file follows from both
-    first = min(others, key=lambda difference: difference.is_number, default=None)
-    if best and (not first or first.is_number):
-        question = "is the best result so far in the checkpoint?"
-        return f"all steps are equal, and {best[-1]} differs: {question}{saved}"
-    if not first:
+    if not differences:
         return ""
+    # a wrong tensor tells more than the best file, and that more than a wrong number
+    first = min(differences, key=lambda each: (is_best(each.file) or each.is_number, not is_best(each.file)))
     name = first.name.partition(".")[0]
-    if first.kind == HYPERPARAMETER and saved.has_optimizer:  # the rate after the last step
+    if is_best(first.file):
+        cause = f"{first.file} differs: is the best result so far in the checkpoint?"
+    elif first.kind == HYPERPARAMETER and saved.has_optimizer:  # the rate after the last step
         cause = f"{first.text} differs: is the scheduler in the checkpoint?"
-    elif saved.has(name):
+    elif any(name in names for names in saved.files.values()):
         cause = f"{first.text} differs: is it in the checkpoint, and loaded?"
     else:
         cause = f"{name} differs: is it in the checkpoint?"
     return f"all steps are equal, and {cause}{saved}"
 
 
-def _explain_files(differences: list[Difference], saved: Saved) -> str:
-    """Explain what differs if the steps are not known, for example because other processes made them."""
-    if differences and differences[0].kind == HYPERPARAMETER and saved.has_optimizer:
-        return f"{differences[0].name} differs: is the scheduler in the checkpoint, and loaded?{saved}"
-    if differences and any(saved.files.values()) and not saved.has_optimizer:
-        return f"is the optimizer in the checkpoint?{saved}"
-    return ""
-
-
 def join(names: list[str]) -> str:
     """Return "a", "a and b", or "a, b and c"."""
-    if len(names) < 2:
-        return "".join(names)
-    return f"{', '.join(names[:-1])} and {names[-1]}"
+    return " and ".join([", ".join(names[:-1]), *names[-1:]]) if len(names) > 1 else "".join(names)

@@ -27,8 +27,8 @@ from bootfile.exact import digest, files
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained
 from bootfile.processes import sessions
-from bootfile.prove import cases, causes, forks, trial
-from bootfile.prove.cases import AGAIN, DAMAGED, KILLED, ONE_CHANGE, REFERENCE, SAME, STOPPED, Case, NotRun
+from bootfile.prove import cases, causes, trial
+from bootfile.prove.cases import AGAIN, DAMAGED, KILLED, REFERENCE, STOPPED, Case, NotRun
 from bootfile.receipt import weights
 from bootfile.receipt.compare import find_files
 from bootfile.receipt.reading import find_receipt
@@ -44,6 +44,14 @@ class Left(NamedTuple):
 
     versions: set[Version]
     digests: set[str]
+
+    def has_trained_since(self, before: "Left") -> bool:
+        """Return whether a tensor or a counter is new, and a file was written again or two new ones were. A
+        single new file may be the last one of a script that was killed after its last step."""
+        old_paths = {path for path, _, _ in before.versions}
+        paths = [path for path, _, _ in self.versions - before.versions]
+        is_written = len(paths) > 1 or not old_paths.isdisjoint(paths)
+        return is_written and not self.digests <= before.digests
 
 
 class Job:
@@ -68,7 +76,6 @@ class Job:
         options: list[str],
         root: str,
         kills: int,
-        *,
         compare: str,
         resume_with: str,
         stops: int = 0,
@@ -92,7 +99,6 @@ class Job:
         self.same_bits: list[int] = []
         self.processes = 1
         self.commands: dict[str, list[str]] = {}
-        self._forks = forks.Forks() if forks.are_possible() else None
         self._start_time = 0.0  # when the last start began
         # of the present run: (inode, time) of each file that was written; the files at each SIGKILL
         self._writes: set[tuple[int, int]] = set()
@@ -105,7 +111,7 @@ class Job:
         return os.path.join(self.root, name.replace(" ", "-"))
 
     def command(self, *more: str) -> list[str]:
-        """Return the command of a run, with these options besides those of the user."""
+        """Return the command of a run, with these options after those of the user."""
         return [sys.executable, self.script, *self.options, *more]
 
     def plan(self) -> list[Case]:
@@ -116,33 +122,8 @@ class Job:
 
     def run_reference(self) -> None:
         """Make the run with which the others are compared. Raises trial.Failed, BadInput."""
-        shutil.rmtree(self.folder(REFERENCE), ignore_errors=True)
-        try:
-            self.run(Case(REFERENCE))
-            self._accept_reference()
-        except (trial.Failed, BadInput):
-            if not self._forks:
-                raise
-            # a script may fail in a fork only, for example if it asks for another start method
-            self.close()
-            self.run_reference()
-
-    def repeat(self, case: Case) -> bool:
-        """Make the reference again in a new process, and delete a run that differs, so that it can be made
-        again, too. Return False if new processes have made both before. Raises trial.Failed, BadInput."""
-        if not self._forks:
-            return False
-        self.close()
-        self.run_reference()
-        for folder in (self.folder(case.name), *self._snapshots(case.name)):
-            shutil.rmtree(folder, ignore_errors=True)
-        return True
-
-    def close(self) -> None:
-        """End the process that makes forks. Later runs are new processes."""
-        if self._forks:
-            self._forks.close()
-        self._forks = None
+        self.run(Case(REFERENCE))
+        self._accept_reference()
 
     def run(self, case: Case) -> str:
         """Run a case, and return what was done. Raises trial.Failed, NotRun, BadInput."""
@@ -164,24 +145,14 @@ class Job:
         A script may end before a SIGKILL reaches it, or before a restart has to train on. Then the run is
         made again, with earlier SIGKILLs. place: the folder in which the script works, if it is another one.
         """
-        is_restart = bool(case.damages)
-        damaged: list[str] = []
-        if is_restart:
-            done, damaged = self._damage(case)
-        else:
-            done = self._describe_options(case)
-        command = self._command(case, is_restart)
-        self._record(case, command, self._command(case, is_restart or bool(case.kills or case.stops)))
-        watch: Callable[[], float] = self._progress
-        if damaged:  # self._progress() reads the files, as if the restart had read the damaged ones
-            watch = float
-        elif case.stops:
-            watch = self._measure_seconds
+        done, damaged = self._damage() if case.is_damaged else (self._describe_options(case), [])
+        command = self._command(case, case.is_damaged)
+        self._record(case, command, self._command(case, bool(case.is_damaged or case.kills or case.stops)))
+        watch, tries = self._plan_kills(case)
         # to tell the files that the restart has written from those that it has only read
         before = self._versions()
-        tries = self._choose_kills(case)
         with _watch_reads(damaged) as read:
-            while True:
+            for kills in tries:
                 self._left.clear()
                 self._writes.clear()
                 began = time.monotonic()
@@ -190,43 +161,32 @@ class Job:
                     self._log(case.name),
                     self._start(case, place),
                     watch,
-                    tries.pop(0),
+                    kills,
                     lambda: self._continue(case),
                     stops=bool(case.stops),
                 )
-                has_trained = self._has_trained(case, killed)
-                if has_trained or not tries:
+                if self._has_trained(case, killed):
                     break
-                for folder in (os.path.join(place or "", self.output), *self._snapshots(case.name)):
-                    shutil.rmtree(folder, ignore_errors=True)
+                if kills is not tries[-1]:  # what it has written is deleted
+                    snapshots = self._snapshots() if case.name == KILLED else []
+                    for folder in (os.path.join(place or "", self.output), *snapshots):
+                        shutil.rmtree(folder, ignore_errors=True)
+            else:
+                self.doubts.append(f"no restart had to train on ({case.name}): {self._longer}")
         self._is_read = bool(read)
         self._restore_damaged(damaged, before & self._versions())
         if case.name == REFERENCE:
             self._reference = len(self._writes), time.monotonic() - began
-        if not has_trained:
-            self.doubts.append(f"no restart had to train on ({case.name}): {self._longer}")
         return self._describe_kills(case, killed) if case.kills or case.stops else done
 
     def _start(self, case: Case, place: str | None) -> Callable[[list[str], str, IO[Any]], Any]:
-        """Return the function that starts a command of a run, for trial.run(). place: in which it works.
-
-        It makes a fork if that is possible, because a fork has imported torch already. A case of other
-        surroundings needs new processes: a fork has the hash seed and the imports of its server. So does a
-        case whose processes are replaced.
-        """
-        start_process: Callable[..., Any] = sessions.start
-        seed = 1
-        needs_new_process = bool(case.losses) or case in (AGAIN, SAME, *ONE_CHANGE)
-        if self._forks and not needs_new_process:
-            start_process = self._forks.start
-            seed = forks.SEED
-        changes: Iterator[tuple[str, ...]] = itertools.repeat(case.changes)
-        if case.kills:  # only the restarts have the changes
-            changes = itertools.chain([()], changes)
+        """Return the function that starts a command of a run, for trial.run(). place: in which it works."""
+        # of a case with SIGKILLs only the restarts have the changes
+        changes = itertools.chain([() if case.kills else case.changes], itertools.repeat(case.changes))
 
         def start(command: list[str], mark: str, output: IO[Any]) -> Any:
             self._begin()
-            return start_process(command, mark, output, cases.environment(next(changes), seed), place)
+            return sessions.start(command, mark, output, cases.environment(next(changes)), place)
 
         return start
 
@@ -247,16 +207,18 @@ class Job:
         """Return the options of a case."""
         return ""
 
-    def _choose_kills(self, case: Case) -> list[list[float]]:
-        """Return for each try of a run the progress at its SIGKILLs or SIGTERMs (see trial.choose_tries)."""
+    def _plan_kills(self, case: Case) -> tuple[Callable[[], float], list[list[float]]]:
+        """Return (what measures the progress of a run, for each try of it the progress at its signals)."""
+        if case.is_damaged:  # _progress() reads the files, as if the restart had read the damaged ones
+            return float, [[]]
         writes, seconds = self._reference
         if case.stops:
             draw = random.Random(0)
             moments = np.array([draw.uniform(0.2, 1) for _ in range(case.stops)])
             # a start may take less time than the reference, which was the first one
-            return [(seconds * share * moments).tolist() for share in (0.8, 0.4, 0.2)]
+            return self._measure_seconds, [(seconds * share * moments).tolist() for share in (0.8, 0.4, 0.2)]
         # by written files, because the steps are not known; not at the ends, where nothing is lost
-        return trial.choose_tries(case.kills, max(1, int(0.2 * writes)), int(0.8 * writes))
+        return self._progress, trial.choose_tries(case.kills, max(1, int(0.2 * writes)), int(0.8 * writes))
 
     def _measure_seconds(self) -> float:
         return time.monotonic() - self._start_time
@@ -265,16 +227,15 @@ class Job:
         """Return how many files of tensors the run has written so far. A SIGKILL waits for the first one."""
         versions = self._versions()
         self._writes |= {(inode, changed) for _, inode, changed in versions}
-        reference = self.folder(REFERENCE)
         # the first file counts once it has its final name: a script may write it under a temporary one
         if len(self._writes) < 2:
             names = {os.path.relpath(path, self.output) for path, _, _ in versions}
-            return float(any(os.path.exists(os.path.join(reference, name)) for name in names))
+            return float(any(os.path.exists(os.path.join(self.folder(REFERENCE), name)) for name in names))
         return len(self._writes)
 
     def _continue(self, case: Case) -> list[str]:
         """Return the command after a SIGKILL: that of a first start if no file can be read yet."""
-        if not any(map(self._load, self._files())):
+        if not any(map(_load, self._files())):
             return self._command(case, is_restart=False)
         self._left.append(self._read_left())
         self._keep_snapshot(case)
@@ -286,18 +247,17 @@ class Job:
             number = len(self._snapshots()) + 1
             shutil.copytree(self.output, os.path.join(self.root, f"at-kill-{number}"))
 
-    def _snapshots(self, name: str = KILLED) -> list[str]:
-        """Return the folders that a case has kept, in the order of its SIGKILLs."""
+    def _snapshots(self) -> list[str]:
+        """Return the folders that the case KILLED has kept, in the order of its SIGKILLs."""
         folders = glob.glob(os.path.join(glob.escape(self.root), "at-kill-*"))
-        folders.sort(key=lambda folder: int(folder.rpartition("-")[2]))
-        return folders if name == KILLED else []
+        return sorted(folders, key=lambda folder: int(folder.rpartition("-")[2]))
 
     def _has_trained(self, case: Case, killed: list[float]) -> bool:
         """Return whether a restart of a case had steps left to train; True for a case without a restart."""
         if not case.kills:
             return bool(killed) or not case.stops
-        left = [*self._left, self._read_left()]
-        return any(_has_trained(before, after) for before, after in itertools.pairwise(left))
+        left = itertools.pairwise([*self._left, self._read_left()])
+        return any(after.has_trained_since(before) for before, after in left)
 
     def _describe_kills(self, case: Case, killed: list[float]) -> str:
         """Return what was done in a case with SIGKILLs or SIGTERMs."""
@@ -322,20 +282,20 @@ class Job:
         if not find_receipt(folder):
             self.unchecked.append("the samples: no receipt (guides/receipts.md)")
 
-    def _damage(self, case: Case) -> tuple[str, list[str]]:
+    def _damage(self) -> tuple[str, list[str]]:
         """Prepare an output folder whose files are damaged. Return (what was done, the damaged files). Raises
         NotRun."""
         for snapshot in self._snapshots()[:1]:
             shutil.copytree(snapshot, self.output)
         paths = []
         for path in self._files():
-            state = self._load(path)
-            if change(state, case):
+            state = _load(path)
+            if change(state):
                 torch.save(state, path)
                 paths.append(path)
         if not paths:
             raise NotRun("no file with weights could be damaged")
-        return describe_damage(case, "the largest tensor", paths), paths
+        return describe_damage(paths), paths
 
     def _restore_damaged(self, damaged: list[str], unchanged: set[Version]) -> None:
         """Replace the damaged files that the restart has not written again by those of the snapshot: they are
@@ -345,9 +305,9 @@ class Job:
             shutil.copy2(os.path.join(self._snapshots()[0], name), path)
 
     def refused(self, case: Case) -> bool:
-        """Return whether a run that equals the reference has refused its damaged checkpoint: it has read it,
-        and all tensors were damaged. A single one may have no effect."""
-        return case.damages == "all" and self._is_read
+        """Return whether a run that equals the reference has refused its damaged checkpoint: it has read
+        it."""
+        return self._is_read
 
     def describe_coverage(self, killed: list[str]) -> tuple[str, list[str]]:
         """Return (what the reference covered, in words; lines on what was not checked). killed: the names of
@@ -367,32 +327,24 @@ class Job:
         print("looking for the cause: the reference and a restart run again", flush=True)
         first, second = self.folder(REFERENCE), self.folder(case.name)
         names = find_files(first, self.weights)
-        differences = []
         # only files that both runs have can be compared
-        if names == find_files(second, self.weights):
-            differences = weights.find_differences(first, second, names)
+        are_comparable = names == find_files(second, self.weights)
+        differences = weights.find_differences(first, second, names) if are_comparable else []
         # new processes, with the threads of this one: the cause must be in what the restart has read
         reference = self._trace("traced-reference", self.command())
         cause = ""
         for number, snapshot in enumerate(snapshots, 1):
-            saved = self._describe_saved(snapshot)
+            names = find_files(snapshot, "**/*")
+            saved = causes.describe_saved({name: _load(os.path.join(snapshot, name)) for name in names})
             restart = []
             if reference:
                 shutil.copytree(snapshot, self.output)
                 restart = self._trace(f"traced-restart-{number}", self.command(*self._resume_with))
-            if restart and (cause_in_steps := causes.explain_steps(reference, restart, saved)):
+            cause_in_steps = causes.explain_steps(reference, restart, saved)
+            if cause_in_steps:
                 return cause_in_steps
             cause = cause or causes.explain(reference, restart, saved, differences)
         return cause
-
-    def _describe_saved(self, folder: str) -> causes.Saved:
-        """Return what the files of a folder have from which a restart continues."""
-        states = {}
-        for name in find_files(folder, "**/*"):
-            state = self._load(os.path.join(folder, name))
-            if state:
-                states[name] = state
-        return causes.describe_saved(states)
 
     def _trace(self, name: str, command: list[str]) -> list[causes.Step]:
         """Run a command of the script in a new process, delete its output, and return its steps. Return [] if
@@ -433,39 +385,31 @@ class Job:
                 digests |= weights.read_progress(path)
         return Left(versions, digests)
 
-    def _load(self, path: str) -> dict[str, Any]:
-        try:
-            return weights.load(path)
-        except files.Refused:
-            return {}
+
+def _load(path: str) -> dict[str, Any]:
+    """Return the dictionary in a file of tensors; {} for another file."""
+    try:
+        return weights.load(path)
+    except files.Refused:
+        return {}
 
 
-def change(state: dict[str, Any], case: Case) -> str:
-    """Multiply the tensors of floating-point numbers that the case damages, in place: the largest one, which
-    most models use, or all of them. Return the name of the largest, "" if there is none."""
-    tensors = []
-    for name, value in digest.leaves(state):
-        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
-            changed = (value.detach().double() * _FACTOR).to(value.dtype)
-            # a mask of zeros and infinities would stay as it is
-            if digest.summarize(0, {name: changed}) != digest.summarize(0, {name: value}):
-                tensors.append((value.numel(), name, value, changed))
-    if not tensors:
-        return ""
-    tensors.sort(key=lambda row: row[:2])  # by size, and then by name
-    damaged = tensors if case.damages == "all" else tensors[-1:]
-    for _, _, tensor, changed in damaged:
-        if 0 in tensor.stride():  # it repeats one element, which no copy can change
-            tensor.data = changed
-        else:  # in place: two names may have one tensor
-            tensor.detach().copy_(changed)
-    return tensors[-1][1]
+def change(state: dict[str, Any]) -> bool:
+    """Multiply all tensors of floats of a checkpoint, in place. Return whether one changed."""
+    # no copy can change a tensor that repeats one element
+    leaves = [value.detach() for _, value in digest.leaves(state) if isinstance(value, torch.Tensor)]
+    tensors = [value for value in leaves if value.is_floating_point() and 0 not in value.stride()]
+    changed = [(tensor.double() * _FACTOR).to(tensor.dtype) for tensor in tensors]
+    # a mask of zeros and infinities stays as it is
+    is_changed = any(not torch.equal(*pair) for pair in zip(tensors, changed, strict=True))
+    for tensor, values in zip(tensors, changed, strict=True):
+        tensor.copy_(values)  # two names may have one tensor
+    return is_changed
 
 
-def describe_damage(case: Case, largest: str, paths: list[str]) -> str:
-    """Return what was done to checkpoints, in words. largest: the name of their largest tensor."""
-    what = largest if case.damages == "largest" else "each tensor"
-    return f"{what} of {', '.join(map(os.path.basename, paths))} is changed by 1.6 %"
+def describe_damage(paths: list[str]) -> str:
+    """Return what was done to checkpoints, in words."""
+    return f"each tensor of {', '.join(map(os.path.basename, paths))} is changed by 1.6 %"
 
 
 @contextlib.contextmanager
@@ -482,14 +426,3 @@ def _watch_reads(paths: list[str]) -> Iterator[list[str]]:
             os.utime(file.fileno(), ns=(0, os.fstat(file.fileno()).st_mtime_ns))
         yield read
         read += [file.name for file in opened if os.fstat(file.fileno()).st_atime_ns]
-
-
-def _has_trained(before: Left, after: Left) -> bool:
-    """Return whether a start has trained, by the files before and after it: a tensor or a counter is new, and
-    a file was written again or two new ones were. A single new file may be the last one of a script that was
-    killed after its last step."""
-    old_paths = {path for path, _, _ in before.versions}
-    new_paths = {path for path, _, _ in after.versions} - old_paths
-    written_again = {path for path, _, _ in after.versions - before.versions} & old_paths
-    has_new_values = not after.digests <= before.digests
-    return has_new_values and (bool(written_again) or len(new_paths) > 1)

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Callable
 
 from bootfile.console.words import get_option
 from bootfile.exact import files
@@ -37,9 +38,7 @@ class OwnJob(Job):
     _longer = "give more --max_steps"
 
     def __init__(self, script: str, options: list[str], root: str, kills: int):
-        super().__init__(
-            script, options, root, kills, compare=os.path.join(root, "output", "*.pth"), resume_with=""
-        )
+        super().__init__(script, options, root, kills, os.path.join(root, "output", "*.pth"), "")
         for name in ("--output_dir", "--train_url", "--resume"):
             if get_option(options, name) is not None:
                 raise BadInput(f"{name} is chosen for each run: leave it out")
@@ -53,21 +52,18 @@ class OwnJob(Job):
         self.steps = self._choose_length()
         self._every = self._choose("--save_every", max(1, self.steps // 6))
         self._choose("--report_every", 1)
-        shards = get_option(options, "--exact_shards")
-        if not shards:
-            default = re.search(r"--exact_shards V\s[^(]*\(default:\s+(\d+)\)", help_text)
-            shards = default[1] if default else ""
+        default = re.search(r"--exact_shards V\s[^(]*\(default:\s+(\d+)\)", help_text)
+        shards = get_option(options, "--exact_shards") or (default[1] if default else "")
         if shards.isdecimal():  # runs on numbers of processes that divide it must have equal states
             self.same_bits = [number for number in (1, 2, 4) if int(shards) % number == 0]
 
     def _read_help(self) -> str:
         """Return what --help prints. Raises BadInput if it fails, or does not end."""
-        self._start_time = time.monotonic()
-        log = self._log("help")
+        began = time.monotonic()
+        command = [*super().command()[:2], "--help"]
         try:
-            killed = trial.run(
-                [*super().command()[:2], "--help"], log, watch=self._measure_seconds, kills=[_HELP_SECONDS]
-            )
+            log = self._log("help")
+            killed = trial.run(command, log, watch=lambda: time.monotonic() - began, kills=[_HELP_SECONDS])
         except trial.Failed as error:
             raise BadInput(f"{error} ({_HINT})") from error
         if killed:  # a script that takes no notice of --help has begun to train
@@ -99,16 +95,11 @@ class OwnJob(Job):
         return int(text)
 
     def command(self, *more: str) -> list[str]:
-        chosen = [f"{name}={value}" for name, value in self._chosen.items()]
-        return super().command(*chosen, *more)
+        return super().command(*(f"{name}={value}" for name, value in self._chosen.items()), *more)
 
     def _command(self, case: Case, is_restart: bool) -> list[str]:
-        options = []
-        if case.option:
-            options.append(self._describe_options(case))
-        if case.losses:
-            options.append("--elastic=true")
-        return self.command(*options, f"--output_dir={self.output}")
+        options = [self._describe_options(case), "--elastic=true" if case.losses else ""]
+        return self.command(*filter(None, options), f"--output_dir={self.output}")
 
     def _describe_options(self, case: Case) -> str:
         """Return the option of a case with the value that the reference does not have."""
@@ -138,11 +129,11 @@ class OwnJob(Job):
             self.run(Case(REFERENCE))
 
     def plan(self) -> list[Case]:
-        other_processes, killed_processes = self._plan_processes()
-        changes = [case for case in cases.CHANGES if self._can_have(case)]
+        """Return the cases. One comes after those that it needs: KILLED_ON_2 is compared with the run on 2
+        processes, and DAMAGED begins with a checkpoint of the killed run."""
         killed = Case(cases.KILLED, kills=self.kills, changes=(cases.THREADS,))
-        # a case comes after those that it needs: KILLED_ON_2 is compared with the run on 2 processes, and
-        # DAMAGED begins with a checkpoint of the killed run
+        other_processes, killed_processes = self._plan_processes()
+        changes = filter(self._can_have, cases.CHANGES)
         return [cases.AGAIN, killed, *other_processes, *changes, *killed_processes, cases.DAMAGED]
 
     def _can_have(self, case: Case) -> bool:
@@ -157,35 +148,31 @@ class OwnJob(Job):
     def _plan_processes(self) -> tuple[list[Case], list[Case]]:
         """Return (the cases with another number of processes, the cases in which several processes are
         killed)."""
-        if PROCESSES not in self._known:
-            script = os.path.basename(self.script)
-            names = (cases.OTHER_PROCESSES.name, "a restart with 2 processes")
-            self.unchecked += [f"{name}: {script} has no {PROCESSES}" for name in names]
+        # compared with the run of 2 processes: another number of processes rounds sums differently
+        killed = cases.KILLED_ON_2._replace(against=cases.OTHER_PROCESSES.name)
+        if not all([self._can_have(cases.OTHER_PROCESSES), self._can_have(killed)]):
             return [], []
         others = [cases.OTHER_PROCESSES]
         if self.same_bits:
             self.processes = self._choose(PROCESSES, 1)
-            texts = [str(number) for number in self.same_bits if number != self.processes]
-            others = [Case(f"{text} processes", option=PROCESSES, value=text, other=text) for text in texts]
-        killed = []
-        for case in others:
-            # compared with the run of 2 processes: another number of processes rounds sums differently
-            if case.value == "2" and get_option(self.options, PROCESSES) in (None, "1"):
-                killed.append(cases.KILLED_ON_2._replace(against=case.name))
+            numbers = [str(number) for number in self.same_bits if number != self.processes]
+            others = [Case(f"{text} processes", option=PROCESSES, value=text, other=text) for text in numbers]
+            killed = killed._replace(against="2 processes")
+        is_of_one = get_option(self.options, PROCESSES) in (None, "1")
+        several = [killed] if is_of_one and any(case.value == "2" for case in others) else []
         count = max(self.same_bits, default=1)
         if "--elastic" in self._known and count > 1:
             reason = forking.why_not()
             if reason:
                 self.unchecked.append(f"{cases.REPLACED}: {reason}")
-                return others, killed
-            text = str(count)
-            case = Case(cases.REPLACED, option=PROCESSES, value=text, other=text, losses=_LOSSES[count])
-            killed.append(case)
-        return others, killed
+            else:
+                replaced = Case(cases.REPLACED, option=PROCESSES, losses=_LOSSES[count])
+                several.append(replaced._replace(value=str(count), other=str(count)))
+        return others, several
 
-    def _choose_kills(self, case: Case) -> list[list[float]]:
+    def _plan_kills(self, case: Case) -> tuple[Callable[[], float], list[list[float]]]:
         # after the first save and before the last step: a restart has a state to load, and steps to train
-        return trial.choose_tries(case.kills, self._every + 1, self.steps - 1, self._every)
+        return self._progress, trial.choose_tries(case.kills, self._every + 1, self.steps - 1, self._every)
 
     def _progress(self) -> float:
         """Return the steps so far, or 0 if this start has no checkpoint yet: it is not killed then, because
@@ -193,24 +180,25 @@ class OwnJob(Job):
         return _count_steps(self.output) if self._find_newest() > self._resumed_from else 0
 
     def _begin(self) -> None:
-        super()._begin()
         self._resumed_from = self._find_newest()
+
+    def _list_checkpoints(self) -> list[str]:
+        """Return the paths of the checkpoints of the present run, the newest first."""
+        return files.list_newest_first(os.path.join(self.output, "checkpoints"))
 
     def _find_newest(self) -> int:
         """Return the step of the newest checkpoint of the present run, 0 without one."""
-        paths = files.list_newest_first(os.path.join(self.output, "checkpoints"))
-        return files.step_of(paths[0]) if paths else 0
+        return max(map(files.step_of, self._list_checkpoints()), default=0)
 
     def _continue(self, case: Case) -> list[str]:
-        if not self._snapshots(case.name):  # one is enough for the damaged checkpoint
+        if not self._snapshots():  # one is enough for the damaged checkpoint
             self._keep_snapshot(case)
         return self._command(case, is_restart=True)
 
     def _has_trained(self, case: Case, killed: list[float]) -> bool:
-        if not case.kills:
-            return True
         # a restart from step 0 has lost the checkpoints, and one from the last step trains nothing
-        return any(0 < start["step"] < self.steps for start in read_starts(self.output)[1:])
+        resumed_at = [start["step"] for start in read_starts(self.output)[1:]]
+        return not case.kills or any(0 < step < self.steps for step in resumed_at)
 
     def _describe_kills(self, case: Case, killed: list[float]) -> str:
         if not killed:
@@ -230,9 +218,8 @@ class OwnJob(Job):
         for seed in (0, 1):
             shutil.rmtree(self.output, ignore_errors=True)
             steps = trial.choose_steps(len(case.losses), 1, self.steps - gap, gap, seed)
-            losses = trial.Losses(
-                log, lambda: _count_steps(self.output), [*zip(steps, case.losses, strict=False)]
-            )
+            plan = [*zip(steps, case.losses, strict=False)]
+            losses = trial.Losses(log, lambda: _count_steps(self.output), plan)
             try:
                 trial.run(command, log, self._start(case, place), losses.watch)
             except trial.Failed as error:
@@ -243,10 +230,10 @@ class OwnJob(Job):
             self.doubts.append(f"{case.name}: a SIGKILL came too late: {self._longer}")
         return losses.describe()
 
-    def _damage(self, case: Case) -> tuple[str, list[str]]:
+    def _damage(self) -> tuple[str, list[str]]:
         for snapshot in self._snapshots():
             shutil.copytree(snapshot, self.output)
-        for path in files.list_newest_first(os.path.join(self.output, "checkpoints")):
+        for path in self._list_checkpoints():
             self._damaged = files.step_of(path)
             if self._damaged >= self.steps:  # a restart would have nothing to train
                 files.discard(path)
@@ -254,11 +241,11 @@ class OwnJob(Job):
             with contextlib.suppress(files.Refused):  # its write was interrupted
                 state = files.read(path)
                 facts = files.facts_of(path)
-                largest = change(state["objects"], case)
+                change(state["objects"])
                 files.write(path, state, **facts)
                 # without its digest: the job would refuse it, and not show that wrong weights are noticed
                 cut_states(self.output, self._damaged - 1)
-                return describe_damage(case, largest, [path]), []
+                return describe_damage([path]), []
         raise NotRun("no checkpoint could be damaged")
 
     def refused(self, case: Case) -> bool:
@@ -275,8 +262,7 @@ class OwnJob(Job):
         if find_receipt(folder) != records.FILE:
             return "", []
         run = Run(folder)
-        per_epoch = 0  # steps of an epoch, as the job cuts it; 0: not known
-        whole = 0  # steps of an epoch that is not cut
+        per_epoch = whole = 0  # steps of an epoch, as the job cuts it, and not cut; 0: not known
         # the length of an epoch is not known of weighted samples, or of a loader of the user's own
         with contextlib.suppress(BadInput):
             sampler = run.sampler(run.first)
@@ -286,14 +272,8 @@ class OwnJob(Job):
         epochs = dict(zip(run.records["step"].tolist(), run.records["epoch"].tolist(), strict=True))
         last = epochs[run.last]
         ends = last if run.last == last * per_epoch else last - 1  # the epochs 1..ends are complete
-        text = f"steps {run.first}-{run.last}"
-        if last > 1:
-            text += f" of epochs 1-{last}"
-            text += f", {per_epoch} steps each" if per_epoch else ""
-        else:
-            text += f" of {per_epoch}" if per_epoch else ""
-            text += " of epoch 1"
-        text += f"; ends of epochs: {ends}" if ends else "; no end of an epoch"
+        place = f"epochs 1-{last}" if last > 1 else "epoch 1"
+        length = f", {per_epoch} steps each" if per_epoch else ""
         unchecked = []
         if whole > per_epoch:
             unchecked.append(f"the steps after {per_epoch} of an epoch of {whole}")
@@ -303,7 +283,7 @@ class OwnJob(Job):
         resumed = [start["step"] for name in killed for start in read_starts(self.folder(name))[1:]]
         if all(epochs.get(step + 1, 0) <= 1 for step in resumed):
             unchecked.append("a restart in a later epoch than 1")
-        return text, unchecked
+        return f"steps {run.first}-{run.last} of {place}{length}; ends of epochs: {ends or 'none'}", unchecked
 
 
 def _count_steps(folder: str) -> int:

@@ -87,18 +87,13 @@ def find_modules(script: str) -> dict[str, str]:
     def stop(error: OSError) -> None:
         raise error
 
-    def is_entered(folder: str) -> bool:
-        name = os.path.basename(folder)
-        is_hidden = name.startswith(".") or name in _NO_MODULES
-        return not is_hidden and not os.path.exists(os.path.join(folder, "pyvenv.cfg"))
-
     with explained(f"the modules of {script} cannot be read"):
         # a link to a folder is not entered: it may lead out of the project, for example to all data
         for folder, folders, names in os.walk(root, onerror=stop):
-            folders[:] = [name for name in folders if is_entered(os.path.join(folder, name))]
+            shown = [name for name in folders if not name.startswith(".") and name not in _NO_MODULES]
+            folders[:] = [name for name in shown if not os.path.exists(f"{folder}/{name}/pyvenv.cfg")]
             paths = [os.path.join(folder, name) for name in names if name.endswith(".py")]
-            for path in filter(os.path.isfile, paths):
-                modules[os.path.relpath(path, root).replace(os.sep, "/")] = path
+            modules |= {os.path.relpath(path, root): path for path in paths if os.path.isfile(path)}
             # a script in the home folder, for example: its digests would take longer than the runs
             if len(modules) > _MOST_MODULES:
                 raise BadInput(f"{root} has more than {_MOST_MODULES} modules")
@@ -125,11 +120,8 @@ def describe_code(job: str, find_modules: FindModules = find_modules) -> tuple[d
 
 
 def describe_node() -> dict[str, Any]:
-    """Return versions and hardware of this node, for the file of a proof and for --check.
-
-    The name of an accelerator makes this process use it: call it after the job's runs, which may need all of
-    its memory.
-    """
+    """Return versions and hardware of this node, for the file of a proof and for --check. The name of an
+    accelerator makes this process use it: call it after the runs, which may need all of its memory."""
     facts = machine.describe()
     versions = {
         "bootfile": __version__,
@@ -149,13 +141,10 @@ def describe_node() -> dict[str, Any]:
 def _describe_accelerators() -> str:
     """Return the number of accelerators and the name of the first one, such as "2 x NVIDIA H100", or their
     type if it gives no name; "none" without one."""
-    count = accelerator.count()
-    if not count:
-        return "none"
     name = accelerator.kind()
-    with contextlib.suppress(RuntimeError, AttributeError):  # it is busy, or its module knows no names
-        name = accelerator.of(accelerator.kind()).get_device_name()
-    return f"{count} x {name}"
+    with contextlib.suppress(RuntimeError, AttributeError):  # none, it is busy, or its module knows no names
+        name = accelerator.of(name).get_device_name()
+    return f"{accelerator.count()} x {name}" if accelerator.count() else "none"
 
 
 def describe(
@@ -167,11 +156,7 @@ def describe(
 ) -> dict[str, Any]:
     """Return the content of the file, before the folders of the runs are deleted. code: of describe_code(),
     before the runs. Raises BadInput."""
-    runs = [_describe_run(job, REFERENCE, "", "")]
-    comparisons = []
-    for row in rows:
-        runs.append(_describe_run(job, row.case.name, row.result, row.done))
-        comparisons += [{"run": row.case.name, **line._asdict()} for line in row.lines]
+    runs = [(REFERENCE, "", ""), *((row.case.name, row.result, row.done) for row in rows)]
     return {
         "proof": 1,
         "made": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
@@ -181,8 +166,8 @@ def describe(
         "notes": notes,
         **code,
         **describe_node(),
-        "runs": runs,
-        "comparisons": comparisons,
+        "runs": [_describe_run(job, *run) for run in runs],
+        "comparisons": [{"run": row.case.name, **line._asdict()} for row in rows for line in row.lines],
     }
 
 
@@ -192,10 +177,8 @@ def write(page_path: str, path: str, facts: dict[str, Any]) -> None:
 
     command = facts["runs"][0]["commands"][0]
     # part -> run -> the text of their comparison: the table of the page
-    texts: dict[str, dict[str, str]] = {part: {} for part in PARTS}
-    for line in facts["comparisons"]:
-        if line["part"] in texts:
-            texts[line["part"]][line["run"]] = line["text"]
+    lines = facts["comparisons"]
+    texts = {part: {line["run"]: line["text"] for line in lines if line["part"] == part} for part in PARTS}
     text = page.render(
         _PAGE,
         mark=PAGE_MARK,
@@ -256,14 +239,9 @@ def find_changes(proof: _Proof, job: str, find_modules: FindModules = find_modul
             old, new = _show(before.get(name)), _show(after.get(name))
             if old != new:
                 changes.append(f"{name} {old} -> {new}")
-    old_files, new_files = proof.files, now["files"]
-    for name in sorted(old_files.keys() | new_files.keys()):
-        if name not in new_files:
-            changes.append(f"{name} removed")
-        elif name not in old_files:
-            changes.append(f"{name} added")
-        elif old_files[name] != new_files[name]:
-            changes.append(f"{name} changed")
+    words = {(True, False): "removed", (False, True): "added"}  # was it a module, is it one
+    for name in sorted({name for name, _ in proof.files.items() ^ now["files"].items()}):
+        changes.append(f"{name} {words.get((name in proof.files, name in now['files']), 'changed')}")
     return changes
 
 

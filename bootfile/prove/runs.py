@@ -33,11 +33,8 @@ _UNWIND = 60.0  # seconds after Ctrl-C to end the job's processes, and delete it
 
 
 def run(args: argparse.Namespace, options: list[str], find_modules: FindModules) -> int:
-    """Run the job, print the verdict and return the exit code.
-
-    args: those of the verb. options: of the job. find_modules: finds the modules of a job whose digests are
-    in the proof. Raises BadInput.
-    """
+    """Run the job, print the verdict and return the exit code. The arguments are those of cli.main(), parsed.
+    Raises BadInput."""
     limits = list[str]()
     if args.to:
         record = f"{os.path.splitext(args.to)[0]}.json"
@@ -50,23 +47,21 @@ def run(args: argparse.Namespace, options: list[str], find_modules: FindModules)
         code, limits = proof.describe_code(args.job, find_modules)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # under nohup it stays ignored
-            signal.signal(number, _exit_by_signal)
+            # it ends as an exception does: the blocks that it is in end the job's processes
+            signal.signal(number, lambda number, frame: sys.exit(128 + number))
     signals.unwind_within(_UNWIND)
     with contextlib.ExitStack() as stack:
         folder = args.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="bootfile-prove-"))
         outputs.make_empty(folder)
         root = os.path.abspath(folder)
         common = (args.job, options, root, args.kills)
-        files = {"compare": args.compare, "resume_with": args.resume_with, "stops": args.stops or 0}
-        job = Job(*common, **files) if args.compare else OwnJob(*common)
-        # also after an error or a signal, and before the folder of the runs is deleted
-        stack.callback(job.close)
+        files = (args.compare, args.resume_with, args.stops or 0)
+        job = Job(*common, *files) if args.compare else OwnJob(*common)
         rows = _run_all(job)
         text, exit_code = verdict.conclude(job, rows, _find_cause(job, rows))
         covered, uncovered = job.describe_coverage([row.case.name for row in rows if row.case.kills])
         findings = _lint(args.job) if args.compare else []
         notes = [f"covered: {covered}"] if covered else []
-        notes += [f"note: {line}" for line in verdict.find_notes(rows)]
         notes += [f"note: {line}" for line in findings if _SAME_ORDER in line]
         notes += [f"not checked: {line}" for line in (*job.unchecked, *uncovered)]
         notes += [f"note: {line}" for line in limits]
@@ -92,11 +87,6 @@ def check(path: str, job: str | None, find_modules: FindModules) -> int:
     for line in changes or [f"still holds: {old_proof.verdict}", *old_proof.notes]:
         print_line(line)
     return DIFFERS if changes else 0
-
-
-def _exit_by_signal(number: int, frame: object) -> None:
-    """End this program as an exception does: the blocks that it is in end the job's processes."""
-    sys.exit(128 + number)
 
 
 def _find_cause(job: Job, rows: list[Row]) -> str:
@@ -150,18 +140,13 @@ def _run_all(job: Job) -> list[Row]:
         raise BadInput(str(error)) from error
     seconds = time.monotonic() - began
     rows: list[Row] = []
-    done = 0
-    while done < len(cases):  # the list may grow
-        case = cases[done]
+    for number, case in enumerate(cases, 1):  # the list may grow
         # a killed run makes some steps twice
-        killed = [following for following in cases[done:] if following.kills or following.stops]
-        left = seconds * (len(cases) - done + len(killed))
-        print(f"[{done + 2}/{len(cases) + 1}] {case.name} (at most {left:.0f} s left)", flush=True)
+        left = seconds * sum(2 if each.kills or each.stops else 1 for each in cases[number - 1 :])
+        print(f"[{number + 1}/{len(cases) + 1}] {case.name} (at most {left:.0f} s left)", flush=True)
         row = verdict.run(job, case)
         rows.append(row)
         texts = [row.done, *(f"{line.part} {line.text}".strip() for line in row.lines), row.result]
-        for text in filter(None, texts):
-            print(f"      {text}", flush=True)
-        done += 1
-        cases[done:done] = verdict.needs_more(row)  # they are next
+        print(*(f"      {text}" for text in texts if text), sep="\n", flush=True)
+        cases[number:number] = verdict.needs_more(row)  # they are next
     return rows

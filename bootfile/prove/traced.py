@@ -53,10 +53,8 @@ class _Trace:
         register_optimizer_step_pre_hook(self._before_step)
         torch.nn.Module.__call__ = self._watch_calls(torch.nn.Module.__call__)  # type: ignore[method-assign]
         # torch.amp has it since torch 2.3; those of accelerators are its subclasses, or stand alone
-        scalers = [getattr(torch.amp, "GradScaler", None)]
-        for _, module in _find_accelerators():
-            scalers.append(getattr(getattr(module, "amp", None), "GradScaler", None))
-        for scaler in scalers:
+        places = [torch.amp, *(getattr(module, "amp", None) for _, module in _find_accelerators())]
+        for scaler in (getattr(place, "GradScaler", None) for place in places):
             if scaler and "step" in vars(scaler):  # else it inherits the step that is watched
                 scaler.step = self._watch_scale(scaler.step)
 
@@ -67,14 +65,9 @@ class _Trace:
         if id(optimizer) not in self._optimizers:
             self._optimizers.append(id(optimizer))
         # before the step: the gradients are whole, and the weights are those that they were computed with
-        weights = []
-        for group in optimizer.param_groups:
-            weights += group["params"]
-        states = []
-        for weight in weights:
-            states += [
-                value for value in optimizer.state.get(weight, {}).values() if isinstance(value, torch.Tensor)
-            ]
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        values = [value for weight in weights for value in optimizer.state.get(weight, {}).values()]
+        states = [value for value in values if isinstance(value, torch.Tensor)]
         gradients = [weight.grad for weight in weights if weight.grad is not None]
         line = {
             "optimizer": self._optimizers.index(id(optimizer)),

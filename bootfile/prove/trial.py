@@ -1,7 +1,7 @@
-"""Run a command to its end, with SIGKILLs and restarts on the way, or with SIGKILLs to some of its ranks."""
+"""Run a command to its end, with SIGKILLs and restarts on the way, or with SIGKILLs to some of its ranks.
 
-# The verbs on old runs start jobs with history/compute.py: at a state of a run, and compared with it on the
-# way. This runs any program from its beginning, and knows nothing of its files. Both use sessions.py.
+bootfile/history/compute.py starts jobs at a state of an old run. This runs any program from its beginning.
+"""
 
 import contextlib
 import os
@@ -9,7 +9,6 @@ import random
 import re
 import signal
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import IO, Any
 
@@ -67,8 +66,11 @@ def run(
                     time.sleep(_POLL)
                 # it may end on its own before a SIGKILL is due: then no restart follows
                 has_ended = task.poll() is not None
-                if stops and not has_ended:
-                    _stop(task)
+                if stops and not has_ended:  # as a platform stops it
+                    sessions.end([task], signal.SIGTERM)
+                    deadline = time.monotonic() + _GRACE
+                    while task.poll() is None and time.monotonic() < deadline:
+                        time.sleep(_POLL)
             finally:  # also those that the command has left behind
                 sessions.kill(tasks, mark)
             if has_ended and task.returncode:
@@ -80,14 +82,6 @@ def run(
             if not command:
                 break
     return progress_at_kills
-
-
-def _stop(task: Any) -> None:
-    """Ask the processes of a session to stop, as a platform does, and wait for their end, 60 s at most."""
-    sessions.end([task], signal.SIGTERM)
-    deadline = time.monotonic() + _GRACE
-    while task.poll() is None and time.monotonic() < deadline:
-        time.sleep(_POLL)
 
 
 def choose_tries(count: int, first: int, last: int, gap: int = 1) -> list[list[float]]:
@@ -120,8 +114,7 @@ def _failure(command: list[str], code: int, log: str) -> str:
         reason = errors[-1]
     if code < 0:  # a signal
         reason = explain_exit_code(code)
-    words, _ = mask_words(command[1:])
-    return f"{' '.join(words)} ended with {code}: {reason}"
+    return f"{' '.join(mask_words(command[1:])[0])} ended with {code}: {reason}"
 
 
 class Losses:
@@ -130,42 +123,35 @@ class Losses:
     log: the file for the output of the run, which is also its mark (sessions.py).
     progress: returns the steps so far.
     plan: (a step, ranks that get a SIGKILL after it), ascending.
-    killed: (steps so far, ranks) of each SIGKILL. generation: the present one, 0 before the first.
+    killed: (steps so far, ranks) of each SIGKILL.
     """
 
     def __init__(self, log: str, progress: Callable[[], int], plan: list[tuple[float, tuple[int, ...]]]):
         self._log = os.path.abspath(log)
         self._progress = progress
-        self._plan = deque(plan)
-        self._place = 0  # bytes of the log that were read
-        if os.path.exists(log):  # the run is made again: the lines of the first one do not count
-            self._place = os.path.getsize(log)
-        self._last = deque[str](maxlen=4)  # lines of the output
-        self._pids: list[int] = []  # the process ids of the present generation, by rank
-        self._gone: set[int] = set()  # processes of the last SIGKILL, until a generation without them begins
+        self._plan = plan
+        # the output of this run begins there: it may be made again
+        self._begin = os.path.getsize(log) if os.path.exists(log) else 0
+        self._gone = set[int]()  # processes of the last SIGKILL
         self._killed_at = 0.0
-        self.generation = 0
         self.killed: list[tuple[int, tuple[int, ...]]] = []
 
     @property
     def is_done(self) -> bool:
         """Return whether the job has continued after each SIGKILL, and none is left."""
-        self._read()
-        return not self._plan and not self._gone
+        return len(self.killed) == len(self._plan) and self._gone.isdisjoint(self._read()[2])
 
     def watch(self) -> int:
         """Kill what is due, and return the steps so far. Raises Failed."""
-        self._read()
+        _, _, pids = self._read()
         steps = self._progress()
-        if self._gone and time.monotonic() - self._killed_at > _PATIENCE:
-            raise Failed(f"no generation began within {_PATIENCE:g} s", 1)
-        # the next SIGKILL waits until the job has continued after the one before
-        if self._gone or not self._pids or not self._plan:
-            return steps
-        step, ranks = self._plan[0]
-        if steps >= step:
-            self._plan.popleft()
-            self._gone = {self._pids[rank] for rank in ranks}
+        # a generation that still names a killed process began before its loss was noticed
+        if not self._gone.isdisjoint(pids):
+            if time.monotonic() - self._killed_at > _PATIENCE:
+                raise Failed(f"no generation began within {_PATIENCE:g} s", 1)
+        elif pids and len(self.killed) < len(self._plan) and steps >= self._plan[len(self.killed)][0]:
+            _, ranks = self._plan[len(self.killed)]
+            self._gone = {pids[rank] for rank in ranks}
             self._killed_at = time.monotonic()
             # a process id of the log may be another program's by now: those with the mark are killed
             for pid in self._gone & sessions.find(self._log).keys():
@@ -179,26 +165,21 @@ class Losses:
         kills = [f"{' and '.join(map(str, ranks))} after step {steps}" for steps, ranks in self.killed]
         if not kills:
             return "no SIGKILL"
-        return f"SIGKILL to rank {', '.join(kills)}; {self.generation} generations"
+        return f"SIGKILL to rank {', '.join(kills)}; {self._read()[1]} generations"
 
     def explain(self, error: Failed) -> Failed:
         """Return an error of the run with the SIGKILLs before it and the last lines of the output added."""
-        self._read()
+        lines, _, _ = self._read()
         # the exit code 2, refused options, is possible only before the first SIGKILL
         code = 1 if self.killed else error.code
-        return Failed(f"{self.describe()}: {error} ({' | '.join(self._last)})", code)
+        return Failed(f"{self.describe()}: {error} ({' | '.join(lines[-4:])})", code)
 
-    def _read(self) -> None:
-        """Read the new lines of the output: the last ones, and the processes of a new generation."""
+    def _read(self) -> tuple[list[str], int, list[int]]:
+        """Return (the whole lines of the output so far, the present generation, its process ids by rank)."""
         with open(self._log, "rb") as file:
-            file.seek(self._place)
-            text = file.read().rpartition(b"\n")[0]
-            self._place += len(text)  # the next text begins with the end of this line
-        lines = [line.strip() for line in text.decode(errors="replace").splitlines()]
-        self._last.extend(filter(None, lines))
-        for match in filter(None, map(sessions.GENERATION.fullmatch, lines)):
-            self.generation = int(match[1])
-            self._pids = [int(pid) for pid in match[2].split()]
-            # a generation that still names a killed process began before its loss was noticed
-            if not self._gone & {*self._pids}:
-                self._gone = set()
+            file.seek(self._begin)
+            whole, _, _ = file.read().rpartition(b"\n")
+        lines = [*filter(None, map(str.strip, whole.decode(errors="replace").splitlines()))]
+        newest = [*filter(None, map(sessions.GENERATION.fullmatch, lines))][-1:]
+        generation, pids = newest[0].groups() if newest else ("0", "")
+        return lines, int(generation), [*map(int, pids.split())]

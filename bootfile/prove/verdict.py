@@ -3,6 +3,7 @@
 import shutil
 from typing import NamedTuple
 
+from bootfile.ground.errors import BAD_INPUT
 from bootfile.ground.exit_codes import DIFFERS, UNVERIFIED
 from bootfile.prove import cases, trial
 from bootfile.prove.cases import KILLED, Case, NotRun
@@ -16,7 +17,6 @@ NOTICED = "noticed"
 NOT_NOTICED = "not noticed"
 REFUSED = "refused"
 NOT_RUN = "not run"
-_BAD_INPUT = 2  # exit code of a job that refuses its options
 # threads change the rounding of sums: they neither make a restart fail, nor read other samples
 _ROUNDED = ("state", "figures", "weights")
 
@@ -38,19 +38,6 @@ class Row(NamedTuple):
 
 
 def run(job: Job, case: Case) -> Row:
-    """Run a case and compare it. A difference counts only between runs of new processes. Raises BadInput."""
-    doubts_before = len(job.doubts)
-    unchecked_before = len(job.unchecked)
-    row = _run(job, case)
-    # a fork may differ by itself: job.repeat() makes the reference by a new process
-    if row.result in ("differs", "failed") and job.repeat(case):
-        del job.doubts[doubts_before:]
-        del job.unchecked[unchecked_before:]
-        row = _run(job, case)
-    return row
-
-
-def _run(job: Job, case: Case) -> Row:
     """Run a case and compare it with the run that it names. Raises BadInput."""
     try:
         done = job.run(case)
@@ -59,32 +46,23 @@ def _run(job: Job, case: Case) -> Row:
     except trial.Failed as error:
         return _judge_failure(job, case, error)
     lines = compare.compare_runs(job.folder(case.against), job.folder(case.name), job.weights)
-    row = Row(case, done, lines, "")
-    return row._replace(result=_judge(job, row))
-
-
-def _judge(job: Job, row: Row) -> str:
-    """Return the result of a case that has run to its end."""
-    if not row.lines:
-        return "nothing to compare"
-    if not row.case.must_differ:
-        return "differs" if row.different else "equal"
-    if row.different:
-        return NOTICED
+    row = Row(case, done, lines, "nothing to compare")
+    if not lines:
+        return row
+    if not case.must_differ:
+        return row._replace(result="differs" if row.different else "equal")
     # equal to the reference although a checkpoint was damaged: the job may have refused it
-    if row.case.damages and job.refused(row.case):
-        return REFUSED
-    return NOT_NOTICED
+    refused = REFUSED if case.is_damaged and job.refused(case) else NOT_NOTICED
+    return row._replace(result=NOTICED if row.different else refused)
 
 
 def _judge_failure(job: Job, case: Case, error: trial.Failed) -> Row:
     """Return the row of a run that has ended with an error."""
     # a job that ends with an error at a damaged checkpoint has noticed the damage
-    if case.damages:
+    if case.is_damaged:
         return Row(case, str(error), [], REFUSED)
     # a job that refuses an option, or does not run in other surroundings, has computed nothing else
-    is_refused = case.option and error.code == _BAD_INPUT
-    if not case.kills and (case.changes or is_refused):
+    if not case.kills and (case.changes or (case.option and error.code == BAD_INPUT)):
         shutil.rmtree(job.folder(case.name), ignore_errors=True)
         changed = case.changes or (case.name,)
         if len(changed) == 1:  # of several changes, each is made alone in a later case
@@ -97,9 +75,6 @@ def _judge_failure(job: Job, case: Case, error: trial.Failed) -> Row:
 def needs_more(row: Row) -> list[Case]:
     """Return the cases that have to follow because of a result."""
     name, result = row.case.name, row.result
-    # one tensor of a checkpoint may have no effect on the results
-    if name == cases.DAMAGED.name and result == NOT_NOTICED:
-        return [cases.ALL_DAMAGED]
     # is the job repeatable at all, in the same surroundings?
     if name == cases.AGAIN.name and result != "equal":
         return [cases.SAME]
@@ -120,8 +95,8 @@ def find_difference(rows: list[Row]) -> Row | None:
     excused = {cases.OTHER_THREADS.name}
     if cases.SAME_THREADS in by_name and (by_name[cases.SAME_THREADS].different or depends_on_threads(rows)):
         excused.add(KILLED)
-    different = [row for row in rows if row.different and not row.case.must_differ]
-    different = [row for row in different if row.case.name not in excused]
+    equal = [row for row in rows if not row.case.must_differ and row.case.name not in excused]
+    different = [row for row in equal if row.different]
     # first the runs that have one change or none: they show the cause
     return min(different, key=lambda row: row.case not in (cases.SAME, *cases.ONE_CHANGE), default=None)
 
@@ -150,9 +125,7 @@ def conclude(job: Job, rows: list[Row], cause: str = "") -> tuple[str, int]:
         # SAME_THREADS repeats KILLED: the verdict has one name for both
         name = KILLED if different.case.name == cases.SAME_THREADS else different.case.name
         text = different.different[0].text
-        if cause:
-            text = f"{cause} ({text})"
-        return f"differs: {name}: {text}", DIFFERS
+        return f"differs: {name}: {f'{cause} ({text})' if cause else text}", DIFFERS
     doubts = _find_doubts(job, rows)
     if doubts:
         return f"unverified: {'; '.join(doubts)}", UNVERIFIED
@@ -168,38 +141,24 @@ def _describe_equal(job: Job, rows: list[Row]) -> str:
         text += "; the damaged checkpoint was refused, so it was not shown that wrong weights are noticed"
     else:
         text += ", and each run made wrong on purpose was noticed"
-    processes = {job.processes}  # numbers of processes on which a run had equal states
-    for row in equal:
-        if row.case.option == cases.PROCESSES and not row.case.kills:
-            processes.add(int(row.case.value))
-    same_bits = [str(number) for number in job.same_bits if number in processes]
-    if len(same_bits) > 1:
-        text += f"; same bits on {join(same_bits)} processes"
-    return text
+    # the numbers of processes on which a run had equal states
+    others = [row.case for row in equal if row.case.option == cases.PROCESSES and not row.case.kills]
+    processes = {str(job.processes), *(case.value for case in others)}
+    same_bits = [text for text in map(str, job.same_bits) if text in processes]
+    return f"{text}; same bits on {join(same_bits)} processes" if len(same_bits) > 1 else text
 
 
 def _find_doubts(job: Job, rows: list[Row]) -> list[str]:
     """Return why runs that are all equal prove nothing, in words; [] if they prove that the job is exact."""
     doubts = list(job.doubts)
     for row in rows:
-        if row.result == NOT_RUN and row.case.damages:
+        if row.result == NOT_RUN and row.case.is_damaged:
             doubts.append(row.done)
         elif row.result == "failed":
             doubts.append(f"{row.case.name}: {row.lines[0].text}")
-        # if a damaged tensor has no effect, the case with all tensors damaged decides
-        elif row.result == NOT_NOTICED and not needs_more(row):
+        elif row.result == NOT_NOTICED:
             doubts.append(f"{row.case.name}: no difference was noticed")
     # equal samples alone do not show that the optimizer was restored
     if not any(line.part in ("state", "weights") for row in rows for line in row.lines):
         doubts.append("no state and no file of weights was compared")
     return doubts
-
-
-def find_notes(rows: list[Row]) -> list[str]:
-    """Return facts that the verdict does not have."""
-    notes = []
-    for row in rows:
-        if row.case == cases.DAMAGED and needs_more(row):
-            tensor = row.done.partition(" is changed")[0]
-            notes.append(f"{tensor} is saved, but a change has no effect on the results")
-    return notes

@@ -16,12 +16,12 @@ so different states are expected.
 
 from bootfile.console.parser import Parser
 from bootfile.ground.errors import BadInput, printable
+from bootfile.ground.numbers import counted
 from bootfile.receipt.compare import compare_states, read_setting
-from bootfile.receipt.one_run import Options
+from bootfile.receipt.one_run import Options, find_unusual
 from bootfile.receipt.reading import read
 from bootfile.receipt.recorded_run import Run
-from bootfile.receipt.report import report
-from bootfile.receipt.steps import History
+from bootfile.receipt.steps import History, compare, describe_size, find_left_out, follow, name_ranges
 from bootfile.records import read_removed
 
 
@@ -36,8 +36,7 @@ def main(arguments: list[str]) -> int:
         is_right, lines = _judge(paths[0], histories[0], options)
     else:
         is_right, lines = _compare(paths, histories, options)
-    for line in lines:
-        print(printable(line))
+    print(*map(printable, lines), sep="\n")
     return 0 if is_right else 1
 
 
@@ -62,9 +61,35 @@ def _parse(arguments: list[str]) -> tuple[list[str], Options]:
 def _read(path: str) -> History:
     """Return what the receipt has of a run, and which samples it lacks."""
     history = read(path)
-    if history.is_of_loop or not len(read_removed(path)):
-        return history
-    return history._replace(removed=Run(path).sum_removed())
+    is_whole = history.is_of_loop or not len(read_removed(path))
+    return history if is_whole else history._replace(removed=Run(path).sum_removed())
+
+
+def report(folders: list[str], histories: list[History], options: Options) -> tuple[bool, list[str]]:
+    """Return (whether one or two runs read what they should, lines about them). options: for one run. Raises
+    BadInput."""
+    runs = [follow(history) for history in histories]
+    lines: list[str] = []
+    for folder, run, history in zip(folders, runs, histories, strict=True):
+        lines += [f"{folder}: {describe_size(run.steps, history.begin)}", history.origin]
+        removed = sum(count for count, _ in history.removed.values())
+        if removed:
+            lines.append(
+                f"{counted(removed, 'sample')} of {name_ranges([*history.removed])} removed (--without)"
+            )
+        # a step without any sample (--without) is one of the removed, and not one of --skip_steps
+        left_out = [step for step in find_left_out(run.steps) if step not in history.removed]
+        if left_out:
+            lines.append(f"{name_ranges(left_out)} left out (--skip_steps)")
+        lines += run.lines
+    if len(histories) == 2:
+        is_right, text = compare(*histories)
+        lines.append(f"data {text}")
+    else:
+        unusual = find_unusual(runs[0].steps, histories[0].restarts, options)
+        is_right = not unusual
+        lines += [f"unusual: {line}" for line in unusual]
+    return is_right and all(run.is_equal for run in runs), [*filter(None, lines)]
 
 
 def _judge(path: str, history: History, options: Options) -> tuple[bool, list[str]]:

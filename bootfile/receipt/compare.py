@@ -44,8 +44,11 @@ def compare_runs(first: str, second: str, pattern: str) -> list[Line]:
     if read_states(first) or read_states(second):
         lines.append(Line("state", *compare_states(first, second)))
     if read_starts(first) or read_starts(second):  # a script without Bootfile has no figures that we know
-        figures = [_read_figures(run) for run in (first, second)]
-        difference = _find_other_figure(*figures) or _find_missing_figure(*figures)
+        figures = _read_figures(first), _read_figures(second)
+        both = figures[0].keys() & figures[1].keys()
+        missing = [key for figures_of_run in figures for key in figures_of_run if key not in both]
+        texts = [f"only one run has {name} at step {step}" for step, name in missing]
+        difference = _find_other_figure(*figures) or next(iter(texts), "")
         lines.append(Line("figures", not difference, difference or f"equal: {len(figures[0])}"))
     names = [find_files(run, pattern) for run in (first, second)]
     if any(names):
@@ -70,44 +73,30 @@ def compare_states(first: str, second: str) -> tuple[bool, str]:
     """
     runs = first, second
     # a state of another run in a folder may have been continued: then the records are not those of one run
-    for run in runs:
-        foreign = _find_foreign(run)
-        if foreign:
-            return False, foreign
+    foreign = _find_foreign(first) or _find_foreign(second)
+    if foreign:
+        return False, foreign
     first_lines, second_lines = (read_states(run, whole=True) for run in runs)
     # a killed run has digests at other steps than an undisturbed one: its last save is another one
-    common = sorted(first_lines.keys() & second_lines.keys())
-    if not common:
+    steps = sorted(first_lines.keys() & second_lines.keys())
+    if not steps:
         return True, "not compared: the runs have no digest of the same step (a checkpoint or an epoch's end)"
-    steps = [step for step in common if _form(first_lines[step]) == _form(second_lines[step])]
-    note = ""  # steps whose digests were computed in two ways: a run began before an update
-    if len(steps) < len(common):
-        others = _name_steps([step for step in common if step not in steps])
-        note = f"not comparable at {others}: digests of an earlier version, and of a later one"
-        if not steps:
-            return True, note
-        note = f"; {note}"  # it follows the result of the other steps
     different = [step for step in steps if first_lines[step]["digest"] != second_lines[step]["digest"]]
     equal = [step for step in steps if step not in different]
-    equal_text = f"equal at {_name_steps(equal)}{note}"
+    equal_text = f"equal at {_name_steps(equal)}"
     shards = [read_setting(run, "exact_shards") for run in runs]
     is_exact = shards[0] is not None and shards[0] == shards[1]
     if not different:
-        if is_exact:  # equal weights have equal figures of evaluations, at any number of processes
-            figure = _find_other_figure(_read_figures(first, "val_"), _read_figures(second, "val_"))
-            if figure:
-                return False, f"{equal_text}; {figure}"
-        return True, equal_text
+        # with exact shards, equal weights have equal figures of evaluations at any number of processes
+        figures = (_read_figures(run, "val_") if is_exact else {} for run in runs)
+        figure = _find_other_figure(*figures)
+        return not figure, f"{equal_text}; {figure}" if figure else equal_text
     # the first one: differences at later steps follow from it
     step = different[0]
     lines = first_lines[step], second_lines[step]
-    text = f"differs at {step}"
-    machines = [line.get("machines", []) for line in lines]  # none before version 0.30
-    cause = first_difference(runs, *machines) if all(machines) else ""
-    if cause:
-        text += f"; {cause}"
-    text += f": {_describe(step, runs, lines)}"
-    text = f"{equal_text}; {text}" if equal else text + note
+    cause = first_difference(runs, *(line.get("machines", []) for line in lines))
+    text = f"differs at {step}{f'; {cause}' if cause else ''}: {_describe(step, runs, lines)}"
+    text = f"{equal_text}; {text}" if equal else text
     sizes = [max(map(world_size_of, read_starts(run, whole=True)), default=1) for run in runs]
     # exact shards promise equal states at any number of processes; without them sums are rounded otherwise
     if sizes[0] == sizes[1] or is_exact:
@@ -126,21 +115,16 @@ def _find_foreign(folder: str) -> str:
     return recorded.find_foreign(folder)
 
 
-def _form(line: _State) -> tuple[Any, bool]:
-    """Return the kind of the digests in a line of state.jsonl: only digests of one kind can be compared.
-    Before version 0.24 there were none of the numbers in parameter groups."""
-    return line.get("format"), any(".param_groups." in name for name in line["parts"])
-
-
 def _read_figures(run: str, start: str = "") -> _Figures:
     """Return the figures of a job of Bootfile, without times and memory. start: the beginning of their names,
     "val_" for an evaluation."""
-    figures = {}
-    for line in read_lines(run, METRICS, whole=True):
-        for name, value in line.items():
-            if name.startswith(start) and not _NO_FIGURES.fullmatch(name):
-                figures[line.get("step"), name] = str(value)
-    return figures
+    lines = read_lines(run, METRICS, whole=True)
+    figures = {(line.get("step"), name): str(value) for line in lines for name, value in line.items()}
+    return {
+        key: value
+        for key, value in figures.items()
+        if key[1].startswith(start) and not _NO_FIGURES.fullmatch(key[1])
+    }
 
 
 def _find_other_figure(first: _Figures, second: _Figures) -> str:
@@ -152,22 +136,12 @@ def _find_other_figure(first: _Figures, second: _Figures) -> str:
     return ""
 
 
-def _find_missing_figure(first: _Figures, second: _Figures) -> str:
-    """Return the first figure that only one run has, in words; "" without one."""
-    for step, name in [*first, *second]:
-        if (step, name) not in first or (step, name) not in second:
-            return f"only one run has {name} at step {step}"
-    return ""
-
-
 def _name_steps(steps: list[int]) -> str:
     """Return "step 4" or "steps 4, 8"; of eight steps or more the first and the last three."""
-    if len(steps) < 2:
-        return f"step {steps[0]}" if steps else "no step"
     shown = [*map(str, steps)]
     if len(steps) >= 8:
         shown = [*shown[:3], "...", *shown[-3:]]
-    return f"steps {', '.join(shown)}"
+    return f"step{'s' if len(steps) > 1 else ''} {', '.join(shown)}"
 
 
 def _describe(step: int, runs: tuple[str, str], lines: tuple[_State, _State]) -> str:
@@ -179,26 +153,17 @@ def _describe(step: int, runs: tuple[str, str], lines: tuple[_State, _State]) ->
     if not names:
         return "a part that has no digest of its own"
     others = f", and {len(names) - 1} more" if len(names) > 1 else ""
-    sizes = _find_differences(runs, step, names)
-    if not sizes:
+    from bootfile.exact import digest, files  # import torch, which records do not need
+
+    paths = [os.path.join(run, CHECKPOINTS, files.name_of(step)) for run in runs]
+    try:
+        states = [dict(digest.leaves(files.read(path)["objects"])) for path in paths]
+    except files.Refused:  # most jobs keep the newest ones only
         return f"{names[0]}{others} (by how much: keep the checkpoints of both runs)"
+    sizes = {name: _difference(states[0].get(name), states[1].get(name)) for name in names}
     causes = [name for name in names if find_kind(name) == find_kind(names[0])]
     name = max(causes, key=sizes.__getitem__)
     return f"{name}{others} (largest relative difference {sizes[name]:.1g})"
-
-
-def _find_differences(runs: tuple[str, str], step: int, names: list[str]) -> dict[str, float]:
-    """Return how much these parts of the checkpoints of a step differ; {} if a checkpoint cannot be read."""
-    from bootfile.exact import digest, files  # import torch, which records do not need
-
-    states = []
-    for run in runs:
-        path = os.path.join(run, CHECKPOINTS, files.name_of(step))
-        try:
-            states.append(dict(digest.leaves(files.read(path)["objects"])))
-        except (files.Refused, KeyError, TypeError, AttributeError):  # most jobs keep the newest ones only
-            return {}
-    return {name: _difference(states[0].get(name), states[1].get(name)) for name in names}
 
 
 def _difference(first: object, second: object) -> float:
@@ -221,20 +186,18 @@ def read_setting(run: str, name: str) -> object:
     return starts[-1]["settings"].get(name) if starts else None
 
 
-def _compare_weights(
-    first: str, second: str, first_names: list[str], second_names: list[str]
-) -> tuple[bool, str]:
-    """Return (whether the files of weights of two runs are equal, one line), tensor by tensor. first_names,
-    second_names: the paths of their files below the folders. Raises BadInput."""
+def _compare_weights(first: str, second: str, *names: list[str]) -> tuple[bool, str]:
+    """Return (whether the files of weights of two runs are equal, one line), tensor by tensor. names: the
+    paths of their files below the folders. Raises BadInput."""
     from bootfile.receipt import weights  # imports torch, which records do not need
 
-    missing = {*first_names} ^ {*second_names}
+    missing = {*names[0]} ^ {*names[1]}
     if missing:
         return False, f"only one run has {min(missing)}"
-    differences = weights.find_differences(first, second, first_names)
+    differences = weights.find_differences(first, second, names[0])
     if differences:
         return False, weights.describe(differences)
-    return True, f"equal in {counted(len(first_names), 'file')}"
+    return True, f"equal in {counted(len(names[0]), 'file')}"
 
 
 def find_files(folder: str, pattern: str) -> list[str]:

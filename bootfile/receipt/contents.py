@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from bootfile.ground.errors import BadInput
 from bootfile.ground.mixing import mix
-from bootfile.receipt.records import ReceiptError
 
 _LINES = 64  # parts of a tensor that are hashed
 _LINE = 64  # bytes of such a part
@@ -32,7 +32,7 @@ def hash_batch(batch: Any) -> np.ndarray:
 
     batch: tensors, arrays, numbers and strings in nested dictionaries, lists and tuples. The number of
     samples is the first dimension, or the length, that most parts have. Other parts count for each sample.
-    Raises ReceiptError if a part is of another type.
+    Raises BadInput if a part is of another type.
     """
     count = next(iter(_sizes(batch)), 1)
     hashes: np.ndarray = _hash(batch, count) + np.zeros(count, np.uint64)  # also if all have one
@@ -46,9 +46,8 @@ def _sizes(value: Any) -> list[int]:
     if not isinstance(value, Mapping | list | tuple):
         return []
     parts = list(value.values()) if isinstance(value, Mapping) else list(value)
-    lengths = [len(parts)]
-    if isinstance(value, Mapping) or hasattr(value, "_fields"):  # a part with a name is not a sample
-        lengths = []
+    # a part with a name is not a sample
+    lengths = [] if isinstance(value, Mapping) or hasattr(value, "_fields") else [len(parts)]
     if isinstance(value, list) and all(isinstance(part, str | Mapping | tuple) for part in parts):
         return lengths  # a list of samples
     times = Counter(size for part in parts for size in _sizes(part))
@@ -72,13 +71,12 @@ def _hash(value: Any, count: int) -> np.ndarray:
         parts = [part for key in sorted(value, key=repr) for part in (key, value[key])]
     elif isinstance(value, list | tuple):
         parts = list(value)
-        is_list_of_samples = len(parts) == count and not any(count in _sizes(part) for part in parts)
-        if is_list_of_samples:
+        if len(parts) == count and not any(count in _sizes(part) for part in parts):  # a list of samples
             return np.concatenate([_hash(part, -1) for part in parts])
     elif isinstance(value, str | bytes | int | float | complex | None):
         return np.array([_hash_text(value)], np.uint64)
     else:
-        raise ReceiptError(f"a batch holds a {type(value).__name__}, which cannot be hashed: give ids")
+        raise BadInput(f"a batch holds a {type(value).__name__}, which cannot be hashed: give ids")
     # the number of parts is hashed, too: [[a], [b]] is not [a, b]
     hashes = _hash_length(len(parts))
     for part in parts:

@@ -26,8 +26,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from bootfile.ground.errors import BadInput
 from bootfile.receipt.contents import hash_batch, hash_ids
-from bootfile.receipt.records import LOOP_FILE, RECORD, SAMPLES_FILE, ReceiptError, parse_records
+from bootfile.receipt.records import LOOP_FILE, RECORD, SAMPLES_FILE, parse_records
 
 _Batch = TypeVar("_Batch")
 
@@ -54,9 +55,8 @@ class Receipt:
         first_step: int | None = None,
     ):
         if not 0 <= rank < world_size:
-            raise ReceiptError(f"rank {rank} is not in 0..{world_size - 1}")
+            raise BadInput(f"rank {rank} is not in 0..{world_size - 1}")
         os.makedirs(folder, exist_ok=True)
-        self._find_ids: Callable[[Any], Any] | None
         self._find_ids = operator.itemgetter(ids) if isinstance(ids, str) else ids
         self._path = os.path.join(folder, LOOP_FILE.format(rank))
         self._samples_path = os.path.join(folder, SAMPLES_FILE.format(rank))
@@ -78,15 +78,11 @@ class Receipt:
     def add(self, batch: Any, epoch: int = 1) -> None:
         """Record a batch. For a program whose loop is out of reach, for example in a callback.
 
-        epoch: its number, ascending. Raises ReceiptError if the batch cannot be hashed.
+        epoch: its number, ascending. Raises BadInput if the batch cannot be hashed.
         """
-        if self._find_ids is None:
-            samples = hash_batch(batch)
-            contents = samples
-        else:
-            samples = hash_ids(self._find_ids(batch))
-            contents = samples
-            with contextlib.suppress(ReceiptError):  # ids are enough
+        samples = contents = hash_ids(self._find_ids(batch)) if self._find_ids else hash_batch(batch)
+        if self._find_ids:
+            with contextlib.suppress(BadInput):  # ids are enough
                 contents = hash_batch(batch)
         receipt, hashes = self._files or self._open()
         self.step += 1
@@ -121,9 +117,9 @@ class Receipt:
         return {"step": self.step}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue after the step of a state_dict(), as with first_step. Raises ReceiptError after the first
+        """Continue after the step of a state_dict(), as with first_step. Raises BadInput after the first
         batch of this start."""
         if self._files:
-            raise ReceiptError(f"step {state['step']} is set after the first batch")
+            raise BadInput(f"step {state['step']} is set after the first batch")
         self._first = int(state["step"])
         self.step = self._first

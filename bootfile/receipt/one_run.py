@@ -34,11 +34,6 @@ class Epoch(NamedTuple):
     is_whole: bool = False
 
     @property
-    def first(self) -> int:
-        """Return the number of the first step."""
-        return int(self.steps.numbers[0])
-
-    @property
     def orders(self) -> np.ndarray:
         """Return the sum of the hashes of the samples of each step, uint64 [n]."""
         return self.steps.sums[:, 0]
@@ -77,13 +72,10 @@ def mark_whole(epochs: list[Epoch], restarts: int) -> list[Epoch]:
     many, or, without restarts, if it is not the last one."""
     counts = Counter(len(epoch.steps) for epoch in epochs)
     most = max(counts, default=0)
-    marked = []
-    for epoch in epochs:
-        is_longest = counts[most] > 1 and len(epoch.steps) == most
-        # a restart may have cut an epoch before the last one
-        is_followed = not restarts and epoch is not epochs[-1]
-        marked.append(epoch._replace(is_whole=is_longest or is_followed))
-    return marked
+    longest = [epoch.number for epoch in epochs if counts[most] > 1 and len(epoch.steps) == most]
+    # a restart may have cut an epoch before the last one
+    followed = [] if restarts else [epoch.number for epoch in epochs[:-1]]
+    return [epoch._replace(is_whole=epoch.number in (*longest, *followed)) for epoch in epochs]
 
 
 def find_same_orders(epochs: list[Epoch]) -> list[str]:
@@ -95,16 +87,17 @@ def find_same_orders(epochs: list[Epoch]) -> list[str]:
             groups.setdefault(tuple(epoch.orders[:2].tolist()), []).append(epoch)
     lines = []
     for first, *others in groups.values():
-        same = []
-        for epoch in others:
-            # a run may end within an epoch: the steps that both have are compared
-            count = min(len(first.orders), len(epoch.orders))
-            if np.array_equal(first.orders[:count], epoch.orders[:count]):
-                same.append(epoch)
+        same = [epoch for epoch in others if _have_same_order(first, epoch)]
         if same:
             names = name_numbers([epoch.number for epoch in (first, *same)])
-            lines.append(f"epochs {names} have the same order, from step {same[0].first} on")
+            lines.append(f"epochs {names} have the same order, from step {same[0].steps.numbers[0]} on")
     return lines
+
+
+def _have_same_order(first: Epoch, second: Epoch) -> bool:
+    # a run may end within an epoch: the steps that both have are compared
+    count = min(len(first.orders), len(second.orders))
+    return np.array_equal(first.orders[:count], second.orders[:count])
 
 
 def find_repeats(epochs: list[Epoch], has_ids: bool) -> list[str]:
@@ -138,15 +131,12 @@ def find_repeats(epochs: list[Epoch], has_ids: bool) -> list[str]:
         if len(repeated):
             step = _find_repeat(epoch.steps, repeated)
             text = f"{counted(len(repeated), 'sample')} came twice or more, first in step {step}"
-            if never:
-                text += f", and {never} never"
-            lines.append(f"epoch {epoch.number}: {text}")
+            lines.append(f"epoch {epoch.number}: {text}{f', and {never} never' if never else ''}")
         elif never >= batch:  # fewer are those of an incomplete batch, which a loader may skip
             text = f"{counted(never, 'sample')} never came, which other epochs have"
             lines.append(f"epoch {epoch.number}: {text}")
-    if len(lines) > _SHOWN:
-        return [*lines[:_SHOWN], f"{len(lines) - _SHOWN} more epochs with such samples"]
-    return lines
+    more = len(lines) - _SHOWN
+    return [*lines[:_SHOWN], f"{more} more epochs with such samples"] if more > 0 else lines
 
 
 def _find_usual_repeats(
@@ -169,13 +159,11 @@ def _find_usual_repeats(
 
 def _find_repeat(steps: Steps, twice: np.ndarray) -> int:
     """Return the number of the first step in which one of these samples comes again."""
-    seen = np.zeros(0, np.uint64)
-    for number, samples in zip(steps.numbers.tolist(), steps.samples, strict=True):
-        repeated = samples[np.isin(samples, twice)]
-        if len(np.unique(repeated)) < len(repeated) or np.isin(repeated, seen).any():
-            return int(number)
-        seen = np.concatenate([seen, repeated])
-    raise ValueError("no sample comes again")
+    samples = np.concatenate(steps.samples)
+    numbers = np.repeat(steps.numbers, [*map(len, steps.samples)])
+    is_chosen = np.isin(samples, twice)
+    _, first_places = np.unique(samples[is_chosen], return_index=True)
+    return int(np.delete(numbers[is_chosen], first_places).min())
 
 
 def find_same_ranks(steps: Steps) -> list[str]:
@@ -199,9 +187,8 @@ def find_same_ranks(steps: Steps) -> list[str]:
 def find_same_contents(epochs: list[Epoch], has_ids: bool) -> list[str]:
     """Return a line if samples look the same in two epochs, for data that are augmented at random."""
     if not has_ids:  # the hashes of contents
-        contents = [np.unique(np.concatenate(epoch.steps.samples)) for epoch in epochs]
-        hashes = np.concatenate(contents)
-        count = len(hashes) - len(np.unique(hashes))
+        contents = np.concatenate([np.unique(np.concatenate(epoch.steps.samples)) for epoch in epochs])
+        count = len(contents) - len(np.unique(contents))
         line = f"{counted(count, 'sample')} came again with the same content in a later epoch"
         return [line] if count else []
     # the sum of an epoch is another one if the content of a sample is

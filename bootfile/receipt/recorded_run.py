@@ -1,6 +1,5 @@
 """The records of a run: the steps of its receipt, its starts, and the order of its samples."""
 
-import functools
 import itertools
 import operator
 import os
@@ -28,6 +27,7 @@ class Run:
 
     def __init__(self, folder: str):
         self.folder = folder
+        self.views = 1  # of each sample in a batch
         self.path = os.path.join(folder, STARTS)
         self.records = read_records(folder)
         self.starts = read_starts(folder, whole=True)
@@ -35,9 +35,10 @@ class Run:
             raise BadInput(f"{self.path} has no start that can be read: seed and world size are unknown")
         self.removed = read_removed(folder)  # int64 [n]
         self.first, self.last = self.records["step"][[0, -1]].tolist()
+        self._left_out = {*self.records["step"][~self.records["sums"].any(axis=1)].tolist()}
 
     def start_of(self, step: int) -> dict[str, Any]:
-        """Return the start that made a step: the last one before it, which made later steps again."""
+        """Return the start that made a step."""
         return start_of(self.starts, step)
 
     def ranks(self, sampler: BatchSampler, step: int) -> np.ndarray:
@@ -68,16 +69,10 @@ class Run:
         """Return whether the run has left out a step (--skip_steps), or all samples of it (--without)."""
         return step in self._left_out
 
-    @functools.cached_property
-    def _left_out(self) -> set[int]:
-        return {*self.records["step"][~self.records["sums"].any(axis=1)].tolist()}
-
     def name_left_out(self) -> str:
-        """Return "left out" and, in brackets, the options that may be the reason, for an error message:
-        --without may be one if the run has removed samples."""
-        if not len(self.removed):
-            return "left out (--skip_steps)"
-        return "left out (--skip_steps, or --without has all its samples)"
+        """Return "left out" and, in brackets, the options that may be the reason, for an error message."""
+        reason = ", or --without has all its samples" if len(self.removed) else ""
+        return f"left out (--skip_steps{reason})"
 
     def sampler(self, step: int, weights: np.ndarray | None = None) -> BatchSampler:
         """Return the batch sampler of all ranks, whose next and last batch is that of a step. Raises
@@ -123,9 +118,6 @@ class Run:
         """Return step -> ids, int64 [n], for the steps up to `last` to whose batches some of these samples
         belong, also if they were removed. Raises BadInput if a sample does not exist, or if samples were
         drawn with weights."""
-        facts = self.start_of(max(1, last)).get("sampling") or {}
-        if facts.get("weighted"):
-            raise BadInput(f"{self.folder} drew its samples with weights: their steps are not known")
         sampler = self.sampler(max(1, last))
         if len(ids) and ids.max() >= sampler.size:
             raise BadInput(f"sample {ids.max()} is not in 0..{sampler.size - 1}, those of {self.folder}")
@@ -162,10 +154,9 @@ class Run:
         for _, records in itertools.groupby(self.records, lambda record: self.start_of(record["step"])):
             # the receipt may lack a step: it was deleted while the job ran. A sum of 0 was left out.
             known = {int(record["step"]): record["sums"][0] for record in records}
+            sampler = self.sampler(max(known))
             step = min(known)
-            last = max(known)
-            sampler = self.sampler(last)
-            while step <= last:
+            while step <= max(known):
                 sampler.seek(step - 1)
                 for ids in sampler:  # to the end of the epoch
                     rest = self._take_rest(ids)

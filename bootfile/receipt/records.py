@@ -10,8 +10,6 @@ There are two kinds of receipts, in the output folder of a run:
 
 import numpy as np
 
-from bootfile.ground.errors import BadInput
-
 FILE = "receipt.bin"
 MOST = 2**30  # bytes of FILE: 33 million steps
 LOOP_FILE = "receipt-{}.bin"  # of a rank
@@ -21,10 +19,6 @@ LOOP_PARTS = ("samples", "number of samples", "contents")
 # A record of step 0 is a start of a plain loop. Its sums are the world size, seed + 1 or 0, and the time in
 # ns. Its epoch is the number of its first step, or 0 if that is unknown.
 RECORD = np.dtype([("epoch", "<u4"), ("step", "<u4"), ("sums", "<u8", (3,))])
-
-
-class ReceiptError(BadInput):
-    """A receipt cannot be read or compared. The message has the path and the reason."""
 
 
 def parse_records(content: bytes) -> tuple[np.ndarray, bool]:

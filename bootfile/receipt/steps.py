@@ -10,18 +10,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bootfile.ground.errors import BadInput
 from bootfile.ground.numbers import counted
-from bootfile.receipt.records import FILE, LOOP_PARTS, PARTS, ReceiptError
+from bootfile.receipt.records import FILE, LOOP_PARTS, PARTS
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Steps:
     """Steps of a run, in the order of their numbers.
 
-    records: RECORD [n].
-    samples: the hashes of the samples of each step, uint64, rank after rank. Empty for the receipt of a
-        Loader, which has only sums.
-    sizes: the number of samples of each rank, for each step that has samples.
+    records: RECORD [n]. samples: the hashes of the samples of each step, uint64, rank after rank; empty for
+    the receipt of a Loader, which has only sums. sizes: of each step, the number of samples of each rank.
     """
 
     records: np.ndarray
@@ -55,20 +54,17 @@ class Steps:
     def select(self, is_chosen: np.ndarray) -> "Steps":
         """Return some of the steps. is_chosen: bool [n]."""
         samples = list(itertools.compress(self.samples, is_chosen))
-        sizes = list(itertools.compress(self.sizes, is_chosen))
-        return Steps(self.records[is_chosen], samples, sizes)
+        return Steps(self.records[is_chosen], samples, list(itertools.compress(self.sizes, is_chosen)))
+
+    def change(self, name: str, values: np.ndarray) -> "Steps":
+        """Return the steps with other values in a field of their records, "step" or "epoch"."""
+        records = self.records.copy()
+        records[name] = values
+        return dataclasses.replace(self, records=records)
 
     def renumber(self, first: int) -> "Steps":
         """Return the steps with the numbers first + 1, first + 2, ..."""
-        records = self.records.copy()
-        records["step"] = np.arange(first + 1, first + 1 + len(records))
-        return dataclasses.replace(self, records=records)
-
-    def shift_epochs(self, count: int) -> "Steps":
-        """Return the steps, `count` epochs later."""
-        records = self.records.copy()
-        records["epoch"] = self.epochs + count
-        return dataclasses.replace(self, records=records)
+        return self.change("step", np.arange(first + 1, first + 1 + len(self)))
 
     def join(self, following: "Steps") -> "Steps":
         """Return these steps and those that follow them."""
@@ -111,9 +107,9 @@ class Difference(NamedTuple):
     """The first difference of two runs."""
 
     steps: int  # number of steps that both runs recorded
-    epoch: int  # of the first step that differs; 0: none does
-    step: int  # the first step that differs; 0: none does
-    parts: tuple[str, ...]  # the entries of PARTS or LOOP_PARTS that differ in that step, or "epoch"
+    epoch: int = 0  # of the first step that differs; 0: none does
+    step: int = 0  # the first step that differs; 0: none does
+    parts: tuple[str, ...] = ()  # the entries of PARTS or LOOP_PARTS that differ in that step, or "epoch"
 
 
 class Kept(NamedTuple):
@@ -139,34 +135,32 @@ def find_difference(first: Steps, second: Steps) -> Difference:
     if not first.samples:
         is_different |= first_records["epoch"] != second_records["epoch"]
     if not is_different.any():
-        return Difference(len(first_records), 0, 0, ())
+        return Difference(len(first_records))
     place = int(is_different.argmax())
     record = first_records[place]
-    names: tuple[str, ...] = LOOP_PARTS if first.samples else PARTS
-    parts = tuple(itertools.compress(names, is_other[place])) or ("epoch",)
+    parts = tuple(itertools.compress(LOOP_PARTS if first.samples else PARTS, is_other[place])) or ("epoch",)
     if is_other[place, 0]:  # if the ids differ, labels and crops differ too: report only the ids
-        parts = names[:1]
+        parts = parts[:1]
     return Difference(len(first_records), int(record["epoch"]), int(record["step"]), parts)
 
 
 def compare(first: History, second: History) -> tuple[bool, str]:
-    """Return (whether two runs read the same samples in the same steps, one line). Raises ReceiptError."""
+    """Return (whether two runs read the same samples in the same steps, one line). Raises BadInput."""
     if first.seed != second.seed:
         seeds = f"{first.seed} and {second.seed}"
-        raise ReceiptError(f"the runs have the seeds {seeds}: their samples differ by design")
+        raise BadInput(f"the runs have the seeds {seeds}: their samples differ by design")
     if first.is_of_loop != second.is_of_loop:
-        raise ReceiptError(f"only one run has {FILE}")
+        raise BadInput(f"only one run has {FILE}")
     begin = max(first.begin, second.begin)  # of a run that begins at a step of another one
     # the steps that each run kept over its restarts
-    runs = []
-    for history in (first, second):
-        steps = follow(history).steps
-        runs.append(steps.select(steps.numbers > begin))
+    kept = [follow(history).steps for history in (first, second)]
+    runs = [steps.select(steps.numbers > begin) for steps in kept]
     # --without: these steps differ on purpose, so they are compared with the removed samples added again
     removed = sorted({step for step, _ in first.removed.items() ^ second.removed.items() if step > begin})
-    step = _find_other_rest((first, second), runs, removed)
-    if step:
-        return False, f"different: step {step} had other samples, also without those that were removed"
+    whole = [_sum_whole(history, steps) for history, steps in zip((first, second), runs, strict=True)]
+    for step in removed:
+        if whole[0].get(step) != whole[1].get(step) and whole[0].keys() & whole[1].keys() & {step}:
+            return False, f"different: step {step} had other samples, also without those that were removed"
     # --skip_steps in one run only: the other steps are still compared
     left_out = sorted(({*find_left_out(runs[0])} ^ {*find_left_out(runs[1])}) - {*removed})
     skipped = [*removed, *left_out]
@@ -176,7 +170,7 @@ def compare(first: History, second: History) -> tuple[bool, str]:
         return False, _describe_difference(first_steps, second_steps, difference)
     changes = []
     if removed:
-        changes.append(f"{name_few(removed)} without some samples in one run, the other ids are equal")
+        changes.append(f"{name_ranges(removed)} without some samples in one run, the other ids are equal")
     if left_out:
         changes.append(f"{name_ranges(left_out)} left out in one run")
     if changes:
@@ -191,49 +185,32 @@ def compare(first: History, second: History) -> tuple[bool, str]:
     return True, f"equal for {difference.steps} steps{since}{parts}"
 
 
-def _find_other_rest(histories: Iterable[History], runs: list[Steps], removed: list[int]) -> int:
-    """Return the first of the steps with removed samples that had other samples in the two runs, the removed
-    ones included; 0 without one."""
-    sums = []
-    for history, whole in zip(histories, runs, strict=True):
-        steps = whole.select(np.isin(whole.numbers, removed))
-        # the sums are modulo 2^64: with the removed hashes added it is the sum of the whole batch
-        added = np.array([history.removed.get(step, (0, 0))[1] for step in steps.numbers.tolist()], np.uint64)
-        sums.append(dict(zip(steps.numbers.tolist(), (steps.sums[:, 0] + added).tolist(), strict=True)))
-    first, second = sums
-    different = [step for step in first.keys() & second.keys() if first[step] != second[step]]
-    return min(different, default=0)
+def _sum_whole(history: History, steps: Steps) -> dict[int, int]:
+    """Return step -> the sum of the hashes of its batch, modulo 2^64, with those of the removed samples."""
+    rows = zip(steps.numbers.tolist(), steps.sums[:, 0].tolist(), strict=True)
+    return {step: (total + history.removed.get(step, (0, 0))[1]) % 2**64 for step, total in rows}
 
 
 def find_left_out(steps: Steps) -> list[int]:
-    """Return the numbers of the steps of a Loader's receipt that --skip_steps has left out: their sums are
-    0. A plain loop leaves out none."""
-    numbers: list[int] = steps.numbers[~steps.sums.any(axis=1)].tolist()
-    return [] if steps.samples else numbers
+    """Return the steps of a Loader's receipt that --skip_steps has left out: their sums are 0."""
+    return [] if steps.samples else [*steps.numbers[~steps.sums.any(axis=1)].tolist()]
 
 
 def find_ranges(numbers: Iterable[int]) -> list[str]:
     """Return ascending numbers as ranges: "3-5", "9"."""
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and ranges[-1][-1] == number - 1:
-            ranges[-1] = [ranges[-1][0], number]
-        else:
-            ranges.append([number])
-    return ["-".join(map(str, ends)) for ends in ranges]
+    # the distance of a number from its place is the same in a range
+    groups = itertools.groupby(enumerate(numbers), lambda each: each[1] - each[0])
+    ranges = [[number for _, number in group] for _, group in groups]
+    return [f"{first}-{rest[-1]}" if rest else str(first) for first, *rest in ranges]
 
 
 def name_ranges(numbers: list[int]) -> str:
-    """Return ascending numbers of steps in words: "step 7 was", "steps 3-5, 9 were"."""
-    text = ", ".join(find_ranges(numbers))
-    return f"step {text} was" if len(numbers) == 1 else f"steps {text} were"
-
-
-def name_few(numbers: list[int]) -> str:
-    """Return name_ranges(), or for many steps their number: "412 steps, the first is 3, were"."""
-    if len(numbers) > 20:
+    """Return ascending numbers of steps in words: "step 7 was", "steps 3-5, 9 were"; of more than 20 ranges
+    their number: "412 steps, the first is 3, were"."""
+    ranges = find_ranges(numbers)
+    if len(ranges) > 20:
         return f"{len(numbers)} steps, the first is {numbers[0]}, were"
-    return name_ranges(numbers)
+    return f"step {ranges[0]} was" if len(numbers) == 1 else f"steps {', '.join(ranges)} were"
 
 
 def describe_size(steps: Steps, begin: int = 0) -> str:
@@ -257,18 +234,17 @@ def follow(history: History) -> Kept:
     for number, start in enumerate(history.starts[1:], 2):
         first = _find_first(steps, start.steps) if start.first is None else start.first
         made = start.steps.renumber(first)
-        text = f"start {number} continues at step {first + 1}"
+        text = ""
         last_again = min(steps.last, made.last)  # the last step that was made again
         if steps.last < first:
-            text += f": {_name(steps.last + 1, first)} have no record"
+            text = f": {_name(steps.last + 1, first)} have no record"
             is_equal = False
         elif last_again > first:
             other = find_difference(steps, made).step
             is_equal &= not other
-            verb = "was" if last_again == first + 1 else "were"
             result = _describe(steps, made, other) if other else "with the same samples"
-            text += f": {_name(first + 1, last_again)} {verb} read twice, {result}"
-        lines.append(text)
+            text = f": {name_ranges([*range(first + 1, last_again + 1)])} read twice, {result}"
+        lines.append(f"start {number} continues at step {first + 1}{text}")
         # steps that were made again replace those of the start before
         steps = steps.select(steps.numbers <= first)
         steps = steps.join(_continue_epochs(steps, made))
@@ -295,9 +271,7 @@ def _count_equal(first: np.ndarray, second: np.ndarray) -> int:
 
 def _continue_epochs(before: Steps, steps: Steps) -> Steps:
     """Return the steps of a start, which may count its epochs from 1, with epochs that follow the others."""
-    if not len(before):  # the start before was killed before its first step
-        return steps
-    last = int(before.epochs[-1])
+    last = int(before.epochs.max(initial=0))  # 0: the start before was killed before its first step
     first = int(steps.epochs[0])
     if first > last:
         return steps
@@ -306,18 +280,18 @@ def _continue_epochs(before: Steps, steps: Steps) -> Steps:
     longest = max([*counts_before.values(), *counts.values()])
     # it continues the last epoch if both parts together are not longer than an epoch, else it begins the next
     begins_next = counts_before[last] + counts[first] > longest
-    return steps.shift_epochs(last - first + begins_next)
+    return steps.change("epoch", steps.epochs + last - first + begins_next)
 
 
 def _describe_difference(first: Steps, second: Steps, difference: Difference) -> str:
-    """Return the first difference of two runs in words. Raises ReceiptError if they have other data."""
+    """Return the first difference of two runs in words. Raises BadInput if they have other data."""
     if not first.samples:
         place = f"epoch {difference.epoch}, step {difference.step}"
         return f"different from {place} on: {', '.join(difference.parts)}"
     text = _describe(first, second, difference.step)
     # not one sample of the first epoch in common: these are not two runs on the same data
     if difference.step == 1 and text == _OTHER:
-        raise ReceiptError("the runs have no sample in common: other data, or ids are needed")
+        raise BadInput("the runs have no sample in common: other data, or ids are needed")
     return f"different from step {difference.step} on: {text}"
 
 
@@ -351,35 +325,25 @@ def _describe(expected: Steps, read: Steps, step: int) -> str:
     places = np.flatnonzero((expected.sums == sums).all(axis=1)).tolist()
     rows = [(_count_equal(expected.sums[same:], read.sums[place:]), same) for same in places]
     length, start = max(rows, default=(0, 0))
+    other = int(expected.numbers[start])
     if length >= min(3, len(read) - place):
-        other = int(expected.numbers[start])
         if other > step:
             return f"the samples of {_name(step, other - 1)} were skipped"
         return f"the samples of {_name(other, other + length - 1)} were read again"
-    return _describe_epoch(expected, read, step, int(expected.epochs[expected_place]))
-
-
-def _describe_epoch(expected: Steps, read: Steps, step: int, epoch: int) -> str:
-    """Return how the samples that were read differ from the expected ones, from a step to the end of the
-    epoch."""
-    # three sets of samples: before the step, from it on as expected, and from it on as they were read
-    is_in_epoch = expected.epochs == epoch
-    is_rest = is_in_epoch & (expected.numbers >= step) & np.isin(expected.numbers, read.numbers)
-    rest = expected.select(is_rest)
-    before = _join_samples(expected.select(is_in_epoch & (expected.numbers < step)))
+    # three sets of samples of the epoch: before the step, from it on as expected, and as they were read
+    is_in_epoch = expected.epochs == expected.epochs[expected_place]
+    is_later = is_in_epoch & (expected.numbers >= step)
+    rest = expected.select(is_later & np.isin(expected.numbers, read.numbers))
+    before = _join_samples(expected.select(is_in_epoch & ~is_later))
     wanted = _join_samples(rest)
     samples = _join_samples(read.select(np.isin(read.numbers, rest.numbers)))
     if np.array_equal(np.sort(wanted), np.sort(samples)):
         return f"the samples of {_name(step, rest.last)} were reordered"
     twice = np.isin(samples, before).sum()
     skipped = np.isin(wanted, samples, invert=True).sum()
-    is_other = not np.isin(samples, [*before, *wanted]).any()
-    if is_other or not (twice or skipped):
+    if not np.isin(samples, [*before, *wanted]).any() or not (twice or skipped):
         return _OTHER
-    if not twice:
-        return f"{skipped} samples of the epoch were skipped up to step {rest.last}"
-    more = f", {skipped} were skipped" if skipped else ""
-    return f"{twice} samples of the epoch were read twice{more} up to step {rest.last}"
+    return f"{twice} samples of the epoch were read twice and {skipped} skipped up to step {rest.last}"
 
 
 def _join_samples(steps: Steps) -> np.ndarray:

@@ -36,8 +36,7 @@ class Difference(NamedTuple):
 
     @property
     def kind(self) -> int:
-        kinds = [part.kind for part in (self.first, self.second) if part]
-        return min([OTHER, *kinds])
+        return min([OTHER, *(part.kind for part in (self.first, self.second) if part)])
 
     @property
     def is_number(self) -> bool:
@@ -55,14 +54,9 @@ class Difference(NamedTuple):
 
 def describe_numbers(value: object, other: object, before_other: str = "") -> str:
     """Return two values in words, with as few digits as show their difference."""
-    first, second = _shorten_number(value), _shorten_number(other)
-    if first == second:
-        first, second = str(value), str(other)
+    short = [f"{number:.6g}" if isinstance(number, float) else str(number) for number in (value, other)]
+    first, second = short if short[0] != short[1] else (str(value), str(other))
     return f"{first}, {before_other}{second}"
-
-
-def _shorten_number(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def load(path: str) -> dict[str, Any]:
@@ -82,22 +76,18 @@ def read_parts(path: str) -> dict[str, Part]:
     except files.Refused as reason:
         raise BadInput(f"{path} cannot be compared: {reason}") from reason
     values = dict(digest.leaves(_shorten(state)))
-    parts = {}
-    for name, text in digest.summarize(0, values)["parts"].items():
-        parts[name] = Part(text, _find_kind(name, values[name]), _read_number(values[name]))
-    return parts
+    return {
+        name: Part(text, _find_kind(name, values[name]), _read_number(values[name]))
+        for name, text in digest.summarize(0, values)["parts"].items()
+    }
 
 
 def read_progress(path: str) -> set[str]:
     """Return the digests of the tensors in a file of weights, and of its counters with their names: training
     changes some of them. Raises BadInput."""
-    digests = set()
-    for name, part in read_parts(path).items():
-        if part.kind == COUNTER:
-            digests.add(f"{name} {part.digest}")
-        elif part.kind == OTHER and part.number is None:
-            digests.add(part.digest)
-    return digests
+    parts = read_parts(path)
+    counters = {f"{name} {part.digest}" for name, part in parts.items() if part.kind == COUNTER}
+    return counters | {part.digest for part in parts.values() if part.kind == OTHER and part.number is None}
 
 
 def find_differences(first: str, second: str, names: list[str]) -> list[Difference]:
@@ -106,15 +96,12 @@ def find_differences(first: str, second: str, names: list[str]) -> list[Differen
     differences = []
     for file in names:
         # one file is in memory at a time: only its digests are kept
-        first_parts = read_parts(os.path.join(first, file))
-        second_parts = read_parts(os.path.join(second, file))
-        for name in sorted(first_parts.keys() | second_parts.keys()):
-            first_part = first_parts.get(name)
-            second_part = second_parts.get(name)
-            if not first_part or not second_part or first_part.digest != second_part.digest:
-                differences.append(Difference(file, name, first_part, second_part))
-    differences.sort(key=operator.attrgetter("kind"))  # files and names keep their order within a kind
-    return differences
+        before, after = read_parts(os.path.join(first, file)), read_parts(os.path.join(second, file))
+        digests = [{(name, part.digest) for name, part in parts.items()} for parts in (before, after)]
+        other = sorted({name for name, _ in digests[0] ^ digests[1]})
+        differences += [Difference(file, name, before.get(name), after.get(name)) for name in other]
+    # files and names keep their order within a kind
+    return sorted(differences, key=operator.attrgetter("kind"))
 
 
 def describe(differences: list[Difference]) -> str:
@@ -132,9 +119,7 @@ class _Random(str):
 def _numpy_is_allowed() -> AbstractContextManager[Any]:
     """Return a context in which torch.load(weights_only=True) reads arrays of NumPy. torch before 2.5 has no
     such context: it refuses them."""
-    allow = getattr(torch.serialization, "safe_globals", None)
-    if allow is None:
-        return nullcontext()
+    allow = getattr(torch.serialization, "safe_globals", lambda names: nullcontext())
     core = "_core" if hasattr(np, "_core") else "core"  # NumPy 2
     multiarray: Any = importlib.import_module(f"numpy.{core}.multiarray")
     dtypes: Any = getattr(np, "dtypes", None)  # NumPy 1.25 and later
@@ -157,25 +142,17 @@ def _shorten(value: Any) -> Any:
         return value
     # random.getstate() and numpy.random.get_state(), by their shape: files do not name them
     is_python = len(value) == 3 and isinstance(value[1], list | tuple) and len(value[1]) == _PYTHON_STATE
-    is_numpy = len(value) == 5 and value[0] == "MT19937"
     parts = [_shorten(part) for part in value]
-    return _Random(parts) if is_python or is_numpy else parts
+    return _Random(parts) if is_python or value[:1] == ["MT19937"] or value[:1] == ("MT19937",) else parts
 
 
 def _find_kind(name: str, value: Any) -> int:
     kind = find_kind(name)
-    if kind != OTHER:
-        return kind
-    if isinstance(value, _Random) or is_random_state(value):
+    # torch.get_rng_state(), or that of a generator
+    is_state = isinstance(value, torch.Tensor) and value.dtype == torch.uint8 and value.dim() == 1
+    if kind == OTHER and (isinstance(value, _Random) or (is_state and len(value) in _TORCH_STATES)):
         return RANDOM
-    return COUNTER if isinstance(value, int) else OTHER
-
-
-def is_random_state(value: object) -> bool:
-    """Return whether a value is one of torch.get_rng_state(), or of a generator."""
-    if not isinstance(value, torch.Tensor):
-        return False
-    return value.dtype == torch.uint8 and value.dim() == 1 and len(value) in _TORCH_STATES
+    return COUNTER if kind == OTHER and isinstance(value, int) else kind
 
 
 def _read_number(value: Any) -> bool | int | float | None:

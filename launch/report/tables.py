@@ -14,7 +14,6 @@ from bootfile.ground.files import read_file
 from bootfile.ground.results import CONFUSION
 from bootfile.receipt.compare import compare_states
 from bootfile.receipt.reading import read
-from bootfile.receipt.records import ReceiptError
 from bootfile.receipt.steps import compare
 from bootfile.records import describe_parent
 from launch.explain import format_time
@@ -258,7 +257,7 @@ def compare_receipts(runs: list[Run]) -> list[list[str]]:
         first, receipt_of_first = receipts[0]
         try:
             verdict = compare(receipt_of_first, receipt)[1]
-        except ReceiptError as error:
+        except BadInput as error:
             verdict = str(error)
         rows.append([first.name, other.name, verdict, _compare_states(first, other)])
     return rows

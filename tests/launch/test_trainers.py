@@ -8,10 +8,10 @@ import pytest
 import torch
 import yaml
 
+from bootfile.receipt.cli import report
 from bootfile.receipt.loop_receipt import Receipt
-from bootfile.receipt.loop_records import read
 from bootfile.receipt.one_run import Options
-from bootfile.receipt.report import report
+from bootfile.receipt.reading import read
 from tests.conftest import ROOT, run
 
 PAGE = (ROOT / "guides" / "trainers.md").read_text()

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from bootfile.exact import files
-from bootfile.ground.folder_lease import FOLDER
+from bootfile.ground.mounts import LEASE as FOLDER
 from bootfile.receipt.reading import read_records
 from datasets.memory.cifar10 import CLASSES
 from tests.conftest import (

@@ -7,9 +7,9 @@ import subprocess
 
 import pytest
 
-from bootfile.ground import folder_lease, lease, mounts
+from bootfile.ground import lease, mounts
 from bootfile.ground.errors import BadInput
-from bootfile.ground.folder_lease import FolderLease
+from bootfile.ground.lease import FolderLease
 from tests.conftest import LONGEST, QUICK, finish, is_stopped, read_until, start, wait_until
 
 # holds a folder on a mount that grants every lock
@@ -43,14 +43,14 @@ def hold(tmp_path):
 
 
 def names(folder):
-    return sorted(os.listdir(folder / "run" / folder_lease.FOLDER))
+    return sorted(os.listdir(folder / "run" / mounts.LEASE))
 
 
 def pretend(folder):
     """Write the name of another holder, and return it."""
-    (folder / "run" / folder_lease.FOLDER).mkdir(parents=True)
+    (folder / "run" / mounts.LEASE).mkdir(parents=True)
     name = f"00000003-{'f' * 32}-1-other"
-    (folder / "run" / folder_lease.FOLDER / name).touch()
+    (folder / "run" / mounts.LEASE / name).touch()
     return name
 
 

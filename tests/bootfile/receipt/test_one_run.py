@@ -4,10 +4,10 @@ samples. A correct run gives no line."""
 import pytest
 import torch
 
-from bootfile.receipt import cli, loop_records
+from bootfile.receipt import cli, reading
+from bootfile.receipt.cli import report
 from bootfile.receipt.loop_receipt import Receipt
 from bootfile.receipt.one_run import Options
-from bootfile.receipt.report import report
 from tests.conftest import names
 
 SIZE, BATCH = 64, 8
@@ -54,7 +54,7 @@ def read(folder, orders, ids="id", data=DATA, world_size=1, is_divided=True, noi
 
 def judge(folder, **usual):
     """Return the unusual lines about a run."""
-    is_right, lines = report([str(folder)], [loop_records.read(str(folder))], Options(**usual))
+    is_right, lines = report([str(folder)], [reading.read(str(folder))], Options(**usual))
     found = [line.removeprefix("unusual: ") for line in lines if line.startswith("unusual: ")]
     assert is_right == (not found)
     return found
