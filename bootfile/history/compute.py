@@ -1,6 +1,6 @@
 """Compute steps of an old run again, in a folder of their own, with its options and its code."""
 
-# `bootfile prove` starts runs with prove/trial.py: whole runs of any program, which are killed
+# `bootfile prove` starts runs with prove/trial.py: whole runs of any program, also in forks, which are killed
 # and start again in their own folder. This starts a job at a state of an old run. Both use sessions.py.
 
 import contextlib

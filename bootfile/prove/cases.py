@@ -36,7 +36,7 @@ class Case(NamedTuple):
     kills: int = 0  # number of SIGKILLs
     stops: int = 0  # number of SIGTERMs, at random moments of the run
     against: str = REFERENCE  # name of the run with which it is compared
-    is_damaged: bool = False  # it begins with a checkpoint whose tensors are changed
+    damages: str = ""  # tensors of its checkpoint that are changed: "largest", "all" or "" (none)
     changes: tuple[str, ...] = ()  # what is changed around the job: of SURROUNDINGS; THREADS at a restart
     # ranks that get a SIGKILL at once, each time at another step; the job replaces them (--elastic)
     losses: tuple[tuple[int, ...], ...] = ()
@@ -51,7 +51,8 @@ SAME = Case("the same again")  # runs only if AGAIN differs, and then those with
 ONE_CHANGE = [Case(f"the same again, with {change}", changes=(change,)) for change in SURROUNDINGS]
 # runs only if a restart is equal with the same number of threads: does the number matter without a kill?
 OTHER_THREADS = Case(f"the same again, with {THREADS}", changes=(THREADS,))
-DAMAGED = Case("restarted from a damaged checkpoint", must_differ=True, is_damaged=True)
+DAMAGED = Case("restarted from a damaged checkpoint", must_differ=True, damages="largest")
+ALL_DAMAGED = Case("restarted from a checkpoint with all tensors damaged", must_differ=True, damages="all")
 OTHER_PROCESSES = Case(
     "another number of processes", checks_state=False, option=PROCESSES, value="2", other="1"
 )
@@ -63,9 +64,9 @@ CHANGES = (  # other cases that change one option
 )
 
 
-def environment(changes: Sequence[str] = ()) -> dict[str, str]:
-    """Return the environment of a run: with another PYTHONHASHSEED for HASH, unless the user has set it."""
-    variables = {"PYTHONHASHSEED": "2" if HASH in changes else "1", **os.environ}
+def environment(changes: Sequence[str] = (), seed: int = 1) -> dict[str, str]:
+    """Return the environment of a run. seed: for PYTHONHASHSEED, unless the user has set it; HASH adds 1."""
+    variables = {"PYTHONHASHSEED": str(seed + (HASH in changes)), **os.environ}
     if THREADS in changes:
         count = count_in(os.environ, "OMP_NUM_THREADS") or threads.share(1)
         variables["OMP_NUM_THREADS"] = "1" if count > 1 else "2"

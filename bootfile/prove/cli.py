@@ -17,6 +17,10 @@ stay alive, and it must continue to the same bits. The runs with another seed an
 If the job refuses the damaged checkpoint, the verdict says so: whether a wrong weight would be seen was not
 shown. What cannot be checked is named.
 
+On Linux without a GPU, runs are forks of a process that has PyTorch loaded, except the second one, which is
+made by a new process. If a run differs, new processes make it and the reference again, and their difference
+counts.
+
 --to proof.html writes a page, and proof.json with commit, versions, hardware, commands, comparisons and
 digests (guides/prove.md). --check proof.json runs nothing: it shows what has changed since.
 

@@ -27,8 +27,8 @@ from bootfile.exact import digest, files
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained
 from bootfile.processes import sessions
-from bootfile.prove import cases, causes, trial
-from bootfile.prove.cases import AGAIN, DAMAGED, KILLED, REFERENCE, STOPPED, Case, NotRun
+from bootfile.prove import cases, causes, forks, trial
+from bootfile.prove.cases import AGAIN, DAMAGED, KILLED, ONE_CHANGE, REFERENCE, SAME, STOPPED, Case, NotRun
 from bootfile.receipt import weights
 from bootfile.receipt.compare import find_files
 from bootfile.receipt.reading import find_receipt
@@ -99,6 +99,7 @@ class Job:
         self.same_bits: list[int] = []
         self.processes = 1
         self.commands: dict[str, list[str]] = {}
+        self._forks = forks.Forks() if forks.are_possible() else None
         self._start_time = 0.0  # when the last start began
         # of the present run: (inode, time) of each file that was written; the files at each SIGKILL
         self._writes: set[tuple[int, int]] = set()
@@ -122,8 +123,32 @@ class Job:
 
     def run_reference(self) -> None:
         """Make the run with which the others are compared. Raises trial.Failed, BadInput."""
-        self.run(Case(REFERENCE))
-        self._accept_reference()
+        shutil.rmtree(self.folder(REFERENCE), ignore_errors=True)
+        try:
+            self.run(Case(REFERENCE))
+            self._accept_reference()
+        except (trial.Failed, BadInput):
+            if not self._forks:
+                raise
+            # a script may fail in a fork only, for example if it asks for another start method
+            self.close()
+            self.run_reference()
+
+    def repeat(self, case: Case) -> bool:
+        """Make the reference again in a new process, and delete a run that differs, so that it can be made
+        again, too. Return False if new processes have made both before. Raises trial.Failed, BadInput."""
+        if not self._forks:
+            return False
+        self.close()
+        self.run_reference()
+        self._delete(case, self.folder(case.name))
+        return True
+
+    def close(self) -> None:
+        """End the process that makes forks. Later runs are new processes."""
+        if self._forks:
+            self._forks.close()
+        self._forks = None
 
     def run(self, case: Case) -> str:
         """Run a case, and return what was done. Raises trial.Failed, NotRun, BadInput."""
@@ -145,9 +170,9 @@ class Job:
         A script may end before a SIGKILL reaches it, or before a restart has to train on. Then the run is
         made again, with earlier SIGKILLs. place: the folder in which the script works, if it is another one.
         """
-        done, damaged = self._damage() if case.is_damaged else (self._describe_options(case), [])
-        command = self._command(case, case.is_damaged)
-        self._record(case, command, self._command(case, bool(case.is_damaged or case.kills or case.stops)))
+        done, damaged = self._damage(case) if case.damages else (self._describe_options(case), [])
+        command = self._command(case, bool(case.damages))
+        self._record(case, command, self._command(case, bool(case.damages or case.kills or case.stops)))
         watch, tries = self._plan_kills(case)
         # to tell the files that the restart has written from those that it has only read
         before = self._versions()
@@ -167,10 +192,8 @@ class Job:
                 )
                 if self._has_trained(case, killed):
                     break
-                if kills is not tries[-1]:  # what it has written is deleted
-                    snapshots = self._snapshots() if case.name == KILLED else []
-                    for folder in (os.path.join(place or "", self.output), *snapshots):
-                        shutil.rmtree(folder, ignore_errors=True)
+                if kills is not tries[-1]:
+                    self._delete(case, os.path.join(place or "", self.output))
             else:
                 self.doubts.append(f"no restart had to train on ({case.name}): {self._longer}")
         self._is_read = bool(read)
@@ -180,13 +203,23 @@ class Job:
         return self._describe_kills(case, killed) if case.kills or case.stops else done
 
     def _start(self, case: Case, place: str | None) -> Callable[[list[str], str, IO[Any]], Any]:
-        """Return the function that starts a command of a run, for trial.run(). place: in which it works."""
+        """Return the function that starts a command of a run, for trial.run(). place: in which it works.
+
+        It makes a fork if that is possible, because a fork has imported torch already. A case of other
+        surroundings needs new processes: a fork has the hash seed and the imports of its server. So does a
+        case whose processes are replaced.
+        """
+        start_process: Callable[..., Any] = sessions.start
+        seed = 1
+        if self._forks and not case.losses and case not in (AGAIN, SAME, *ONE_CHANGE):
+            start_process = self._forks.start
+            seed = forks.SEED
         # of a case with SIGKILLs only the restarts have the changes
         changes = itertools.chain([() if case.kills else case.changes], itertools.repeat(case.changes))
 
         def start(command: list[str], mark: str, output: IO[Any]) -> Any:
             self._begin()
-            return sessions.start(command, mark, output, cases.environment(next(changes)), place)
+            return start_process(command, mark, output, cases.environment(next(changes), seed), place)
 
         return start
 
@@ -209,7 +242,7 @@ class Job:
 
     def _plan_kills(self, case: Case) -> tuple[Callable[[], float], list[list[float]]]:
         """Return (what measures the progress of a run, for each try of it the progress at its signals)."""
-        if case.is_damaged:  # _progress() reads the files, as if the restart had read the damaged ones
+        if case.damages:  # _progress() reads the files, as if the restart had read the damaged ones
             return float, [[]]
         writes, seconds = self._reference
         if case.stops:
@@ -252,6 +285,11 @@ class Job:
         folders = glob.glob(os.path.join(glob.escape(self.root), "at-kill-*"))
         return sorted(folders, key=lambda folder: int(folder.rpartition("-")[2]))
 
+    def _delete(self, case: Case, output: str) -> None:
+        """Delete what a run has written, before it is made again."""
+        for folder in (output, *(self._snapshots() if case.name == KILLED else ())):
+            shutil.rmtree(folder, ignore_errors=True)
+
     def _has_trained(self, case: Case, killed: list[float]) -> bool:
         """Return whether a restart of a case had steps left to train; True for a case without a restart."""
         if not case.kills:
@@ -282,7 +320,7 @@ class Job:
         if not find_receipt(folder):
             self.unchecked.append("the samples: no receipt (guides/receipts.md)")
 
-    def _damage(self) -> tuple[str, list[str]]:
+    def _damage(self, case: Case) -> tuple[str, list[str]]:
         """Prepare an output folder whose files are damaged. Return (what was done, the damaged files). Raises
         NotRun."""
         for snapshot in self._snapshots()[:1]:
@@ -290,12 +328,12 @@ class Job:
         paths = []
         for path in self._files():
             state = _load(path)
-            if change(state):
+            if change(state, case):
                 torch.save(state, path)
                 paths.append(path)
         if not paths:
             raise NotRun("no file with weights could be damaged")
-        return describe_damage(paths), paths
+        return describe_damage(case, "the largest tensor", paths), paths
 
     def _restore_damaged(self, damaged: list[str], unchanged: set[Version]) -> None:
         """Replace the damaged files that the restart has not written again by those of the snapshot: they are
@@ -305,9 +343,9 @@ class Job:
             shutil.copy2(os.path.join(self._snapshots()[0], name), path)
 
     def refused(self, case: Case) -> bool:
-        """Return whether a run that equals the reference has refused its damaged checkpoint: it has read
-        it."""
-        return self._is_read
+        """Return whether a run that equals the reference has refused its damaged checkpoint: it has read it,
+        and all tensors were damaged. A single one may have no effect."""
+        return case.damages == "all" and self._is_read
 
     def describe_coverage(self, killed: list[str]) -> tuple[str, list[str]]:
         """Return (what the reference covered, in words; lines on what was not checked). killed: the names of
@@ -394,22 +432,27 @@ def _load(path: str) -> dict[str, Any]:
         return {}
 
 
-def change(state: dict[str, Any]) -> bool:
-    """Multiply all tensors of floats of a checkpoint, in place. Return whether one changed."""
-    # no copy can change a tensor that repeats one element
-    leaves = [value.detach() for _, value in digest.leaves(state) if isinstance(value, torch.Tensor)]
-    tensors = [value for value in leaves if value.is_floating_point() and 0 not in value.stride()]
-    changed = [(tensor.double() * _FACTOR).to(tensor.dtype) for tensor in tensors]
-    # a mask of zeros and infinities stays as it is
-    is_changed = any(not torch.equal(*pair) for pair in zip(tensors, changed, strict=True))
-    for tensor, values in zip(tensors, changed, strict=True):
-        tensor.copy_(values)  # two names may have one tensor
-    return is_changed
+def change(state: dict[str, Any], case: Case) -> str:
+    """Multiply the tensors of floating-point numbers that the case damages, in place: the largest one, which
+    most models use, or all of them. Return the name of the largest, "" if there is none."""
+    tensors = []
+    for name, value in digest.leaves(state):
+        # no copy can change a tensor that repeats one element; others in place: two names may have one tensor
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and 0 not in value.stride():
+            changed = (value.detach().double() * _FACTOR).to(value.dtype)
+            # a mask of zeros and infinities would stay as it is
+            if digest.summarize(0, {name: changed}) != digest.summarize(0, {name: value}):
+                tensors.append((value.numel(), name, value.detach(), changed))
+    tensors.sort(key=lambda row: row[:2])  # by size, and then by name
+    for _, _, tensor, changed in tensors if case.damages == "all" else tensors[-1:]:
+        tensor.copy_(changed)
+    return tensors[-1][1] if tensors else ""
 
 
-def describe_damage(paths: list[str]) -> str:
-    """Return what was done to checkpoints, in words."""
-    return f"each tensor of {', '.join(map(os.path.basename, paths))} is changed by 1.6 %"
+def describe_damage(case: Case, largest: str, paths: list[str]) -> str:
+    """Return what was done to checkpoints, in words. largest: the name of their largest tensor."""
+    what = largest if case.damages == "largest" else "each tensor"
+    return f"{what} of {', '.join(map(os.path.basename, paths))} is changed by 1.6 %"
 
 
 @contextlib.contextmanager

@@ -230,7 +230,7 @@ class OwnJob(Job):
             self.doubts.append(f"{case.name}: a SIGKILL came too late: {self._longer}")
         return losses.describe()
 
-    def _damage(self) -> tuple[str, list[str]]:
+    def _damage(self, case: Case) -> tuple[str, list[str]]:
         for snapshot in self._snapshots():
             shutil.copytree(snapshot, self.output)
         for path in self._list_checkpoints():
@@ -241,11 +241,11 @@ class OwnJob(Job):
             with contextlib.suppress(files.Refused):  # its write was interrupted
                 state = files.read(path)
                 facts = files.facts_of(path)
-                change(state["objects"])
+                largest = change(state["objects"], case)
                 files.write(path, state, **facts)
                 # without its digest: the job would refuse it, and not show that wrong weights are noticed
                 cut_states(self.output, self._damaged - 1)
-                return describe_damage([path]), []
+                return describe_damage(case, largest, [path]), []
         raise NotRun("no checkpoint could be damaged")
 
     def refused(self, case: Case) -> bool:

@@ -57,11 +57,14 @@ def run(args: argparse.Namespace, options: list[str], find_modules: FindModules)
         common = (args.job, options, root, args.kills)
         files = (args.compare, args.resume_with, args.stops or 0)
         job = Job(*common, *files) if args.compare else OwnJob(*common)
+        # also after an error or a signal, and before the folder of the runs is deleted
+        stack.callback(job.close)
         rows = _run_all(job)
         text, exit_code = verdict.conclude(job, rows, _find_cause(job, rows))
         covered, uncovered = job.describe_coverage([row.case.name for row in rows if row.case.kills])
         findings = _lint(args.job) if args.compare else []
         notes = [f"covered: {covered}"] if covered else []
+        notes += [f"note: {line}" for line in verdict.find_notes(rows)]
         notes += [f"note: {line}" for line in findings if _SAME_ORDER in line]
         notes += [f"not checked: {line}" for line in (*job.unchecked, *uncovered)]
         notes += [f"note: {line}" for line in limits]

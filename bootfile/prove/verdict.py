@@ -38,6 +38,17 @@ class Row(NamedTuple):
 
 
 def run(job: Job, case: Case) -> Row:
+    """Run a case and compare it. A difference counts only between runs of new processes. Raises BadInput."""
+    before = [*job.doubts], [*job.unchecked]
+    row = _run(job, case)
+    # a fork may differ by itself: job.repeat() makes the reference by a new process
+    if row.result in ("differs", "failed") and job.repeat(case):
+        job.doubts, job.unchecked = before
+        row = _run(job, case)
+    return row
+
+
+def _run(job: Job, case: Case) -> Row:
     """Run a case and compare it with the run that it names. Raises BadInput."""
     try:
         done = job.run(case)
@@ -52,14 +63,14 @@ def run(job: Job, case: Case) -> Row:
     if not case.must_differ:
         return row._replace(result="differs" if row.different else "equal")
     # equal to the reference although a checkpoint was damaged: the job may have refused it
-    refused = REFUSED if case.is_damaged and job.refused(case) else NOT_NOTICED
+    refused = REFUSED if case.damages and job.refused(case) else NOT_NOTICED
     return row._replace(result=NOTICED if row.different else refused)
 
 
 def _judge_failure(job: Job, case: Case, error: trial.Failed) -> Row:
     """Return the row of a run that has ended with an error."""
     # a job that ends with an error at a damaged checkpoint has noticed the damage
-    if case.is_damaged:
+    if case.damages:
         return Row(case, str(error), [], REFUSED)
     # a job that refuses an option, or does not run in other surroundings, has computed nothing else
     if not case.kills and (case.changes or (case.option and error.code == BAD_INPUT)):
@@ -75,6 +86,9 @@ def _judge_failure(job: Job, case: Case, error: trial.Failed) -> Row:
 def needs_more(row: Row) -> list[Case]:
     """Return the cases that have to follow because of a result."""
     name, result = row.case.name, row.result
+    # one tensor of a checkpoint may have no effect on the results
+    if name == cases.DAMAGED.name and result == NOT_NOTICED:
+        return [cases.ALL_DAMAGED]
     # is the job repeatable at all, in the same surroundings?
     if name == cases.AGAIN.name and result != "equal":
         return [cases.SAME]
@@ -152,13 +166,22 @@ def _find_doubts(job: Job, rows: list[Row]) -> list[str]:
     """Return why runs that are all equal prove nothing, in words; [] if they prove that the job is exact."""
     doubts = list(job.doubts)
     for row in rows:
-        if row.result == NOT_RUN and row.case.is_damaged:
+        if row.result == NOT_RUN and row.case.damages:
             doubts.append(row.done)
         elif row.result == "failed":
             doubts.append(f"{row.case.name}: {row.lines[0].text}")
-        elif row.result == NOT_NOTICED:
+        # if a damaged tensor has no effect, the case with all tensors damaged decides
+        elif row.result == NOT_NOTICED and not needs_more(row):
             doubts.append(f"{row.case.name}: no difference was noticed")
     # equal samples alone do not show that the optimizer was restored
     if not any(line.part in ("state", "weights") for row in rows for line in row.lines):
         doubts.append("no state and no file of weights was compared")
     return doubts
+
+
+def find_notes(rows: list[Row]) -> list[str]:
+    """Return facts that the verdict does not have."""
+    tensors = [
+        row.done.partition(" is changed")[0] for row in rows if row.case == cases.DAMAGED and needs_more(row)
+    ]
+    return [f"{tensor} is saved, but a change has no effect on the results" for tensor in tensors]

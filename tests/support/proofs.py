@@ -14,7 +14,7 @@ import launch.prove
 from bootfile.console.words import get_option
 from bootfile.history import cli
 from bootfile.processes import sessions
-from bootfile.prove import verdict
+from bootfile.prove import forks, verdict
 from bootfile.prove.cases import PROCESSES
 from bootfile.prove.job import Job
 from bootfile.prove.verdict import Row
@@ -91,6 +91,7 @@ def forked_jobs(cwd: Path = ROOT):
         with (
             mock.patch.object(sessions, "start", _Job),
             mock.patch.object(sessions, "end", _end),
+            mock.patch.object(forks, "are_possible", bool),
         ):
             yield
     finally:
