@@ -189,9 +189,9 @@ SLOW_DISK = """import time
 from bootfile.exact import files
 
 
-def write_late(path, state, write=files.write, **facts):
+def write_late(*words, write=files.write, **facts):
     time.sleep(1)
-    write(path, state, **facts)
+    write(*words, **facts)
 
 
 files.write = write_late
