@@ -19,7 +19,7 @@ OFFSET = re.compile(
 EXTREME = re.compile(r"(^|\.)(min|max|amin|amax)$")
 _BEST_KEY = re.compile(r"best|highest|lowest|top|record", re.IGNORECASE)
 _TELLS_TIME = re.compile(r"time|perf_counter|monotonic|datetime|now")
-_ORDERS = ast.Lt | ast.Gt | ast.LtE | ast.GtE
+ORDERS = ast.Lt | ast.Gt | ast.LtE | ast.GtE
 
 
 class Carried(NamedTuple):
@@ -94,7 +94,7 @@ def is_compared(facts: Facts, start: Value, value: Value, is_equal: bool = False
         deps, operator = facts.list_deps(compared), compared.node.ops[0]
         # `if loss == min(losses)`
         is_extreme = any(EXTREME.search(str(dep.key)) for dep in deps)
-        is_ordered = isinstance(operator, _ORDERS) or (is_equal and isinstance(operator, ast.Eq))
+        is_ordered = isinstance(operator, ORDERS) or (is_equal and isinstance(operator, ast.Eq))
         if start in deps and (is_extreme or (is_ordered and start.kind != "list")):
             return True
     return False

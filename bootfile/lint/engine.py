@@ -9,13 +9,10 @@ from collections.abc import Iterable, Iterator
 from bootfile.ground.errors import BadInput
 from bootfile.lint import (
     known_defects,
-    rules_batches,
-    rules_best,
     rules_contents,
-    rules_counters,
     rules_epochs,
-    rules_exact,
     rules_files,
+    rules_numbers,
     rules_random,
     rules_restart,
     rules_samples,
@@ -28,21 +25,10 @@ from bootfile.lint.facts import Facts
 from bootfile.lint.table import Finding
 from bootfile.lint.trace import Tracer
 
-_CHECKS = (
-    rules_state.check,
-    rules_exact.check,
-    rules_best.check,
-    rules_counters.check,
-    rules_epochs.check,
-    rules_batches.check,
-    rules_random.check,
-    rules_samples.check,
-    rules_files.check,
-    rules_contents.check,
-    rules_steps.check,
-    rules_restart.check,
-    known_defects.check,
-)
+_RULES = (
+    rules_state, rules_numbers, rules_epochs, rules_steps, rules_random, rules_samples, rules_files,
+    rules_contents, rules_restart, known_defects,
+)  # fmt: skip
 _HIDDEN = {"node_modules", "__pycache__", "build", "dist", "site-packages", ".git", ".venv", "venv"}
 # a file without any of these words trains nothing: a script may leave the steps to a module
 _TRAINS = re.compile(rb"backward|\bstep\(|Trainer|\.fit\(|train\w*\(")
@@ -94,8 +80,7 @@ def examine(
         # a script that was too large to be walked to its end gets no findings: they could be wrong
         if tracer.is_whole:
             facts = Facts(tracer)
-            for check in _CHECKS:
-                findings += check(facts)
+            findings += [finding for rules in _RULES for finding in rules.check(facts)]
             if any(not finding.is_hint for finding in findings):
                 command = advise(facts).command(os.path.relpath(path))
                 findings = [dataclasses.replace(finding, prove=command) for finding in findings]

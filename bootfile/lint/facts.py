@@ -39,8 +39,8 @@ class Facts(Checkpoints):
     changed: the objects whose state the training loop changes, with the first event that changes each.
     saves: the checkpoints. loads: the loads of files before the training. loaded: the objects that get their
     state from a file before it. restores_all: a function that is not known restores objects. intent: how the
-    script shows that it continues a training, "" if it does not. is_sure: it does not only begin a new one
-    with the weights of another.
+    script shows that it continues a training, "" if it does not. is_continued: it trains,
+    saves and continues. is_sure: it does not only begin a new training with the weights of another.
     """
 
     def __init__(self, tracer: Tracer):
@@ -55,6 +55,7 @@ class Facts(Checkpoints):
         self.is_accelerated = any(event.value.key == "Accelerator" for event in restores[:1])
         self._is_missed = any(event.name == "missed" for event in restores[:1])
         self.intent = self._find_intent()
+        self.is_continued = bool(self.loops and self.saves and self.intent)
         self.is_sure = self._is_sure()
 
     def _find_changed(self) -> dict[Value, Event]:
@@ -190,9 +191,8 @@ def _restores(event: Event) -> bool:
 def of_a_restart(findings: Iterable[Finding], facts: Facts) -> Iterator[Finding]:
     """Yield the findings about restarts if the script trains, saves and continues. They are hints if it may
     only begin a new training with weights."""
-    if facts.loops and facts.saves and facts.intent:
-        for finding in findings:
-            yield finding if facts.is_sure else finding.as_hint()
+    for finding in findings if facts.is_continued else ():
+        yield finding if facts.is_sure else finding.as_hint()
 
 
 def reads_restored(value: Value) -> bool:

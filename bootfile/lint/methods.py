@@ -136,12 +136,10 @@ class Methods(Recorder):
 
     def _method_load_state(self, call: Call) -> None:
         """accelerator.load_state() restores what was registered: numbers in it come from the checkpoint."""
-        events = self.events if call.base.key == "Accelerator" else []
-        registered = [event for event in events if event.text == "register_for_checkpointing"]
-        for value in [
-            value for event in registered if event.name == "method" for value in event.args.values()
-        ]:
-            self._restore_numbers(root(value), None, ("const",), call.node)
+        is_accelerator = call.base.key == "Accelerator"
+        for event in [event for event in self.events if event.text == "register_for_checkpointing"]:
+            for value in event.args.values() if is_accelerator and event.name == "method" else ():
+                self._restore_numbers(root(value), None, ("const",), call.node)
 
     def _method_load(self, call: Call) -> Value | None:
         """fabric.load(path, state) restores what is in `state`; without it, it returns the checkpoint."""

@@ -128,9 +128,9 @@ def is_constant(value: Value | None, constant: Any) -> bool:
     return value is not None and value.kind in ("const", "none") and value.key is constant
 
 
-def split(value: Value) -> tuple[Value | None, int]:
+def split(value: Value) -> tuple[Value, int]:
     """Return (the number, what is added to it)."""
-    return (value.of, value.offset) if value.kind == "shifted" else (value, 0)
+    return (value.of or value, value.offset) if value.kind == "shifted" else (value, 0)
 
 
 def given_state(event: Event) -> Value:
