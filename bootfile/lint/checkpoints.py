@@ -94,17 +94,16 @@ class Checkpoints(Walk):
         # a file that is written after the last epoch is of no use to a restart
         self.restart_saves = self.training_saves or self.saves
         self.fullest_save = max(self.restart_saves, key=lambda save: len(save.entries), default=None)
+        given = [event for event in self.select("call", "missed", "method") if _gives_away(event)]
         self.escaped: set[Value] = set()
-        for event in self.select("call", "missed", "method"):
-            if _gives_away(event):
-                self.escaped.update(*map(list_inside, event.args.values()))
+        self.escaped.update(*[list_inside(value) for event in given for value in event.args.values()])
         self.kept_by = self._find_keepers()
 
     def _read(self, event: Event) -> Save | None:
         """Return the checkpoint that an event writes; None for other events."""
         args = event.args
+        saved = args.get(0, args.get("obj"))
         if event.name == "call" and (event.text in _SAVERS or _SAVES_WHOLE.search(event.text)):
-            saved = args.get(0, args.get("obj"))
             return None if saved is None else _read_save(event, saved)
         # a function that is not known saves what it gets
         given = [value for value in args.values() if kind_of(value) == "dict" and root(value).parts]
@@ -216,11 +215,11 @@ def _has(entry: Entry, mine: set[Value], kind: str) -> bool:
 def _may_save(event: Event) -> bool:
     """Return whether an event saves objects that are not known."""
     # a function such as save_checkpoint() that was too deep to enter
+    last = event.text.rpartition(".")[2]
     if event.name == "missed":
         return _SAVE_NAME.search(event.text) is not None
     if event.name == "call":
         is_other = event.text not in _SAVERS and event.value.kind == "module"
-        last = event.text.rpartition(".")[2]
         return is_other and _SAVE_NAME.search(last) is not None and not _OUTPUTS.search(event.text)
     # a method of an object that is not known, such as checkpointer.save(); accelerate and Fabric are known
     value = event.value
@@ -283,14 +282,11 @@ def _is_state_like(value: Value) -> bool:
     """Return whether an open value holds only the state of known objects, as {k: v.cpu() for k, v in ...}."""
     if "comprehension" not in value.flags and value.kind == "dict":
         return False
-    for dep in list_deps(value):
-        # the states of what a loop finds in an object are those of all that it has
-        is_state = (
-            dep.kind == "state" and dep.of is not None and kind_of(dep.of) not in ("unknown", "attribute")
-        )
-        if is_state or (dep.kind == "attribute" and dep.label in ("parameters", "named_parameters")):
-            return True
-    return False
+    deps = list_deps(value)
+    # the states of what a loop finds in an object are those of all that it has
+    owners = {kind_of(dep.of) for dep in deps if dep.kind == "state" and dep.of is not None}
+    read = {dep.label for dep in deps if dep.kind == "attribute"}
+    return bool(owners - {"unknown", "attribute"} or read & {"parameters", "named_parameters"})
 
 
 def list_inside(value: Value, depth: int = 0) -> set[Value]:

@@ -63,11 +63,12 @@ class Facts(Checkpoints):
         copies: dict[Value, Event] = {}
         for event in self.in_training("step", "method", "call"):
             base = root(event.value)
-            is_update = base.kind == "ema" and event.name != "step" and event.text in _UPDATES
-            if is_update or (event.name == "step" and base.kind in ("optimizer", "scheduler", "scaler")):
+            is_step = event.name == "step"
+            is_update = base.kind == "ema" and not is_step and event.text in _UPDATES
+            if is_update or (is_step and base.kind in ("optimizer", "scheduler", "scaler")):
                 changed.setdefault(base, event)
             # a copy of the model may be a frozen teacher: its name has to say that it is an average
-            is_read = event.name != "step" and event.text in _READS_WEIGHTS
+            is_read = not is_step and event.text in _READS_WEIGHTS
             for value in map(root, [event.value, *event.args.values()] if is_read else ()):
                 if value.kind == "copied" and _AVERAGE_NAME.search(value.label):
                     copies.setdefault(value, event)
@@ -118,11 +119,9 @@ class Facts(Checkpoints):
 
     def _is_kept(self, event: Event) -> bool:
         """Return whether a statement keeps what it reads, and does not only print it."""
-        for node in self.nodes(event.path, ast.Expr):
-            is_around = node.lineno <= event.line <= (node.end_lineno or node.lineno)
-            if is_around and isinstance(node.value, ast.Call) and _SHOWS.search(unparse(node.value.func)):
-                return False
-        return True
+        nodes = [node for node in self.nodes(event.path, ast.Expr) if isinstance(node.value, ast.Call)]
+        around = [node for node in nodes if node.lineno <= event.line <= node.end_lineno]
+        return not any(_SHOWS.search(unparse(node.value.func)) for node in around)
 
     def _begins_later(self) -> bool:
         """Return whether the number of the first epoch or step is an option such as --start_epoch, or is read
@@ -157,26 +156,21 @@ class Facts(Checkpoints):
 
     def _loads_weights(self) -> bool:
         """Return whether all that leads to the load of the optimizer names weights, and no restart."""
-        for value, event in self.loaded.items():
+        for event in [event for value, event in self.loaded.items() if value.kind == "optimizer"]:
             # the conditions, functions and options on the way to the load: --pretrained is not a restart
-            way = [event.describe_conditions(), *event.functions]
-            for load in list_deps(event.args.get(0, Value())):
-                for option in load.options.values():
-                    way += [dep.label for dep in list_deps(option)]
-            names = " ".join(way)
-            is_weights = _WEIGHTS.search(names) is not None and not _RESUME.search(names)
-            if value.kind == "optimizer" and not is_weights:
+            options = [option for load in list_deps(given_state(event)) for option in load.options.values()]
+            labels = [dep.label for option in options for dep in list_deps(option)]
+            names = " ".join([event.describe_conditions(), *event.functions, *labels])
+            if _RESUME.search(names) or not _WEIGHTS.search(names):
                 return False
         return bool(self.loaded)
 
     def trainers(self) -> list[Event]:
         """Return where a trainer of another package is made, which saves and restores by itself."""
         made = [event for event in self.calls(_TRAINERS) if event.name == "call"]
-        for event in self.select("create"):
+        for event in [event for event in self.select("create") if event.value.kind != "model"]:
             bases = getattr(getattr(event.value.cls, "node", None), "bases", [])
-            is_trainer = any(_TRAINER_BASES.search(unparse(base)) for base in bases)
-            if is_trainer and event.value.kind != "model":
-                made.append(event)
+            made += [event] if any(_TRAINER_BASES.search(unparse(base)) for base in bases) else []
         return sorted(made, key=lambda event: event.order)
 
 

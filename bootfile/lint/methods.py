@@ -225,12 +225,6 @@ class Methods(Recorder):
     def _part_of(self, call: Call) -> Value:
         return Value(deps=values.join_deps([call.base]))
 
-    def _container_copy(self, call: Call) -> Value:
-        return call.base
-
-    def _container_sort(self, call: Call) -> Value:
-        return Value("none")
-
     def _merge_dict(self, made: Value, other: Value) -> None:
         other = root(other)
         parts = other.parts if other.kind == "dict" else {}

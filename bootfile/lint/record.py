@@ -146,7 +146,6 @@ class Recorder:
         self.frames: list[Frame] = []
         self._stack: list[Any] = []
         self._functions: tuple[str, ...] = ()  # the names of those in _stack
-        self._methods: dict[type, Any] = {}  # the method for each class of the syntax tree
         self._counted: dict[Any, list[tuple[Any, Any]]] = {}  # what each loop adds to
         self._steps = 0
         self._muted = 0

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from bootfile.lint import values
-from bootfile.lint.carried import ORDERS, conditions_within, is_result
 from bootfile.lint.facts import Facts, of_a_restart
 from bootfile.lint.record import Condition, Event
 from bootfile.lint.rules_files import is_checkpoint, varies
@@ -185,8 +184,7 @@ def _find_within(facts: Facts) -> Iterator[Finding]:
         is_between = bool(steps) and not is_last and _is_in_data_loop(facts, event)
         # the file that is loaded has one name, and this one has others
         is_other = varies(facts, save) and not _chooses_file(facts)
-        # the file of the best result is not that of a restart
-        if not is_between or is_other or _is_of_best(facts, event) or not is_checkpoint(save):
+        if not is_between or is_other or not is_checkpoint(save):
             continue
         start, added = split(event.loops[0].start or Value())
         is_next = start.kind == "field" and added == 1
@@ -215,13 +213,6 @@ def _chooses_file(facts: Facts) -> bool:
     """Return whether a restart loads a file of any name: one of an option, or of a list of files."""
     deps = [dep for load in facts.restart_loads() for dep in list_deps(load.args.get(0, Value()))]
     return any(dep.kind in ("option", "args", "loop") or "listing" in dep.flags for dep in deps)
-
-
-def _is_of_best(facts: Facts, event: Event) -> bool:
-    """Return whether a test in the loop compares a result before an event."""
-    deps = [dep for test in conditions_within(event) for dep in facts.list_deps(test.value)]
-    tests = [dep for dep in deps if dep.kind == "compared" and isinstance(dep.node.ops[0], ORDERS)]
-    return any(is_result(facts, test) for test in tests)
 
 
 # R305: batches that are skipped in an order that is not the one before the restart

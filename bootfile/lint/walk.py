@@ -53,8 +53,7 @@ class Walk:
 
     def nodes(self, path: str, kind: Any) -> list[Any]:
         """Return the nodes of a kind in a module of the project."""
-        source = next((source for source in self.sources if source.path == path), None)
-        return source.find(kind) if source is not None else []
+        return [node for source in self.sources if source.path == path for node in source.find(kind)]
 
     def list_deps(self, value: Value) -> set[Value]:
         """Return the value and all values from which it was computed. Each question is answered once."""
@@ -96,8 +95,8 @@ class Walk:
         return is_loop and any(other.order > event.order for other in trained)
 
     def is_distributed(self) -> bool:
-        pattern = r"\.init_process_group$|DistributedDataParallel$"
-        return any(event.name == "call" for event in self.calls(pattern))
+        calls = self.calls(r"\.init_process_group$|DistributedDataParallel$")
+        return any(event.name == "call" for event in calls)
 
 
 def _trains(event: Event) -> bool:
