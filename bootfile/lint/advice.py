@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from bootfile.lint.facts import Facts
 from bootfile.lint.file_names import OUT, UNKNOWN, Names, Option, find_options
@@ -31,29 +31,12 @@ _EQUALS = (ast.Eq, ast.NotEq, ast.Is, ast.IsNot)
 _SWITCHES = ("const", "none", "attribute", "option", "unknown")
 
 
-class Advice(NamedTuple):
-    """A command. compare, resume_with: values of the options of `prove`. words: options of the script. notes:
-    what to put in the place of the words in capitals."""
-
-    compare: str = FILES
-    resume_with: str = RESTART
-    words: str = ""
-    notes: tuple[str, ...] = ()
-
-    def command(self, script: str) -> str:
-        """Return the command, with its notes in brackets."""
-        words = f" -- {self.words}" if self.words else ""
-        notes = f" ({'; '.join(self.notes)})" if self.notes else ""
-        files = f'--compare "{self.compare}" --resume_with "{self.resume_with}"'
-        return f"bootfile prove {shlex.quote(script)} {files}{words}{notes}"
-
-
 class _NotKnown(Exception):
     """A word of the command is not known. Its text says where to look."""
 
 
-def advise(facts: Facts) -> Advice:
-    """Return the command that shows the effect of a restart of a script."""
+def advise(facts: Facts) -> str:
+    """Return the command that shows the effect of a restart of a script, with its notes in brackets."""
     return _Advisor(facts).advise()
 
 
@@ -67,7 +50,7 @@ class _Advisor:
         self.exact = [root(event.value) for event in facts.select("method") if event.value.key == "Exact"]
         self.files = {save.event: self._find_name(save.event) for save in facts.saves}
 
-    def advise(self) -> Advice:
+    def advise(self) -> str:
         notes: list[str] = []
         compare = self._try(self._find_pattern, FILES, notes)
         resume_with = self._try(self._find_restart, RESTART, notes)
@@ -77,7 +60,10 @@ class _Advisor:
         if needed:
             words.append(OPTIONS)
             notes.append(f"{OPTIONS}: those of the script, which needs {', '.join(needed)}")
-        return Advice(compare, resume_with, " ".join(words), tuple(notes))
+        options = f" -- {' '.join(words)}" if words else ""
+        script = shlex.quote(os.path.relpath(self.facts.tracer.source.path))
+        command = f'bootfile prove {script} --compare "{compare}" --resume_with "{resume_with}"{options}'
+        return f"{command} ({'; '.join(notes)})" if notes else command
 
     def _try(self, find: Callable[[], str], word: str, notes: list[str]) -> str:
         """Return what `find` finds; the word in its place, with a note, if it is not known."""

@@ -82,7 +82,7 @@ def examine(
             facts = Facts(tracer)
             findings += [finding for rules in _RULES for finding in rules.check(facts)]
             if any(not finding.is_hint for finding in findings):
-                command = advise(facts).command(os.path.relpath(path))
+                command = advise(facts)
                 findings = [dataclasses.replace(finding, prove=command) for finding in findings]
     except RecursionError:
         raise BadInput(f"{path}: nested too deeply to be checked") from None

@@ -59,12 +59,10 @@ class Expressions(Calls):
         if owner.kind == "module":
             return Value("module", f"{owner.label}.{node.attr}", owner.path, key=owner.key)
         # `ddp.module` is the bare model; a compiled model passes the attribute on to the wrapped one in it
-        inner: Value | None = owner
-        while (
-            node.attr == "module" and inner is not None and inner.kind == "wrapped" and inner.key != "module."
-        ):
+        inner = owner
+        while node.attr == "module" and inner.kind == "wrapped" and inner.key != "module." and inner.of:
             inner = inner.of
-        owner = inner if inner is not None and inner.kind == "wrapped" else owner
+        owner = inner if inner.kind == "wrapped" else owner
         if owner.kind == "wrapped" and node.attr in ("module", "_orig_mod") and owner.of is not None:
             return owner.of
         base = root(owner)

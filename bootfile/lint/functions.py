@@ -243,10 +243,8 @@ class Functions(Methods):
         path = self.project.find(wanted, level, self._path())
         module = self._load(path) if path else None
         if module is not None:  # `import a.b` binds a
-            is_whole = wanted == full
-            return Value(
-                "module", full, path, cls=module if is_whole else None, key=None if is_whole else True
-            )
+            cls, key = (module, None) if wanted == full else (None, True)
+            return Value("module", full, path, cls=cls, key=key)
         self.externals.add(wanted)
         return Value("module", full, self._path(), node.lineno)
 

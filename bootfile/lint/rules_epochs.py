@@ -155,12 +155,11 @@ def _finds_its_place(facts: Facts, loop: Loop) -> bool:
     if is_skipped or _adds_offset(loop):
         return True
     # a counter in the loop that continues from the step in the name of a file
-    last = getattr(loop.node, "end_lineno", 0) or 0
-    for counter in facts.tracer.counters:
-        is_known = counter.of is None or counter.of.kind in ("const", "none", "counter")
-        is_inside = counter.path == loop.path and loop.line <= counter.line <= last
-        if is_inside and not is_known and _COUNTS.search(counter.label):
-            return True
+    lines = range(loop.line, loop.node.end_lineno + 1)
+    counted = [one for one in facts.tracer.counters if one.path == loop.path and one.line in lines]
+    counters = [one for one in counted if one.of and one.of.kind not in ("const", "none", "counter")]
+    if any(_COUNTS.search(counter.label) for counter in counters):
+        return True
     # the whole file is read in a way that is not followed, or the number is used in the loop
     reads = {event.value for event in facts.select("read")}
     read = {value for value in reads if value.key is None or _NUMBER.search(str(value.key))}

@@ -153,7 +153,7 @@ def _may_come_back(facts: Facts, number: Carried, use: Use) -> bool:
     # a number that is read for the training loop is not that of a sampler of its own
     loops = facts.loops if use.kind == "order" else []
     starts = [dep for loop in loops for dep in facts.list_deps(loop.start or Value()) if dep.kind == "field"]
-    if is_restored(facts, number, others={str(dep.key) for dep in starts}):
+    if is_restored(facts, number, others=frozenset(str(dep.key) for dep in starts)):
         return True
     # `while step >= milestones[index]: index += 1` catches up
     inner = [event.loops[1:] for event in number.counts]

@@ -48,7 +48,6 @@ _MADE_ONCE = re.compile(r"exists\(|is_?file\(|is_?dir\(")
 _IS_DRAWN = re.compile(r"rand|time|entropy")
 # methods of a generator that draw no number
 _NO_DRAWS = ("manual_seed", "initial_seed", "get_state", "set_state", "seed")
-_OF_DATA = ("__getitem__", "__iter__", "collate_fn")
 
 
 def check(facts: Facts) -> Iterator[Finding]:
@@ -130,8 +129,9 @@ def _is_once(condition: Condition) -> bool:
 
 def _is_of_data(facts: Facts, event: Event) -> bool:
     """Return whether an event is in the class of a data set."""
-    classes = facts.nodes(event.path, ast.ClassDef)
-    around = [cls for cls in classes if cls.lineno <= event.line <= (cls.end_lineno or 0)]
+    around = [
+        cls for cls in facts.nodes(event.path, ast.ClassDef) if cls.lineno <= event.line <= cls.end_lineno
+    ]
     return any(getattr(part, "name", "") == "__getitem__" for cls in around for part in cls.body)
 
 
@@ -194,7 +194,7 @@ def _trains_with(facts: Facts, event: Event) -> bool:
     is_aside = any(_ASIDE.search(function) for function in event.functions)
     if is_aside or any(is_modulo(getattr(test.node, "test", None)) for test in event.conditions):
         return False
-    if any(function in _OF_DATA for function in event.functions):
+    if set(event.functions) & {"__getitem__", "__iter__", "collate_fn"}:
         return not any("num_workers" in other.args for other in facts.select("create"))
     depth = len(event.loops)
     return any(other.loops[:depth] == event.loops for other in facts.select("backward", "step"))

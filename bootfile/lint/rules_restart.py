@@ -61,11 +61,9 @@ def _is_plain(facts: Facts) -> bool:
 
 def _find_not_loaded(facts: Facts) -> Finding | None:
     """Find a script that saves what a restart needs, but does not load it."""
-    for save in facts.training_saves:
-        if any(owner.kind == "optimizer" for owner in save.owners()):
-            text = "the checkpoint has the optimizer, but the script never loads it"
-            return at(save.event, "R703", f"{text}{_UNVERIFIED}", save=save.event)
-    return None
+    saves = [save for save in facts.training_saves if any(one.kind == "optimizer" for one in save.owners())]
+    text = f"the checkpoint has the optimizer, but the script never loads it{_UNVERIFIED}"
+    return at(saves[0].event, "R703", text, save=saves[0].event) if saves else None
 
 
 def _find_not_saved(facts: Facts) -> Finding | None:
@@ -84,10 +82,9 @@ def _find_not_saved(facts: Facts) -> Finding | None:
     if not events:
         text = "nothing is saved: a kill loses the whole run, and prove has no file to compare"
         return None if all(map(_is_short, steps)) else at(facts.loops[0], "R703", text)
-    text = "only weights are saved: a restart begins with a new optimizer"
-    if not during:
-        text = "only weights are saved, after the last epoch: a kill loses the whole run"
-    text += "" if facts.loads else _UNVERIFIED
+    when = ", after the last epoch: a kill loses the whole run"
+    what = ": a restart begins with a new optimizer" if during else when
+    text = f"only weights are saved{what}{'' if facts.loads else _UNVERIFIED}"
     event = (during or events)[-1]
     return None if all(_is_once(step.loops) for step in steps) else at(event, "R703", text, save=event)
 
@@ -106,9 +103,9 @@ def _is_once(loops: tuple[Loop, ...]) -> bool:
 
 def _count(loop: Loop) -> int | None:
     """Return how often a loop runs; None if that is not known."""
-    iterated = root(loop.iterated) if loop.iterated is not None else None
-    end = iterated.parts.get("end") if iterated is not None and iterated.kind == "range" else None
-    return end.key if end is not None and end.kind == "const" and isinstance(end.key, int) else None
+    iterated = root(loop.iterated or Value())
+    end = iterated.parts.get("end", Value()) if iterated.kind == "range" else Value()
+    return end.key if end.kind == "const" and isinstance(end.key, int) else None
 
 
 # Objects that Exact does not get

@@ -164,8 +164,8 @@ def _find_not_loaded(facts: Facts) -> Iterator[Finding]:
     if facts.restores_all or not facts.loads or facts.trainers():
         return
     # a loop over objects that are not known loads a state, which may be that of any
-    early = [event for event in facts.select("load_state") if event.order < facts.first_step and event.loops]
-    if any(kind_of(event.value) in ("unknown", "attribute") for event in early):
+    looped = [event for event in facts.select("load_state") if event.loops]
+    if any(kind_of(event.value) in ("unknown", "attribute") for event in looped):
         return
     load = facts.loads[-1]
     kinds = {value.kind for value in facts.loaded}

@@ -103,8 +103,7 @@ def _trains(event: Event) -> bool:
     """Return whether an event trains, in a loop over names that the script defines."""
     is_step = event.name == "backward" or kind_of(event.value) == "optimizer"
     read = [loop.iterated for loop in event.loops if loop.iterated is not None]
-    is_undefined = any("undefined" in value.flags for first in read for value in [first, *first.deps])
-    return is_step and not is_undefined
+    return is_step and not any("undefined" in one.flags for first in read for one in [first, *first.deps])
 
 
 def is_guarded(event: Event) -> bool:
