@@ -22,7 +22,7 @@ LOAD_NAME = re.compile(r"load|resume|restore|checkpoint|ckpt|recover|continue", 
 _WRITES_WEIGHTS = re.compile(
     r"(^|\.)(save_pretrained|save_(model|weights|file|lora\w*)|push_to_hub|log_model|jit\.save|onnx\.export)$"
 )
-_WRITES = re.compile(r"dump|export|to_disk|store|report|register_for", re.IGNORECASE)
+_MAY_WRITE = re.compile(rf"{_SAVE_NAME.pattern}|dump|export|to_disk|store|report|register_for", re.IGNORECASE)
 _SAVE_METHOD = re.compile(r"save(_\w*(state|checkpoint|ckpt|model))?$")
 _SAVER_NAME = re.compile("check|ckpt|saver|manager", re.IGNORECASE)
 _GIVES_AWAY = re.compile(r"register|save_checkpoint|load_checkpoint|Checkpoint")
@@ -133,14 +133,11 @@ class Checkpoints(Walk):
         """Return whether a checkpoint that is known has an object, or may have it."""
         base = root(value)
         mine = self.list_saved_with(base)
-        if mine & self.escaped:
-            return True
         # accelerate calls these functions before it saves: what they name is saved
-        if base.label and re.search(rf"\b{re.escape(base.label)}\b", self._text_of_hooks):
+        is_named = base.label and re.search(rf"\b{re.escape(base.label)}\b", self._text_of_hooks)
+        if mine & self.escaped or is_named or any(save.is_open for save in self.restart_saves):
             return True
-        entries = [entry for save in self.restart_saves for entry in save.entries]
-        is_open = any(save.is_open for save in self.restart_saves)
-        return is_open or any(_has(entry, mine, kind) for entry in entries)
+        return any(_has(entry, mine, kind) for save in self.restart_saves for entry in save.entries)
 
     def list_saved_with(self, base: Value) -> set[Value]:
         """Return an object and those whose state has its state."""
@@ -185,30 +182,26 @@ class Checkpoints(Walk):
 def list_saving(checkpoints: Checkpoints) -> tuple[list[Event], list[Event]]:
     """Return (the calls that write weights for use, the others that may save something), without the saves
     that are known."""
-    known = {save.event for save in checkpoints.saves}
-    weights, others = [], []
-    for event in checkpoints.select("call", "missed", "method"):
-        last = event.text.rpartition(".")[2]
-        if _WRITES_WEIGHTS.search(event.text):
-            weights.append(event)
-        elif event not in known and not _OUTPUTS.search(event.text) and not is_followed(event):
-            others += [event] if _SAVE_NAME.search(last) or _WRITES.search(last) else []
-    return weights, others
+    calls = checkpoints.select("call", "missed", "method")
+    weights = [event for event in calls if _WRITES_WEIGHTS.search(event.text)]
+    known = {*weights, *[save.event for save in checkpoints.saves]}
+    others = [event for event in calls if event not in known and not _OUTPUTS.search(event.text)]
+    others = [event for event in others if _MAY_WRITE.search(event.text.rpartition(".")[2])]
+    return weights, [event for event in others if not is_followed(event)]
 
 
 def _has(entry: Entry, mine: set[Value], kind: str) -> bool:
     """Return whether an entry is one of the objects, is computed from one, or may be one by its name."""
     value = entry.value
     # copy.deepcopy(average.model).half()
-    copied = value.of if value.kind == "copied" else None
-    if mine & list_deps(value) or root(value) in mine or (copied is not None and mine & list_deps(copied)):
+    copied = value.of if value.kind == "copied" and value.of is not None else value
+    if mine & (list_deps(value) | list_deps(copied) | {root(value)}):
         return True
+    # the state of a global generator is not that of another object
+    is_global = kind == "generator" and _RANDOM_STATE.search(str(value.key)) is not None
+    is_vague = kind_of(value) in _UNKNOWN and not is_global
     if value.kind == "state" and value.of is not None:
         is_vague = kind_of(value.of) in _UNKNOWN_OWNERS
-    else:
-        # the state of a global generator is not that of another object
-        is_global = kind == "generator" and _RANDOM_STATE.search(str(value.key)) is not None
-        is_vague = kind_of(value) in _UNKNOWN and not is_global
     return is_vague and re.search(KEYS[kind], entry.name, re.IGNORECASE) is not None
 
 
@@ -216,10 +209,8 @@ def _may_save(event: Event) -> bool:
     """Return whether an event saves objects that are not known."""
     # a function such as save_checkpoint() that was too deep to enter
     last = event.text.rpartition(".")[2]
-    if event.name == "missed":
-        return _SAVE_NAME.search(event.text) is not None
-    if event.name == "call":
-        is_other = event.text not in _SAVERS and event.value.kind == "module"
+    if event.name != "method":
+        is_other = event.name == "missed" or (event.text not in _SAVERS and event.value.kind == "module")
         return is_other and _SAVE_NAME.search(last) is not None and not _OUTPUTS.search(event.text)
     # a method of an object that is not known, such as checkpointer.save(); accelerate and Fabric are known
     value = event.value

@@ -62,7 +62,8 @@ def _path_nodes(event: Event) -> list[ast.AST]:
 
 
 def _find_in_place(facts: Facts) -> Iterator[Finding]:
-    saves = [save for save in facts.training_saves if not _is_single(save) and not _is_renamed(facts, save)]
+    saves = [save for save in facts.training_saves if "os.name" not in save.event.describe_conditions()]
+    saves = [save for save in saves if not _is_single(save) and not _is_renamed(facts, save)]
     fixed = [save for save in saves if not varies(facts, save)]
     others = [save for save in saves if save not in fixed]
     numbered = [save for save in others if is_checkpoint(save)]
@@ -111,13 +112,12 @@ def _is_renamed(facts: Facts, save: Save) -> bool:
     # `with open(new, "wb") as file: torch.save(state, file)`
     opened = save.event.describe_conditions()
     for event in facts.calls(_RENAMES):
-        # replace() with two arguments is that of a text
-        if event.name == "method" and event.text == "replace" and len(event.args) == 2:
-            continue
         first = event.value if event.name == "method" else event.args.get(0, Value())
         texts = {unparse(node) for node in (first.node, *event.node.args[:1]) if node is not None}
         is_opened = any(f"open({text}," in opened for text in texts if text)
-        if root(first).kind == "unknown" or is_opened or texts & paths:
+        # replace() with two arguments is that of a text
+        is_text = event.name == "method" and event.text == "replace" and len(event.args) == 2
+        if not is_text and (root(first).kind == "unknown" or is_opened or texts & paths):
             return True
     return False
 
@@ -149,13 +149,11 @@ def _changes(facts: Facts, value: Value) -> bool:
 
 def _names_step(node: ast.AST) -> bool:
     """Return whether a name in the expression of a path is that of an epoch or step."""
-    for part in ast.walk(node):
-        name = getattr(part, "id", "") or getattr(part, "attr", "") or getattr(part, "arg", "") or ""
-        # `f"{name}_{self.num_checkpoints()}"`
-        called = unparse(part.func).rpartition(".")[2] if isinstance(part, ast.Call) else ""
-        if _STEP_NAME.search(name) or _COUNTS.search(called):
-            return True
-    return False
+    parts = [*ast.walk(node)]
+    names = [getattr(part, "id", "") or getattr(part, "attr", "") for part in parts]
+    # `f"{name}_{self.num_checkpoints()}"`
+    called = [unparse(part.func).rpartition(".")[2] for part in parts if isinstance(part, ast.Call)]
+    return any(map(_STEP_NAME.search, names)) or any(map(_COUNTS.search, called))
 
 
 def _is_single(save: Save) -> bool:

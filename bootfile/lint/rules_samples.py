@@ -156,7 +156,9 @@ def _is_sorted(listing: Listing) -> bool:
     calls = [part for part in ast.walk(listing.cls) if isinstance(part, ast.Call)]
     sorts = [unparse(call) for call in calls if _SORTS.search(unparse(call.func).rpartition(".")[2])]
     assigns = [part for part in listing.above if isinstance(part, ast.Assign)]
-    name = re.escape(unparse(assigns[0].targets[0]).rpartition(".")[2]) if assigns else ""
+    # what a loop over the names makes of them is not followed
+    is_name = assigns != [] and not any(isinstance(part, ast.For) for part in listing.above)
+    name = re.escape(unparse(assigns[0].targets[0]).rpartition(".")[2]) if is_name else ""
     return any(not name or re.search(rf"\b{name}\b", text) for text in sorts)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bootfile.lint import values
+from bootfile.lint.carried import ORDERS, conditions_within, is_result
 from bootfile.lint.facts import Facts, of_a_restart
 from bootfile.lint.record import Condition, Event
 from bootfile.lint.rules_files import is_checkpoint, varies
@@ -37,9 +38,8 @@ def _find_lost_gradients(facts: Facts) -> Iterator[Finding]:
     saves = [save.event for save in facts.training_saves if is_checkpoint(save)]
     for step in steps:
         tests = [condition for condition in step.conditions if _lets_step(condition)]
-        others = [
-            other for other in steps if root(other.value) is root(step.value) and other.loops == step.loops
-        ]
+        same = [other for other in steps if root(other.value) is root(step.value)]
+        others = [other for other in same if other.loops == step.loops]
         # the innermost test that lets the optimizer step, such as `if (i + 1) % 4 == 0`
         test = tests[-1] if tests else None
         if test is None or any(_is_under(other, test) is None for other in others):
@@ -75,11 +75,10 @@ def _lets_step(condition: Condition) -> bool:
 
 def _resets_number(condition: Condition) -> bool:
     """Return whether a branch sets the number that its test compares to 0: `if waiting == 4: waiting = 0`."""
-    test: Any = getattr(condition.node, "test", None)
-    branch: Any = getattr(condition.node, "body" if condition.is_true else "orelse", None)
-    is_branch = isinstance(test, ast.Compare) and isinstance(branch, list)
-    assigns = [part for part in branch if isinstance(part, ast.Assign)] if is_branch else []
-    return any(f"{unparse(test.left)} = 0" == unparse(part) for part in assigns)
+    left = getattr(getattr(condition.node, "test", None), "left", None)
+    branch = getattr(condition.node, "body" if condition.is_true else "orelse", None)
+    texts = [unparse(part) for part in branch] if isinstance(branch, list) else []
+    return left is not None and f"{unparse(left)} = 0" in texts
 
 
 def _counts_batches(condition: Condition) -> bool:
@@ -116,9 +115,9 @@ def _counts_steps(value: Value, test: Condition) -> bool:
     branch with the step, or has a name such as `trainer.global_step`. value: what the condition of a save
     compares. test: the condition of the step."""
     branch = getattr(test.node, "body" if test.is_true else "orelse", None) or [test.node]
-    if not isinstance(branch, list):  # that of `opt.step() if number % 4 == 0 else None`
-        branch = [branch]
-    lines = range(branch[0].lineno, (branch[-1].end_lineno or 0) + 1)
+    # `opt.step() if number % 4 == 0 else None` has one expression
+    parts = branch if isinstance(branch, list) else [branch]
+    lines = range(parts[0].lineno, parts[-1].end_lineno + 1)
     # the block of accumulate() runs for every batch: a number that is counted in it counts batches
     is_block = test.text.startswith("with ")
     deps = list_deps(value)
@@ -184,7 +183,8 @@ def _find_within(facts: Facts) -> Iterator[Finding]:
         is_between = bool(steps) and not is_last and _is_in_data_loop(facts, event)
         # the file that is loaded has one name, and this one has others
         is_other = varies(facts, save) and not _chooses_file(facts)
-        if not is_between or is_other or not is_checkpoint(save):
+        # the file of the best result is not that of a restart
+        if not is_between or is_other or _is_of_best(facts, event) or not is_checkpoint(save):
             continue
         start, added = split(event.loops[0].start or Value())
         is_next = start.kind == "field" and added == 1
@@ -213,6 +213,13 @@ def _chooses_file(facts: Facts) -> bool:
     """Return whether a restart loads a file of any name: one of an option, or of a list of files."""
     deps = [dep for load in facts.restart_loads() for dep in list_deps(load.args.get(0, Value()))]
     return any(dep.kind in ("option", "args", "loop") or "listing" in dep.flags for dep in deps)
+
+
+def _is_of_best(facts: Facts, event: Event) -> bool:
+    """Return whether a test in the loop compares a result before an event."""
+    deps = [dep for test in conditions_within(event) for dep in facts.list_deps(test.value)]
+    tests = [dep for dep in deps if dep.kind == "compared" and isinstance(dep.node.ops[0], ORDERS)]
+    return any(is_result(facts, test) for test in tests)
 
 
 # R305: batches that are skipped in an order that is not the one before the restart
