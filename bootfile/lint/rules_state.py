@@ -90,7 +90,8 @@ def _is_saved_with_another(facts: Facts, value: Value) -> bool:
     the same name, which another branch of the script makes."""
     outer = [root(other.options.get(0, Value())) for other in facts.changed if other.kind == value.kind]
     owners = facts.fullest_save.owners() if facts.fullest_save is not None else []
-    return value in outer or (value.kind, value.label) in [(other.kind, other.label) for other in owners]
+    others = [(other.kind, other.label) for other in owners if other is not value]
+    return value in outer or (value.kind, value.label) in others
 
 
 def _follows_epoch(facts: Facts, scheduler: Value) -> bool:
