@@ -6,7 +6,7 @@ must not. A row without the second one is a further form of the row before it.
 
 from typing import NamedTuple
 
-from tests.lint.examples import BEST, PARTS, SHUFFLED, WITHIN, write
+from tests.lint.examples import BEST, PARTS, SCALED, SHUFFLED, WITHIN, write
 
 
 class Flow(NamedTuple):
@@ -120,7 +120,23 @@ NEWEST = (
     "    return os.path.join(folder, names[-1])"
 )
 
+YACS = "from yacs.config import CfgNode as CN\nbase = CN()\nconfig = base.clone()"
+BATCHES = "torch.utils.data.BatchSampler(RandomSampler(data), 8, True)"
+BATCHED = f"loader = DataLoader(data, batch_sampler={BATCHES})"
+CACHES = "def cache_labels(read):\n    rows = read()\n    torch.save(rows, 'labels.pt')\n    return rows"
+KEEPS = (
+    "class Kept(Dataset):\n    def __len__(self):\n        return 9\n"
+    "    def __getitem__(self, index):\n        sample = np.fft.fft(index)\n"
+    "        torch.save(sample, f'{index}.pt')\n        return sample"
+)
+SCALES = {"setup": "scaler = torch.amp.GradScaler()\nloader = DataLoader(Kept(), 8)", "step": SCALED}
+
 FLOWS = [
+    Flow("R104", {**SCALES, "top": CACHES, "begin": "cache_labels(input)"}),
+    Flow("R104", {**SCALES, "top": KEEPS}),
+    Flow("R401", {"top": SEEDS, "setup": BATCHED}, {"setup": BATCHED}),
+    Flow("R401", {"top": f"if os.path.exists('out'):\n    raise SystemExit\n{SEEDS}", "setup": SHUFFLED}),
+    Flow("R506", {"top": YACS, "save": '"config": config'}, {"top": YACS, "save": '"config": config.dump()'}),
     *[Flow("R108", bad, {**bad, **SAVED}) for bad in STARTED],
     Flow("R108", {"setup": "best = None", "end": FIRST}, {"setup": "best = None", "end": FIRST, **SAVED}),
     Flow("R108", {"setup": "best = {'loss': 9.0, 'epoch': 0}", "end": KEPT}),

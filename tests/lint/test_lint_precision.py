@@ -273,10 +273,10 @@ LOOKALIKES = {
                  "setup": "images = Folder('images')", "batch": "batch = batch + np.random.rand()"}),
     "a counter of the learning rate":
         ("R107", {"setup": "steps = 0", "step": RATE}),
+    "a loop that fills memory":
+        ("R401", {"top": "torch.manual_seed(0)",
+                  "before": "for size in range(8):\n    model(torch.randn(8, 4)).mean().backward()"}),
 }  # fmt: skip
-
-
-FILLS = "for size in range(8):\n    model(torch.randn(8, 4)).mean().backward()"
 
 
 def find_rules(text, folder, hints=False):
@@ -321,11 +321,6 @@ def test_an_attribute_of_a_module_is_set(tmp_path):
     (tmp_path / "settings.py").write_text("rate = 0.1\n", encoding="utf-8")
     text = write({"top": "import settings\nsettings.rate = 0.2"})
     assert find_rules(text, tmp_path) == []
-
-
-def test_a_loop_that_fills_memory_does_not_train(tmp_path):
-    text = write({"top": "torch.manual_seed(0)", "before": FILLS})
-    assert "R401" not in find_rules(text, tmp_path)
 
 
 def test_weights_of_another_training_are_not_a_restart(tmp_path):
@@ -385,27 +380,6 @@ def test_an_import_of_a_class_is_not_its_use(tmp_path):
     )
 
 
-def test_labels_that_a_data_set_keeps_are_no_checkpoint(tmp_path):
-    caches = "def cache_labels(read):\n    rows = read()\n    torch.save(rows, 'labels.pt')\n    return rows"
-    text = write(
-        {
-            "top": caches,
-            "setup": "scaler = torch.amp.GradScaler()",
-            "step": SCALED,
-            "begin": "cache_labels(input)",
-        }
-    )
-    assert "R104" in find_rules(text, tmp_path)
-
-
-def test_a_sample_that_a_data_set_keeps_is_no_checkpoint(tmp_path):
-    keeps = "class Kept(Dataset):\n    def __len__(self):\n        return 9\n"
-    keeps += "    def __getitem__(self, index):\n        sample = np.fft.fft(index)\n"
-    keeps += "        torch.save(sample, f'{index}.pt')\n        return sample"
-    parts = {"top": keeps, "setup": "scaler = torch.amp.GradScaler()\nloader = DataLoader(Kept(), 8)"}
-    assert "R104" in find_rules(write({**parts, "step": SCALED}), tmp_path)
-
-
 def test_a_loop_that_starts_processes_is_not_the_training_loop(tmp_path):
     head, first, body = write({"next": 'saved["epoch"]'}).partition("data = ")
     text = head + "import torch.multiprocessing as mp\ndef run(rank, count):\n"
@@ -422,12 +396,6 @@ def test_a_first_epoch_that_is_an_option_continues_a_training(tmp_path):
         'saved["epoch"] + 1', "0"
     )
     assert "R101" in find_rules(text, tmp_path)
-
-
-def test_settings_of_yacs_are_refused(tmp_path):
-    top = "from yacs.config import CfgNode as CN\nbase = CN()\nconfig = base.clone()"
-    assert "R506" in find_rules(write({"top": top, "save": '"config": config'}), tmp_path)
-    assert "R506" not in find_rules(write({"top": top, "save": '"config": config.dump()'}), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -501,18 +469,6 @@ def test_a_script_that_loads_weights_only_may_not_continue(tmp_path):
     assert "R201" in find_rules(weights, tmp_path)
     assert "R201" not in find_rules(first, tmp_path)
     assert "R201" in find_rules(first, tmp_path, hints=True)
-
-
-def test_the_order_of_a_batch_sampler_is_drawn(tmp_path):
-    batches = "torch.utils.data.BatchSampler(RandomSampler(data), 8, True)"
-    setup = f"loader = DataLoader(data, batch_sampler={batches})"
-    assert "R401" in find_rules(write({"top": "torch.manual_seed(0)", "setup": setup}), tmp_path)
-    assert "R401" not in find_rules(write({"setup": setup}), tmp_path)
-
-
-def test_a_folder_that_must_not_exist_does_not_guard_a_seed(tmp_path):
-    top = "if os.path.exists('out'):\n    raise SystemExit\ntorch.manual_seed(0)"
-    assert "R401" in find_rules(write({"top": top, "setup": SHUFFLED}), tmp_path)
 
 
 OWN_STATE = """import os
