@@ -5,15 +5,15 @@ a word in capitals, with a note that says what to put in its place.
 """
 
 import ast
+import itertools
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from bootfile.lint.facts import Facts
-from bootfile.lint.file_names import OUT, Names
-from bootfile.lint.options import UNKNOWN, Option, find_options
+from bootfile.lint.file_names import OUT, UNKNOWN, Names, Option, find_options
 from bootfile.lint.record import Condition, Event
 from bootfile.lint.rules_files import path_of
 from bootfile.lint.sources import unparse
@@ -31,29 +31,12 @@ _EQUALS = (ast.Eq, ast.NotEq, ast.Is, ast.IsNot)
 _SWITCHES = ("const", "none", "attribute", "option", "unknown")
 
 
-class Advice(NamedTuple):
-    """A command. compare, resume_with: values of the options of `prove`. words: options of the script. notes:
-    what to put in the place of the words in capitals."""
-
-    compare: str = FILES
-    resume_with: str = RESTART
-    words: str = ""
-    notes: tuple[str, ...] = ()
-
-    def command(self, script: str) -> str:
-        """Return the command, with its notes in brackets."""
-        words = f" -- {self.words}" if self.words else ""
-        notes = f" ({'; '.join(self.notes)})" if self.notes else ""
-        files = f'--compare "{self.compare}" --resume_with "{self.resume_with}"'
-        return f"bootfile prove {shlex.quote(script)} {files}{words}{notes}"
-
-
 class _NotKnown(Exception):
     """A word of the command is not known. Its text says where to look."""
 
 
-def advise(facts: Facts) -> Advice:
-    """Return the command that shows the effect of a restart of a script."""
+def advise(facts: Facts) -> str:
+    """Return the command that shows the effect of a restart of a script, with its notes in brackets."""
     return _Advisor(facts).advise()
 
 
@@ -67,23 +50,28 @@ class _Advisor:
         self.exact = [root(event.value) for event in facts.select("method") if event.value.key == "Exact"]
         self.files = {save.event: self._find_name(save.event) for save in facts.saves}
 
-    def advise(self) -> Advice:
-        compare, resume_with, notes = FILES, RESTART, []
-        try:
-            compare = self._find_pattern()
-        except _NotKnown as reason:
-            notes.append(f"{FILES}: {reason}")
-        try:
-            resume_with = " ".join(map(shlex.quote, self._find_restart()))
-        except _NotKnown as reason:
-            notes.append(f"{RESTART}: {reason}")
+    def advise(self) -> str:
+        notes: list[str] = []
+        compare = self._try(self._find_pattern, FILES, notes)
+        resume_with = self._try(self._find_restart, RESTART, notes)
         words = [word for flag in self.names.given for word in (flag, OUT) if word]
         known = {*self.names.given, *resume_with.split()}
         needed = [one.flag for one in self.options.values() if one.is_required and one.flag not in known]
         if needed:
             words.append(OPTIONS)
             notes.append(f"{OPTIONS}: those of the script, which needs {', '.join(needed)}")
-        return Advice(compare, resume_with, " ".join(words), tuple(notes))
+        options = f" -- {' '.join(words)}" if words else ""
+        script = shlex.quote(os.path.relpath(self.facts.tracer.source.path))
+        command = f'bootfile prove {script} --compare "{compare}" --resume_with "{resume_with}"{options}'
+        return f"{command} ({'; '.join(notes)})" if notes else command
+
+    def _try(self, find: Callable[[], str], word: str, notes: list[str]) -> str:
+        """Return what `find` finds; the word in its place, with a note, if it is not known."""
+        try:
+            return find()
+        except _NotKnown as reason:
+            notes.append(f"{word}: {reason}")
+            return word
 
     # Files
 
@@ -132,16 +120,14 @@ class _Advisor:
 
     # Options of a restart
 
-    def _find_restart(self) -> list[str]:
+    def _find_restart(self) -> str:
         """Return the words that continue a run. Raises _NotKnown."""
-        if self.exact:
-            return []
-        states = [event for event in self.facts.select("method") if event.text == "load_state"]
-        load = next(iter([*self.facts.restart_loads(), *states]), None)
-        if load is None and (self.facts.restores_all or self.facts.trainers()):
+        loads = [*self.facts.restart_loads(), *self.facts.calls("^load_state$")]
+        if self.exact or not (loads or self.facts.restores_all or self.facts.trainers()):
+            return ""
+        if not loads:
             raise _NotKnown("the options that continue a run")
-        if load is None:
-            return []
+        load = loads[0]
         words: dict[str, list[str]] = {}
         for condition in load.conditions:
             for word in self._read_condition(condition, load):
@@ -157,7 +143,7 @@ class _Advisor:
         is_found = any(dep.flags & {"from_call", "listing", "element"} for dep in list_deps(file))
         if "*" in self.names.find(file) and not options and not is_found:
             raise _NotKnown(f"the options with which {self._name_place(load)} loads the newest checkpoint")
-        return [word for of_option in words.values() for word in of_option]
+        return " ".join(shlex.quote(word) for of_option in words.values() for word in of_option)
 
     def _list_options(self, values: Iterable[Value]) -> list[Option]:
         found = [self.names.option_of(value) for value in values]
@@ -198,12 +184,9 @@ class _Advisor:
 
 def _split(condition: Condition) -> list[Any]:
     """Return the tests of `a and b`, of which each must be true; the test itself if it is another one."""
-    test = getattr(condition.node, "test", None)
-    if test is None:
-        return []
-    if condition.is_true and isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
-        return [*test.values]
-    return [test]
+    tests = [condition.node.test] if hasattr(condition.node, "test") else []
+    is_all = condition.is_true and any(isinstance(getattr(test, "op", None), ast.And) for test in tests)
+    return [*tests[0].values] if is_all else tests
 
 
 def _choose(option: Option, test: ast.expr, is_true: bool) -> list[str] | None:
@@ -238,8 +221,7 @@ def _is_switch(condition: Condition) -> bool:
     for dep in deps:
         asks = _ASKS_USER if "from_call" in dep.flags else _ASKS
         is_off = dep.kind not in ("const", "none") or bool(dep.key) is not condition.is_true
-        is_named = dep.kind in _SWITCHES and asks.search(dep.label) and is_off
-        if is_named and re.search(rf"\b{re.escape(dep.label)}\b(?!\.)", condition.text):
+        if dep.kind in _SWITCHES and is_off and asks.search(dep.label) and dep.label in condition.text:
             return "exists" not in condition.text
     is_found = any("listing" in dep.flags or _IS_PLAIN.search(str(dep.key)) for dep in deps)
     return not is_found and not _IS_PLAIN.search(condition.text)
@@ -263,9 +245,5 @@ def _list_parts(path: Value, depth: int = 0) -> Iterator[Value]:
 
 def _find_common(folders: list[str]) -> str:
     """Return the folder above all of these; "" if that is the working folder."""
-    same = []
-    for level in zip(*[folder.split("/") for folder in folders], strict=False):
-        if len(set(level)) > 1:
-            break
-        same.append(level[0])
-    return "/".join(same)
+    levels = zip(*[folder.split("/") for folder in folders], strict=False)
+    return "/".join(level[0] for level in itertools.takewhile(lambda level: len(set(level)) == 1, levels))

@@ -1,6 +1,7 @@
 """Follow calls into the functions and classes of the project."""
 
 import ast
+import functools
 from typing import Any
 
 from bootfile.lint import values
@@ -11,6 +12,7 @@ from bootfile.lint.sources import trains_itself, unparse
 from bootfile.lint.values import Value, kind_of, root
 
 DEEPEST = 14
+_ARGUMENTS = ("args", "cfg", "config", "opt", "hps", "hparams", "conf", "params")
 # methods of a path that give the same name each time
 _JOINS = ("joinpath", "with_suffix", "with_name", "resolve", "absolute", "expanduser", "as_posix")
 # bases of other packages -> the kind of a class of the project
@@ -31,10 +33,8 @@ class Calls(Functions):
         for argument in node.args:
             value = self.value(argument)
             # `f(*args)` with a known list, `f(**options)` with a known dictionary: the arguments one by one
-            is_known = (
-                isinstance(argument, ast.Starred) and kind_of(value) == "list" and not root(value).is_open
-            )
-            args += root(value).parts.values() if is_known else [value]
+            is_list = isinstance(argument, ast.Starred) and kind_of(value) == "list"
+            args += root(value).parts.values() if is_list and not root(value).is_open else [value]
         for keyword in node.keywords:
             value = self.value(keyword.value)
             if keyword.arg is not None:
@@ -83,10 +83,9 @@ class Calls(Functions):
         """Call an object, such as a model."""
         base, called, node = call.base, call.called, call.node
         if base.kind == "scaler":  # timm's scaler does backward and step
-            self._event("backward", called, call.arguments, node)
             stepped = [root(value) for value in call.arguments.values() if kind_of(value) == "optimizer"]
-            for value in [*stepped, base]:
-                self._event("step", value, call.arguments, node)
+            for name, value in [("backward", called), *[("step", value) for value in [*stepped, base]]]:
+                self._event(name, value, call.arguments, node)
             return Value(deps=values.join_deps(call.args))
         self._event("call", called, call.arguments, node, unparse(node.func))
         # `trainer()` runs __call__(); `model(batch)` runs forward(), once is enough for its events
@@ -108,9 +107,8 @@ class Calls(Functions):
     ) -> Value:
         """Walk over a function of the project, and return what it returns."""
         name = getattr(function.node, "name", "lambda")
-        unknown = Value(
-            deps=values.join_deps([*args, *named.values()]), line=node.lineno, flags={"from_call"}
-        )
+        unknown = Value(line=node.lineno, flags={"from_call"})
+        unknown.deps = values.join_deps([*args, *named.values()])
         # a function that has trained is started once: `if distributed: mp.spawn(main) else: main()`
         if function.node in self._trained and not self._loops:
             return unknown
@@ -126,15 +124,13 @@ class Calls(Functions):
             place = (parameters.get(parameter, function.node), function.module.source.path, len(self.events))
             self.bound.append(Binding(value, parameter, function.node, *place))
             # the arguments by which a call decides which branch the function takes
-            is_flag = value.kind == "const" and isinstance(value.key, bool)
-            if is_flag or value.kind == "dict":
+            if value.kind == "dict" or (value.kind == "const" and isinstance(value.key, bool)):
                 frame.given[parameter] = value
         self._walked.add(function.node)
         self._stack.append(function.node)
-        functions = self._functions
+        functions, count = self._functions, len(self._conditions)
         self._functions = (*functions, getattr(function.node, "name", ""))
         self.frames.append(frame)
-        count = len(self._conditions)
         # @torch.no_grad(), @rank_zero_only: under it the whole function is conditional
         for decorator in getattr(function.node, "decorator_list", []):
             self._conditions.append(Condition(unparse(decorator), Value(), True, decorator))
@@ -149,21 +145,16 @@ class Calls(Functions):
             self._stack.pop()
             self._functions = functions
         # several returns: their values are merged, as those of two branches
-        result = frame.returned[0] if frame.returned else unknown
-        for returned in frame.returned[1:]:
-            result = self._merge_returned(result, returned)
-        return result
+        return functools.reduce(self._merge_returned, frame.returned) if frame.returned else unknown
 
     def _bind(self, node: Any, args: list[Value], named: dict[str, Value], names: dict[str, Value]) -> None:
         """Bind the parameters of a function to the arguments of a call."""
         arguments = node.args
         parameters = [*arguments.posonlyargs, *arguments.args]
         every = [*parameters, *arguments.kwonlyargs]
-        is_static = any(unparse(part) == "staticmethod" for part in getattr(node, "decorator_list", []))
-        is_method = bool(parameters) and parameters[0].arg != "self"
         # a static method gets no object, although it was called on one
-        is_object = is_static and bool(args) and args[0].cls is not None and is_method
-        given = args[1:] if is_object else args
+        is_static = any(unparse(part) == "staticmethod" for part in getattr(node, "decorator_list", []))
+        given = args[1:] if is_static and args and args[0].cls is not None else args
         places = zip(parameters, given, strict=False)
         names.update({part.arg: value for part, value in places if value.kind != "open"})
         known = {part.arg for part in every}
@@ -183,18 +174,16 @@ class Calls(Functions):
 
     def _make_parameter(self, parameter: ast.arg, default: ast.expr | None) -> Value:
         """Return the value of a parameter that no call gives: its default, or what its name tells."""
+        name = parameter.arg
         if isinstance(default, ast.Constant):
             made = self.value(default)
             # a caller may give another one
             made.kind = "option" if made.kind == "const" else made.kind
             return made
-        made = Value(values.kind_of_name(parameter.arg) or "unknown", parameter.arg, node=parameter)
-        made.flags.add("by_name")
-        if parameter.arg in ("args", "cfg", "config", "opt", "hps", "hparams", "conf", "params"):
-            made.kind = "args"
-        if parameter.arg in ("fabric", "accelerator"):
-            made.kind, made.key = "instance", parameter.arg.capitalize()
-        return made
+        if name in ("fabric", "accelerator"):
+            return Value("instance", name, key=name.capitalize(), node=parameter, flags={"by_name"})
+        kind = "args" if name in _ARGUMENTS else values.kind_of_name(name) or "unknown"
+        return Value(kind, name, node=parameter, flags={"by_name"})
 
     def _merge_returned(self, first: Value, second: Value) -> Value:
         if first.kind == "list" and second.kind == "list" and len(first.parts) == len(second.parts):
@@ -253,9 +242,7 @@ class Calls(Functions):
             last = dotted.rpartition(".")[2]
             if not kind and (last.endswith("Module") or _BASES.get(last) == "model"):
                 return _kind_of_module(name)
-            kind = (
-                kind or _BASES.get(last) or ("dataset" if "Dataset" in last else values.kind_of_class(dotted))
-            )
+            kind = kind or _BASES.get(last, "dataset" if "Dataset" in last else values.kind_of_class(dotted))
             if kind:
                 return kind
         # no base says it: the name of the class alone, but for models, which have many other meanings

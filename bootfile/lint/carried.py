@@ -3,7 +3,6 @@ whether a restart brings them back."""
 
 import ast
 import re
-from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from bootfile.lint import values
@@ -19,7 +18,7 @@ OFFSET = re.compile(
 EXTREME = re.compile(r"(^|\.)(min|max|amin|amax)$")
 _BEST_KEY = re.compile(r"best|highest|lowest|top|record", re.IGNORECASE)
 _TELLS_TIME = re.compile(r"time|perf_counter|monotonic|datetime|now")
-_ORDERS = ast.Lt | ast.Gt | ast.LtE | ast.GtE
+ORDERS = ast.Lt | ast.Gt | ast.LtE | ast.GtE
 
 
 class Carried(NamedTuple):
@@ -67,10 +66,7 @@ def list_carried(facts: Facts) -> list[Carried]:
 def first_of(event: Event) -> Value:
     """Return what a number was before the loops that change it."""
     value, name = event.args[1], last_part(event.text)
-    for _ in range(6):
-        is_changed = value.kind in ("counter", "shifted", "unknown") and last_part(value.label) == name
-        if not is_changed or value.of is None:
-            break
+    while value.of and value.kind in ("counter", "shifted", "unknown") and last_part(value.label) == name:
         value = value.of
     return value
 
@@ -88,13 +84,11 @@ def last_part(name: str) -> str:
 def is_compared(facts: Facts, start: Value, value: Value, is_equal: bool = False) -> bool:
     """Return whether a test compares a number, or the smallest or largest of a list, with another one.
     is_equal: `counter == limit` is such a test, too."""
-    for compared in facts.list_deps(value):
-        if compared.kind != "compared":
-            continue
+    for compared in [dep for dep in facts.list_deps(value) if dep.kind == "compared"]:
         deps, operator = facts.list_deps(compared), compared.node.ops[0]
         # `if loss == min(losses)`
         is_extreme = any(EXTREME.search(str(dep.key)) for dep in deps)
-        is_ordered = isinstance(operator, _ORDERS) or (is_equal and isinstance(operator, ast.Eq))
+        is_ordered = isinstance(operator, ORDERS) or (is_equal and isinstance(operator, ast.Eq))
         if start in deps and (is_extreme or (is_ordered and start.kind != "list")):
             return True
     return False
@@ -107,15 +101,12 @@ def is_result(facts: Facts, value: Value) -> bool:
     if any(_TELLS_TIME.search(f"{dep.key} {dep.label}") for dep in deps if "from_call" in dep.flags):
         return False
     plain = ("const", "none", "option", "args", "range", "module", "list", "compared", *values.NUMBERS)
-    for dep in deps:
-        is_other = dep.kind not in plain and not dep.deps
-        if is_other or dep.flags & {"from_call", "sum"}:
-            return True
-    return False
+    is_computed = any(dep.flags & {"from_call", "sum"} for dep in deps)
+    return is_computed or any(dep.kind not in plain and not dep.deps for dep in deps)
 
 
 def is_restored(
-    facts: Facts, number: Carried, is_best: bool = False, others: AbstractSet[str] = frozenset()
+    facts: Facts, number: Carried, is_best: bool = False, others: frozenset[str] = frozenset()
 ) -> bool:
     """Return whether a name gets a value of a checkpoint anywhere. is_best: the checkpoint may call it by
     another name for the best result. others: keys of other numbers."""
@@ -129,16 +120,8 @@ def is_restored(
             return True
     # the script reads an entry of nearly the same name, and what it does with it is not followed
     reads = {event.value for event in facts.select("read")}
-    for key in {str(value.key or "") for value in reads - _list_followed(facts)} - {""}:
-        is_near = key in name or name in key or (is_best and _BEST_KEY.search(key))
-        if is_near and (key == name or key not in others):
-            return True
-    return False
-
-
-def _list_followed(facts: Facts) -> set[Value]:
-    """Return the entries of checkpoints that names, attributes or objects get."""
     given = [event.args[0] for event in facts.select(*SETS)]
-    for event in facts.select("load_state"):
-        given += event.args.values()
-    return {dep for value in given for dep in facts.list_deps(value) if dep.kind == "field"}
+    given += [value for event in facts.select("load_state") for value in event.args.values()]
+    followed = {dep for value in given for dep in facts.list_deps(value)}
+    keys = {str(value.key or "") for value in reads - followed} - others.difference({name}) - {""}
+    return any(key in name or name in key or (is_best and _BEST_KEY.search(key)) for key in keys)

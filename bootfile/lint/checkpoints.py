@@ -22,7 +22,7 @@ LOAD_NAME = re.compile(r"load|resume|restore|checkpoint|ckpt|recover|continue", 
 _WRITES_WEIGHTS = re.compile(
     r"(^|\.)(save_pretrained|save_(model|weights|file|lora\w*)|push_to_hub|log_model|jit\.save|onnx\.export)$"
 )
-_WRITES = re.compile(r"dump|export|to_disk|store|report|register_for", re.IGNORECASE)
+_MAY_WRITE = re.compile(rf"{_SAVE_NAME.pattern}|dump|export|to_disk|store|report|register_for", re.IGNORECASE)
 _SAVE_METHOD = re.compile(r"save(_\w*(state|checkpoint|ckpt|model))?$")
 _SAVER_NAME = re.compile("check|ckpt|saver|manager", re.IGNORECASE)
 _GIVES_AWAY = re.compile(r"register|save_checkpoint|load_checkpoint|Checkpoint")
@@ -94,17 +94,16 @@ class Checkpoints(Walk):
         # a file that is written after the last epoch is of no use to a restart
         self.restart_saves = self.training_saves or self.saves
         self.fullest_save = max(self.restart_saves, key=lambda save: len(save.entries), default=None)
+        given = [event for event in self.select("call", "missed", "method") if _gives_away(event)]
         self.escaped: set[Value] = set()
-        for event in self.select("call", "missed", "method"):
-            if _gives_away(event):
-                self.escaped.update(*map(list_inside, event.args.values()))
+        self.escaped.update(*[list_inside(value) for event in given for value in event.args.values()])
         self.kept_by = self._find_keepers()
 
     def _read(self, event: Event) -> Save | None:
         """Return the checkpoint that an event writes; None for other events."""
         args = event.args
+        saved = args.get(0, args.get("obj"))
         if event.name == "call" and (event.text in _SAVERS or _SAVES_WHOLE.search(event.text)):
-            saved = args.get(0, args.get("obj"))
             return None if saved is None else _read_save(event, saved)
         # a function that is not known saves what it gets
         given = [value for value in args.values() if kind_of(value) == "dict" and root(value).parts]
@@ -134,14 +133,11 @@ class Checkpoints(Walk):
         """Return whether a checkpoint that is known has an object, or may have it."""
         base = root(value)
         mine = self.list_saved_with(base)
-        if mine & self.escaped:
-            return True
         # accelerate calls these functions before it saves: what they name is saved
-        if base.label and re.search(rf"\b{re.escape(base.label)}\b", self._text_of_hooks):
+        is_named = base.label and re.search(rf"\b{re.escape(base.label)}\b", self._text_of_hooks)
+        if mine & self.escaped or is_named or any(save.is_open for save in self.restart_saves):
             return True
-        entries = [entry for save in self.restart_saves for entry in save.entries]
-        is_open = any(save.is_open for save in self.restart_saves)
-        return is_open or any(_has(entry, mine, kind) for entry in entries)
+        return any(_has(entry, mine, kind) for save in self.restart_saves for entry in save.entries)
 
     def list_saved_with(self, base: Value) -> set[Value]:
         """Return an object and those whose state has its state."""
@@ -186,41 +182,35 @@ class Checkpoints(Walk):
 def list_saving(checkpoints: Checkpoints) -> tuple[list[Event], list[Event]]:
     """Return (the calls that write weights for use, the others that may save something), without the saves
     that are known."""
-    known = {save.event for save in checkpoints.saves}
-    weights, others = [], []
-    for event in checkpoints.select("call", "missed", "method"):
-        last = event.text.rpartition(".")[2]
-        if _WRITES_WEIGHTS.search(event.text):
-            weights.append(event)
-        elif event not in known and not _OUTPUTS.search(event.text) and not is_followed(event):
-            others += [event] if _SAVE_NAME.search(last) or _WRITES.search(last) else []
-    return weights, others
+    calls = checkpoints.select("call", "missed", "method")
+    weights = [event for event in calls if _WRITES_WEIGHTS.search(event.text)]
+    known = {*weights, *[save.event for save in checkpoints.saves]}
+    others = [event for event in calls if event not in known and not _OUTPUTS.search(event.text)]
+    others = [event for event in others if _MAY_WRITE.search(event.text.rpartition(".")[2])]
+    return weights, [event for event in others if not is_followed(event)]
 
 
 def _has(entry: Entry, mine: set[Value], kind: str) -> bool:
     """Return whether an entry is one of the objects, is computed from one, or may be one by its name."""
     value = entry.value
     # copy.deepcopy(average.model).half()
-    copied = value.of if value.kind == "copied" else None
-    if mine & list_deps(value) or root(value) in mine or (copied is not None and mine & list_deps(copied)):
+    copied = value.of if value.kind == "copied" and value.of is not None else value
+    if mine & (list_deps(value) | list_deps(copied) | {root(value)}):
         return True
+    # the state of a global generator is not that of another object
+    is_global = kind == "generator" and _RANDOM_STATE.search(str(value.key)) is not None
+    is_vague = kind_of(value) in _UNKNOWN and not is_global
     if value.kind == "state" and value.of is not None:
         is_vague = kind_of(value.of) in _UNKNOWN_OWNERS
-    else:
-        # the state of a global generator is not that of another object
-        is_global = kind == "generator" and _RANDOM_STATE.search(str(value.key)) is not None
-        is_vague = kind_of(value) in _UNKNOWN and not is_global
     return is_vague and re.search(KEYS[kind], entry.name, re.IGNORECASE) is not None
 
 
 def _may_save(event: Event) -> bool:
     """Return whether an event saves objects that are not known."""
     # a function such as save_checkpoint() that was too deep to enter
-    if event.name == "missed":
-        return _SAVE_NAME.search(event.text) is not None
-    if event.name == "call":
-        is_other = event.text not in _SAVERS and event.value.kind == "module"
-        last = event.text.rpartition(".")[2]
+    last = event.text.rpartition(".")[2]
+    if event.name != "method":
+        is_other = event.name == "missed" or (event.text not in _SAVERS and event.value.kind == "module")
         return is_other and _SAVE_NAME.search(last) is not None and not _OUTPUTS.search(event.text)
     # a method of an object that is not known, such as checkpointer.save(); accelerate and Fabric are known
     value = event.value
@@ -283,14 +273,11 @@ def _is_state_like(value: Value) -> bool:
     """Return whether an open value holds only the state of known objects, as {k: v.cpu() for k, v in ...}."""
     if "comprehension" not in value.flags and value.kind == "dict":
         return False
-    for dep in list_deps(value):
-        # the states of what a loop finds in an object are those of all that it has
-        is_state = (
-            dep.kind == "state" and dep.of is not None and kind_of(dep.of) not in ("unknown", "attribute")
-        )
-        if is_state or (dep.kind == "attribute" and dep.label in ("parameters", "named_parameters")):
-            return True
-    return False
+    deps = list_deps(value)
+    # the states of what a loop finds in an object are those of all that it has
+    owners = {kind_of(dep.of) for dep in deps if dep.kind == "state" and dep.of is not None}
+    read = {dep.label for dep in deps if dep.kind == "attribute"}
+    return bool(owners - {"unknown", "attribute"} or read & {"parameters", "named_parameters"})
 
 
 def list_inside(value: Value, depth: int = 0) -> set[Value]:

@@ -40,7 +40,9 @@ def main(arguments: list[str]) -> int:
     add("--no_hints", action="store_true", help="leave out what may be intended")
     args = parser.parse_args(arguments)
     if args.explain:
-        return _explain(args.explain)
+        for line in explain(args.explain):
+            print_line(line)
+        return 0
     if args.format not in ("text", "github"):
         raise BadInput(f"--format {args.format}: expected text or github")
     if not args.paths:
@@ -48,40 +50,20 @@ def main(arguments: list[str]) -> int:
     findings, errors, count = engine.lint_all(args.paths)
     if args.no_hints:
         findings = [finding for finding in findings if not finding.is_hint]
+    wrong = sum(not finding.is_hint for finding in findings)
+    counts = [_count(wrong, "finding"), _count(len(findings) - wrong, "hint"), _count(count, "file")]
+    lines = [*as_text(findings), "{} and {} in {}".format(*counts)]
+    lines = [*as_annotations(findings)] if args.format == "github" else lines
     if args.json:
         print(as_json(findings, errors))
-    elif args.format == "github":
-        for line in as_annotations(findings):
-            print_line(line)
-    else:
-        for line in as_text(findings):
-            print_line(line)
-        print_line(_sum_up(findings, count))
+    for line in [] if args.json else lines:
+        print_line(line)
     for error in errors:
         say_error(error)
     # a file that cannot be read counts more than findings in others: the check was not whole
     if errors:
         return BAD_INPUT
-    if any(not finding.is_hint for finding in findings):
-        return FINDINGS
-    return 0
-
-
-def _explain(rule: str) -> int:
-    if rule in RETIRED:
-        raise BadInput(f"--explain {rule}: a rule of earlier releases, which lint does not look for any more")
-    if rule not in RULES:
-        raise BadInput(f"--explain {rule}: unknown rule: expected one of {', '.join(RULES)}")
-    for line in explain(rule):
-        print_line(line)
-    return 0
-
-
-def _sum_up(findings: list[Finding], count: int) -> str:
-    wrong = sum(1 for finding in findings if not finding.is_hint)
-    hints = len(findings) - wrong
-    files = "1 file" if count == 1 else f"{count} files"
-    return f"{_count(wrong, 'finding')} and {_count(hints, 'hint')} in {files}"
+    return FINDINGS if wrong else 0
 
 
 def _count(number: int, noun: str) -> str:
@@ -129,7 +111,11 @@ def _escape(text: str) -> str:
 
 
 def explain(rule: str) -> Iterator[str]:
-    """Yield the lines about a rule."""
+    """Yield the lines about a rule. Raises BadInput."""
+    if rule in RETIRED:
+        raise BadInput(f"--explain {rule}: a rule of earlier releases, which lint does not look for any more")
+    if rule not in RULES:
+        raise BadInput(f"--explain {rule}: unknown rule: expected one of {', '.join(RULES)}")
     row = RULES[rule]
     yield f"{rule}: {row.title}"
     yield f"    {row.consequence}"

@@ -9,13 +9,10 @@ from collections.abc import Iterable, Iterator
 from bootfile.ground.errors import BadInput
 from bootfile.lint import (
     known_defects,
-    rules_batches,
-    rules_best,
     rules_contents,
-    rules_counters,
     rules_epochs,
-    rules_exact,
     rules_files,
+    rules_numbers,
     rules_random,
     rules_restart,
     rules_samples,
@@ -28,21 +25,10 @@ from bootfile.lint.facts import Facts
 from bootfile.lint.table import Finding
 from bootfile.lint.trace import Tracer
 
-_CHECKS = (
-    rules_state.check,
-    rules_exact.check,
-    rules_best.check,
-    rules_counters.check,
-    rules_epochs.check,
-    rules_batches.check,
-    rules_random.check,
-    rules_samples.check,
-    rules_files.check,
-    rules_contents.check,
-    rules_steps.check,
-    rules_restart.check,
-    known_defects.check,
-)
+_RULES = (
+    rules_state, rules_numbers, rules_epochs, rules_steps, rules_random, rules_samples, rules_files,
+    rules_contents, rules_restart, known_defects,
+)  # fmt: skip
 _HIDDEN = {"node_modules", "__pycache__", "build", "dist", "site-packages", ".git", ".venv", "venv"}
 # a file without any of these words trains nothing: a script may leave the steps to a module
 _TRAINS = re.compile(rb"backward|\bstep\(|Trainer|\.fit\(|train\w*\(")
@@ -94,49 +80,30 @@ def examine(
         # a script that was too large to be walked to its end gets no findings: they could be wrong
         if tracer.is_whole:
             facts = Facts(tracer)
-            for check in _CHECKS:
-                findings += check(facts)
+            findings += [finding for rules in _RULES for finding in rules.check(facts)]
             if any(not finding.is_hint for finding in findings):
-                command = advise(facts).command(os.path.relpath(path))
+                command = advise(facts)
                 findings = [dataclasses.replace(finding, prove=command) for finding in findings]
     except RecursionError:
         raise BadInput(f"{path}: nested too deeply to be checked") from None
-    modules = {module.source.path: module.source for module in tracer.imported.values()}
-    modules[path] = source
-    return sorted({finding for finding in findings if not _is_ignored(finding, modules)}), facts
-
-
-def _is_ignored(finding: Finding, modules: dict[str, sources.Source]) -> bool:
-    source = modules.get(finding.path)
-    if source is None:
-        return False
-    rules = source.ignored.get(finding.line, set())
-    return bool(rules & {"all", finding.rule})
+    modules = [source, *[module.source for module in tracer.imported.values()]]
+    ignored = {(one.path, line): rules for one in modules for line, rules in one.ignored.items()}
+    kept = [one for one in findings if not ignored.get((one.path, one.line), set()) & {"all", one.rule}]
+    return sorted(set(kept)), facts
 
 
 def lint_all(paths: Iterable[str]) -> tuple[list[Finding], list[str], int]:
     """Lint files and folders. Return (the findings, one line for each file that cannot be read, the number of
     files that were read)."""
+    findings: dict[tuple[str, int, str], list[Finding]] = {}
+    parsed: dict[str, sources.Source | None] = {}
+    errors, count = [], 0
+    pairs = [(path, name) for path in paths for name in find_files(path)]
     # trees and values are many small objects that stay: the usual collections took half of the time
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        return _lint_all(paths)
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-def _lint_all(paths: Iterable[str]) -> tuple[list[Finding], list[str], int]:
-    findings: dict[tuple[str, int, str], list[Finding]] = {}
-    parsed: dict[str, sources.Source | None] = {}
-    errors = []
-    count = 0
-    for path in paths:
-        is_folder = os.path.isdir(path)
-        for name in find_files(path):
-            if is_folder and not may_train(name):
-                continue
+        for name in [name for path, name in pairs if name == path or may_train(name)]:
             try:
                 _merge(findings, lint(name, parsed), os.path.relpath(name))
                 count += 1
@@ -144,10 +111,10 @@ def _lint_all(paths: Iterable[str]) -> tuple[list[Finding], list[str], int]:
                 errors.append(str(error))
             if gc.get_count()[0] > MOST_OBJECTS:
                 gc.collect()
-    of_all: list[Finding] = []
-    for of_place in findings.values():
-        of_all += of_place
-    return sorted(of_all), errors, count
+    finally:
+        if was_enabled:
+            gc.enable()
+    return sorted(finding for of_place in findings.values() for finding in of_place), errors, count
 
 
 def _merge(findings: dict[tuple[str, int, str], list[Finding]], new: list[Finding], script: str) -> None:

@@ -27,10 +27,7 @@ class Expressions(Calls):
             raise TooLarge
         if node is None:
             return Value("none")
-        kind = type(node)
-        if kind not in self._methods:
-            self._methods[kind] = getattr(self, f"_of_{kind.__name__.lower()}", None)
-        method = self._methods[kind]
+        method = getattr(self, f"_of_{type(node).__name__.lower()}", None)
         if method:
             result: Value = method(node)
             return result
@@ -63,12 +60,7 @@ class Expressions(Calls):
             return Value("module", f"{owner.label}.{node.attr}", owner.path, key=owner.key)
         # `ddp.module` is the bare model; a compiled model passes the attribute on to the wrapped one in it
         inner = owner
-        while (
-            node.attr == "module"
-            and inner.kind == "wrapped"
-            and inner.key != "module."
-            and inner.of is not None
-        ):
+        while node.attr == "module" and inner.kind == "wrapped" and inner.key != "module." and inner.of:
             inner = inner.of
         owner = inner if inner.kind == "wrapped" else owner
         if owner.kind == "wrapped" and node.attr in ("module", "_orig_mod") and owner.of is not None:
@@ -77,19 +69,19 @@ class Expressions(Calls):
         if node.attr in base.parts and base.kind not in ("dict", "list", "field", "checkpoint"):
             return base.parts[node.attr]
         method = self.find_method(base, node.attr)
-        # a property is a call without brackets
-        if method is not None and is_property(method.node):
-            return self._call_function(method, [owner], {}, node)
         if method is not None:
-            return Value("method", node.attr, of=owner, cls=method)
+            # a property is a call without brackets
+            is_called = is_property(method.node)
+            bound = Value("method", node.attr, of=owner, cls=method)
+            return self._call_function(method, [owner], {}, node) if is_called else bound
         constant = self._find_class_value(base.cls, node.attr) if isinstance(base.cls, Class) else None
         return constant or self._unknown_attribute(owner, base, node)
 
     def _inner_module(self, owner: Value, node: ast.Attribute) -> Value:
         """Return a module in a package of the project: `import utils`, `utils.logging.save()`."""
-        path = self.project.find(f"{owner.label}.{node.attr}", 0, self._path())
-        module = self._load(path) if path else None
         full = f"{owner.label}.{node.attr}"
+        path = self.project.find(full, 0, self._path())
+        module = self._load(path) if path else None
         return Value("unknown", node.attr) if module is None else Value("module", full, path, cls=module)
 
     def _unknown_attribute(self, owner: Value, base: Value, node: ast.Attribute) -> Value:
@@ -147,11 +139,10 @@ class Expressions(Calls):
         made.flags.add("set")
         return made
 
-    def _of_starred(self, node: ast.Starred) -> Value:
+    def _of_starred(self, node: ast.Starred | ast.Await) -> Value:
         return self.value(node.value)
 
-    def _of_await(self, node: ast.Await) -> Value:
-        return self.value(node.value)
+    _of_await = _of_starred
 
     def _of_namedexpr(self, node: ast.NamedExpr) -> Value:
         value = self.value(node.value)
@@ -225,15 +216,13 @@ class Expressions(Calls):
             return Value("const", key=left.key**right.key, line=node.lineno, loops=tuple(self._loops))
         is_text = left.kind == "text" or (left.kind == "const" and isinstance(left.key, str))
         is_modulo = isinstance(operator, ast.Mod) and not is_text
-        # `folder / name`, `folder + name` and `"%s/last.pt" % folder` are paths
-        is_path = isinstance(operator, ast.Div | ast.Add | ast.Mod) and "path" in (left.kind, right.kind)
-        made = Value("unknown", deps=values.join_deps([left, right]), line=node.lineno, node=node)
-        made.options = {0: left, 1: right}  # the parts of a path, for file_names.py
-        if is_path:
-            made.kind = "path"
-        elif is_modulo:
-            made.kind = "modulo"
+        made = Value("modulo" if is_modulo else "unknown", line=node.lineno, node=node)
+        made.deps = values.join_deps([left, right])
         made.key = right.key if is_modulo and right.kind == "const" else None
+        made.options = {0: left, 1: right}  # the parts of a path, for file_names.py
+        # `folder / name`, `folder + name` and `"%s/last.pt" % folder` are paths
+        if isinstance(operator, ast.Div | ast.Add | ast.Mod) and "path" in (left.kind, right.kind):
+            made.kind = "path"
         return made
 
     def _of_joinedstr(self, node: ast.JoinedStr) -> Value:

@@ -39,8 +39,8 @@ class Facts(Checkpoints):
     changed: the objects whose state the training loop changes, with the first event that changes each.
     saves: the checkpoints. loads: the loads of files before the training. loaded: the objects that get their
     state from a file before it. restores_all: a function that is not known restores objects. intent: how the
-    script shows that it continues a training, "" if it does not. is_sure: it does not only begin a new one
-    with the weights of another.
+    script shows that it continues a training, "" if it does not. is_continued: it trains,
+    saves and continues. is_sure: it does not only begin a new training with the weights of another.
     """
 
     def __init__(self, tracer: Tracer):
@@ -55,6 +55,7 @@ class Facts(Checkpoints):
         self.is_accelerated = any(event.value.key == "Accelerator" for event in restores[:1])
         self._is_missed = any(event.name == "missed" for event in restores[:1])
         self.intent = self._find_intent()
+        self.is_continued = bool(self.loops and self.saves and self.intent)
         self.is_sure = self._is_sure()
 
     def _find_changed(self) -> dict[Value, Event]:
@@ -62,11 +63,12 @@ class Facts(Checkpoints):
         copies: dict[Value, Event] = {}
         for event in self.in_training("step", "method", "call"):
             base = root(event.value)
-            is_update = base.kind == "ema" and event.name != "step" and event.text in _UPDATES
-            if is_update or (event.name == "step" and base.kind in ("optimizer", "scheduler", "scaler")):
+            is_step = event.name == "step"
+            is_update = base.kind == "ema" and not is_step and event.text in _UPDATES
+            if is_update or (is_step and base.kind in ("optimizer", "scheduler", "scaler")):
                 changed.setdefault(base, event)
             # a copy of the model may be a frozen teacher: its name has to say that it is an average
-            is_read = event.name != "step" and event.text in _READS_WEIGHTS
+            is_read = not is_step and event.text in _READS_WEIGHTS
             for value in map(root, [event.value, *event.args.values()] if is_read else ()):
                 if value.kind == "copied" and _AVERAGE_NAME.search(value.label):
                     copies.setdefault(value, event)
@@ -117,11 +119,9 @@ class Facts(Checkpoints):
 
     def _is_kept(self, event: Event) -> bool:
         """Return whether a statement keeps what it reads, and does not only print it."""
-        for node in self.nodes(event.path, ast.Expr):
-            is_around = node.lineno <= event.line <= (node.end_lineno or node.lineno)
-            if is_around and isinstance(node.value, ast.Call) and _SHOWS.search(unparse(node.value.func)):
-                return False
-        return True
+        nodes = [node for node in self.nodes(event.path, ast.Expr) if isinstance(node.value, ast.Call)]
+        around = [node for node in nodes if node.lineno <= event.line <= node.end_lineno]
+        return not any(_SHOWS.search(unparse(node.value.func)) for node in around)
 
     def _begins_later(self) -> bool:
         """Return whether the number of the first epoch or step is an option such as --start_epoch, or is read
@@ -156,26 +156,21 @@ class Facts(Checkpoints):
 
     def _loads_weights(self) -> bool:
         """Return whether all that leads to the load of the optimizer names weights, and no restart."""
-        for value, event in self.loaded.items():
+        for event in [event for value, event in self.loaded.items() if value.kind == "optimizer"]:
             # the conditions, functions and options on the way to the load: --pretrained is not a restart
-            way = [event.describe_conditions(), *event.functions]
-            for load in list_deps(event.args.get(0, Value())):
-                for option in load.options.values():
-                    way += [dep.label for dep in list_deps(option)]
-            names = " ".join(way)
-            is_weights = _WEIGHTS.search(names) is not None and not _RESUME.search(names)
-            if value.kind == "optimizer" and not is_weights:
+            options = [option for load in list_deps(given_state(event)) for option in load.options.values()]
+            labels = [dep.label for option in options for dep in list_deps(option)]
+            names = " ".join([event.describe_conditions(), *event.functions, *labels])
+            if _RESUME.search(names) or not _WEIGHTS.search(names):
                 return False
         return bool(self.loaded)
 
     def trainers(self) -> list[Event]:
         """Return where a trainer of another package is made, which saves and restores by itself."""
         made = [event for event in self.calls(_TRAINERS) if event.name == "call"]
-        for event in self.select("create"):
+        for event in [event for event in self.select("create") if event.value.kind != "model"]:
             bases = getattr(getattr(event.value.cls, "node", None), "bases", [])
-            is_trainer = any(_TRAINER_BASES.search(unparse(base)) for base in bases)
-            if is_trainer and event.value.kind != "model":
-                made.append(event)
+            made += [event] if any(_TRAINER_BASES.search(unparse(base)) for base in bases) else []
         return sorted(made, key=lambda event: event.order)
 
 
@@ -190,9 +185,8 @@ def _restores(event: Event) -> bool:
 def of_a_restart(findings: Iterable[Finding], facts: Facts) -> Iterator[Finding]:
     """Yield the findings about restarts if the script trains, saves and continues. They are hints if it may
     only begin a new training with weights."""
-    if facts.loops and facts.saves and facts.intent:
-        for finding in findings:
-            yield finding if facts.is_sure else finding.as_hint()
+    for finding in findings if facts.is_continued else ():
+        yield finding if facts.is_sure else finding.as_hint()
 
 
 def reads_restored(value: Value) -> bool:

@@ -79,43 +79,37 @@ class Functions(Methods):
         made.options = call.arguments if last in NAMES_FILES else {}
         # `os.path.join(folder, "last.pt")`: the same file each time
         is_fixed = all(value.kind in ("const", "text") or "fixed" in value.flags for value in call.args)
+        made.flags |= {"fixed"} if call.args and is_fixed else set()
+        made.flags |= {"listing"} if last in LISTINGS else set()
         # `sorted(files)` and `max(files)` compare texts
-        sorts = "keyed" if call.named else "by_text"
-        flags = {
-            "fixed": bool(call.args) and is_fixed,
-            "listing": last in LISTINGS,
-            sorts: last in ("sorted", "max") and bool(call.args),
-        }
-        made.flags |= {flag for flag, is_true in flags.items() if is_true}
-        is_exact = last == "Exact" and call.name.startswith("bootfile.")
-        if last in ("Accelerator", "Fabric") or is_exact:
+        is_sorted = last in ("sorted", "max") and bool(call.args)
+        made.flags |= {"keyed" if call.named else "by_text"} if is_sorted else set()
+        if last in ("Accelerator", "Fabric"):
             made.kind, made.key = "instance", last
-            made.options = call.arguments if is_exact else {}
-            made.node = call.node if is_exact else None
+        if last == "Exact" and call.name.startswith("bootfile."):
+            made.kind, made.key, made.options, made.node = "instance", last, call.arguments, call.node
         return made
 
     # Builtins
 
     def _make_range(self, call: Call) -> Value | None:
-        made = self._make("range", call.node, call.args)
-        zero = Value("const", key=0, line=call.node.lineno)
-        made.parts["start"] = call.args[0] if len(call.args) > 1 else zero
-        made.parts["end"] = call.args[min(len(call.args), 2) - 1] if call.args else zero
-        return made if call.args else None
+        if not call.args:
+            return None
+        zero = [] if len(call.args) > 1 else [Value("const", key=0, line=call.node.lineno)]
+        start, end = [*zero, *call.args][:2]
+        return self._make("range", call.node, call.args, parts={"start": start, "end": end})
 
     def _make_count(self, call: Call) -> Value:
         """itertools.count(start, step): a range without an end."""
-        made = self._make("range", call.node, call.args)
-        made.parts["start"] = call.get(0, "start") or Value("const", key=0, line=call.node.lineno)
-        return made
+        start = call.get(0, "start") or Value("const", key=0, line=call.node.lineno)
+        return self._make("range", call.node, call.args, parts={"start": start})
 
     def _keep_first(self, call: Call) -> Value | None:
         return call.args[0] if call.args else None
 
     def _enumerate(self, call: Call) -> Value | None:
-        made = self._make(
-            "enumerated", call.node, parts={"start": call.get(1, "start") or Value("const", key=0)}
-        )
+        start = call.get(1, "start") or Value("const", key=0)
+        made = self._make("enumerated", call.node, parts={"start": start})
         made.deps = frozenset(call.args[:1])
         return made if call.args else None
 
@@ -156,20 +150,19 @@ class Functions(Methods):
     # Other packages
 
     def _super(self, call: Call) -> Value:
-        frame = self.frames[-1]
-        owner = frame.names.get("self", Value())
-        bases = frame.owner.node.bases if frame.owner is not None else []
+        owner, instance = self.frames[-1].owner, self.frames[-1].names.get("self", Value())
+        if owner is None:
+            return Value()
         # the first base of the project; those of other packages cannot be entered
-        found = [self._in_module(frame.owner, base) for base in bases if frame.owner is not None]
+        found = [self._in_module(owner, base) for base in owner.node.bases]
         classes = [value.cls for value in found if value.kind == "class" and isinstance(value.cls, Class)]
         if not classes:
-            return Value("unknown", "super" if frame.owner is not None else "")
-        return Value("instance", "super", of=owner, cls=classes[0], parts=root(owner).parts)
+            return Value("unknown", "super")
+        return Value("instance", "super", of=instance, cls=classes[0], parts=root(instance).parts)
 
     def _copy(self, call: Call) -> Value | None:
-        copied = [root(value) for value in call.args[:1]]
-        made = self._make("copied", call.node, of=next(iter(copied), None), loops=tuple(self._loops))
-        return made if copied else None
+        loops = tuple(self._loops)
+        return self._make("copied", call.node, of=root(call.args[0]), loops=loops) if call.args else None
 
     def _load_checkpoint(self, call: Call) -> Value:
         checkpoint = self._make("checkpoint", call.node, options=call.arguments)
@@ -190,11 +183,9 @@ class Functions(Methods):
         given = [Value("rank", "rank"), *given] if is_ranked else given
         # a loop that starts processes is not one of the training
         loops, self._loops = self._loops, []
-        started = [value for value in call.arguments.values() if value.kind in ("function", "method")]
-        for value in started:
+        for value in [value for value in call.arguments.values() if isinstance(value.cls, Function)]:
             first = [value.of] if value.kind == "method" and value.of is not None else []
-            if isinstance(value.cls, Function):
-                self._call_function(value.cls, [*first, *given], {}, call.node)
+            self._call_function(value.cls, [*first, *given], {}, call.node)
         self._loops = loops
 
     def _read_loader(self, iterated: Value, node: Any) -> None:
@@ -204,11 +195,11 @@ class Functions(Methods):
             self._event("iterate", loader, {}, node)
             dataset = root(loader.parts.get("dataset", Value()))
             # once: each epoch does the same
-            is_read = loader in self._loaders_read
+            names = () if loader in self._loaders_read else ("__getitem__", "__iter__")
             self._loaders_read |= {loader} if "dataset" in loader.parts else set()
-            found = [self.find_method(dataset, name) for name in ("__getitem__", "__iter__") if not is_read]
-            for method in [method for method in found if method is not None]:
-                self._call_function(method, [dataset, Value()], {}, node)
+            for method in [self.find_method(dataset, name) for name in names]:
+                if method is not None:
+                    self._call_function(method, [dataset, Value()], {}, node)
 
     # Imports: the statements of a module of the project are walked over once
 
@@ -251,10 +242,9 @@ class Functions(Methods):
     def _import(self, wanted: str, full: str, level: int, node: Any) -> Value:
         path = self.project.find(wanted, level, self._path())
         module = self._load(path) if path else None
-        if module is not None and wanted == full:
-            return Value("module", full, path, cls=module)
         if module is not None:  # `import a.b` binds a
-            return Value("module", full, path, key=True)
+            cls, key = (module, None) if wanted == full else (None, True)
+            return Value("module", full, path, cls=cls, key=key)
         self.externals.add(wanted)
         return Value("module", full, self._path(), node.lineno)
 
@@ -269,12 +259,10 @@ class Functions(Methods):
         self.imported[path] = module
         # the statements of a module run once, at its import: they are not events of the training
         self._muted += 1
-        loops, self._loops = self._loops, []
-        conditions, self._conditions = self._conditions, []
+        around, self._loops, self._conditions = (self._loops, self._conditions), [], []
         try:
             self._run_module(module, main=False)
         finally:
             self._muted -= 1
-            self._loops = loops
-            self._conditions = conditions
+            self._loops, self._conditions = around
         return module

@@ -151,10 +151,10 @@ def asks_for_less(facts: Facts, package: str, release: str) -> bool:
     wanted = _numbers(release)
     # `torch>=2.0,<2.6`: other limits may come first
     others = r"(?:[=<>~!]+\s*[\w.*+]+\s*,\s*)*"
-    if any(version < wanted for version in _find_versions(facts, package, others + r"(?:==?|<=|~=)")):
-        return True
+    at_most = _find_versions(facts, package, others + r"(?:==?|<=|~=)")
     below = _find_versions(facts, package, others + r"<(?!=)")
-    return any(version <= [*wanted, 0] for version in below)  # also `<2.6.0`
+    # also `<2.6.0`
+    return any(one < wanted for one in at_most) or any(one <= [*wanted, 0] for one in below)
 
 
 def _find_versions(facts: Facts, package: str, operators: str) -> list[list[int]]:

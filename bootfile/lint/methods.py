@@ -1,7 +1,7 @@
 """The methods whose meaning is known: of objects of torch, accelerate and Fabric, and of containers.
 
-A row of MEANINGS is what a method does as an event. `_method_NAME()` returns what a method of this name
-returns; None if it is another one.
+A row of MEANINGS is what a method does as an event. A row of RESULTS or ENTRIES names what returns its
+result.
 """
 
 from typing import Any, NamedTuple
@@ -28,6 +28,20 @@ MEANINGS = [
     Meaning("backward", "", "backward"),
     Meaning("state_dict", "", "state"),
 ]
+# method of an object -> what returns its result here; None if the object is of another kind
+RESULTS = {
+    "state_dict": "_make_state", "get_state": "_get_state", "bit_generator": "_get_state",
+    "manual_seed": "_keep_generator", "parse_args": "_make_args", "parse_known_args": "_make_args",
+    "parameters": "_list_parameters", "named_parameters": "_list_parameters",
+    "param_groups": "_list_parameters", "prepare": "_prepare", "setup": "_set_up",
+    "load_state": "_load_registered", "load": "_load_all",
+}  # fmt: skip
+# the same for a dict or list
+ENTRIES = {
+    "items": "_keep_entries", "values": "_keep_entries", "keys": "_keep_entries", "update": "_update",
+    "append": "_append", "extend": "_extend", "get": "_get_entry", "setdefault": "_get_entry",
+    "pop": "_pop_entry", "copy": "_keep_base",
+}  # fmt: skip
 # methods and functions that return the object itself
 PASSED = (
     "cuda", "to", "cpu", "train", "eval", "half", "float", "double", "bfloat16", "requires_grad_", "copy",
@@ -77,8 +91,8 @@ class Methods(Recorder):
             made.flags.add("optional")
             return made
         is_container = base.kind in ("dict", "list") and call.name != "state_dict"
-        method = getattr(self, f"_{'container' if is_container else 'method'}_{call.name}", None)
-        result: Value | None = method(call) if method else None
+        method = (ENTRIES if is_container else RESULTS).get(call.name)
+        result: Value | None = getattr(self, method)(call) if method else None
         return result if result is not None or is_container else self._pass_on(call)
 
     def _pass_on(self, call: Call) -> Value | None:
@@ -92,58 +106,49 @@ class Methods(Recorder):
 
     # Methods of objects
 
-    def _method_state_dict(self, call: Call) -> Value:
+    def _make_state(self, call: Call) -> Value:
         base, prefix = call.base, prefix_of(call.called)
         made = self._make("state", call.node, label=base.label, of=base, flags={prefix} - {""})
         made.deps = frozenset([base, call.called])
         return made
 
-    def _method_get_state(self, call: Call) -> Value | None:
-        return self._method_state_dict(call) if call.base.kind == "generator" else None
+    def _get_state(self, call: Call) -> Value | None:
+        return self._make_state(call) if call.base.kind == "generator" else None
 
-    _method_bit_generator = _method_get_state
-
-    def _method_manual_seed(self, call: Call) -> Value | None:
+    def _keep_generator(self, call: Call) -> Value | None:
         return call.called if call.base.kind == "generator" else None
 
-    def _method_parse_args(self, call: Call) -> Value:
+    def _make_args(self, call: Call) -> Value:
         flags = {"namespace"} if call.base.label != "self" else set()
         return self._make("args", call.node, label="args", flags=flags)
 
-    _method_parse_known_args = _method_parse_args
-
-    def _method_parameters(self, call: Call) -> Value:
+    def _list_parameters(self, call: Call) -> Value:
         base = call.base
         made = self._make("attribute", call.node, label="parameters", of=base)
         made.deps = frozenset([base])
         return made
 
-    _method_named_parameters = _method_parameters
-    _method_param_groups = _method_parameters
-
-    def _method_prepare(self, call: Call) -> Value:
+    def _prepare(self, call: Call) -> Value:
         """accelerator.prepare(model, optimizer) returns both."""
         for value in call.args:
             root(value).flags.add("prepared")
         return self._give_back(call)
 
-    def _method_setup(self, call: Call) -> Value | None:
+    def _set_up(self, call: Call) -> Value | None:
         return self._give_back(call) if call.base.key == "Fabric" else None
 
     def _give_back(self, call: Call) -> Value:
         whole = self._make("list", call.node, parts=dict(enumerate(call.args)))
         return call.args[0] if len(call.args) == 1 else whole
 
-    def _method_load_state(self, call: Call) -> None:
+    def _load_registered(self, call: Call) -> None:
         """accelerator.load_state() restores what was registered: numbers in it come from the checkpoint."""
-        events = self.events if call.base.key == "Accelerator" else []
-        registered = [event for event in events if event.text == "register_for_checkpointing"]
-        for value in [
-            value for event in registered if event.name == "method" for value in event.args.values()
-        ]:
-            self._restore_numbers(root(value), None, ("const",), call.node)
+        is_accelerator = call.base.key == "Accelerator"
+        for event in [event for event in self.events if event.text == "register_for_checkpointing"]:
+            for value in event.args.values() if is_accelerator and event.name == "method" else ():
+                self._restore_numbers(root(value), None, ("const",), call.node)
 
-    def _method_load(self, call: Call) -> Value | None:
+    def _load_all(self, call: Call) -> Value | None:
         """fabric.load(path, state) restores what is in `state`; without it, it returns the checkpoint."""
         if call.base.key != "Fabric" or not call.args:
             return None
@@ -175,17 +180,17 @@ class Methods(Recorder):
             return classes[0]
         return self._make("attribute", node, [owner, key], of=owner, key=key.key, flags={"item"})
 
-    def _container_items(self, call: Call) -> Value:
+    def _keep_entries(self, call: Call) -> Value:
         """`state.items()` keeps its entries; the loop over them reads the flag."""
         base = call.base
         made = Value(base.kind, base.label, base.path, base.line, parts=base.parts, is_open=base.is_open)
         made.flags, made.deps = {call.name}, base.deps
         return made
 
-    _container_values = _container_items
-    _container_keys = _container_items
+    def _keep_base(self, call: Call) -> Value:
+        return call.base
 
-    def _container_update(self, call: Call) -> Value:
+    def _update(self, call: Call) -> Value:
         for given in call.args[:1]:
             self._merge_dict(call.base, given)
             # numbers that a checkpoint replaces
@@ -200,7 +205,7 @@ class Methods(Recorder):
             if part.kind in kinds:
                 holder.parts[key] = self._make("field", node, label=str(key), of=checkpoint, key=key)
 
-    def _container_append(self, call: Call) -> Value:
+    def _append(self, call: Call) -> Value:
         """One append() in a loop stands for many."""
         base = call.base
         base.parts[len(base.parts)] = call.args[0] if call.args else Value()
@@ -208,30 +213,22 @@ class Methods(Recorder):
         base.deps |= values.join_deps(call.args)
         return Value("none")
 
-    def _container_extend(self, call: Call) -> Value:
+    def _extend(self, call: Call) -> Value:
         call.base.is_open = True
         call.base.deps |= values.join_deps(call.args)
         return Value("none")
 
-    def _container_get(self, call: Call) -> Value | None:
+    def _get_entry(self, call: Call) -> Value | None:
         is_known = bool(call.args) and call.args[0].kind == "const"
         return call.base.parts.get(call.args[0].key) or self._part_of(call) if is_known else None
 
-    _container_setdefault = _container_get
-
-    def _container_pop(self, call: Call) -> Value:
+    def _pop_entry(self, call: Call) -> Value:
         is_known = bool(call.args) and call.args[0].kind == "const"
         taken = call.base.parts.pop(call.args[0].key, None) if is_known else None
         return taken or self._part_of(call)
 
     def _part_of(self, call: Call) -> Value:
         return Value(deps=values.join_deps([call.base]))
-
-    def _container_copy(self, call: Call) -> Value:
-        return call.base
-
-    def _container_sort(self, call: Call) -> Value:
-        return Value("none")
 
     def _merge_dict(self, made: Value, other: Value) -> None:
         other = root(other)

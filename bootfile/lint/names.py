@@ -24,12 +24,10 @@ class Names(Expressions):
             method(target, value, node, keep)
 
     def _set_name(self, target: ast.Name, value: Value, node: Any, keep: bool) -> None:
-        frame = self.frames[-1]
-        name = target.id
+        frame, name = self.frames[-1], target.id
         named = self._named(value, name, node)
-        is_outer = frame.outer is not None and name in frame.outer
         # `nonlocal`, or else `global`
-        shared = frame.outer if is_outer and frame.outer is not None else frame.module.names
+        shared = frame.outer if frame.outer is not None and name in frame.outer else frame.module.names
         names = shared if name in frame.shared else frame.names
         old = names.get(name)
         chosen = self._chosen(old, named, keep, name)
@@ -152,8 +150,7 @@ class Names(Expressions):
                 made.parts[number] = self.value(node.elt)
             if entries is None:
                 made.deps = values.join_deps([*made.parts.values(), *self._iterated(node)])
-                if made.parts[0].kind not in values.STATEFUL:
-                    made.parts = {}
+                made.parts = made.parts if made.parts[0].kind in values.STATEFUL else {}
         made.node = node
         return made
 
@@ -212,29 +209,19 @@ class Names(Expressions):
                 # a comprehension reads a loader as a loop does
                 self._assign(part.target, self._element(source, part.iter, None), part.iter, keep=True)
             return None
-        bound = []
-        for entry in entries:
-            names: dict[str, Value] = {}
-            _bind(generator.target, entry, names)
-            bound.append(names)
-        return bound
+        return [dict(_bind(generator.target, entry)) for entry in entries]
 
     def _list_entries(self, iterated: Value) -> list[Value] | None:
         """Return what a loop over a dict or list gets if its entries are known and few."""
         iterated = root(iterated)
-        if iterated.kind not in ("list", "dict") or iterated.is_open or "set" in iterated.flags:
-            return None
+        is_known = iterated.kind in ("list", "dict") and not iterated.is_open and "set" not in iterated.flags
         # a table of hundreds of entries is data: walking the body for each would take long
-        if not 0 < len(iterated.parts) <= MOST_ENTRIES:
+        if not is_known or not 0 < len(iterated.parts) <= MOST_ENTRIES:
             return None
+        keys, parts = [Value("const", key=key) for key in iterated.parts], [*iterated.parts.values()]
         if "items" in iterated.flags:
-            return [
-                Value("list", parts={0: Value("const", key=key), 1: value})
-                for key, value in iterated.parts.items()
-            ]
-        if iterated.kind == "list" or "values" in iterated.flags:
-            return list(iterated.parts.values())
-        return [Value("const", key=key) for key in iterated.parts]
+            return [Value("list", parts={0: key, 1: value}) for key, value in zip(keys, parts, strict=True)]
+        return parts if iterated.kind == "list" or "values" in iterated.flags else keys
 
     def _element(self, iterated: Value, node: Any, loop: Loop | None) -> Value:
         """Return what the target of a loop gets."""
@@ -262,9 +249,9 @@ class Names(Expressions):
         return made
 
 
-def _bind(target: Any, value: Value, names: dict[str, Value]) -> None:
+def _bind(target: Any, value: Value) -> Iterator[tuple[str, Value]]:
+    """Yield the names of a target, with their values."""
     if isinstance(target, ast.Name):
-        names[target.id] = value
-    elif isinstance(target, ast.Tuple | ast.List):
-        for number, part in enumerate(target.elts):
-            _bind(part, value.parts.get(number, Value()), names)
+        yield target.id, value
+    for number, part in enumerate(getattr(target, "elts", ())):
+        yield from _bind(part, value.parts.get(number, Value()))

@@ -1,7 +1,7 @@
 """What a walk over a script lists: its events, and the functions, classes and modules that it meets."""
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -146,7 +146,6 @@ class Recorder:
         self.frames: list[Frame] = []
         self._stack: list[Any] = []
         self._functions: tuple[str, ...] = ()  # the names of those in _stack
-        self._methods: dict[type, Any] = {}  # the method for each class of the syntax tree
         self._counted: dict[Any, list[tuple[Any, Any]]] = {}  # what each loop adds to
         self._steps = 0
         self._muted = 0
@@ -179,22 +178,11 @@ class Recorder:
         function = self.frames[-1].node
         self.bound.append(Binding(value, name, function, node, self._path(), len(self.events)))
 
-    # What the subclasses follow
-
-    def value(self, node: Any) -> Value:
-        """Return the value of an expression."""
-        raise NotImplementedError
-
-    def _block(self, body: list[ast.stmt]) -> None:
-        raise NotImplementedError
-
-    def _call_function(
-        self, function: Function, args: list[Value], named: dict[str, Value], node: Any
-    ) -> Value:
-        raise NotImplementedError
-
-    def _assign(self, target: ast.expr, value: Value, node: Any, keep: bool = False) -> None:
-        raise NotImplementedError
+    # what the subclasses follow
+    value: Callable[[Any], Value]
+    _block: Callable[[list[ast.stmt]], None]
+    _call_function: Callable[[Function, list[Value], dict[str, Value], Any], Value]
+    _assign: Callable[..., None]
 
     # Classes of the project
 
@@ -214,10 +202,10 @@ class Recorder:
                 return Function(part, cls.module, cls.names, cls)
         for base in cls.node.bases:
             value = self._in_module(cls, base)
-            if value.kind == "class" and isinstance(value.cls, Class) and depth < 6:
-                method = self._find_method(value.cls, name, depth + 1)
-                if method:
-                    return method
+            is_own = value.kind == "class" and isinstance(value.cls, Class) and depth < 6
+            method = self._find_method(value.cls, name, depth + 1) if is_own else None
+            if method:
+                return method
         return None
 
     def find_method(self, value: Value, name: str) -> Function | None:
@@ -229,7 +217,6 @@ class Recorder:
             if isinstance(part, ast.Assign) and any(unparse(target) == name for target in part.targets):
                 value = self._in_module(cls, part.value)
                 # a constant gets the name and the line of the attribute, for the message
-                if value.kind == "const":
-                    return Value("const", name, self._path(), part.lineno, key=value.key)
-                return value
+                named = Value("const", name, self._path(), part.lineno, key=value.key)
+                return named if value.kind == "const" else value
         return None

@@ -23,10 +23,8 @@ _TELLS_TIME = re.compile(r"time|datetime|now\b|stamp|\bdate|uuid")
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Yield the findings about the contents of the checkpoints of a script that continues."""
-    if facts.loops and facts.saves and facts.intent:
-        yield from _find_refused(facts)
-        yield from _find_prefixes(facts)
-        yield from _find_logs(facts)
+    for find in (_find_refused, _find_prefixes, _find_logs):
+        yield from find(facts) if facts.is_continued else ()
 
 
 # R506: a checkpoint that torch.load() refuses since PyTorch 2.6
@@ -40,11 +38,8 @@ def _find_refused(facts: Facts) -> Iterator[Finding]:
         return
     # then it is a hint: the release that the requirements ask for loads all objects
     is_old = asks_for_less(facts, "torch", "2.6")
-    for save in facts.saves:
-        if save.event.text != "torch.save":
-            continue
-        if not is_checkpoint(save) and not _is_file_of(save, loads[0]):
-            continue
+    saves = [save for save in facts.saves if save.event.text == "torch.save"]
+    for save in [save for save in saves if is_checkpoint(save) or _is_file_of(save, loads[0])]:
         for entry in save.entries:
             what = _describe_object(entry)
             if what:
@@ -59,25 +54,23 @@ def _find_refused(facts: Facts) -> Iterator[Finding]:
 
 def _may_refuse(load: Event) -> bool:
     """Return whether a load is one of torch.load() with its default, which reads tensors and numbers only."""
-    if load.text != "torch.load" or load.args.keys() & {"weights_only", "pickle_module"}:
-        return False
-    # a file that the script opens may be one of pickle
-    return all(value.kind != "open" for value in load.args.values())
+    is_open = any(value.kind == "open" for value in load.args.values())  # `torch.load(path, **options)`
+    is_told = is_open or load.args.keys() & {"weights_only", "pickle_module"}
+    return load.text == "torch.load" and not is_told
 
 
 def _is_file_of(save: Save, load: Event) -> bool:
     """Return whether a load may read the file of a save: not "optimizer.pt" instead of "arguments.bin"."""
     written = _list_names(path_of(save.event), path_node(save.event))
-    read = _list_names(load.args.get(0, Value()), load.node.args[0] if load.node.args else None)
+    read = _list_names(load.args.get(0, Value()), next(iter(load.node.args), None))
     return not written or not read or bool(written & read)
 
 
 def _list_names(path: Value, node: ast.AST | None) -> set[str]:
     """Return the constant names of files in a path."""
-    texts = [path.key] if path.kind == "const" else []
-    for expression in [node, *[dep.node for dep in list_deps(path)]]:
-        if isinstance(expression, ast.AST):
-            texts += [part.value for part in ast.walk(expression) if isinstance(part, ast.Constant)]
+    nodes = [one for one in [node, *[dep.node for dep in list_deps(path)]] if isinstance(one, ast.AST)]
+    parts = [part for one in nodes for part in ast.walk(one) if isinstance(part, ast.Constant)]
+    texts = [path.key if path.kind == "const" else None, *[part.value for part in parts]]
     return {text for text in texts if isinstance(text, str) and re.search(r"\w\.\w+$", text)}
 
 
@@ -112,12 +105,10 @@ def _is_written(facts: Facts, save: Save, entry: Entry) -> bool:
     # `torch.save(model, path)`, `torch.save([model, optimizer], path)`
     if not entry.name or entry.name.isdigit():
         return True
-    for node in facts.nodes(save.event.path, ast.Dict):
-        for key, value in zip(node.keys, node.values, strict=True):
-            is_key = isinstance(key, ast.Constant) and key.value == entry.name
-            if is_key and isinstance(value, ast.Name | ast.Attribute):
-                return True
-    return False
+    dicts = facts.nodes(save.event.path, ast.Dict)
+    pairs = [pair for node in dicts for pair in zip(node.keys, node.values, strict=True)]
+    given = [value for key, value in pairs if isinstance(key, ast.Constant) and key.value == entry.name]
+    return any(isinstance(value, ast.Name | ast.Attribute) for value in given)
 
 
 # R601: a state of a wrapped model that is loaded into the bare one, or the other way round
@@ -143,23 +134,19 @@ def _find_prefixes(facts: Facts) -> Iterator[Finding]:
             text = f"{where} saves names of the bare model, and this loads them into one with {loaded}"
             if saved:
                 text = f"{where} saves names that begin with {saved}, and this loads them into the bare model"
-            # an option often decides whether the model is wrapped, and what is saved
             yield at(event, "R601", text, value=model, save=save, load=event)
             return
 
 
 def _list_prefixes(facts: Facts, model: Value, given: Value) -> list[tuple[Event, str]]:
     """Return the saves of the state of a model that is loaded, and what the names in it begin with."""
-    saves = []
     name = str(given.key) if given.kind == "field" else ""
-    for save in facts.training_saves:
-        for entry in save.entries:
-            flags = root(entry.value).flags
-            is_given = entry.owner is model and entry.name == name
-            if is_given and "either" not in flags:
-                prefixes = sorted(flag for flag in flags if flag.startswith("prefix:"))
-                saves.append((save.event, "".join(prefixes)))
-    return saves
+    pairs = [(save.event, entry) for save in facts.training_saves for entry in save.entries]
+    states = [
+        (event, root(entry.value)) for event, entry in pairs if (entry.owner, entry.name) == (model, name)
+    ]
+    flags = [(event, state.flags) for event, state in states if "either" not in state.flags]
+    return [(event, next((one for one in of if one.startswith("prefix:")), "")) for event, of in flags]
 
 
 # R507: a log that each start empties
@@ -174,8 +161,8 @@ def _find_logs(facts: Facts) -> Iterator[Finding]:
     opened_again = {_path_text(event) for event in inside} - {""}
     for event in opened:
         is_path = event.name == "method"
-        mode = event.args.get(0 if is_path else 1) or event.args.get("mode") or event.args.get("filemode")
-        is_emptied = mode is not None and mode.kind == "const" and str(mode.key).startswith("w")
+        modes = [event.args.get(name, Value()) for name in (0 if is_path else 1, "mode", "filemode")]
+        is_emptied = any(mode.kind == "const" and str(mode.key).startswith("w") for mode in modes)
         path = event.value if is_path else event.args.get(0) or event.args.get("filename") or Value()
         # a folder of each start, whose name has the time
         names = " ".join(f"{dep.key} {dep.label}" for dep in facts.list_deps(path))

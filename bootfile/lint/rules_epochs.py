@@ -14,19 +14,13 @@ from bootfile.lint.walk import split
 
 _COUNTS = re.compile(r"step|iter|epoch|batch|^it$|^i$", re.IGNORECASE)
 _NUMBER = re.compile("epoch|step|iter|progress|state")
-_ORDERS = ast.Lt | ast.Gt | ast.LtE | ast.GtE
-_CHOSEN = ("option", "args", "loop")
 _READS_ENTRY = re.compile(r"\[['\"]|\.get\(")
-_SETS_ORDER = r"manual_seed|seed_everything|set_seed|set_rng_state|set_epoch|random\.seed"
 
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Yield the findings about epochs and the batches that a restart skips."""
-    yield from of_a_restart(_find_wrong_epoch(facts), facts)
-    yield from of_a_restart(_find_planned(facts), facts)
-    yield from of_a_restart(_find_wrong_step(facts), facts)
-    yield from of_a_restart(_find_first_epoch(facts), facts)
-    yield from of_a_restart(_find_moved_end(facts), facts)
+    for find in (_find_wrong_epoch, _find_planned, _find_wrong_step, _find_first_epoch, _find_moved_end):
+        yield from of_a_restart(find(facts), facts)
 
 
 # R301: the saved number plus what is added to it
@@ -35,12 +29,9 @@ def check(facts: Facts) -> Iterator[Finding]:
 def _find_wrong_epoch(facts: Facts) -> Iterator[Finding]:
     for loop in facts.loops:
         start, added = split(loop.start or Value())
-        is_field = start is not None and start.kind == "field" and start.key is not None
-        if start is None or not is_field or loop.value is None or _has_several_starts(facts, loop):
-            continue
-        for save in facts.saves:
-            if not save.event.loops or save.event.loops[0] is not loop:
-                continue
+        is_field = start.kind == "field" and start.key is not None and loop.value is not None
+        is_one = is_field and not _has_several_starts(facts, loop)
+        for save in [save for save in facts.training_saves if is_one and save.event.loops[0] is loop]:
             # the saved number is that of the loop plus an offset; a restart begins `added` after it
             for offset in _list_offsets(save, str(start.key), loop.value):
                 message = _judge(facts, loop, save, offset + added)
@@ -49,14 +40,10 @@ def _find_wrong_epoch(facts: Facts) -> Iterator[Finding]:
                     return
 
 
-def _list_offsets(save: Save, key: str, number: Value) -> list[int]:
+def _list_offsets(save: Save, key: str, number: Value | None) -> list[int]:
     """Return what a checkpoint adds to a number that it has under a key; [] if it does not have it."""
-    offsets = []
-    for entry in save.entries:
-        saved, offset = split(entry.value)
-        if saved is number and entry.name == key:
-            offsets.append(offset)
-    return offsets
+    saved = [split(entry.value) for entry in save.entries if entry.name == key]
+    return [offset for value, offset in saved if value is number]
 
 
 def _has_several_starts(facts: Facts, loop: Loop) -> bool:
@@ -82,20 +69,19 @@ def _judge(facts: Facts, loop: Loop, save: Save, total: int) -> str:
         return f"the epoch that {where} saves after its end is trained again after a restart"
     if is_after and total > 1:
         return f"a restart skips an epoch: {total} are added to the one that {where} saves"
-    if steps[0].order > event.order and total == 1:
-        return f"{where} saves the epoch before it is trained, and a restart begins with the next one"
-    return ""
+    is_skipped = steps[0].order > event.order and total == 1
+    text = f"{where} saves the epoch before it is trained, and a restart begins with the next one"
+    return text if is_skipped else ""
 
 
 def _find_planned(facts: Facts) -> Iterator[Finding]:
     """Find a checkpoint whose number of the epoch is that of the last one that is planned."""
     for loop in facts.loops:
         start, _ = split(loop.start or Value())
-        key = start.key if start is not None and start.kind == "field" else None
-        for save in facts.training_saves if key is not None else ():
-            numbers = [entry.value for entry in save.entries if entry.name == str(key)]
-            ends = facts.list_deps(loop.iterated or Value()) - facts.list_deps(loop.start or Value())
-            if numbers and numbers[0].kind == "option" and numbers[0] in ends:
+        ends = facts.list_deps(loop.iterated or Value()) - facts.list_deps(loop.start or Value())
+        for save in facts.training_saves if start.kind == "field" else ():
+            numbers = [entry.value for entry in save.entries if entry.name == str(start.key)]
+            if any(number.kind == "option" and number in ends for number in numbers):
                 message = f"{name_line(save.event, loop)} saves the number of all epochs as that of this one"
                 yield at(loop, "R301", message, value=start, save=save.event)
                 return
@@ -107,7 +93,7 @@ def _find_wrong_step(facts: Facts) -> Iterator[Finding]:
         start, added = split(counter.of or Value())
         counts = [one for one in facts.in_training("set_name", "set_attribute") if one.args[0] is counter]
         counts = [one for one in counts if isinstance(one.node, ast.AugAssign | ast.Assign)]
-        if start is None or start.kind != "field" or len({one.line for one in counts}) != 1:
+        if start.kind != "field" or len({one.line for one in counts}) != 1:
             continue
         count = counts[-1]
         near = [step for step in facts.in_training("step") if step.loops == count.loops]
@@ -150,10 +136,9 @@ def _find_first_epoch(facts: Facts) -> Iterator[Finding]:
 
 def _counts_from_constant(loop: Loop) -> bool:
     """Return whether a loop is over range() from a number that the script writes to a known end."""
-    if loop.start is None or loop.value is None or loop.iterated is None or kind_of(loop.iterated) != "range":
+    if loop.start is None or loop.iterated is None or kind_of(loop.iterated) != "range":
         return False
-    number = loop.start.key
-    is_number = loop.start.kind == "const" and isinstance(number, int) and not isinstance(number, bool)
+    is_number = loop.start.kind == "const" and type(loop.start.key) is int
     # the number of epochs that are left, or an end that may follow from the checkpoint
     bounds = getattr(getattr(loop.node, "iter", None), "args", [])
     is_rest = any(isinstance(bound, ast.BinOp) and isinstance(bound.op, ast.Sub) for bound in bounds)
@@ -170,12 +155,11 @@ def _finds_its_place(facts: Facts, loop: Loop) -> bool:
     if is_skipped or _adds_offset(loop):
         return True
     # a counter in the loop that continues from the step in the name of a file
-    last = getattr(loop.node, "end_lineno", 0) or 0
-    for counter in facts.tracer.counters:
-        is_known = counter.of is None or counter.of.kind in ("const", "none", "counter")
-        is_inside = counter.path == loop.path and loop.line <= counter.line <= last
-        if is_inside and not is_known and _COUNTS.search(counter.label):
-            return True
+    lines = range(loop.line, loop.node.end_lineno + 1)
+    counted = [one for one in facts.tracer.counters if one.path == loop.path and one.line in lines]
+    counters = [one for one in counted if one.of and one.of.kind not in ("const", "none", "counter")]
+    if any(_COUNTS.search(counter.label) for counter in counters):
+        return True
     # the whole file is read in a way that is not followed, or the number is used in the loop
     reads = {event.value for event in facts.select("read")}
     read = {value for value in reads if value.key is None or _NUMBER.search(str(value.key))}
@@ -186,13 +170,9 @@ def _finds_its_place(facts: Facts, loop: Loop) -> bool:
 def _adds_offset(loop: Loop) -> bool:
     """Return whether the loop adds a variable to its number, as `step = number + first_step`."""
     number = unparse(getattr(loop.node, "target", loop.node))
-    for node in ast.walk(loop.node):
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-            for term, other in ((node.left, node.right), (node.right, node.left)):
-                is_variable = isinstance(other, ast.Name | ast.Attribute | ast.Subscript)
-                if is_variable and unparse(term) == number:
-                    return True
-    return False
+    sums = [node for node in ast.walk(loop.node) if isinstance(getattr(node, "op", None), ast.Add)]
+    pairs = [{unparse(node.left), unparse(node.right)} for node in sums if isinstance(node, ast.BinOp)]
+    return any(number in pair and not any(map(str.isdigit, pair)) for pair in pairs)
 
 
 # R310: an end that moves with the beginning

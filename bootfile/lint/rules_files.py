@@ -13,10 +13,9 @@ from bootfile.lint.table import Finding, at, name_line
 from bootfile.lint.values import NUMBERS, Value, list_deps, root
 from bootfile.lint.walk import is_guarded
 
-_RENAMES = re.compile(r"(^|\.)(replace|rename|renames|move|mkstemp|NamedTemporaryFile|safe_save|atomic_\w+)$")
+_RENAMES = r"(^|\.)(replace|rename|renames|move|mkstemp|NamedTemporaryFile|safe_save|atomic_\w+)$"
 _STEP_NAME = re.compile(r"epoch|step|iter|number|count|idx|index|^i$|^n$|^it$", re.IGNORECASE)
 _COUNTS = re.compile(r"num|count|uuid|unique|next|version|^len$", re.IGNORECASE)
-_MOVES = ("replace", "rename", "renames", "move")
 _JOINS = re.compile(r"(^|\.)(join|abspath|normpath|dirname|expanduser|realpath|Path|str|open)$")
 _OF_RANK = re.compile("rank|process|gpu|device", re.IGNORECASE)
 _PADS = re.compile(r":0\d|%0\d|zfill|strftime|isoformat|timestamp")
@@ -29,11 +28,8 @@ _CHANGES_ORDER = re.compile(r"^(int|float|natsorted|\w+_?sort\w*|sort_\w+)$")
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Yield the findings about the files of a script that continues."""
-    if facts.loops and facts.saves and facts.intent:
-        yield from _find_in_place(facts)
-        yield from _find_newest(facts)
-        yield from _find_all_ranks(facts)
-        yield from _find_parts(facts)
+    for find in (_find_in_place, _find_newest, _find_all_ranks, _find_parts):
+        yield from find(facts) if facts.is_continued else ()
 
 
 def is_checkpoint(save: Save) -> bool:
@@ -66,24 +62,16 @@ def _path_nodes(event: Event) -> list[ast.AST]:
 
 
 def _find_in_place(facts: Facts) -> Iterator[Finding]:
-    fixed, others = [], []
-    for save in facts.training_saves:
-        is_safe = _is_single(save) or _is_renamed(facts, save)
-        if is_safe or "os.name" in save.event.describe_conditions():
-            continue
-        if varies(facts, save):
-            others.append(save)
-        else:
-            fixed.append(save)
+    saves = [save for save in facts.training_saves if "os.name" not in save.event.describe_conditions()]
+    saves = [save for save in saves if not _is_single(save) and not _is_renamed(facts, save)]
+    fixed = [save for save in saves if not varies(facts, save)]
+    others = [save for save in saves if save not in fixed]
     numbered = [save for save in others if is_checkpoint(save)]
     loads = [load for load in facts.restart_loads() if _takes_newest(facts, load)]
     # `copyfile(f"{epoch}.pt", "best.pt")`
     paths = [path_of(save.event) for save in numbered]
-    copies = []
-    for event in facts.calls(r"(^|\.)copy(file|2)?$"):
-        is_of_numbered = facts.is_in_training(event) and event.args.get(0) in paths
-        if is_of_numbered and not _moves(facts, event.args.get(1)):
-            copies.append(event)
+    copies = [event for event in facts.calls(r"(^|\.)copy(file|2)?$") if event.args.get(0) in paths]
+    copies = [event for event in copies if not _moves(facts, event.args.get(1))]
     if fixed:
         event = max(fixed, key=lambda save: (is_checkpoint(save), len(save.entries))).event
         name = unparse(path_node(event)) or "the same file each time"
@@ -120,20 +108,16 @@ def _is_listed(facts: Facts, load: Event) -> bool:
 
 def _is_renamed(facts: Facts, save: Save) -> bool:
     """Return whether a file gets its name only after it was written."""
-    path = path_of(save.event)
-    for event in facts.calls(_RENAMES.pattern):
-        # replace() with two arguments is that of a text
-        if event.name == "method" and event.text == "replace" and len(event.args) == 2:
-            continue
+    paths = set(map(unparse, _path_nodes(save.event)))
+    # `with open(new, "wb") as file: torch.save(state, file)`
+    opened = save.event.describe_conditions()
+    for event in facts.calls(_RENAMES):
         first = event.value if event.name == "method" else event.args.get(0, Value())
         texts = {unparse(node) for node in (first.node, *event.node.args[:1]) if node is not None}
-        # `with open(new, "wb") as file: torch.save(state, file)`
-        opened = save.event.describe_conditions()
-        is_text = bool(texts & set(map(unparse, _path_nodes(save.event))))
-        is_text = is_text or any(f"open({text}," in opened for text in texts if text)
-        is_known = event.text.rpartition(".")[2] in _MOVES and root(first).kind != "unknown"
-        is_same = path in facts.list_deps(first) or (first.kind == "const" and first.key == path.key)
-        if not is_known or is_same or is_text:
+        is_opened = any(f"open({text}," in opened for text in texts if text)
+        # replace() with two arguments is that of a text
+        is_text = event.name == "method" and event.text == "replace" and len(event.args) == 2
+        if not is_text and (root(first).kind == "unknown" or is_opened or texts & paths):
             return True
     return False
 
@@ -143,12 +127,8 @@ def varies(facts: Facts, save: Save) -> bool:
     path = path_of(save.event)
     # a path that is not known, or a call that may choose the name of the file itself
     is_known = save.event.text in _WRITES or save.event.value.key in ("Accelerator", "Fabric")
-    if path.kind == "none" or not is_known:
-        return True
-    is_followed = path.kind in ("const", "text", "unknown", "path", "option", "checkpoint")
-    if not is_followed and not path.deps:
-        return True
-    return _moves(facts, path) or any(map(_names_step, _path_nodes(save.event)))
+    is_open = path.kind == "none" or not is_known
+    return is_open or _moves(facts, path) or any(map(_names_step, _path_nodes(save.event)))
 
 
 def _moves(facts: Facts, path: Value | None) -> bool:
@@ -169,13 +149,11 @@ def _changes(facts: Facts, value: Value) -> bool:
 
 def _names_step(node: ast.AST) -> bool:
     """Return whether a name in the expression of a path is that of an epoch or step."""
-    for part in ast.walk(node):
-        name = getattr(part, "id", None) or getattr(part, "attr", None) or getattr(part, "arg", None)
-        # `f"{name}_{self.num_checkpoints()}"`
-        called = unparse(part.func).rpartition(".")[2] if isinstance(part, ast.Call) else ""
-        if (isinstance(name, str) and _STEP_NAME.search(name)) or _COUNTS.search(called):
-            return True
-    return False
+    parts = [*ast.walk(node)]
+    names = [getattr(part, "id", "") or getattr(part, "attr", "") for part in parts]
+    # `f"{name}_{self.num_checkpoints()}"`
+    called = [unparse(part.func).rpartition(".")[2] for part in parts if isinstance(part, ast.Call)]
+    return any(map(_STEP_NAME.search, names)) or any(map(_COUNTS.search, called))
 
 
 def _is_single(save: Save) -> bool:
@@ -200,14 +178,14 @@ def _find_newest(facts: Facts) -> Iterator[Finding]:
         return
     for load in facts.restart_loads():
         deps = [dep for value in load.args.values() for dep in list_deps(value)]
-        lists = [dep for dep in deps if "listing" in dep.flags]
+        flags: set[str] = set().union(*[dep.flags for dep in deps])
         called = [str(dep.key).rpartition(".")[2] for dep in deps]
-        is_changed = any("keyed" in dep.flags for dep in deps) or any(map(_CHANGES_ORDER.search, called))
-        is_last = "max" in called or any(dep.key == -1 and "item" in dep.flags for dep in deps)
-        if lists and not is_changed and is_last and any("by_text" in dep.flags for dep in deps):
-            how = unparse(load.node)
-            text = f"the newest checkpoint is chosen by its name, in which 10 comes before 9: {how}"
-            yield at(load, "R502", text, load=load, value=lists[0])
+        is_changed = "keyed" in flags or any(map(_CHANGES_ORDER.search, called))
+        is_last = "max" in called or any(dep.key == -1 for dep in deps)
+        if {"listing", "by_text"} <= flags and is_last and not is_changed:
+            text = "the newest checkpoint is chosen by its name, in which 10 comes before 9: "
+            lists = [dep for dep in deps if "listing" in dep.flags]
+            yield at(load, "R502", text + unparse(load.node), load=load, value=lists[0])
             return
 
 
@@ -223,22 +201,16 @@ def _find_all_ranks(facts: Facts) -> Iterator[Finding]:
         is_called = event.functions in training or (event.path, event.functions[-1:]) not in guarded
         # accelerate's and Fabric's save() write on rank 0 only
         is_everywhere = event.text == "torch.save" and not is_guarded(event) and is_called
-        if not is_everywhere or _is_of_one_process(save) or _is_of_rank(event):
+        # with a model of DataParallel, one process has all GPUs
+        is_single = any("DataParallel" in owner.flags for owner in save.owners())
+        if not is_everywhere or is_single or _is_of_rank(event):
             continue
         # a file without the state of a model may be a batch or a figure, for which a rank has its reason
         is_hint = not any(root(entry.value).kind in ("state", "model") for entry in save.entries)
-        path = path_node(event)
-        names = unparse(path) if path is not None else ""
-        message = f"all ranks write the same file at the same time: {names}"
+        message = f"all ranks write the same file at the same time: {unparse(path_node(event) or ast.Pass())}"
         yield at(event, "R503", message, is_hint, save=event)
         if not is_hint:
             return
-
-
-def _is_of_one_process(save: Save) -> bool:
-    """Return whether a checkpoint has a model of DataParallel, with which one process has all GPUs."""
-    flags: set[str] = set().union(*[owner.flags for owner in save.owners()])
-    return "DataParallel" in flags and not flags & {"DistributedDataParallel", "DDP"}
 
 
 def _is_of_rank(event: Event) -> bool:
@@ -248,8 +220,8 @@ def _is_of_rank(event: Event) -> bool:
     names = [f"{dep.label} {dep.key}" for dep in deps] + [unparse(path_node(event) or ast.Pass())]
     text = " ".join([*names, *map(unparse, _path_nodes(event))])
     is_unknown = any(dep.kind == "unknown" and not dep.deps and dep.path == "" for dep in deps)
-    is_rank = is_unknown or any(dep.kind == "rank" for dep in deps) or "BytesIO" in text or "uuid" in text
-    return is_rank or _OF_RANK.search(" ".join(names)) is not None
+    is_other = is_unknown or "BytesIO" in text or "uuid" in text
+    return is_other or _OF_RANK.search(" ".join(names)) is not None
 
 
 # R508: files that belong together
@@ -259,12 +231,12 @@ def _find_parts(facts: Facts) -> Iterator[Finding]:
     """Find a model and its optimizer in two files, which a kill leaves at different steps."""
     saves = [save for save in facts.training_saves if len(save.entries) == len(save.owners())]
     kinds = [(save.event, {owner.kind for owner in save.owners()}) for save in saves]
-    states = [event for event, of_file in kinds if "optimizer" in of_file and "model" not in of_file]
-    weights = [event for event, of_file in kinds if "model" in of_file and "optimizer" not in of_file]
+    states = [event for event, of_file in kinds if of_file & {"optimizer", "model"} == {"optimizer"}]
+    weights = [event for event, of_file in kinds if of_file & {"optimizer", "model"} == {"model"}]
     loaded = {value.kind for value in facts.loaded}
-    for event in states if {"model", "optimizer"} <= loaded else []:
+    for event in states:
         others = [other for other in weights if other.loops == event.loops]
-        if others:
+        if others and {"model", "optimizer"} <= loaded:
             where = name_line(others[0], event)
             text = f"the optimizer is in another file than the model of {where}: a kill leaves two steps"
             yield at(event, "R508", text, save=event)

@@ -48,18 +48,14 @@ _MADE_ONCE = re.compile(r"exists\(|is_?file\(|is_?dir\(")
 _IS_DRAWN = re.compile(r"rand|time|entropy")
 # methods of a generator that draw no number
 _NO_DRAWS = ("manual_seed", "initial_seed", "get_state", "set_state", "seed")
-_OF_DATA = ("__getitem__", "__iter__", "collate_fn")
 
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Yield the findings about random numbers."""
-    if facts.restores_all:
-        return
-    if not facts.imports(r"bootfile"):
-        yield from of_a_restart(_find_random(facts), facts)
-        yield from of_a_restart(_find_splits(facts), facts)
-    if not facts.saves_all:
-        yield from of_a_restart(_find_generators(facts), facts)
+    finds = [] if facts.imports(r"bootfile") else [_find_random, _find_splits]
+    finds += [] if facts.saves_all else [_find_generators]
+    for find in [] if facts.restores_all else finds:
+        yield from of_a_restart(find(facts), facts)
 
 
 # R401: seeded at each start, and drawn in the loop
@@ -71,10 +67,8 @@ def _find_random(facts: Facts) -> Iterator[Finding]:
         draw, what = _find_draw(facts, source) if seed is not None else (None, "")
         if seed is None or draw is None or _is_restored(facts, source, seed):
             continue
-        message = (
-            f"{source.name} gets the same seed at each start, and {name_line(draw, seed)} draws "
-            f"from it in the loop ({what}), but its state is not restored"
-        )
+        message = f"{source.name} gets the same seed at each start, and {name_line(draw, seed)} draws "
+        message += f"from it in the loop ({what}), but its state is not restored"
         # an option decides about the seed, or a restart may not come there: it makes data once, or splits it
         is_asked = any("seed" in condition.text or _is_once(condition) for condition in seed.conditions)
         is_hint = what == "dropout" or is_asked or _may_be_drawn(facts, seed) or _is_of_data(facts, seed)
@@ -135,8 +129,9 @@ def _is_once(condition: Condition) -> bool:
 
 def _is_of_data(facts: Facts, event: Event) -> bool:
     """Return whether an event is in the class of a data set."""
-    classes = facts.nodes(event.path, ast.ClassDef)
-    around = [cls for cls in classes if cls.lineno <= event.line <= (cls.end_lineno or 0)]
+    around = [
+        cls for cls in facts.nodes(event.path, ast.ClassDef) if cls.lineno <= event.line <= cls.end_lineno
+    ]
     return any(getattr(part, "name", "") == "__getitem__" for cls in around for part in cls.body)
 
 
@@ -145,14 +140,12 @@ def _may_be_drawn(facts: Facts, seed: Event) -> bool:
     random.randint(1, 9999)`."""
     names = {unparse(given).rpartition(".")[2] for given in getattr(seed.node, "args", [])}
     # `add_argument("--seed", default=random.randrange(200))`
-    for event in facts.calls(r"^add_argument$"):
-        defaults = [unparse(one.value) for one in event.node.keywords if one.arg == "default"]
-        option = unparse(event.node.args[0]).strip("'\"-").replace("-", "_") if event.node.args else ""
-        if option in names and any(_IS_DRAWN.search(default) for default in defaults):
-            return True
+    texts = [unparse(event.node).replace("-", "_") for event in facts.calls(r"^add_argument$")]
+    options = [text for text in texts if any(f"__{name}'" in text for name in names)]
+    defaults = [default for text in options for default in re.findall(r"default=(.*?)(?:, \w+=|$)", text)]
     sets = [event for event in facts.select("set_attribute") if event.text in names and event.conditions]
-    given = [dep for event in sets for dep in list_deps(event.args.get(0, Value()))]
-    return any(_IS_DRAWN.search(str(dep.key)) for dep in given)
+    given = [str(dep.key) for event in sets for dep in list_deps(event.args.get(0, Value()))]
+    return any(map(_IS_DRAWN.search, [*defaults, *given]))
 
 
 def _is_restored(facts: Facts, source: Source, seed: Event) -> bool:
@@ -181,15 +174,15 @@ def _find_draw(facts: Facts, source: Source) -> tuple[Event | None, str]:
     for event in facts.in_training("iterate") if is_torch else ():
         if _is_shuffled(facts, event):
             return event, "the order of a loader with shuffle=True"
-    for event in facts.calls(source.draws):
-        # a draw from a generator of its own is a matter of R106
-        is_global = event.name == "call" and facts.is_in_training(event) and "generator" not in event.args
-        if is_global and _trains_with(facts, event):
+    # a draw from a generator of its own is a matter of R106
+    draws = [one for one in facts.calls(source.draws) if one.name == "call" and "generator" not in one.args]
+    for event in draws:
+        if facts.is_in_training(event) and _trains_with(facts, event):
             return event, f"{event.text.rpartition('.')[2]}()"
     for event in facts.select("create", "call") if is_torch else ():
         what = "dropout" if "ropout" in event.text else "augmentation"
-        is_drawn = _DRAWS.search(event.text) is not None
-        if is_drawn and (what == "augmentation" or event.path == facts.tracer.source.path):
+        is_here = what == "augmentation" or event.path == facts.tracer.source.path
+        if is_here and _DRAWS.search(event.text):
             return event, what
     return None, ""
 
@@ -201,7 +194,7 @@ def _trains_with(facts: Facts, event: Event) -> bool:
     is_aside = any(_ASIDE.search(function) for function in event.functions)
     if is_aside or any(is_modulo(getattr(test.node, "test", None)) for test in event.conditions):
         return False
-    if any(function in _OF_DATA for function in event.functions):
+    if set(event.functions) & {"__getitem__", "__iter__", "collate_fn"}:
         return not any("num_workers" in other.args for other in facts.select("create"))
     depth = len(event.loops)
     return any(other.loops[:depth] == event.loops for other in facts.select("backward", "step"))
@@ -210,18 +203,16 @@ def _trains_with(facts: Facts, event: Event) -> bool:
 def _is_shuffled(facts: Facts, event: Event) -> bool:
     """Return whether a loop trains on a loader whose order comes from torch's random numbers."""
     loader = root(event.value)
-    if "prepared" in loader.flags or not _is_drawn(loader) or not facts.trains_within(event):
-        return False
     # a data set that draws its samples does not read their numbers
     method = facts.tracer.find_method(root(loader.parts.get("dataset", Value())), "__getitem__")
-    return method is None or not ignores_index(method.node)
+    is_other = "prepared" in loader.flags or (method is not None and ignores_index(method.node))
+    return not is_other and _is_drawn(loader) and facts.trains_within(event)
 
 
 def _is_drawn(loader: Value) -> bool:
     """Return whether the order of a loader comes from the random numbers of torch."""
-    generator = loader.options.get("generator", Value("none"))
     sampler = root(loader.parts.get("sampler", Value("none")))
-    if generator.kind != "none" or loader.cls is not None:
+    if loader.options.get("generator", Value("none")).kind != "none" or loader.cls is not None:
         return False
     shuffle = loader.options.get("shuffle") or loader.options.get(2) or Value()
     # `shuffle=sampler is None`: a run of one process shuffles
@@ -239,15 +230,14 @@ def _is_drawn(loader: Value) -> bool:
 
 def _find_generators(facts: Facts) -> Iterator[Finding]:
     """Find generators that the training draws from, and whose state no checkpoint has."""
-    seen: set[Value] = set()
     # a worker of a loader has a copy of its own
-    draws = facts.in_training("iterate", "call", "method")
-    for event in [event for event in draws if "__getitem__" not in event.functions]:
-        for generator in _list_generators(event):
-            is_new = generator not in seen and not facts.is_own_state(generator)
-            seen.add(generator)
-            if not is_new or facts.is_saved(generator, "generator") or _is_seeded_again(facts, generator):
-                continue
+    draws = [
+        one for one in facts.in_training("iterate", "call", "method") if "__getitem__" not in one.functions
+    ]
+    first = {generator: event for event in reversed(draws) for generator in _list_generators(event)}
+    for generator, event in first.items():
+        is_kept = facts.is_own_state(generator) or facts.is_saved(generator, "generator")
+        if not is_kept and not _is_seeded_again(facts, generator):
             name = describe(generator, "the generator")
             where = name_line(event, generator)
             message = f"{name} is drawn from in the loop ({where}), but its state is not in the checkpoint"
@@ -258,18 +248,18 @@ def _list_generators(event: Event) -> list[Value]:
     """Return the generators that an event draws from: the argument `generator` of a call, those of the loader
     that a loop reads and of its sampler, or the object of a method such as `rng.random()`."""
     base = root(event.value)
-    given = [event.args.get("generator")]
+    sampler = root(base.parts.get("sampler", Value()))
+    given = [event.args.get("generator"), base if event.name == "method" else None]
     if event.name == "iterate":
-        sampler = root(base.parts.get("sampler", Value()))
         given = [base.options.get("generator"), sampler.options.get("generator")]
-    elif event.name == "method" and event.text not in _NO_DRAWS:
-        given.append(base)
+    elif event.text in _NO_DRAWS:
+        return []
     return [root(value) for value in given if value is not None and kind_of(value) == "generator"]
 
 
 def _is_seeded_again(facts: Facts, generator: Value) -> bool:
-    for event in facts.select("method"):
-        is_seed = event.text in ("manual_seed", "seed", "set_state") and root(event.value) is generator
-        if is_seed and (facts.is_in_training(event) or values.is_restored(event.args.get(0, Value()))):
-            return True
-    return False
+    seeds = [
+        event for event in facts.calls("^(manual_seed|seed|set_state)$") if root(event.value) is generator
+    ]
+    again = [event for event in seeds if values.is_restored(event.args.get(0, Value()))]
+    return bool(again) or any(map(facts.is_in_training, seeds))

@@ -1,4 +1,5 @@
-"""The rule about scripts that cannot continue at all: they save nothing, or weights only, or load nothing."""
+"""Rules about whole scripts: those that cannot continue at all (they save nothing, or weights only, or load
+nothing), and those with bootfile.Exact, which saves what it gets by keywords and by run.add()."""
 
 import ast
 import dataclasses
@@ -7,29 +8,38 @@ import re
 import shlex
 from collections.abc import Iterator
 
-from bootfile.lint.checkpoints import list_saving
+from bootfile.lint.checkpoints import list_inside, list_saving
 from bootfile.lint.epoch_loop import OtherForm, explain_loader, find_epoch_loop, find_range
 from bootfile.lint.facts import Facts
 from bootfile.lint.record import Event
+from bootfile.lint.rules_state import KINDS, describe_missing
+from bootfile.lint.sources import unparse
 from bootfile.lint.table import Finding, at
-from bootfile.lint.values import Loop, Value, kind_of, root
+from bootfile.lint.values import Loop, Value, kind_of, list_deps, root
 
 _SAVES_BY_ITSELF = r"\b(accelerate|lightning\w*|deepspeed|horovod)\b"
 _TESTS = re.compile(r"(^|/)tests?/|(^|/)(test_[^/]*|conftest)\.py$|_test\.py$")
 _UNVERIFIED = ', and prove ends at best with "unverified"'
+_FIX = "give it to Exact by a keyword, or to run.add() before run.resume(): both save and restore it"
+# a schedule that reads the step from an object, as `lambda _: rate(loader.step)`
+_OF_STEP = re.compile(r"\.(\w+_)?(step|epoch)s?\b")
 _FEW = 1000  # steps of a loop without epochs, such as one that changes an image
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """Yield one hint about a script that trains, and that no start continues."""
-    is_exact = any(event.value.key == "Exact" for event in facts.select("method"))
-    if not facts.loops or facts.intent or is_exact or facts.trainers() or facts.restores_all:
-        return
-    if not _is_script(facts):
-        return
-    found = _find_not_loaded(facts) or _find_not_saved(facts)
+    """Yield one hint about a script that trains and that no start continues, or the findings about Exact."""
+    runs = [event for event in facts.select("method") if event.value.key == "Exact"]
+    # a module leaves files to the script around it
+    first = next(iter(facts.in_training("step", "backward")), None)
+    is_script = first is not None and (facts.tracer.is_script or first.functions[:1] == ("main",))
+    is_other = facts.intent or runs or facts.trainers() or facts.restores_all
+    found = (_find_not_loaded(facts) or _find_not_saved(facts)) if is_script and not is_other else None
     if found is not None:
         yield dataclasses.replace(found, fix=_find_way(facts))
+    yield from _find_not_given(facts, runs)
+
+
+# R703
 
 
 def _find_way(facts: Facts) -> str:
@@ -51,11 +61,9 @@ def _is_plain(facts: Facts) -> bool:
 
 def _find_not_loaded(facts: Facts) -> Finding | None:
     """Find a script that saves what a restart needs, but does not load it."""
-    for save in facts.training_saves:
-        if any(owner.kind == "optimizer" for owner in save.owners()):
-            text = "the checkpoint has the optimizer, but the script never loads it"
-            return at(save.event, "R703", f"{text}{_UNVERIFIED}", save=save.event)
-    return None
+    saves = [save for save in facts.training_saves if any(one.kind == "optimizer" for one in save.owners())]
+    text = f"the checkpoint has the optimizer, but the script never loads it{_UNVERIFIED}"
+    return at(saves[0].event, "R703", text, save=saves[0].event) if saves else None
 
 
 def _find_not_saved(facts: Facts) -> Finding | None:
@@ -74,18 +82,11 @@ def _find_not_saved(facts: Facts) -> Finding | None:
     if not events:
         text = "nothing is saved: a kill loses the whole run, and prove has no file to compare"
         return None if all(map(_is_short, steps)) else at(facts.loops[0], "R703", text)
-    text = "only weights are saved: a restart begins with a new optimizer"
-    if not during:
-        text = "only weights are saved, after the last epoch: a kill loses the whole run"
-    text += "" if facts.loads else _UNVERIFIED
+    when = ", after the last epoch: a kill loses the whole run"
+    what = ": a restart begins with a new optimizer" if during else when
+    text = f"only weights are saved{what}{'' if facts.loads else _UNVERIFIED}"
     event = (during or events)[-1]
     return None if all(_is_once(step.loops) for step in steps) else at(event, "R703", text, save=event)
-
-
-def _is_script(facts: Facts) -> bool:
-    """Return whether the file trains if it is started: a module leaves files to the script around it."""
-    first = facts.in_training("step", "backward")[0]
-    return facts.tracer.is_script or first.functions[:1] == ("main",)
 
 
 def _is_short(step: Event) -> bool:
@@ -102,6 +103,69 @@ def _is_once(loops: tuple[Loop, ...]) -> bool:
 
 def _count(loop: Loop) -> int | None:
     """Return how often a loop runs; None if that is not known."""
-    iterated = root(loop.iterated) if loop.iterated is not None else None
-    end = iterated.parts.get("end") if iterated is not None and iterated.kind == "range" else None
-    return end.key if end is not None and end.kind == "const" and isinstance(end.key, int) else None
+    iterated = root(loop.iterated or Value())
+    end = iterated.parts.get("end", Value()) if iterated.kind == "range" else Value()
+    return end.key if end.kind == "const" and isinstance(end.key, int) else None
+
+
+# Objects that Exact does not get
+
+
+def _find_not_given(facts: Facts, runs: list[Event]) -> Iterator[Finding]:
+    """Yield the objects that a loop with Exact changes, and that Exact does not get."""
+    saves: dict[Loop, Event] = {}
+    for event in runs:
+        if event.text == "save" and facts.is_in_training(event):
+            saves.setdefault(event.loops[0], event)
+    given = _list_given(runs)
+    # without resume() nothing continues; a function that is not known may save the rest
+    is_restart = bool(saves) and any(event.text == "resume" for event in runs) and not facts.saves_all
+    if given is None or not is_restart:
+        return
+    for value, event in facts.changed.items():
+        # the loop of another stage, such as a search for a learning rate, has no save
+        save = saves.get(event.loops[0])
+        is_unknown = facts.is_own_state(value) or "by_name" in value.flags
+        if save is None or is_unknown or _is_given(facts, value, given) or _needs_none_in_exact(facts, value):
+            continue
+        missing = describe_missing(value, event, save)
+        # the class of an average of the project may have its own means
+        is_hint = missing.is_hint and value.kind != "copied" and value.key != "AveragedModel"
+        yield dataclasses.replace(missing, is_hint=is_hint, fix=_FIX)
+
+
+def _list_given(runs: list[Event]) -> list[Value] | None:
+    """Return all objects that Exact gets; None if some are not known, as those of `**objects`."""
+    made = {root(event.value) for event in runs}
+    added = [event for event in runs if event.text == "add"]
+    calls = [(run.node, run.options) for run in made] + [(event.node, event.args) for event in added]
+    given: list[Value] = []
+    for call, arguments in calls:
+        if any(keyword.arg is None for keyword in call.keywords):
+            return None
+        given += arguments.values()
+    return given
+
+
+def _is_given(facts: Facts, value: Value, given: list[Value]) -> bool:
+    """Return whether an object is one that Exact gets, or a part of one, or has its name and kind; or whether
+    the script saves or loads it besides Exact."""
+    kind = "ema" if value.kind == "copied" else value.kind
+    if value in facts.loaded or value in facts.escaped:
+        return True
+    if facts.training_saves and facts.is_saved(value, kind):
+        return True
+    of_kind = [one for one in given if kind_of(one) == value.kind]
+    # the schedules in a SequentialLR
+    parts = [*given, *[option for one in of_kind for option in root(one).options.values()]]
+    inside = {part for one in parts for part in (*list_inside(one), *map(root, list_deps(one)))}
+    is_same = value.label != "" and any(root(one).label == value.label for one in of_kind)
+    return is_same or bool(facts.list_saved_with(value) & inside)
+
+
+def _needs_none_in_exact(facts: Facts, value: Value) -> bool:
+    """Return whether an object is right after a restart without its state."""
+    kind = KINDS["ema" if value.kind == "copied" else value.kind]
+    functions = [option.cls for option in value.options.values() if option.kind in ("function", "method")]
+    is_of_step = any(_OF_STEP.search(unparse(function.node)) for function in functions)
+    return kind.needs_none(facts, value) or (value.kind == "scheduler" and is_of_step)

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from bootfile.lint.facts import Facts
+from bootfile.lint.record import Event
 from bootfile.lint.sources import FUNCTIONS, Source, ignores_index, is_listing, list_above, unparse
 from bootfile.lint.table import Finding, at, name_line
-from bootfile.lint.values import Value, list_deps, root
+from bootfile.lint.values import NUMBERS, Value, list_deps, root
 from bootfile.lint.walk import describe, is_constant
 
 _MAY_LIST = re.compile(rb"listdir|scandir|glob\(|iterdir")
@@ -28,38 +29,36 @@ _SEEDS = (
     r"|init_seeds?)$"
 )
 _SHUFFLED = re.compile(rb"shuffle\s*(:\s*bool\s*)?=\s*(?!False|None)[\w(]|RandomSampler\(")
-_COUNTED = ("loop", "counter", "shifted")
 _NOT_KNOWN = ("attribute", "unknown", "instance", "loader", "option", "none")
 
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Yield the findings about samplers and about data sets."""
+    if not facts.loops:
+        return
     # a loader of Bootfile calls set_epoch()
-    if facts.loops and not facts.imports(r"\bbootfile\b"):
-        yield from _find_set_epoch(facts)
-        yield from _find_fixed_epoch(facts)
-    if facts.loops:
-        yield from _find_listings(facts)
+    if not facts.imports(r"\bbootfile\b"):
+        calls = [event for event in facts.calls(r"^set_epoch$") if event.name == "method"]
+        yield from _find_set_epoch(facts, calls)
+        yield from _find_fixed_epoch(facts, calls)
+    yield from _find_listings(facts)
 
 
 # R307, R308: set_epoch()
 
 
-def _find_set_epoch(facts: Facts) -> Iterator[Finding]:
+def _find_set_epoch(facts: Facts, calls: list[Event]) -> Iterator[Finding]:
     """Find a DistributedSampler whose set_epoch() is not called."""
-    calls = [event for event in facts.calls(r"^set_epoch$") if event.name == "method"]
+    # a call for an object that is not known may be one for this sampler
+    objects = [root(call.value) for call in calls]
+    is_open = any(one.kind in _NOT_KNOWN or "by_name" in one.flags for one in objects)
     for event in facts.in_training("iterate"):
         loader = root(event.value)
         sampler = root(loader.parts.get("sampler", Value()))
-        shuffle = sampler.options.get("shuffle") or sampler.options.get(3)
-        is_shuffled = sampler.key == "DistributedSampler" and (shuffle is None or is_constant(shuffle, True))
-        if sampler.kind != "sampler" or not is_shuffled or "prepared" in loader.flags:
-            continue
-        # a call for an object that is not known may be one for this sampler
-        objects = [root(call.value) for call in calls]
-        is_open = any(one.kind in _NOT_KNOWN or "by_name" in one.flags for one in objects)
-        is_called = is_open or sampler in objects
-        if is_called or len(event.loops) < 2 or not facts.trains_within(event):
+        is_shuffled = is_constant(sampler.options.get("shuffle", Value("const", key=True)), True)
+        is_told = is_open or sampler in objects or "prepared" in loader.flags
+        is_distributed = sampler.key == "DistributedSampler" and is_shuffled
+        if not is_distributed or is_told or len(event.loops) < 2 or not facts.trains_within(event):
             continue
         where = ""
         if calls:
@@ -72,19 +71,17 @@ def _find_set_epoch(facts: Facts) -> Iterator[Finding]:
         return
 
 
-def _find_fixed_epoch(facts: Facts) -> Iterator[Finding]:
+def _find_fixed_epoch(facts: Facts, calls: list[Event]) -> Iterator[Finding]:
     """Find a set_epoch() with a number that is the same in each epoch."""
-    calls = [event for event in facts.calls(r"^set_epoch$") if event.name == "method"]
     # an evaluation may read the loader in its first order
     numbers = {event: [dep for value in event.args.values() for dep in list_deps(value)] for event in calls}
-    counted = [event for event in calls if any(dep.kind in _COUNTED for dep in numbers[event])]
+    counted = [event for event in calls if any(dep.kind in NUMBERS for dep in numbers[event])]
     varied = {unparse(event.node.func) for event in counted}
     for event in [event for event in calls if facts.is_in_training(event)]:
         # a number that is written there: a name may be counted in a way that is not followed
         given = [*event.node.args, *[keyword.value for keyword in event.node.keywords]]
         is_fixed = any(isinstance(node, ast.Constant) for node in given)
-        is_sampler = root(event.value).kind in ("sampler", "loader", "unknown")
-        if is_fixed and is_sampler and unparse(event.node.func) not in varied:
+        if is_fixed and unparse(event.node.func) not in varied:
             message = f"set_epoch() gets the same number in each epoch: {unparse(event.node)}"
             yield at(event, "R308", message, value=event.value, loop=event.loops[0])
             return
@@ -112,20 +109,18 @@ def _find_listings(facts: Facts) -> Iterator[Finding]:
         told: set[ast.ClassDef] = set()
         listings = [*_list_listings(source)]
         for listing in sorted(listings, key=lambda one: (one.node.lineno, unparse(one.node.func))):
-            is_silent = listing.cls in told or any(test(listing) for test in SPARED)
+            is_of_sample = listing.function.name in ("__getitem__", "__len__")
+            is_silent = is_of_sample or listing.cls in told or any(test(listing) for test in SPARED)
             # a data set that no module mentions is not trained on
             is_used = listing.cls.decorator_list or any(_mentions(one, listing.cls) for one in facts.sources)
             if is_silent or not is_used:
                 continue
             # the first of a class: what the others become (samples, or labels by name) is not followed
             told.add(listing.cls)
-            how = f"{unparse(listing.node.func)}()"
-            message = (
-                f"the samples have the order in which {how} lists them, which another machine does not have"
-            )
+            message = f"the samples have the order in which {unparse(listing.node.func)}() lists them, "
+            message += "which another machine does not have"
             # a split by a seed depends on the order, too
-            around = next(part for part in listing.above if isinstance(part, FUNCTIONS))
-            is_hint = is_random and not _SEEDED_HERE.search(unparse(around))
+            is_hint = is_random and not _SEEDED_HERE.search(unparse(listing.function))
             evidence = {"event": listing.node}
             yield Finding(source.path, listing.node.lineno, "R402", message, is_hint, evidence=evidence)
 
@@ -135,39 +130,25 @@ def _list_listings(source: Source) -> Iterator[Listing]:
         above = list_above(node, source.parents()) if is_listing(node) else []
         functions = [part for part in above if isinstance(part, FUNCTIONS)]
         classes = [part for part in above if isinstance(part, ast.ClassDef)]
-        if functions and classes and _is_dataset(classes[0]):
+        names = {getattr(part, "name", "") for cls in classes[:1] for part in cls.body}
+        bases = [unparse(base) for cls in classes[:1] for base in cls.bases]
+        is_sized = "__len__" in names or any("Dataset" in base for base in bases)
+        if functions and "__getitem__" in names and is_sized:
             yield Listing(node, above, functions[-1], classes[0])
-
-
-def _is_dataset(node: ast.ClassDef) -> bool:
-    """Return whether a class is a data set, by its methods and bases."""
-    names = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
-    is_sized = "__len__" in names or any("Dataset" in unparse(base) for base in node.bases)
-    return "__getitem__" in names and is_sized
 
 
 def _mentions(source: Source, cls: ast.ClassDef) -> bool:
     """Return whether a module uses a class outside of it, not for an evaluation: an import is not a use."""
-    is_here = cls in source.tree.body
-    nodes = source.find(ast.Name | ast.Attribute | ast.Constant) if cls.name.encode() in source.data else []
-    for node in nodes:
-        # getattr(module, "Images")
-        name = getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "value", None)
-        is_inside = is_here and cls.lineno <= node.lineno <= (cls.end_lineno or cls.lineno)
-        if name != cls.name or is_inside:
-            continue
-        line = source.data.splitlines()[node.lineno - 1]
-        if b"train" in line or not _EVALUATES.search(line):
-            return True
-    return False
+    inside = range(cls.lineno, (cls.end_lineno or 0) + 1) if cls in source.tree.body else ()
+    nodes = source.find(ast.Name | ast.Attribute) if cls.name.encode() in source.data else []
+    named = [
+        node.lineno for node in nodes if cls.name in (getattr(node, "id", ""), getattr(node, "attr", ""))
+    ]
+    lines = [source.data.splitlines()[number - 1] for number in named if number not in inside]
+    return any(b"train" in line or not _EVALUATES.search(line) for line in lines)
 
 
 # The order of a listing has no effect
-
-
-def _is_sample(listing: Listing) -> bool:
-    """Return whether the method is that of one sample, or of their number."""
-    return listing.function.name in ("__getitem__", "__len__")
 
 
 def _is_sorted(listing: Listing) -> bool:
@@ -175,9 +156,10 @@ def _is_sorted(listing: Listing) -> bool:
     calls = [part for part in ast.walk(listing.cls) if isinstance(part, ast.Call)]
     sorts = [unparse(call) for call in calls if _SORTS.search(unparse(call.func).rpartition(".")[2])]
     assigns = [part for part in listing.above if isinstance(part, ast.Assign)]
-    name = unparse(assigns[0].targets[0]).rpartition(".")[2] if assigns else ""
-    is_name = name.isidentifier() and not any(isinstance(part, ast.For) for part in listing.above)
-    return any(not is_name or re.search(rf"\b{name}\b", text) for text in sorts)
+    # what a loop over the names makes of them is not followed
+    is_name = assigns != [] and not any(isinstance(part, ast.For) for part in listing.above)
+    name = re.escape(unparse(assigns[0].targets[0]).rpartition(".")[2]) if is_name else ""
+    return any(not name or re.search(rf"\b{name}\b", text) for text in sorts)
 
 
 def _loses_order(listing: Listing) -> bool:
@@ -208,23 +190,18 @@ def _is_drawn(listing: Listing) -> bool:
 
 def _is_not_called(listing: Listing) -> bool:
     """Return whether the method is static and its class does not call it; others may call one that is not."""
-    function = listing.function
-    is_static = any(unparse(part) == "staticmethod" for part in function.decorator_list)
-    read = [part.attr for part in ast.walk(listing.cls) if isinstance(part, ast.Attribute)]
-    return is_static and function.name not in read
+    is_static = any(unparse(part) == "staticmethod" for part in listing.function.decorator_list)
+    return is_static and f".{listing.function.name}(" not in unparse(listing.cls)
 
 
 def _is_only_counted(listing: Listing) -> bool:
     """Return whether the names are only counted: `self.files = os.listdir(folder)`, `len(self.files)`."""
     statement = listing.above[0]
-    is_kept = isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Attribute | ast.Name)
-    target = unparse(statement.targets[0]) if is_kept else ""
+    target = unparse(statement.targets[0]) if isinstance(statement, ast.Assign) else ""
     # a name is one of the method
-    around = listing.function if target.isidentifier() else listing.cls
-    counted = sum(unparse(part) == f"len({target})" for part in ast.walk(around)) if is_kept else 0
-    uses = [part for part in ast.walk(around) if isinstance(part, ast.Attribute | ast.Name)]
+    texts = [unparse(part) for part in ast.walk(listing.function if target.isidentifier() else listing.cls)]
     # the assignment itself is a use, too
-    return counted > 0 and counted + 1 == sum(unparse(part) == target for part in uses)
+    return 0 < texts.count(f"len({target})") == texts.count(target) - 1
 
 
 def _leaves_nothing(listing: Listing) -> bool:
@@ -248,6 +225,6 @@ def _is_for_evaluation(listing: Listing) -> bool:
 
 
 SPARED: tuple[Callable[[Listing], bool], ...] = (
-    _is_sample, _loses_order, _is_sorted, _becomes_keys, _is_drawn, _is_not_called, _is_only_counted,
-    _leaves_nothing, _is_for_evaluation,
+    _loses_order, _is_sorted, _becomes_keys, _is_drawn, _is_not_called, _is_only_counted, _leaves_nothing,
+    _is_for_evaluation,
 )  # fmt: skip

@@ -31,10 +31,8 @@ class Kind(NamedTuple):
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Yield the findings about state."""
-    yield from of_a_restart(_find_missing(facts), facts)
-    yield from of_a_restart(_find_apex(facts), facts)
-    yield from of_a_restart(_find_not_loaded(facts), facts)
-    yield from of_a_restart(_find_modules(facts), facts)
+    for find in (_find_missing, _find_apex, _find_not_loaded, _find_modules):
+        yield from of_a_restart(find(facts), facts)
 
 
 def _find_missing(facts: Facts) -> Iterator[Finding]:
@@ -54,9 +52,8 @@ def _find_missing(facts: Facts) -> Iterator[Finding]:
 
 def _find_apex(facts: Facts) -> Iterator[Finding]:
     """Find the loss scale of apex, which amp.state_dict() has."""
-    scaled = [event for event in facts.calls(r"(^|\.)scale_loss$") if facts.is_in_training(event)]
-    is_kept = bool(facts.calls(r"amp\.state_dict$")) or facts.saves_all or not facts.imports("apex")
-    if scaled and facts.fullest_save is not None and not is_kept:
+    scaled = facts.calls(r"(^|\.)scale_loss$") if facts.imports("apex") and not facts.saves_all else []
+    if scaled and facts.fullest_save is not None and not facts.calls(r"amp\.state_dict$"):
         save = facts.fullest_save.event
         text = f"the loss scale of apex is not in the checkpoint that {name_line(save, scaled[0])} saves"
         yield at(scaled[0], "R104", text, save=save)
@@ -80,11 +77,7 @@ def _has_no_state(value: Value) -> bool:
 
 def _ends_before_saves(facts: Facts, value: Value) -> bool:
     """Return whether only another loop saves: that of a later stage, which does not change the object."""
-    fullest = facts.fullest_save
     saving = {save.event.loops[0] for save in facts.training_saves}
-    # some of several stages save weights only
-    if fullest is not None and facts.is_in_training(fullest.event) and len(fullest.entries) > 1:
-        saving = {fullest.event.loops[0]}
     loops = {event.loops[0] for event in facts.events if event.loops and root(event.value) is value}
     return bool(saving) and not loops & saving and value.kind != "copied"
 
@@ -97,15 +90,15 @@ def _is_saved_with_another(facts: Facts, value: Value) -> bool:
     the same name, which another branch of the script makes."""
     outer = [root(other.options.get(0, Value())) for other in facts.changed if other.kind == value.kind]
     owners = facts.fullest_save.owners() if facts.fullest_save is not None else []
-    of_name = [other for other in owners if other.kind == value.kind and other.label == value.label]
-    return value in outer or any(other is not value for other in of_name)
+    others = [(other.kind, other.label) for other in owners if other is not value]
+    return value in outer or (value.kind, value.label) in others
 
 
 def _follows_epoch(facts: Facts, scheduler: Value) -> bool:
     """Return whether a scheduler is told the epoch, or steps up to it again."""
     made = [event.value for event in facts.select("create") if event.value.kind == "scheduler"]
     # also if another branch of the script makes it
-    same = [other.options for other in made if other.label and other.label == scheduler.label]
+    same = [other.options for other in made if other.label == scheduler.label != ""]
     places = [options[key] for options in (scheduler.options, *same) for key in options.keys() & _PLACE]
     # `last_epoch=-1` is a new schedule
     told = [place for place in places if not is_constant(place, -1)]
@@ -128,8 +121,7 @@ def _counts_epochs(facts: Facts, scheduler: Value, place: Value) -> bool:
     """Return whether the place of a schedule is a number of epochs, although each batch steps it."""
     steps = [event for event in facts.in_training("step") if root(event.value) is scheduler]
     starts = [split(loop.start or Value())[0] for loop in facts.loops]
-    is_epoch = place.kind in ("field", "shifted") and split(place)[0] in starts
-    return is_epoch and bool(steps) and all(len(event.loops) > 1 for event in steps)
+    return split(place)[0] in starts and steps != [] and all(len(event.loops) > 1 for event in steps)
 
 
 def _gets_epoch(event: Event) -> bool:
@@ -146,11 +138,11 @@ def _steps_to_epoch(facts: Facts, event: Event) -> bool:
         is_other = any(_counts_epochs(facts, root(event.value), end) for end in ends)
         return not is_other and (bool(event.loops) or event.order < facts.first_step)
     given = {dep for argument in event.args.values() for dep in list_deps(argument)}
-    is_told = any(dep.kind in ("loop", "counter", "shifted") for dep in given)
+    is_told = any(dep.kind in (*values.NUMBERS, "field", "checkpoint") for dep in given)
     # a warm-up that ends after the first epochs
     epoch = event.loops[0].value
     is_early = epoch is not None and any(epoch in list_deps(test.value) for test in event.conditions)
-    return is_told or is_early or _gets_epoch(event) or any(map(values.is_restored, event.args.values()))
+    return is_told or is_early or _gets_epoch(event)
 
 
 def _is_off(facts: Facts, value: Value) -> bool:
@@ -173,16 +165,15 @@ def _find_not_loaded(facts: Facts) -> Iterator[Finding]:
     if facts.restores_all or not facts.loads or facts.trainers():
         return
     # a loop over objects that are not known loads a state, which may be that of any
-    early = [event for event in facts.select("load_state") if event.order < facts.first_step and event.loops]
-    if any(kind_of(event.value) in ("unknown", "attribute") for event in early):
+    looped = [event for event in facts.select("load_state") if event.loops]
+    if any(kind_of(event.value) in ("unknown", "attribute") for event in looped):
         return
     load = facts.loads[-1]
     kinds = {value.kind for value in facts.loaded}
     way = load.describe_conditions() + " ".join(load.functions)
-    starts = [loop.start for loop in facts.loops if loop.start is not None]
     # weights that no loop continues from may be those of an evaluation
-    is_restart = bool(kinds & {"optimizer", "scheduler"} or any(map(values.is_restored, starts)))
-    is_restart = is_restart or _CONTINUES.search(way) is not None
+    is_continued = any(values.is_restored(loop.start or Value()) for loop in facts.loops)
+    is_restart = bool(kinds & {"optimizer", "scheduler"} or is_continued or _CONTINUES.search(way))
     seen: set[Value] = set()
     # another model than the one that is loaded, such as a discriminator
     optimizers = [value for value in facts.changed if value.kind == "optimizer"]
@@ -206,15 +197,13 @@ def _comes_back(facts: Facts, value: Value) -> bool:
     created = [event for event in facts.select("create") if event.value is value and not event.conditions]
     made = max((event.order for event in created), default=0)
     name = (value.kind, value.label)
-    of_name = [event for other, event in facts.loaded.items() if (other.kind, other.label) == name]
-    is_placed = value.kind == "scheduler" and _follows_epoch(facts, value)
-    # it is made again after the object of its name was loaded, or loaded from an entry that no file has
-    is_made_later = bool(of_name) and made > max(event.order for event in of_name)
-    if is_placed or value in facts.escaped:
+    loads = [event.order for other, event in facts.loaded.items() if (other.kind, other.label) == name]
+    if value in facts.escaped or (value.kind == "scheduler" and _follows_epoch(facts, value)):
         return True
-    if is_made_later or (value in facts.loaded and _is_misread(facts, value, names)):
+    # it is made again after the object of its name was loaded, or loaded from an entry that no file has
+    if made > max(loads, default=made) or (value in facts.loaded and _is_misread(facts, value, names)):
         return False
-    return bool(of_name) or value in facts.loaded or any(map(facts.is_read, names))
+    return bool(loads) or value in facts.loaded or any(map(facts.is_read, names))
 
 
 def _is_misread(facts: Facts, value: Value, names: list[str]) -> bool:
@@ -222,8 +211,8 @@ def _is_misread(facts: Facts, value: Value, names: list[str]) -> bool:
     given = given_state(facts.loaded[value])
     written = {part for save in facts.saves for entry in save.entries for part in entry.key.split(".")}
     is_open = any(save.is_open for save in facts.saves) or facts.saves_all
-    is_entry = given.kind == "field" and isinstance(given.key, str) and given.of is not None
-    return is_entry and not is_open and bool(names) and all(names) and given.key not in written
+    is_named = given.kind == "field" and isinstance(given.key, str) and all(names)
+    return is_named and not is_open and given.key not in written
 
 
 # Modules that are trained, such as a criterion with weights
@@ -233,12 +222,11 @@ def _find_modules(facts: Facts) -> Iterator[Finding]:
     save = facts.fullest_save
     if save is None or facts.saves_all:
         return
-    seen: set[Value] = set()
-    for optimizer in [value for value in facts.changed if value.kind == "optimizer"]:
-        for module in list_parameter_owners(optimizer):
-            if module in seen or not _is_lost(facts, save, module):
-                continue
-            seen.add(module)
+    optimizers = [value for value in facts.changed if value.kind == "optimizer"]
+    # each module with the first optimizer that has it
+    trained = {module: one for one in reversed(optimizers) for module in list_parameter_owners(one)}
+    for module, optimizer in trained.items():
+        if _is_lost(facts, save, module):
             name, trainer = describe(module, "a module"), describe(optimizer, "the optimizer")
             where = name_line(save.event, optimizer)
             message = f"{name} is trained by {trainer}, but not in the checkpoint that {where} saves"
@@ -247,15 +235,9 @@ def _find_modules(facts: Facts) -> Iterator[Finding]:
 
 def _is_lost(facts: Facts, save: Save, module: Value) -> bool:
     """Return whether a checkpoint has other modules, but neither this one nor one that it is made of."""
-    is_known = module.kind in ("model", "criterion") and "by_name" not in module.flags and module.of is None
+    is_known = module.kind in ("model", "criterion") and "by_name" not in module.flags
     inner = [part for part in module.options.values() if kind_of(part) == "model"]
-    if not is_known or facts.is_own_state(module):
-        return False
-    if any(facts.is_saved(part, "model") for part in (module, *inner)):
-        return False
-    # an attribute of another module is in the state of that one
-    sets = [event for event in facts.select("set_attribute") if root(event.args[0]) is module]
-    is_part = any(kind_of(event.value) not in ("instance", "args") for event in sets)
+    is_saved = any(facts.is_saved(part, "model") for part in (module, *inner))
     # a script that saves no module at all has its weights elsewhere, in a way that is not followed
-    others = [owner for owner in save.owners() if owner.kind in ("model", "unknown")]
-    return not is_part and others[:1] != [] and others[0] is not module
+    has_others = any(owner.kind in ("model", "unknown") for owner in save.owners())
+    return is_known and has_others and not is_saved and not facts.is_own_state(module)

@@ -1,27 +1,33 @@
-"""Rules about the place of a save or load among the steps of the training."""
+"""Rules about the place of a save or load among the steps and batches of the training: what it loses, and
+whether a restart from within an epoch reads the other batches, and only those."""
 
 import ast
 import re
 from collections.abc import Iterator
 from typing import Any
 
-from bootfile.lint.facts import Facts
+from bootfile.lint import values
+from bootfile.lint.carried import ORDERS, conditions_within, is_result
+from bootfile.lint.facts import Facts, of_a_restart
 from bootfile.lint.record import Condition, Event
-from bootfile.lint.rules_files import is_checkpoint
+from bootfile.lint.rules_files import is_checkpoint, varies
 from bootfile.lint.sources import is_modulo, unparse
 from bootfile.lint.table import Finding, at, name_line
-from bootfile.lint.values import Value, list_deps, root
+from bootfile.lint.values import Value, kind_of, list_deps, root
+from bootfile.lint.walk import describe, is_constant, split
 
 _AT_ANY_TIME = re.compile(r"time|signal|sigterm|preempt|interrupt|terminat", re.IGNORECASE)
 _ACCUMULATES = re.compile(r"with \w+\.accumulate\(")
+_SETS_ORDER = r"manual_seed|seed_everything|set_seed|set_rng_state|set_epoch|random\.seed"
 _HANDLES_SIGNALS = r"(^| )(signal|submitit|bootfile)\b"
 
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Yield the findings about the places of saves and loads."""
-    if facts.loops and facts.intent:
-        yield from _find_lost_gradients(facts)
-        yield from _find_no_signal(facts)
+    for find in (_find_lost_gradients, _find_no_signal):
+        yield from find(facts) if facts.is_continued else ()
+    for find in (_find_within, _find_skips):
+        yield from of_a_restart(find(facts), facts)
 
 
 # R602: a checkpoint between two steps of the optimizer, which loses the gradients since the first
@@ -32,9 +38,8 @@ def _find_lost_gradients(facts: Facts) -> Iterator[Finding]:
     saves = [save.event for save in facts.training_saves if is_checkpoint(save)]
     for step in steps:
         tests = [condition for condition in step.conditions if _lets_step(condition)]
-        others = [
-            other for other in steps if root(other.value) is root(step.value) and other.loops == step.loops
-        ]
+        same = [other for other in steps if root(other.value) is root(step.value)]
+        others = [other for other in same if other.loops == step.loops]
         # the innermost test that lets the optimizer step, such as `if (i + 1) % 4 == 0`
         test = tests[-1] if tests else None
         if test is None or any(_is_under(other, test) is None for other in others):
@@ -70,11 +75,10 @@ def _lets_step(condition: Condition) -> bool:
 
 def _resets_number(condition: Condition) -> bool:
     """Return whether a branch sets the number that its test compares to 0: `if waiting == 4: waiting = 0`."""
-    test: Any = getattr(condition.node, "test", None)
-    branch: Any = getattr(condition.node, "body" if condition.is_true else "orelse", None)
-    is_branch = isinstance(test, ast.Compare) and isinstance(branch, list)
-    assigns = [part for part in branch if isinstance(part, ast.Assign)] if is_branch else []
-    return any(f"{unparse(test.left)} = 0" == unparse(part) for part in assigns)
+    left = getattr(getattr(condition.node, "test", None), "left", None)
+    branch = getattr(condition.node, "body" if condition.is_true else "orelse", None)
+    texts = [unparse(part) for part in branch] if isinstance(branch, list) else []
+    return left is not None and f"{unparse(left)} = 0" in texts
 
 
 def _counts_batches(condition: Condition) -> bool:
@@ -111,18 +115,16 @@ def _counts_steps(value: Value, test: Condition) -> bool:
     branch with the step, or has a name such as `trainer.global_step`. value: what the condition of a save
     compares. test: the condition of the step."""
     branch = getattr(test.node, "body" if test.is_true else "orelse", None) or [test.node]
-    if not isinstance(branch, list):  # that of `opt.step() if number % 4 == 0 else None`
-        branch = [branch]
-    lines = range(branch[0].lineno, (branch[-1].end_lineno or 0) + 1)
+    # `opt.step() if number % 4 == 0 else None` has one expression
+    parts = branch if isinstance(branch, list) else [branch]
+    lines = range(parts[0].lineno, parts[-1].end_lineno + 1)
     # the block of accumulate() runs for every batch: a number that is counted in it counts batches
     is_block = test.text.startswith("with ")
-    for dep in list_deps(value):
-        # a value whose assignment was not found: only its name tells what it counts
-        is_opaque = dep.kind in ("unknown", "attribute", "option") and not dep.deps
-        is_counted = dep.kind == "counter" and dep.line in lines and not is_block
-        if is_counted or (is_opaque and re.search("step|update", dep.label)):
-            return True
-    return False
+    deps = list_deps(value)
+    is_counted = any(dep.kind == "counter" and dep.line in lines and not is_block for dep in deps)
+    # a value whose assignment was not found: only its name tells what it counts
+    opaque = [dep for dep in deps if dep.kind in ("unknown", "attribute", "option") and not dep.deps]
+    return is_counted or any(re.search("step|update", dep.label) for dep in opaque)
 
 
 def _is_multiple(save: Condition, step: Condition) -> bool:
@@ -160,3 +162,96 @@ def _find_no_signal(facts: Facts) -> Iterator[Finding]:
     if saves and is_outer and not facts.imports(_HANDLES_SIGNALS):
         text = "checkpoints are saved at the ends of epochs only, and no handler saves one at SIGTERM"
         yield at(saves[0], "R801", text, save=saves[0])
+
+
+# R303: a checkpoint within an epoch
+
+
+def _find_within(facts: Facts) -> Iterator[Finding]:
+    """Find a checkpoint between two batches, with which a restart begins an epoch at its first batch."""
+    skips: list[Any] = [*_list_skips(facts)]
+    skips += facts.calls(r"islice$|skip|fast_forward|advance|state_dict_loader")
+    skips += [event for event in facts.in_training("test") if _skips_by_number(facts, event)]
+    loaded = {value.kind for value in facts.loaded} & {"loader", "sampler", "dataset"}
+    if facts.restores_all or skips or loaded or facts.imports(r"(^| )(torchdata|bootfile)\b"):
+        return
+    for save in facts.training_saves:
+        event = save.event
+        steps = [step for step in facts.in_training("step", "backward") if step.loops[:2] == event.loops[:2]]
+        # the last batch of an epoch is its end
+        is_last = any("len(" in test.text or "last" in test.text for test in event.conditions)
+        is_between = bool(steps) and not is_last and _is_in_data_loop(facts, event)
+        # the file that is loaded has one name, and this one has others
+        is_other = varies(facts, save) and not _chooses_file(facts)
+        # the file of the best result is not that of a restart
+        if not is_between or is_other or _is_of_best(facts, event) or not is_checkpoint(save):
+            continue
+        start, added = split(event.loops[0].start or Value())
+        is_next = start.kind == "field" and added == 1
+        begins = "with the next one: the rest is left out" if is_next else "an epoch with its first batch"
+        message = f"a restart from a checkpoint within an epoch begins {begins}"
+        yield at(event, "R303", message, save=event)
+        return
+
+
+def _skips_by_number(facts: Facts, event: Event) -> bool:
+    """Return whether a test skips a batch by a counter: `if waiting > 0: waiting -= 1; continue`."""
+    if not isinstance(getattr(event.node, "body", [None])[-1], ast.Continue):
+        return False
+    deps = facts.list_deps(event.value)
+    is_counted = any(dep.kind in ("counter", "field") or "restored" in dep.flags for dep in deps)
+    return is_counted and not any(dep.kind == "modulo" for dep in deps)
+
+
+def _is_in_data_loop(facts: Facts, event: Event) -> bool:
+    """Return whether the second loop around an event reads data."""
+    read = [facts.list_deps(loop.iterated or Value()) for loop in event.loops[1:2]]
+    return any(kind_of(value) in ("loader", "dataset") for deps in read for value in deps)
+
+
+def _chooses_file(facts: Facts) -> bool:
+    """Return whether a restart loads a file of any name: one of an option, or of a list of files."""
+    deps = [dep for load in facts.restart_loads() for dep in list_deps(load.args.get(0, Value()))]
+    return any(dep.kind in ("option", "args", "loop") or "listing" in dep.flags for dep in deps)
+
+
+def _is_of_best(facts: Facts, event: Event) -> bool:
+    """Return whether a test in the loop compares a result before an event."""
+    deps = [dep for test in conditions_within(event) for dep in facts.list_deps(test.value)]
+    tests = [dep for dep in deps if dep.kind == "compared" and isinstance(dep.node.ops[0], ORDERS)]
+    return any(is_result(facts, test) for test in tests)
+
+
+# R305: batches that are skipped in an order that is not the one before the restart
+
+
+def _find_skips(facts: Facts) -> Iterator[Finding]:
+    orders = facts.calls(_SETS_ORDER)
+    is_kept = any(facts.is_in_training(event) or event.text.endswith("set_rng_state") for event in orders)
+    # accelerate restores the order of the first epoch, unless set_epoch() tells it the number
+    is_kept = is_kept or (facts.restores_all and not facts.is_accelerated)
+    for event, loader in _list_skips(facts) if not is_kept else ():
+        options = root(loader).options
+        # torch draws a new order at the restart: the skipped batches are other ones
+        if is_constant(options.get("shuffle"), True) and "generator" not in options:
+            message = "batches are skipped in an order that is not the one before the restart: "
+            message += f"{describe(loader)} shuffles"
+            yield at(event, "R305", message, value=loader)
+
+
+def _list_skips(facts: Facts) -> Iterator[tuple[Event, Value]]:
+    """Yield where batches are skipped by a number of the checkpoint, and the loader."""
+    for event in facts.in_training("test"):
+        # `if number < start: continue`
+        inner = event.loops[-1]
+        is_skip = isinstance(event.node, ast.If) and isinstance(event.node.body[-1], ast.Continue)
+        is_of_loop = inner.value is not None and inner.value in list_deps(event.value)
+        if is_skip and is_of_loop and values.is_restored(event.value):
+            read = [inner.iterated or Value(), *list_deps(inner.iterated or Value())]
+            yield from [(event, value) for value in read if kind_of(value) == "loader"][:1]
+    # `for batch in islice(loader, start, None)`, accelerate's skip_first_batches(loader, start)
+    for event in facts.calls(r"itertools\.islice$|skip_first_batches$"):
+        loader, start = event.args.get(0, Value()), event.args.get(1, Value())
+        is_restored = facts.is_in_training(event) and values.is_restored(start)
+        if is_restored and kind_of(loader) == "loader":
+            yield event, loader

@@ -4,6 +4,7 @@ Nothing is executed."""
 import ast
 import contextlib
 import os
+import pathlib
 import re
 import warnings
 from typing import Any, NamedTuple
@@ -66,36 +67,21 @@ def read(path: str) -> Source:
 
 def parse(path: str, data: bytes) -> Source:
     """Parse the content of a file. Raises BadInput with one line if it is not Python."""
-    return Source(path, _parse(path, data), _find_ignored(data), data)
-
-
-def _parse(path: str, data: bytes) -> ast.Module:
     try:
         # a file of another may have escapes that Python warns of
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return ast.parse(data, filename=path)
-    except SyntaxError as error:
-        place = f", line {error.lineno}" if error.lineno else ""
-        raise BadInput(f"{path}: not Python that this version can parse{place}: {error.msg}") from error
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{path}: not UTF-8: {error.reason}") from error
-    except ValueError as error:
-        raise BadInput(f"{path}: not Python: {error}") from error
+            tree = ast.parse(data, filename=path)
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        place, reason = f", line {line}" if line else "", getattr(error, "msg", error)
+        raise BadInput(f"{path}: not Python that this version can parse{place}: {reason}") from error
     except (RecursionError, MemoryError) as error:
         raise BadInput(f"{path}: nested too deeply to be parsed") from error
-
-
-def _find_ignored(data: bytes) -> dict[int, set[str]]:
-    """Return the rules that comments turn off, by line."""
-    ignored: dict[int, set[str]] = {}
-    if b"bootfile:" not in data:
-        return ignored
-    for number, line in enumerate(data.decode(errors="replace").splitlines(), 1):
-        match = _IGNORE.search(line)
-        if match:
-            ignored[number] = set(_RULE.findall(match["rules"])) or {"all"}
-    return ignored
+    lines = data.decode(errors="replace").splitlines() if b"bootfile:" in data else []
+    matches = [(number, _IGNORE.search(line)) for number, line in enumerate(lines, 1)]
+    ignored = {number: set(_RULE.findall(match["rules"])) or {"all"} for number, match in matches if match}
+    return Source(path, tree, ignored, data)
 
 
 class Project:
@@ -105,56 +91,37 @@ class Project:
     """
 
     def __init__(self, script: str, parsed: "dict[str, Source | None] | None" = None):
-        folder = os.path.dirname(os.path.abspath(script))
-        self._roots = [folder]
-        # a script in a package imports from the folder of the package
-        for _ in range(3):
-            folder = os.path.dirname(folder)
-            if folder == os.path.dirname(folder):
-                break
-            self._roots.append(folder)
-        for folder in self._roots[:2]:
-            # folders that scripts add to sys.path
-            for name in ("lib", "src"):
-                if os.path.isdir(os.path.join(folder, name)):
-                    self._roots.append(os.path.join(folder, name))
+        folder = pathlib.Path(os.path.abspath(script)).parent
+        # a script in a package imports from the folder of the package; the root of the machine is none
+        folders = [folder, *[above for above in folder.parents[:3] if above != above.parent]]
+        # scripts add these to sys.path
+        added = [above / name for above in folders[:2] for name in ("lib", "src")]
+        self._roots = [str(path) for path in [*folders, *filter(os.path.isdir, added)]]
         self._found: dict[tuple[str, str], str] = {}
         self._parsed: dict[str, Source | None] = {} if parsed is None else parsed
-        self._sources: dict[str, Source | None] = {}
+        self._read: set[str] = set()
 
     def find(self, module: str, level: int = 0, importer: str = "") -> str:
         """Return the path of a module, "" if it is not one of the project. level: dots of a relative import
         in the file `importer`."""
         relative = module.replace(".", os.sep)
         if level:
-            folder = os.path.dirname(os.path.abspath(importer))
-            for _ in range(level - 1):
-                folder = os.path.dirname(folder)
+            folder = os.path.normpath(os.path.join(os.path.abspath(importer), *[os.pardir] * level))
             return self._find_below(folder, relative)
-        if module.partition(".")[0] in _OF_OTHERS:
-            return ""
-        for folder in self._roots:
-            path = self._find_below(folder, relative)
-            if path:
-                return path
-        return ""
+        roots = [] if module.partition(".")[0] in _OF_OTHERS else self._roots
+        return next(filter(None, (self._find_below(folder, relative) for folder in roots)), "")
 
     def read(self, path: str) -> Source | None:
         """Return a module; None if it cannot be read, or if the project is too large."""
-        if path not in self._sources:
-            # what lies beyond counts as unknown, about which the rules are silent
-            if len(self._sources) >= MOST_MODULES:
-                return None
-            self._sources[path] = self._parse(path)
-        return self._sources[path]
-
-    def _parse(self, path: str) -> Source | None:
+        self._read.add(path)
+        # what lies beyond counts as unknown, about which the rules are silent
+        if len(self._read) > MOST_MODULES:
+            return None
         if path in self._parsed:
             return self._parsed[path]
-        try:
+        source = None
+        with contextlib.suppress(BadInput):
             source = read(path)
-        except BadInput:
-            source = None
         if len(self._parsed) < MOST_PARSED:
             self._parsed[path] = source
         return source
@@ -187,43 +154,29 @@ def unparse(node: ast.AST) -> str:
 
 def list_called(tree: ast.Module) -> set[str]:
     """Return the names of the functions that a module calls or gives to others."""
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            names.add(node.id)
-    return names
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    return {name.id for name in names if isinstance(name.ctx, ast.Load)}
 
 
 def list_assigned(function: Any) -> set[str]:
     """Return the names to which a function assigns. The node keeps them."""
     names: set[str] | None = getattr(function, "bootfile_assigned", None)
     if names is None:
-        names = set()
-        for node in ast.walk(function):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                names.add(node.id)
+        nodes = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
+        names = {node.id for node in nodes if isinstance(node.ctx, ast.Store)}
         function.bootfile_assigned = names
     return names
 
 
 def is_modulo(node: Any) -> bool:
     """Return whether an expression has the rest of a division in it; a text such as "%d" % step is none."""
-    if node is None:
-        return False
-    for part in ast.walk(node):
-        if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod):
-            is_text = isinstance(part.left, ast.JoinedStr) or (
-                isinstance(part.left, ast.Constant) and isinstance(part.left.value, str)
-            )
-            if not is_text:
-                return True
-    return False
+    parts = [part for part in ast.walk(node) if isinstance(part, ast.BinOp)] if node is not None else []
+    lefts = [part.left for part in parts if isinstance(part.op, ast.Mod)]
+    return any(not isinstance(getattr(left, "value", 0), str) for left in lefts)
 
 
-def place_of_entry(node: Any) -> tuple[int, int]:
-    if node.name in ("main", "main_worker", "train_net", "train_main", "run"):
-        return 0, node.lineno
-    return 1, node.lineno
+def place_of_entry(node: Any) -> tuple[bool, int]:
+    return node.name not in ("main", "main_worker", "train_net", "train_main", "run"), node.lineno
 
 
 def find_counted(node: Any) -> Any:
@@ -264,10 +217,8 @@ def is_property(node: Any) -> bool:
 
 def trains_itself(node: ast.ClassDef) -> bool:
     """Return whether a module has its own optimizers, as those of GANs do."""
-    for part in ast.walk(node):
-        if isinstance(part, ast.Attribute) and part.attr in ("backward", "optim", "Adam", "zero_grad"):
-            return True
-    return False
+    names = {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)}
+    return bool(names & {"backward", "optim", "Adam", "zero_grad"})
 
 
 def list_above(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> list[Any]:

@@ -70,12 +70,10 @@ class Loop:
 def root(value: Value) -> Value:
     """Return the object behind wrappers (DistributedDataParallel) and values that were found to be equal."""
     for _ in range(50):
-        if value.same is not None:
-            value = value.same
-        elif value.kind == "wrapped" and value.of is not None:
-            value = value.of
-        else:
-            return value
+        inner = value.same or (value.of if value.kind == "wrapped" else None)
+        if inner is None:
+            break
+        value = inner
     return value
 
 
@@ -98,11 +96,8 @@ def list_deps(value: Value) -> set[Value]:
         if current in seen:
             continue
         seen.add(current)
-        todo += current.deps
-        if current.same is not None:
-            todo.append(current.same)
-        if current.kind in ("state", "wrapped", "field", "attribute", "counter") and current.of is not None:
-            todo.append(current.of)
+        of = current.of if current.kind in ("state", "wrapped", "field", "attribute", "counter") else None
+        todo += [*current.deps, *filter(None, (current.same, of))]
     return seen
 
 

@@ -53,8 +53,7 @@ class Walk:
 
     def nodes(self, path: str, kind: Any) -> list[Any]:
         """Return the nodes of a kind in a module of the project."""
-        source = next((source for source in self.sources if source.path == path), None)
-        return source.find(kind) if source is not None else []
+        return [node for source in self.sources if source.path == path for node in source.find(kind)]
 
     def list_deps(self, value: Value) -> set[Value]:
         """Return the value and all values from which it was computed. Each question is answered once."""
@@ -96,16 +95,15 @@ class Walk:
         return is_loop and any(other.order > event.order for other in trained)
 
     def is_distributed(self) -> bool:
-        pattern = r"\.init_process_group$|DistributedDataParallel$"
-        return any(event.name == "call" for event in self.calls(pattern))
+        calls = self.calls(r"\.init_process_group$|DistributedDataParallel$")
+        return any(event.name == "call" for event in calls)
 
 
 def _trains(event: Event) -> bool:
     """Return whether an event trains, in a loop over names that the script defines."""
     is_step = event.name == "backward" or kind_of(event.value) == "optimizer"
     read = [loop.iterated for loop in event.loops if loop.iterated is not None]
-    is_undefined = any("undefined" in value.flags for first in read for value in [first, *first.deps])
-    return is_step and not is_undefined
+    return is_step and not any("undefined" in one.flags for first in read for one in [first, *first.deps])
 
 
 def is_guarded(event: Event) -> bool:
@@ -128,9 +126,9 @@ def is_constant(value: Value | None, constant: Any) -> bool:
     return value is not None and value.kind in ("const", "none") and value.key is constant
 
 
-def split(value: Value) -> tuple[Value | None, int]:
+def split(value: Value) -> tuple[Value, int]:
     """Return (the number, what is added to it)."""
-    return (value.of, value.offset) if value.kind == "shifted" else (value, 0)
+    return (value.of or value, value.offset) if value.kind == "shifted" else (value, 0)
 
 
 def given_state(event: Event) -> Value:

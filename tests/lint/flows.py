@@ -6,7 +6,7 @@ must not. A row without the second one is a further form of the row before it.
 
 from typing import NamedTuple
 
-from tests.lint.examples import BEST, PARTS, SHUFFLED, WITHIN, write
+from tests.lint.examples import BEST, PARTS, SCALED, SHUFFLED, WITHIN, write
 
 
 class Flow(NamedTuple):
@@ -120,119 +120,83 @@ NEWEST = (
     "    return os.path.join(folder, names[-1])"
 )
 
+YACS = "from yacs.config import CfgNode as CN\nbase = CN()\nconfig = base.clone()"
+BATCHES = "torch.utils.data.BatchSampler(RandomSampler(data), 8, True)"
+BATCHED = f"loader = DataLoader(data, batch_sampler={BATCHES})"
+CACHES = "def cache_labels(read):\n    rows = read()\n    torch.save(rows, 'labels.pt')\n    return rows"
+KEEPS = (
+    "class Kept(Dataset):\n    def __len__(self):\n        return 9\n"
+    "    def __getitem__(self, index):\n        sample = np.fft.fft(index)\n"
+    "        torch.save(sample, f'{index}.pt')\n        return sample"
+)
+SCALES = {"setup": "scaler = torch.amp.GradScaler()\nloader = DataLoader(Kept(), 8)", "step": SCALED}
+
 FLOWS = [
+    Flow("R104", {**SCALES, "top": CACHES, "begin": "cache_labels(input)"}),
+    Flow("R104", {**SCALES, "top": KEEPS}),
+    Flow("R401", {"top": SEEDS, "setup": BATCHED}, {"setup": BATCHED}),
+    Flow("R401", {"top": f"if os.path.exists('out'):\n    raise SystemExit\n{SEEDS}", "setup": SHUFFLED}),
+    Flow("R506", {"top": YACS, "save": '"config": config'}, {"top": YACS, "save": '"config": config.dump()'}),
     *[Flow("R108", bad, {**bad, **SAVED}) for bad in STARTED],
     Flow("R108", {"setup": "best = None", "end": FIRST}, {"setup": "best = None", "end": FIRST, **SAVED}),
     Flow("R108", {"setup": "best = {'loss': 9.0, 'epoch': 0}", "end": KEPT}),
-    Flow(
-        "R108",
-        {"setup": "history = []", "end": SMALLEST + "history.append(loss)"},
-        {
-            "setup": "history = []",
-            "end": "history.append(loss)\nif len(history) % 3 == 0:\n    torch.save(1, 'x')",
-        },
-    ),
+    Flow("R108", {"setup": "history = []", "end": SMALLEST + "history.append(loss)"},
+         {"setup": "history = []",
+          "end": "history.append(loss)\nif len(history) % 3 == 0:\n    torch.save(1, 'x')"}),
     Flow("R108", {"top": "import shutil", "setup": "top = 0.0", "end": COPIED}),
     Flow("R108", {"top": VALIDATES, "setup": "low = 9.0", "end": "low = validate(low)"}),
     Flow("R108", {"top": SHARED, "setup": "low = 9.0", "end": "validate()"}),
-    *[
-        Flow(
-            "R107",
-            {"setup": f"best, {name} = 9.0, 0", "end": WAIT.format(name)},
-            {"setup": f"{name} = 0", "end": WAIT.format(name), "resume": f'{name} = saved["bad"]'},
-        )
-        for name in WAITS
-    ],
-    *[
-        Flow(
-            "R107",
-            {"top": "import sys", "setup": "best, bad = 9.0, 0", "end": WAIT.format("bad").replace(old, new)},
-        )
-        for old, new in ENDS
-    ],
+    *[Flow("R107", {"setup": f"best, {name} = 9.0, 0", "end": WAIT.format(name)},
+           {"setup": f"{name} = 0", "end": WAIT.format(name), "resume": f'{name} = saved["bad"]'})
+      for name in WAITS],
+    *[Flow("R107",
+           {"top": "import sys", "setup": "best, bad = 9.0, 0", "end": WAIT.format("bad").replace(old, new)})
+      for old, new in ENDS],
     *[Flow("R103", bad) for bad in FALSE_NAMES],
     Flow("R107", {"top": STOPPER, "setup": "stopper = Stopper()", "end": STOPS}),
     Flow("R108", {"top": STOPPER, "setup": "stopper = Stopper()", "end": STOPS}),
-    Flow(
-        "R107",
-        {
-            "setup": "best, place = 9.0, 0",
-            "end": "if loss < best:\n    best, place = loss, epoch\nif epoch - place > 5:\n    break",
-        },
-        {"setup": "is_nan = False", "end": "if loss != loss:\n    is_nan = True\nif is_nan:\n    break"},
-    ),
-    Flow(
-        "R107",
-        {"setup": "rate = 0.1", "end": DROPS},
-        {"setup": "rate = 0.1", "begin": "rate = 0.1", "end": DROPS},
-    ),
-    Flow(
-        "R107",
-        {"top": GLOBAL, "begin": "adjust(optimizer, epoch)"},
-        {"top": LOCAL, "begin": "adjust(optimizer, epoch, 0.1)"},
-    ),
-    Flow(
-        "R107",
-        {"setup": "steps = 0", "step": "steps += 1\nif steps > 1000:\n    break"},
-        {"begin": "steps = 0", "step": "steps += 1\nif steps > 1000:\n    break"},
-    ),
+    Flow("R107",
+         {"setup": "best, place = 9.0, 0",
+          "end": "if loss < best:\n    best, place = loss, epoch\nif epoch - place > 5:\n    break"},
+         {"setup": "is_nan = False", "end": "if loss != loss:\n    is_nan = True\nif is_nan:\n    break"}),
+    Flow("R107", {"setup": "rate = 0.1", "end": DROPS},
+         {"setup": "rate = 0.1", "begin": "rate = 0.1", "end": DROPS}),
+    Flow("R107", {"top": GLOBAL, "begin": "adjust(optimizer, epoch)"},
+         {"top": LOCAL, "begin": "adjust(optimizer, epoch, 0.1)"}),
+    Flow("R107", {"setup": "steps = 0", "step": "steps += 1\nif steps > 1000:\n    break"},
+         {"begin": "steps = 0", "step": "steps += 1\nif steps > 1000:\n    break"}),
     Flow("R107", {"setup": "steps = 0", "step": "steps += 1\ntorch.save(model.state_dict(), f'{steps}.pt')"}),
-    Flow(
-        "R107",
-        {"setup": "losses = []", "end": "losses.append(loss.item())\nnp.save('losses.npy', losses)"},
-        {"begin": "losses = []", "end": "losses.append(loss.item())\nnp.save('losses.npy', losses)"},
-    ),
+    Flow("R107",
+         {"setup": "losses = []", "end": "losses.append(loss.item())\nnp.save('losses.npy', losses)"},
+         {"begin": "losses = []", "end": "losses.append(loss.item())\nnp.save('losses.npy', losses)"}),
     Flow("R401", {**RANDOM, "before": SEEDS}, {**RANDOM, "setup": f"{SEEDS}\n{SHUFFLED}"}),
     Flow("R401", {"top": SEEDS, "setup": ALONE}, {"setup": ALONE}),
-    Flow(
-        "R103", {"before": PLACED, "step": "scheduler.step()"}, {"before": PLACED, "end": "scheduler.step()"}
-    ),
-    Flow(
-        "R103",
-        {"before": CAUGHT_UP, "step": "scheduler.step()"},
-        {"before": CAUGHT_UP, "end": "scheduler.step()"},
-    ),
+    Flow("R103", {"before": PLACED, "step": "scheduler.step()"},
+         {"before": PLACED, "end": "scheduler.step()"}),
+    Flow("R103", {"before": CAUGHT_UP, "step": "scheduler.step()"},
+         {"before": CAUGHT_UP, "end": "scheduler.step()"}),
     Flow("R103", {"before": PLACED.replace("start - 1", "-1"), "end": "scheduler.step()"}),
-    Flow(
-        "R201",
-        {
-            **SCHEDULED,
-            "resume": 'if "schedular" in saved:\n    scheduler.load_state_dict(saved["schedular"])',
-        },
-        {
-            **SCHEDULED,
-            "resume": 'if "scheduler" in saved:\n    scheduler.load_state_dict(saved["scheduler"])',
-        },
-    ),
+    Flow("R201",
+         {**SCHEDULED,
+          "resume": 'if "schedular" in saved:\n    scheduler.load_state_dict(saved["schedular"])'},
+         {**SCHEDULED,
+          "resume": 'if "scheduler" in saved:\n    scheduler.load_state_dict(saved["scheduler"])'}),
     Flow("R201", {"before": "optimizer = torch.optim.Adam(model.parameters())"}),
     Flow("R201", CRITIC, {**CRITIC, "resume": 'critic.load_state_dict(saved["critic"])'}),
     Flow("R301", {**COUNTED, "step": f"{SAVES}\nsteps += 1"}, {**COUNTED, "step": f"steps += 1\n{SAVES}"}),
-    Flow(
-        "R301",
-        {
-            "top": OPTIONS,
-            "range": "start, args.epochs",
-            "write": f"state['epoch'] = args.epochs\n{PARTS['write']}",
-        },
-        {"top": OPTIONS, "range": "start, args.epochs"},
-    ),
+    Flow("R301",
+         {"top": OPTIONS, "range": "start, args.epochs",
+          "write": f"state['epoch'] = args.epochs\n{PARTS['write']}"},
+         {"top": OPTIONS, "range": "start, args.epochs"}),
     Flow("R303", {"step": WITHIN, "write": "pass", "next": 'saved["epoch"]'}),
-    Flow(
-        "R502",
-        {"top": NEWEST, "file": "newest('out')", "write": "torch.save(state, f'out/epoch_{epoch}.pt')"},
-    ),
-    Flow(
-        "R501",
-        {"write": NUMBERED, "file": "max(glob.glob('out/*.pt'), key=os.path.getmtime)"},
-        {"write": NUMBERED},
-    ),
+    Flow("R502",
+         {"top": NEWEST, "file": "newest('out')", "write": "torch.save(state, f'out/epoch_{epoch}.pt')"}),
+    Flow("R501", {"write": NUMBERED, "file": "max(glob.glob('out/*.pt'), key=os.path.getmtime)"},
+         {"write": NUMBERED}),
     Flow("R501", {"write": "torch.save({'model': model.state_dict(), 'epoch': epoch}, 'last.pt')"}),
-    Flow(
-        "R506",
-        {"save": '"loss": nn.BCELoss()'},
-        {"setup": "criterion = nn.BCELoss()", "save": '"loss": criterion.state_dict()'},
-    ),
-]
+    Flow("R506", {"save": '"loss": nn.BCELoss()'},
+         {"setup": "criterion = nn.BCELoss()", "save": '"loss": criterion.state_dict()'}),
+]  # fmt: skip
 
 # the newest of numbered files is found by trying each number
 SEARCHES = (
