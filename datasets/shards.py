@@ -65,7 +65,7 @@ class TarShards(Dataset):
         return len(self._first) - 1
 
     def __getitem__(self, id: int) -> Any:
-        """Return a sample. A worker, or the process of the training, calls it for each sample."""
+        """Return a sample."""
         id = range(len(self))[id]
         sample: dict[str, Any] = {}
         for place, offset, size, _, _, name in self.index[self._first[id] : self._first[id + 1]].tolist():
@@ -109,7 +109,7 @@ class ParquetRows(Dataset):
         return int(self._first[-1])
 
     def __getitem__(self, id: int) -> Any:
-        """Return a row. A worker, or the process of the training, calls it for each sample."""
+        """Return a row."""
         id = range(len(self))[id]
         group = int(np.searchsorted(self._first, id, "right")) - 1
         place, number, *_ = self.index[group].tolist()

@@ -62,8 +62,7 @@ def stage(url: str) -> str:
 def _complete(url: str, place: str) -> None:
     """Make the copy complete, and hold a shared lock on it. Raises BadInput and OSError.
 
-    stage() calls it in one process of a node. The lock is held until this process ends, so no other job
-    changes files that it reads."""
+    The lock is held until this process ends, so no other job changes files that it reads."""
     data = os.path.join(place, "data")
     lock = os.path.join(place, ".lock")
     heartbeat = Heartbeat()
@@ -115,8 +114,7 @@ def _list_objects(store: ObjectStore, url: str, beat: _Beat) -> list[Object]:
 
 
 def _update(store: ObjectStore, url: str, data: str, objects: list[Object], beat: _Beat) -> None:
-    """Make the folder `data` equal to the objects. _complete() calls it with the exclusive lock: no job reads
-    the folder."""
+    """Make the folder `data` equal to the objects."""
     begin = time.monotonic()
     hidden = os.path.join(os.path.dirname(data), ".data")
     if os.path.isdir(data):
@@ -172,7 +170,7 @@ class _Lines(sync.Progress):
         self._beat = beat
 
     def report(self) -> None:
-        """Send the heartbeat. sync.fetch() calls it while it downloads."""
+        """Send the heartbeat."""
         rate = self.count / self.seconds / 1e6
         part = f"{self.count / 1e9:.3f} of {self.size / 1e9:.3f} GB"
         self._beat(f"staging {self._url}: {part}, {rate:.1f} MB/s")
@@ -181,7 +179,7 @@ class _Lines(sync.Progress):
 def _compare(data: str, objects: list[Object], beat: _Beat) -> tuple[list[Object], list[str]]:
     """Return (objects without a complete file in the folder, paths in it that are not in the store). A file
     is complete if it has the size and the time of its object. No request is sent for it, so this thread
-    compares all of them. _complete() and _update() call it before the files are read or changed."""
+    compares all of them."""
     missing = []
     for entry in objects:
         state = None

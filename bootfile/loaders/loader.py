@@ -427,7 +427,7 @@ class Loader:
 
     def _take_lacking(self, step: int, most: int) -> int:
         """Return how many of the next `most` steps are only added to the receipt because it lacks them, and
-        count these as added. __iter__() calls it once in each epoch."""
+        count these as added."""
         if self._lacking is None or self._lacking != step:
             return 0
         count = min(most, self.step - step)

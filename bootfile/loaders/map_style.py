@@ -148,7 +148,7 @@ class Fetcher:
 
     def _look(self, _: Any = None) -> tuple[str, bool, str]:
         """Return (fingerprint; whether an item draws random numbers; which sample differs when it is read
-        again, or ""). It runs in a worker, or in this process if there are none."""
+        again, or "")."""
         reads = itertools.count()
 
         def read(ids: np.ndarray) -> list[Any]:

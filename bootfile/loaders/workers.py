@@ -206,7 +206,7 @@ class _Iterator(_MultiProcessingDataLoaderIter):
 
 class _DataLoader(DataLoader[Any]):
     def _get_iterator(self) -> Any:
-        """Return the iterator of an epoch. iter() calls it, for persistent workers once."""
+        """Return the iterator of an epoch."""
         if not self.num_workers:
             return super()._get_iterator()
         self.check_worker_number_rationality()  # a warning of torch
@@ -459,6 +459,6 @@ def _connection(value: Any) -> str:
 
 
 def _close(closing: Any) -> None:
-    """Let the workers end at a SIGTERM. close() calls it, or the end of the Workers. None: it has none."""
+    """Let the workers end at a SIGTERM. None: it has none."""
     if closing is not None:
         closing.value = _CLOSING

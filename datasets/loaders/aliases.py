@@ -61,8 +61,7 @@ _NVIDIA_WAYS = {  # option of NVIDIA's main.py or launch.py -> what to use here
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add the options that merge() reads, and the hints for those that have another way here. A job calls it
-    when it makes its parser."""
+    """Add the options that merge() reads, and the hints for those that have another way here."""
     parser.other_names = {**_TIMM, **_NVIDIA}
     parser.hints = {**_WAYS, **_NVIDIA_WAYS, **parser.hints}
     add = parser.add_argument_group("other spellings").add_argument

@@ -55,9 +55,7 @@ def reasons(device: torch.device) -> dict[str, str | None]:
 
 
 def resolve(backend: str, device: torch.device) -> str:
-    """Return the backend's own name. Raises BadInput if it is unknown or not available.
-
-    Jobs call it before they index the data, and engine() calls it again."""
+    """Return the backend's own name. Raises BadInput if it is unknown or not available."""
     backend = SPELLINGS.get(backend, backend)
     known = reasons(device)
     known |= {name: known[engine] for name, engine in CACHED.items()}
@@ -172,7 +170,7 @@ class Synthetic(Engine):
             yield batch._replace(crops=()), self._images[: len(batch.ids)]
 
     def close(self) -> None:
-        """Free the images. The loader calls it at the end of the job."""
+        """Free the images."""
         self._images = None
 
 

@@ -354,7 +354,7 @@ def progressive_size(epochs: int, first: int | None, last: int, epoch: int) -> i
     """Return the side of the training images in this epoch (from 1), pixels. It is `first` in the first 70 %
     of the epochs, and `last` in the last 15 %. Between them it rises linearly, in multiples of 32. None:
     always `last`. Source: G. Leclerc et al., "FFCV: Accelerating Training by Removing Data Bottlenecks", CVPR
-    2023, whose ResNet-50 rises from 160 to 192 pixels. The plan calls it with the number of the epoch."""
+    2023, whose ResNet-50 rises from 160 to 192 pixels."""
     first = first or last
     share = min(max((epoch - 0.7 * epochs) / (0.15 * epochs), 0), 1)
     if share in (0, 1):

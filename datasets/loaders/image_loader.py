@@ -64,9 +64,7 @@ class ToDevice(Stage):
         return self.end(self.move(images, labels))
 
     def begin(self, batch: Batch, images: torch.Tensor, change: Change | None = None) -> Copy:
-        """Start moving a batch with its images [n, H, W, C] to the device, as move() does.
-
-        The loader calls it in the process of the training; on a GPU, one batch before the batch is used."""
+        """Start moving a batch with its images [n, H, W, C] to the device, as move() does."""
         labels = torch.tensor(batch.labels)  # a copy: the caller may change it
         return self.move(images.permute(0, 3, 1, 2), labels, change)
 
@@ -108,8 +106,7 @@ class ToDevice(Stage):
         return Copy(images, labels, ready)
 
     def wait(self) -> None:
-        """Block the host until the images of the last move() may change. The loader calls it before it asks
-        an engine that reuses its memory for the next batch."""
+        """Block the host until the images of the last move() may change."""
         if self._copied:
             self._copied.synchronize()
             self._copied = None
@@ -121,14 +118,13 @@ class ToDevice(Stage):
         return tensor.to(self.device, non_blocking=bool(self.stream))
 
     def _normalised(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the images as the model gets them. move() calls it for each batch, on the device."""
+        """Return the images as the model gets them."""
         images = torch.sub(images, self._shift).mul_(self._scale)  # reads uint8: two kernels
         return images.contiguous(memory_format=torch.channels_last)
 
     def _on_host(self, images: torch.Tensor) -> torch.Tensor:
         """Return what _normalised() returns, in reused memory. It computes whole rows of pixels, because
-        three channels are too few for the processor's vectors, and blocks that fit into its cache. move()
-        calls it for each batch if the job has no GPU."""
+        three channels are too few for the processor's vectors, and blocks that fit into its cache."""
         rows = images.permute(0, 2, 3, 1)
         if not rows.is_contiguous() or not len(rows):
             return self._normalised(images)
@@ -188,7 +184,7 @@ def start_pool(workers: int, name: str) -> ThreadPoolExecutor:
     refused = threading.Event()  # a thread cannot be started
 
     def begin() -> None:
-        """Set the number of torch's threads. Each thread of the pool calls it first."""
+        """Set the number of torch's threads."""
         torch.set_num_threads(1)
         torch.get_num_threads()  # a thread takes torch's common number at its first look: now it is 1
         try:
@@ -244,8 +240,7 @@ class ImageLoader(Loader):
         self.division = getattr(plan.index, "division", "")  # for starts.jsonl
 
     def begin(self, batch: Batch, data: Any) -> tuple[Batch, Copy]:
-        """Start moving a batch of the engine to the device, and add the parameters of the effects to it. On a
-        GPU, the loader calls it one batch before the batch is used."""
+        """Start moving a batch of the engine to the device, and add the parameters of the effects to it."""
         if not self.effects and not self.transform:
             return super().begin(batch, data)
         from datasets.loaders import pixels  # most jobs do not need it

@@ -45,8 +45,8 @@ def plan_change(
     plan: Plan, batch: Batch, effects: Effects | None, transform: Change | None, mean: tuple[float, ...]
 ) -> tuple[Batch, Change]:
     """Return the batch, with the parameters of its effects in `crops`, and the function that changes its
-    images and labels: `transform`, then the effects. ImageLoader.begin() calls it for each batch, on the
-    host. ToDevice.move() calls the function right after it has started the copy."""
+    images and labels: `transform`, then the effects. ToDevice.move() calls the function right after it has
+    started the copy."""
     seed = plan.sampler.seed
     epoch = batch.epoch
     ids = batch.ids

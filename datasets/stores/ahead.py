@@ -78,7 +78,7 @@ class Reader:
         return [self._pool.submit(run, places[first : first + self.per_task]) for first in firsts]
 
     def close(self) -> None:
-        """End the threads; tasks that have not begun are dropped. An engine calls it when it closes."""
+        """End the threads; tasks that have not begun are dropped."""
         for pool in (self._pool, self._fetchers):
             if pool:
                 pool.shutdown(cancel_futures=True)

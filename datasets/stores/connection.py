@@ -223,8 +223,7 @@ class Server:
         return time.monotonic() < self.full_until
 
     def pause_puts(self, reason: object) -> None:
-        """Let is_full() return True for a while. Samples are still read. RedisStore.put() calls it when the
-        server refuses a sample."""
+        """Let is_full() return True for a while. Samples are still read."""
         if not self.full_until:
             self.log(
                 f"cache {self.address} stores no more samples: {reason}; the others come from the next tier"
@@ -300,7 +299,7 @@ class Server:
             return self._client
 
     def _connect(self) -> Any:
-        """Return a new client. _connected() calls it, in the thread that needs the client."""
+        """Return a new client."""
         redis = load_redis()
         address = self.address
         options = {
@@ -331,9 +330,7 @@ class Server:
             client.close()
 
     def _probe(self) -> None:
-        """Raise an exception unless the server answers. The user may read keys of the prefix only.
-
-        It is called at the start of a job, and in the background while the server is down."""
+        """Raise an exception unless the server answers. The user may read keys of the prefix only."""
         _get_values(self._connected(), [f"{self.address.prefix}:0".encode()])
 
     def _fail(self, error: Exception) -> None:
@@ -348,7 +345,7 @@ class Server:
         self._disconnect()  # other connections may be broken too, or receive a late answer
 
     def _try_again(self) -> None:
-        """Ask a server that is down, if its pause is over. The background thread calls it in each round."""
+        """Ask a server that is down, if its pause is over."""
         if self.down is None or time.monotonic() < self._retry_at:
             return
         try:

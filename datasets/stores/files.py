@@ -74,7 +74,7 @@ class Store:
             raise forms.cannot_decode(self.index, id, error) from error
 
     def image(self, id: int) -> np.ndarray:
-        """Read and decode one sample. Tools and explanations of errors call it, engines do not."""
+        """Read and decode one sample."""
         return self.decode(id, self.read(np.array([id]))[0])
 
     def close(self) -> None:
@@ -94,9 +94,7 @@ def fitted(box: Box, planned: int, rows: int, columns: int) -> Box:
 
 
 def scaled(top: int, left: int, height: int, width: int, scale: float, rows: int, columns: int) -> Box:
-    """Return the box in the scaled image, which has `rows` rows and `columns` columns.
-
-    Engines call it for a sample that is stored smaller than planned."""
+    """Return the box in the scaled image, which has `rows` rows and `columns` columns."""
     top = min(round(top * scale), rows - 1)
     left = min(round(left * scale), columns - 1)
     height = max(round(height * scale), 1)
@@ -155,7 +153,7 @@ class PairFiles(FileStore):
     """The files of a paired_images.PairIndex, decoded to the number of rows that the index asks for."""
 
     def decode(self, id: int, content: bytes | np.ndarray, scratch: np.ndarray | None = None) -> np.ndarray:
-        """Return the pixels of a sample. An engine calls it for each sample, in a thread or a worker."""
+        """Return the pixels of a sample."""
         image = super().decode(id, content, scratch)
         height = int(self.index.heights[id])
         width = int(self.index.widths[id])
@@ -167,6 +165,5 @@ class PairFiles(FileStore):
 
 
 def is_scanned(index: Any, id: int, content: bytes) -> bool:
-    """Return whether the content is the one that was scanned for the index. Readers call it for each sample
-    that is copied, or whose file has another time."""
+    """Return whether the content is the one that was scanned for the index."""
     return zlib.crc32(content) == index.crc32[id]

@@ -41,9 +41,7 @@ class Sample(NamedTuple):
 
 
 def make(files: Any, id: int, form: str) -> Sample:
-    """Return the sample made from its file. files: a FileStore. Raises BadInput as files.content() does.
-
-    The threads that build a pack or fill a cache call it for each sample."""
+    """Return the sample made from its file. files: a FileStore. Raises BadInput as files.content() does."""
     return convert(files.index, id, files.content(id), form)
 
 

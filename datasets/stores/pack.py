@@ -55,7 +55,7 @@ class PackStore(Store):
         self._has_warned = False
 
     def read(self, ids: np.ndarray) -> list[bytes | np.ndarray]:
-        """Return the samples; pixels without a copy. The threads or worker processes of an engine call it."""
+        """Return the samples; pixels without a copy."""
         return [self._intact(id).value(self.form) for id in np.asarray(ids).tolist()]
 
     def decode_box(
@@ -84,9 +84,7 @@ class PackStore(Store):
         return self.__dict__ | {"_parts": {}}
 
     def _intact(self, id: int) -> Sample:
-        """Return the sample, from its file if it is damaged. Raises BadInput if the file is also bad.
-
-        read() calls it for each sample."""
+        """Return the sample, from its file if it is damaged. Raises BadInput if the file is also bad."""
         fault = "is damaged"
         try:
             sample, checksum = self.stored(id)
@@ -130,9 +128,7 @@ class PackStore(Store):
 def _decode_part(
     content: bytes, header: restart.Header, box: Box, scratch: np.ndarray | None
 ) -> np.ndarray | None:
-    """Return the pixels of a box of a JPEG; None if it has to be decoded as a whole.
-
-    An engine calls it for each sample, through decode_box(), in a thread or a worker process."""
+    """Return the pixels of a box of a JPEG; None if it has to be decoded as a whole."""
     part = restart.cut(content, header, box)
     if part is None:
         return None
@@ -220,9 +216,7 @@ def size_of(index: Any, form: str) -> int:
 
 
 def _fill(index: Any, path: str, form: str, threads: int) -> None:
-    """Build the parts of a pack that are missing or damaged, and all if it is of another data set or form.
-
-    build() calls it in one process of a node, which holds the lock."""
+    """Build the parts of a pack that are missing or damaged, and all if it is of another data set or form."""
     count = -(-len(index) // SAMPLES_PER_FILE)
     meta = described(path)
     wanted = _description(index, form)
@@ -281,9 +275,7 @@ def _batches(part: int, count: int) -> list[range]:
 
 
 def _is_part(path: str, number: int, count: int) -> bool:
-    """Return whether a part can be read and has all its samples. count: samples of the pack.
-
-    _fill() asks for each part, so that a build that was interrupted continues."""
+    """Return whether a part can be read and has all its samples. count: samples of the pack."""
     try:
         batches = _open_part(path, number)
     except Unavailable:  # it would be built again, although nothing is wrong with it
@@ -302,8 +294,8 @@ def _part(path: str, number: int) -> str:
 def _write_part(path: str, batches: Iterable[list[tuple[Sample, int]]], log: Callable[[int], object]) -> None:
     """Write one file of a pack, an Arrow IPC file with a record batch for each of the batches.
 
-    _fill() calls it for one file after the other, in the process that builds the pack. The iteration over the
-    batches waits until threads have made their samples. The file gets its name when it is complete.
+    The iteration over the batches waits until threads have made their samples. The file gets its name when it
+    is complete.
 
     batches: the samples of a record batch, each with its CRC-32.
     log: called with the number of samples after each batch.

@@ -75,9 +75,7 @@ class RedisStore:
         return samples
 
     def is_empty(self) -> bool:
-        """Return whether none of up to 100 samples is stored. False if the server cannot be asked now.
-
-        Stores.open() asks at the start of a job in offline mode, to warn."""
+        """Return whether none of up to 100 samples is stored. False if the server cannot be asked now."""
         step = -(-len(self.index) // 100)
         try:
             return not self.lengths(range(0, len(self.index), step)).any()
@@ -85,9 +83,7 @@ class RedisStore:
             return False
 
     def put(self, ids: Iterable[int], samples: list[Sample]) -> int:
-        """Put the samples. Return how many were stored. A server that is full or down stores no more.
-
-        The background thread calls it with the samples of put_later(), and a preload in its own threads."""
+        """Put the samples. Return how many were stored. A server that is full or down stores no more."""
         self._start()
         entries = [(int(id), sample) for id, sample in zip(ids, samples, strict=True)]
         taken = 0
@@ -119,8 +115,7 @@ class RedisStore:
         return taken
 
     def wants_samples(self) -> bool:
-        """Return whether to call put_later(): in active mode, if the queue and the server have room. Tiers
-        asks for each sample that was missing."""
+        """Return whether to call put_later(): in active mode, if the queue and the server have room."""
         has_room = len(self._waiting) < _WAITING and not self.server.is_full()
         return self.mode == "active" and has_room and self.server.down is None
 
@@ -150,7 +145,7 @@ class RedisStore:
     def close(self) -> None:
         """Release the reference. The last user of an active data set deletes the data set.
 
-        It is called at the end of a job in each process. It waits for a round of the background thread."""
+        It waits for a round of the background thread."""
         if os.getpid() != self._pid:  # the lock may have been held at the fork
             self._renew()
         # not during a round of the background thread: it would write to a data set that is deleted here
@@ -180,7 +175,7 @@ class RedisStore:
 
     def _start(self) -> None:
         """Register _tick() with the background thread, at the first use in each process: threads do not
-        survive a fork. read() and put() call it."""
+        survive a fork."""
         if os.getpid() != self._pid:
             self._pid = os.getpid()
             self._renew()
@@ -190,8 +185,8 @@ class RedisStore:
         return references.sample_key(self.server, self.name, int(id))
 
     def _tick(self) -> None:
-        """Put the samples that wait, and send a heartbeat every _BEAT seconds. The server's background thread
-        calls it twice a second until close(). A later heartbeat would write to a deleted data set."""
+        """Put the samples that wait, and send a heartbeat every _BEAT seconds. A later heartbeat would write
+        to a deleted data set."""
         with self._ticks:
             if self._closed:
                 return
@@ -203,7 +198,7 @@ class RedisStore:
                     self._swept = True
 
     def _put_waiting(self) -> None:
-        """Put the samples that put_later() has queued. _tick() calls it, and close() for the last ones."""
+        """Put the samples that put_later() has queued."""
         while self._waiting:
             ids = []
             samples = []

@@ -100,8 +100,7 @@ class Reference:
     def register(self, offline: bool = False) -> None:
         """Register the data set on the server. offline: it stays there. Raises Unavailable.
 
-        beat() calls it for an active data set, and a preload for an offline one. Without it list_sets() would
-        not see the samples, and no process would delete them."""
+        Without it list_sets() would not see the samples, and no process would delete them."""
         about = _key(self.server, self.name, _ABOUT)
         members = _key(self.server, self.name, _REFERENCES)
         commands: list[tuple] = [
@@ -115,9 +114,7 @@ class Reference:
         self.server.execute(*commands)
 
     def release(self) -> None:
-        """Release the reference. The last user of an active data set deletes the data set.
-
-        RedisStore.close() calls it in each process; only the counted one does something."""
+        """Release the reference. The last user of an active data set deletes the data set."""
         if not self.is_counted or os.getpid() != self._pid:
             return
         self.is_counted = False
@@ -130,7 +127,7 @@ class Reference:
 
 
 def sample_key(server: Server, name: str, id: int) -> bytes:
-    """Return the key of a sample on the server. Each read and each put calls it for each sample."""
+    """Return the key of a sample on the server."""
     return _key(server, name, id).encode()
 
 
@@ -143,8 +140,8 @@ def list_sets(server: Server) -> list[StoredSet]:
 def remove(server: Server, name: str, log: Callable[[int], object] | None = None) -> None:
     """Delete a data set: its samples, the words about it and its references.
 
-    The last user, sweep() and a user's command call it. The samples go first: if it is interrupted, the
-    data set is still listed, and the next sweep() deletes the rest.
+    The samples go first: if it is interrupted, the data set is still listed, and the next sweep() deletes the
+    rest.
 
     log: called with the number of samples deleted since its last call. Raises Unavailable.
     """
@@ -194,9 +191,7 @@ def sweep(server: Server) -> None:
 
 
 def _remove_unused(server: Server, name: str) -> None:
-    """Delete a data set unless a process uses it. The server first forgets the references that expired.
-
-    release() and sweep() call it."""
+    """Delete a data set unless a process uses it. The server first forgets the references that expired."""
     members = _key(server, name, _REFERENCES)
     # by the server's clock, by which the references were written
     _, number = server.execute(("ZREMRANGEBYSCORE", members, "-inf", server.time()), ("ZCARD", members))

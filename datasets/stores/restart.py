@@ -67,7 +67,7 @@ class Part(NamedTuple):
 
 def read_header(content: bytes) -> Header | None:
     """Return the header of a JPEG; None if its parts cannot be decoded alone: it has no restart markers, it
-    is progressive, or something in it is not known here. A store calls it for each crop."""
+    is progressive, or something in it is not known here."""
     size_at = 0
     interval = 0
     components = 0
@@ -110,8 +110,8 @@ def read_header(content: bytes) -> Header | None:
 
 
 def cut(content: bytes, header: Header, box: Box) -> Part | None:
-    """Return a JPEG that holds the box and at least _MARGIN pixels around it; None if the markers of the
-    JPEG are not those that its header announces. header: of read_header(). A store calls it for each crop."""
+    """Return a JPEG that holds the box and at least _MARGIN pixels around it; None if the markers of the JPEG
+    are not those that its header announces. header: of read_header()."""
     columns = -(-header.width // header.mcu_width)  # MCUs of a row
     rows = -(-header.height // header.mcu_height)
     if columns % header.interval == 0:  # several segments in a row of MCUs
@@ -167,7 +167,7 @@ def cut(content: bytes, header: Header, box: Box) -> Part | None:
 
 
 def encode(image: Image.Image, subsampling: str, **options: Any) -> bytes:
-    """Return a JPEG with restart markers. A thread that builds a pack calls it for each image.
+    """Return a JPEG with restart markers.
 
     image: of mode RGB or L.
     subsampling: one of "4:4:4", "4:2:2" and "4:2:0"; L has none.
@@ -188,8 +188,8 @@ def encode_again(content: bytes) -> bytes:
     else it is encoded again with its own tables of quantisation and its own subsampling. If that fails, for
     example because a side is too long, return its own bytes: they are decoded as a whole.
 
-    A thread that builds a pack calls it for each file. No library of requirements.txt adds markers without
-    a decode: `jpegtran -copy none -restart 2B` does, before the pack is built."""
+    No library of requirements.txt adds markers without a decode: `jpegtran -copy none -restart 2B` does,
+    before the pack is built."""
     header = read_header(content)
     if header and cut(content, header, (0, 0, 1, 1)):
         return content

@@ -38,8 +38,7 @@ class Tiers(Store):
 
     def read(self, ids: np.ndarray) -> list[bytes | np.ndarray]:
         """Return the samples of a batch. A fault of the cache is a miss. For a miss it returns the bytes of
-        the file, which decode() converts to the form of the cache. Two threads of an engine's Reader, or
-        worker processes, call it for whole batches."""
+        the file, which decode() converts to the form of the cache."""
         ids = np.asarray(ids, dtype=np.int64)
         samples: list = self.cache.read(ids)
         missing = [place for place, content in enumerate(samples) if content is None]
@@ -66,7 +65,7 @@ class Tiers(Store):
 
     def _read_files(self, ids: list[int]) -> list[bytes]:
         """Return the contents of files. Threads read them as long as a batch takes more than _PATIENCE: for
-        files in the page cache they cost a sixth of an epoch. read() calls it for the misses of a batch."""
+        files in the page cache they cost a sixth of an epoch."""
         contents: list[bytes] = []
         begin = time.monotonic()
         # one after the other while they are fast; the first slow one starts the threads
@@ -128,7 +127,7 @@ class Stores:
         return self._known[index.fingerprint]
 
     def _open(self, index: Any) -> Store:
-        """Return a new store. open() calls it once for each index."""
+        """Return a new store."""
         if self.folder:
             return self._kept(pack.build(index, pack.place(self.folder, index, self.form), self.form))
         if not self._server:

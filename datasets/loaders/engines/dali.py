@@ -108,7 +108,7 @@ class Dali(Engine):
                 self._pipeline = None
 
     def close(self) -> None:
-        """Release the pipeline, DALI's memory of the GPU, and the threads. The loader calls it at the end."""
+        """Release the pipeline, DALI's memory of the GPU, and the threads."""
         self._pipeline = None
         if self.device is not None:
             backend = importlib.import_module("nvidia.dali.backend")  # not in DALI's stubs
@@ -120,9 +120,7 @@ class Dali(Engine):
         return work_ahead(plan, self._reading, _AHEAD - 1)
 
     def _reading(self, batch: Batch) -> list[concurrent.futures.Future]:
-        """Return tasks that read the batch's images in order, each of them several images.
-
-        work_ahead() calls it while DALI decodes earlier batches; the tasks run in the reader's threads."""
+        """Return tasks that read the batch's images in order, each of them several images."""
 
         def prepare(places: range, contents: list) -> list[np.ndarray]:
             """Return what DALI gets of the samples of one task, in a thread of the reader: pixels, or the
@@ -137,8 +135,7 @@ class Dali(Engine):
     def _source(self) -> tuple:
         """Return DALI's inputs for a batch: images, corners and sizes of the boxes, _arguments(), and ids.
 
-        DALI calls it in run(), up to _AHEAD batches before their output. Raises StopIteration at the end of
-        the epoch."""
+        Raises StopIteration at the end of the epoch."""
         batch, parts = next(self._inputs)
         contents = list(itertools.chain(*parts))
         crops = batch.crops
@@ -157,15 +154,13 @@ class Dali(Engine):
         return inputs
 
     def _arguments(self, ids: np.ndarray, crops: Crop) -> tuple[np.ndarray, ...]:
-        """Return the output sizes of a batch, float32 [n, 2]. _source() calls it for each batch."""
+        """Return the output sizes of a batch, float32 [n, 2]."""
         sizes = np.full((len(ids), 2), self._built_for[0], np.float32)
         sizes[crops.flip, 1] *= -1  # a negative width mirrors
         return (sizes,)
 
     def _name_bad_file(self, error: RuntimeError) -> Exception:
-        """Return the error with the name of the bad file, which DALI does not know.
-
-        run() calls it when DALI fails, and decodes the batches in flight again to find the file."""
+        """Return the error with the name of the bad file, which DALI does not know."""
         try:
             for batch, _ in self._in_flight:
                 for id in batch.ids:
@@ -192,9 +187,7 @@ class Dali(Engine):
         return self._pipeline
 
     def _graph(self, size: int) -> tuple:
-        """Return the outputs (images uint8 [size, size, 3], ids) for the inputs from _source().
-
-        _built() calls it once for a pipeline, to describe it: no image is read here."""
+        """Return the outputs (images uint8 [size, size, 3], ids) for the inputs from _source()."""
         fn, types = load_dali()
         gpu = self.device is not None
         contents, anchors, shapes, sizes, ids = fn.external_source(self._source, num_outputs=5, no_copy=True)
@@ -263,7 +256,7 @@ class PairedDali(Dali):
         return flips & 1, flips >> 1, sizes.astype(np.float32)
 
     def _graph(self, size: int) -> tuple:
-        """Return the outputs (images, ids) for the inputs from _source(). It is called once a pipeline."""
+        """Return the outputs (images, ids) for the inputs from _source()."""
         fn, types = load_dali()
         resizes = self.store.index.rows > 0
         contents, anchors, shapes, horizontal, vertical, *sizes, ids = fn.external_source(

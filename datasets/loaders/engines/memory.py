@@ -47,13 +47,12 @@ def make_loader(
 
 
 def plan_of(data: ImageSet, sampler: Any, augment: bool) -> Plan:
-    """Return the plan of an ImageSet, with or without random crops and flips. The loaders call it once."""
+    """Return the plan of an ImageSet, with or without random crops and flips."""
     return Plan(data, sampler, crop_flip if augment else None)
 
 
 def corners(batch: Batch) -> CropFlip:
-    """Return the windows of a batch; without augmentation they show the whole images. Engines call it for
-    each batch."""
+    """Return the windows of a batch; without augmentation they show the whole images."""
     if batch.crops:
         return CropFlip(*batch.crops)
     corner = np.zeros(len(batch.ids), np.int64)
@@ -176,7 +175,7 @@ class Resident(Engine):
     def gather(self, windows: np.ndarray) -> torch.Tensor:
         """Return uint8 [n, H, W, C] on the device. windows: id, top, left, flip, int64 [4, n].
 
-        run() calls it in the process of the training. It starts a copy and kernels, and does not wait."""
+        It starts a copy and kernels, and does not wait."""
         # four numbers for each image are all that goes to the device in a step
         columns = torch.from_numpy(windows)
         if accelerator.has_streams(self.pixels.device):

@@ -86,9 +86,7 @@ class RayDataLoader(DataLoader[_Batch]):
         self.close()
 
     def _serve(self) -> tuple[Pool, list, Iterable[int]]:
-        """Return the workers, what they call for each batch, and the numbers of the batches.
-
-        __iter__() calls it at the start of each epoch; the first one starts the workers."""
+        """Return the workers, what they call for each batch, and the numbers of the batches."""
         pool = self._pool
         if pool is None:
             pool = Pool(self.num_workers, self.head_address, self.cpus_per_worker)
@@ -147,8 +145,8 @@ class _Fetcher:
     def __call__(self, task: tuple) -> Any:
         """Return the batch of a task (number, key of the sampler).
 
-        An actor calls it, on any node. If the actor is lost, another one calls it again, so the
-        random numbers follow from the number of the batch."""
+        If the actor is lost, another one calls it again, so the random numbers follow from the number of the
+        batch."""
         number, key = task
         # torch's DataLoader gives batch n to this worker: get_worker_info() shows it, whichever actor runs it
         worker = number % self.workers
@@ -171,5 +169,5 @@ class RayWorkers(Workers):
         self._place: dict[str, Any] = {"head_address": address, "cpus_per_worker": cpus}
 
     def open_loader(self, results: Dataset, **options: Any) -> DataLoader:
-        """Return the loader that Workers iterates. Workers calls it at the first batch."""
+        """Return the loader that Workers iterates."""
         return RayDataLoader(results, True, **self._place, **options)

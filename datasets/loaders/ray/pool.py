@@ -111,8 +111,7 @@ class Worker:
         self.get: Any = functools.lru_cache(2)(ray.get)  # two iterators of one loader may take turns
 
     def run(self, held: list, task: tuple) -> Any:
-        """Return function(task). held: [reference to the function], which is read once. Pool.submit() asks
-        for it from the training process."""
+        """Return function(task). held: [reference to the function], which is read once."""
         return self.get(held[0])(task)
 
 
@@ -167,8 +166,7 @@ class Pool:
             heartbeat.beat(f"ray: {state}")
 
     def put(self, function: Callable[[tuple[int, Any]], Any]) -> list:
-        """Store a function for the actors. Return what submit() needs. The loader calls it at the start of an
-        epoch, so that a task has only its parameters to send."""
+        """Store a function for the actors. Return what submit() needs."""
         return [self._ray.put(function)]  # in a list: the actor gets the reference
 
     def submit(self, function: list, task: tuple[int, Any]) -> Any:
@@ -220,15 +218,14 @@ class Pool:
         self._finalizer()
 
     def _count_possible(self, workers: int) -> int:
-        """Return how many of these actors the CPUs of the cluster allow. It is asked before they start, and
-        when a result takes long, because their node may be lost."""
+        """Return how many of these actors the CPUs of the cluster allow."""
         if not self._cpus:
             return workers
         cpus = self._ray.cluster_resources().get("CPU", 0.0)
         return min(workers, int(cpus / self._cpus))
 
     def _check(self) -> None:
-        """Raise ClusterLost unless the head accepts connections. _take() calls it every _CHECKED seconds."""
+        """Raise ClusterLost unless the head accepts connections."""
         if not _is_reached(self._head):
             raise ClusterLost(f"the head of the Ray cluster at {self._head} accepts no connection")
         self._checked = time.monotonic()
