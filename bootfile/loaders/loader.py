@@ -43,6 +43,10 @@ class Engine(Protocol):
         """Yield the plan's batches in order, each with its data: uint8 images [n, H, W, C] on the host or a
         GPU for an ImageLoader, or a pair (inputs, targets) of nested tensors."""
 
+    def why_ended(self, error: Exception) -> str:
+        """Return why a worker has ended, or "" if that is not known."""
+        return ""
+
     def close(self) -> None:
         """End threads and processes, and free memory, if the engine has any."""
         return  # mypy takes a method without a statement for an abstract one
@@ -176,9 +180,7 @@ class Loader:
 
     def _find_begin(self, step: int) -> int:
         """Return the step after which the engine begins to read: earlier ones, if the receipt lacks them."""
-        if self._lacking is not None and step == self.step:
-            return self._lacking
-        return step
+        return self._lacking if self._lacking is not None and step == self.step else step
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint of another trainer needs: the step, and the receipt up to commit()."""
@@ -282,12 +284,8 @@ class Loader:
         saved_alone = [value for value in saved.values() if id(value) not in ids_of_parts]
         known = [generator.value for generator in self.generators]
         known += [generator.value for generator in generators.find_generators(saved_alone)]
-        paths = []
-        for name, part in parts.items():
-            for generator in generators.find_generators(part, name):
-                if not any(generator.value is value for value in known):
-                    paths.append(generator.path)
-        return paths
+        held = [each for name, part in parts.items() for each in generators.find_generators(part, name)]
+        return [each.path for each in held if not any(each.value is value for value in known)]
 
     def commit(self, step: int, folder: str) -> None:
         """Chain the receipt up to step `step`, on all ranks; rank 0 appends it to FOLDER/receipt.bin."""
@@ -340,38 +338,38 @@ class Loader:
         return self.engine.example(count)  # type: ignore[attr-defined]  # those that need none have none
 
     def explain(self, error: Exception) -> str:
-        """Return one line for an error of torch that an item of the last batch or a worker causes, or ""."""
-        line = self._explain_workers(error)  # torch raises it in whatever the job does when the worker ends
-        if line:
+        """Return one line for an error of torch if a worker has ended or cannot be started; "" for another
+        one. torch raises it in whatever the job does when the worker ends."""
+        from bootfile.machine import process_limits  # only after an error
+
+        line = process_limits.explain(error)
+        text = next(iter(str(error).splitlines()), "")
+        if line or not text.startswith("DataLoader worker (pid"):
             return line
-        explain = getattr(self.engine, "explain", None)
-        if explain is None:
-            return ""
-        with contextlib.suppress(Exception):  # the item cannot be read again
-            of_engine: str = explain(_first_line(error), self.batch)
-            return of_engine
-        return ""
+        # torch only says that a worker has ended; the engine may know that it lacked a thread
+        return self.engine.why_ended(error) or f"{text} {_DEAD_WORKER}"
 
     def __len__(self) -> int:
         return len(self.plan)
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        self._call_before_next()
-        start = time.perf_counter()  # the caller waits for a batch from here on
-        self.asked_at = start
+        is_leading = generators.leads(self)
+        if is_leading:
+            waits.call_before_next()
+        self.asked_at = start = time.perf_counter()  # the caller waits for a batch from here on
         sampler = self.plan.sampler
         step = sampler.step
         epoch = sampler.epoch
         missing = sampler.remaining
         lacking = self._take_lacking(step, missing)
         # before a batch is read: only the training loader has one position for the whole run
-        if generators.leads(self) and missing > lacking and step + lacking != self.step:
+        if is_leading and missing > lacking and step + lacking != self.step:
             raise BadInput(
                 f"the training loader is at step {step} after {self.step} batches: do not leave an epoch "
                 "early or iterate it a second time; open another loader for that"
             )
         self.is_in_epoch = True
-        watches = self.loop_attributes if generators.leads(self) else None
+        watches = self.loop_attributes if is_leading else None
         if watches:
             watches.begin_epoch()
         shards = itertools.cycle(range(self._shards))
@@ -408,7 +406,8 @@ class Loader:
                 yield delivered
                 # the caller asks for the next batch: the memory of this one may be reused
                 del following, copy, delivered
-                self._call_before_next()
+                if is_leading:
+                    waits.call_before_next()
                 start = time.perf_counter()
                 if self.is_whole:  # else it asks for another shard of the same step
                     self.asked_at = start
@@ -420,10 +419,6 @@ class Loader:
             watches.end_epoch()
         # what the loop draws before the next epoch, as in an evaluation, is the same after a restart
         self._seed(epoch, generators.EPOCH_END)
-
-    def _call_before_next(self) -> None:
-        if generators.leads(self):
-            waits.call_before_next()
 
     def _take_lacking(self, step: int, most: int) -> int:
         """Return how many of the next `most` steps are only added to the receipt because it lacks them, and
@@ -441,36 +436,19 @@ class Loader:
         its step continue afterwards. Raises NotDelivered if a worker has died, and Unavailable after the last
         step was saved."""
         # without workers, the engine reads items in this process, and they may draw
-        random_numbers = contextlib.nullcontext() if generators.may_seed(self) else generators.restored()
         is_training = generators.may_seed(self)
+        random_numbers = contextlib.nullcontext() if is_training else generators.restored()
         try:
             # the thread of the loop waits here; a request to stop may be served meanwhile (waits.py)
             with random_numbers, waits.waiting(is_training):
                 return next(copies, None)
-        except Unavailable:
-            waits.call_before_end(is_training)
-            raise
-        except (RuntimeError, OSError) as error:
-            line = self._explain_workers(error)
+        except (RuntimeError, OSError, Unavailable) as error:
+            line = "" if isinstance(error, Unavailable) else self.explain(error)
             if line:
                 raise NotDelivered(line) from error
-            if isinstance(error, OSError):  # raised by a DataLoader of the user
+            if not isinstance(error, RuntimeError):  # of a file: a DataLoader of the user raises it
                 waits.call_before_end(is_training)
             raise
-
-    def _explain_workers(self, error: Exception) -> str:
-        """Return one line if a worker has ended, or cannot be started; "" for another error."""
-        from bootfile.machine import process_limits  # only after an error
-
-        line = process_limits.explain(error)
-        text = _first_line(error)
-        if line or not text.startswith("DataLoader worker (pid"):
-            return line
-        # torch only says that a worker has ended; the engine may know that it lacked a thread
-        why_ended = getattr(self.engine, "why_ended", None)
-        if why_ended is not None:
-            line = why_ended(error)
-        return line or f"{text} {_DEAD_WORKER}"
 
     def _seed(self, step: int, moment: int, shard: int = 0) -> None:
         """Seed all generators for a step (or an epoch) of this rank, or for one of its shards, unless another
@@ -514,8 +492,3 @@ class Loader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).splitlines()
-    return lines[0] if lines else ""

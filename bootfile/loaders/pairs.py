@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-from torch.utils.data import TensorDataset
 
 from bootfile.ground.errors import BadInput
 
@@ -30,16 +29,6 @@ class Index:
 
     def __len__(self) -> int:
         return len(self.labels)
-
-
-def list_of(dataset: Any) -> dict[str, str]:
-    """Return a digest of what a dataset lists of its samples, for an Index; {} if it lists nothing."""
-    if type(dataset) is TensorDataset:  # its tensors are in the fingerprint
-        return {}
-    from bootfile.loaders.data_entries import digest_entries
-
-    digest = digest_entries(dataset)
-    return {"list of training samples": digest} if digest else {}
 
 
 def pair_of(batch: Any) -> tuple[Any, Any]:

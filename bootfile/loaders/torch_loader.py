@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from bootfile.exact.state import COMPUTED
 from bootfile.ground.errors import BadInput, print_line
-from bootfile.loaders.data_fingerprint import find_unstable, fingerprint, hash_value, is_data
+from bootfile.loaders.data_fingerprint import find_unstable, fingerprint, hash_value, is_data, list_of
 from bootfile.loaders.loader import Data, Engine, Loader
-from bootfile.loaders.pairs import Index, list_of, pair_of
+from bootfile.loaders.pairs import Index, pair_of
 from bootfile.processes import ranks
 from bootfile.receipt.contents import hash_batch
 from bootfile.sampling import generators

@@ -38,7 +38,7 @@ _TASKS_OF_WORKER = 4
 # what close() and a worker write into the memory that they share, see _begin()
 _CLOSING = 1
 _NO_THREAD = 2
-# what a forked process must not use; files are opened again, see _reopen_files().
+# what a forked process must not use; files are opened again, see _reopen_files(). SQLite is the first.
 _CONNECTIONS = {"sqlite3": "Connection", "lmdb": "Environment", "psycopg": "Connection",
                 "psycopg2.extensions": "connection", "duckdb": "DuckDBPyConnection", "zmq": "Socket",
                 "grpc": "Channel"}  # fmt: skip
@@ -50,6 +50,7 @@ _MORE_SHM = (
     "give the container more (docker run --shm-size 8g), or use --data_backend threads or fewer --workers"
 )
 _FEWER = "fewer --workers"
+_ALONE = "read without workers (--workers 0)"
 
 
 class Workers:
@@ -80,9 +81,8 @@ class Workers:
         The workers, and the function that they were started with, are kept as long as the plan is the same
         object, and the loop changes no plain attribute of what the function reads.
         """
-        attributes = None
-        if self.count and hasattr(function, "attributes"):  # without workers nothing is copied
-            attributes = function.attributes()
+        # without workers nothing is copied
+        attributes = function.attributes() if self.count and hasattr(function, "attributes") else None
         if self._loader is None or plan is not self._plan or attributes != self._attributes:
             self._loader = None  # the workers before end here
             self._plan = plan
@@ -91,20 +91,12 @@ class Workers:
                 batch_bytes = function.batch_bytes(plan) if hasattr(function, "batch_bytes") else 0
                 _check_room(self.count, batch_bytes)
             # the workers get a copy of the function now: what it holds must not change in the epoch
-            self._loader = self.open_loader(
-                _Results(function),
-                batch_size=None,
-                sampler=plan,
-                collate_fn=_unchanged,
-                num_workers=self.count,
-                persistent_workers=self.count > 0,
-                generator=torch.Generator(),  # otherwise a seed is drawn from the job's generator
-            )
+            self._loader = self._open(function, plan, self.count, persistent_workers=self.count > 0)
         # the workers are kept: in the second epoch they run already
-        batches = self._start(self._loader, self.count)
+        batches = self._iterate(self._loader, self.count)
         if self.pinned and not self.count:  # pin_memory=True of torch 2.1 would make lists of nested tuples
             batches = map(_pin, batches)
-        for batch, result in self._explained(batches, self.count):
+        for batch, result in batches:
             if isinstance(result, BadInput):
                 raise result
             yield batch, result
@@ -116,21 +108,19 @@ class Workers:
         if not self.forks:
             return [function(None)]
         # they end when this iterator does; the workers of load() are forked later, from this process
-        workers = self.open_loader(
-            _Results(function),
-            batch_size=None,
-            sampler=[None] * count,  # one "batch" for each worker
-            collate_fn=_unchanged,
-            num_workers=count,
-            generator=torch.Generator(),  # otherwise a seed is drawn from the job's generator
-        )
+        workers = self._open(function, [None] * count, count)  # one "batch" for each worker
         check_tasks(count)
-        batches = self._explained(self._start(workers, count), count)
-        results = [result for _, result in batches]
+        results = [result for _, result in self._iterate(workers, count)]
         for result in results:
             if isinstance(result, BadInput):
                 raise result
         return results
+
+    def _open(self, function: Any, batches: Any, count: int, **options: Any) -> DataLoader[Any]:
+        """Return open_loader() of a function of batches, which are handed to it as they are."""
+        options |= {"batch_size": None, "sampler": batches, "collate_fn": _unchanged, "num_workers": count}
+        # otherwise a seed is drawn from the job's generator
+        return self.open_loader(_Results(function), generator=torch.Generator(), **options)
 
     def close(self) -> None:
         """End the workers."""
@@ -152,33 +142,23 @@ class Workers:
         pins = self.pinned and self.count > 0
         return _DataLoader(results, pin_memory=pins, worker_init_fn=begin, **options)
 
-    def _start(self, loader: DataLoader[Any], count: int) -> Iterator[Any]:
-        """Return iter(loader), which starts `count` workers. They begin without a garbage collector: _begin()
-        starts it. Raises NotDelivered if a limit of processes and threads does not allow them."""
+    def _iterate(self, loader: DataLoader[Any], count: int) -> Iterator[Any]:
+        """Start `count` workers, and yield what they send. Raises NotDelivered if a limit of processes and
+        threads does not allow them."""
         # a collection between fork and _begin() would visit objects whose threads the child does not have
         collects = gc.isenabled()
         gc.disable()
         try:
-            return iter(loader)
-        except (RuntimeError, OSError) as error:
-            self._raise_refusal(error, count)
-            raise
-        finally:
-            if collects:
-                gc.enable()
-
-    def _explained(self, batches: Iterator[Any], count: int) -> Iterator[Any]:
-        """Yield what the workers send. Raises NotDelivered if a thread for one of them cannot be started."""
-        try:
+            try:
+                batches = iter(loader)
+            finally:
+                if collects:
+                    gc.enable()
             yield from batches
-        except RuntimeError as error:
-            self._raise_refusal(error, count)
-            raise
-
-    def _raise_refusal(self, error: Exception, count: int) -> None:
-        """Raise NotDelivered if a limit of processes and threads has caused an error."""
-        line = self.explain(error, count)
-        if line:
+        except (RuntimeError, OSError) as error:
+            line = self.explain(error, count)
+            if not line:
+                raise
             self.close()  # the workers that have started end at a SIGTERM
             raise NotDelivered(line) from error
 
@@ -328,26 +308,24 @@ def _send_error(queue: Any, error: Exception, item: tuple[int, Any]) -> None:
 
 def not_delivered(error: Exception) -> NotDelivered | None:
     """Return the refusal for an error that is due to the limits of the node; None for another error."""
-    # neither torch nor the system has classes for these errors: their words decide
-    if "shared memory" in str(error):
-        return NotDelivered(f"{_CANNOT_SEND}: /dev/shm is full ({error}): {_MORE_SHM}")
-    if "AF_UNIX path too long" in str(error):
-        from bootfile.processes.sockets import explain_long_folder
-
-        return NotDelivered(f"{_CANNOT_SEND}: {explain_long_folder(tempfile.gettempdir())}")
-    if "Too many open files" in str(error):
-        return NotDelivered(f"{_CANNOT_SEND}: {error}: set a higher ulimit -n, or use fewer --workers")
-    if "in forked subprocess" in str(error):
-        return NotDelivered(
-            f"a worker of the loader cannot use the GPU ({error}): read without workers (--workers 0), or "
-            "keep the tensors of the dataset on the CPU"
-        )
     from bootfile.machine import process_limits  # only after an error
 
+    # neither torch nor the system has classes for these errors: their words decide
+    text = str(error)
     reason = process_limits.explain(error)
-    if reason:
-        return NotDelivered(f"in a worker of the loader {reason}, or use {_FEWER}")
-    return None
+    if "shared memory" in text:
+        line = f"{_CANNOT_SEND}: /dev/shm is full ({error}): {_MORE_SHM}"
+    elif "AF_UNIX path too long" in text:
+        from bootfile.processes.sockets import explain_long_folder
+
+        line = f"{_CANNOT_SEND}: {explain_long_folder(tempfile.gettempdir())}"
+    elif "Too many open files" in text:
+        line = f"{_CANNOT_SEND}: {error}: set a higher ulimit -n, or use {_FEWER}"
+    elif "in forked subprocess" in text:
+        line = f"a worker of the loader cannot use the GPU ({error}): keep the items on the CPU, or {_ALONE}"
+    else:
+        line = f"in a worker of the loader {reason}, or use {_FEWER}" if reason else ""
+    return NotDelivered(line) if line else None
 
 
 def _check_room(workers: int, batch_bytes: int) -> None:
@@ -410,9 +388,8 @@ def _reopen_files() -> None:
             new = os.open(path, flags & (os.O_ACCMODE | os.O_APPEND))
         except OSError as error:
             raise BadInput(
-                f"the open file {os.readlink(path)} cannot be opened again ({error.strerror}): workers would "
-                "share its position, and get each other's data. Open it at the first use in __getitem__, or "
-                "read without workers (--workers 0)"
+                f"the open file {os.readlink(path)} cannot be opened again ({error.strerror}), and "
+                f"workers would share its position. Open it at the first use in __getitem__, or {_ALONE}"
             ) from error
         # under the old number: the objects of Python that hold it notice nothing
         os.lseek(new, place, os.SEEK_SET)
@@ -427,9 +404,8 @@ def check_connections(owner: Any, name: str) -> None:
     if connections:
         path, _, kind = connections[0]
         raise BadInput(
-            f"{path} is an open {kind}: workers cannot use it, they would get each other's data or wait for "
-            "ever. Open it at the first use in __getitem__, not in the constructor, or close it there; or "
-            "read without workers (--workers 0)"
+            f"{path} is an open {kind}, which workers would share. Open it at the first use in "
+            f"__getitem__, or {_ALONE}"
         )
 
 
@@ -438,24 +414,24 @@ def _connection(value: Any) -> str:
     kind = f"{type(value).__module__}.{type(value).__name__}"
     if kind.partition(".")[0] in _SAFE:
         raise LookupError("not searched")
+    is_open = False
     if isinstance(value, socket.socket):
-        return f"{kind} to {value.getpeername() or 'another process'}"  # OSError if it is not connected
-    if isinstance(value, _FILES):
-        is_pipe = value.readable() and value.fileno() > 2 and stat.S_ISFIFO(os.fstat(value.fileno()).st_mode)
-        return f"{kind}, a pipe" if is_pipe else ""
-    if isinstance(value, concurrent.futures.Executor):
+        value.getpeername()  # OSError if it is not connected
+        is_open = True
+    elif isinstance(value, _FILES):
+        is_open = value.readable() and value.fileno() > 2 and stat.S_ISFIFO(os.fstat(value.fileno()).st_mode)
+    elif isinstance(value, concurrent.futures.Executor):
         # it has no threads or processes before its first task
-        has_begun = getattr(value, "_threads", None) or getattr(value, "_processes", None)
-        return kind if has_begun else ""
-    for module, name in _CONNECTIONS.items():
-        known: Any = getattr(sys.modules.get(module), name, ())  # (): the module was not imported
-        if not isinstance(value, known):
-            continue
-        if module == "sqlite3":  # a data base in memory has no file, and the fork has its own
-            files = [file for _, _, file in value.execute("pragma database_list")]
-            return f"{module}.{name}" if any(files) else ""
-        return f"{module}.{name}"
-    return ""
+        is_open = bool(getattr(value, "_threads", None) or getattr(value, "_processes", None))
+    else:
+        # (): the module was not imported
+        known = [getattr(sys.modules.get(module), name, ()) for module, name in _CONNECTIONS.items()]
+        is_open = any(isinstance(value, each) for each in known)
+        if is_open and isinstance(
+            value, known[0]
+        ):  # of SQLite: one in memory has no file, and the fork its own
+            is_open = any(file for _, _, file in value.execute("pragma database_list"))
+    return kind if is_open else ""
 
 
 def _close(closing: Any) -> None:

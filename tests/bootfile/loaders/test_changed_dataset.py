@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, Subset
 
-from bootfile.loaders.attributes import read_attributes
+from bootfile.loaders.loop_attributes import read_attributes
 from bootfile.loaders.map_style import map_style_loader
 from bootfile.sampling.sampler import BatchSampler
 
