@@ -56,10 +56,7 @@ def _feistel(
     """Encrypt values below the product of the bases, uint64 [n], one round after the other. inverse: decrypt
     them: the rounds in reverse order, each with the opposite shift."""
     digits = [*np.divmod(values, bases[1])]
-    rounds = range(_ROUNDS)
-    if inverse:
-        rounds = rounds[::-1]
-    for number in rounds:
+    for number in range(_ROUNDS)[:: -1 if inverse else 1]:
         digit = number % 2  # each round changes one digit by a random function of the other one
         base = bases[digit]
         words = philox4x32((digits[1 - digit], number, epochs, int(Operation.ORDER)), seed)
@@ -285,18 +282,14 @@ class WholeBatchSampler(BatchSampler):
         return -(-self.size // self.global_batch)
 
     def _positions(self, id: int, epochs: np.ndarray) -> np.ndarray:
-        if not self.shuffle:
-            return np.full(len(epochs), id)
-        return super()._positions(id, epochs)
+        return super()._positions(id, epochs) if self.shuffle else np.full(len(epochs), id)
 
     def _places(self, step: int, count: int) -> list[np.ndarray]:
         parts = []
-        end_of_steps = (step + count) * self.global_batch
-        for first in range(step * self.global_batch, end_of_steps, self.global_batch):
+        for first in np.arange(step, step + count) * self.global_batch:
             here = min(self.global_batch, self.size - first)  # the last batch of an epoch may be smaller
             # rounded up at both ends: the parts differ by one at most, and together they are the batch
-            begin = -(-here * self.rank // self.world_size)
-            end = -(-here * (self.rank + 1) // self.world_size)
+            begin, end = (-(-here * rank // self.world_size) for rank in (self.rank, self.rank + 1))
             parts.append(np.arange(first + begin, first + end))
         return parts
 

@@ -141,69 +141,42 @@ def open_indexes(args: argparse.Namespace, device: torch.device, log: Log) -> tu
         return SyntheticIndex(counts["train"], "train"), SyntheticIndex(counts["val"], "val")
 
     # the first rank has the records of the run
-    by_class, is_new = ranks.call_on_first(lambda: _read_run(args, log.output))
+    is_new = ranks.call_on_first(lambda: _is_new_run(args, log.output))
     # one process of each node scans, the others wait and open its files
-    scan = functools.partial(_scan_splits, args, folder, cache, log, by_class, is_new)
+    scan = functools.partial(_scan_splits, args, folder, cache, log, is_new)
     indexes = image_folder.load_on_nodes(folder, scan)
     return indexes[0], indexes[-1]
 
 
-def _read_run(args: argparse.Namespace, output: Output) -> tuple[bool, bool]:
-    """Return (whether --val_share is a share of each class, whether this start begins a new run).
+def _is_new_run(args: argparse.Namespace, output: Output) -> bool:
+    """Return whether this start begins a new run, which chooses the classes: it continues, evaluates or
+    begins with the weights or the step of no other run. Rank 0 knows. Raises BadInput."""
 
-    The first is False for a run that began with another split, in an earlier version. A restart keeps its
-    split, and so do those who evaluate or fine-tune its weights: otherwise images with which they were
-    trained would validate them. open_indexes() calls it on rank 0. Raises BadInput."""
+    def has_starts(path: str | None) -> bool:
+        """Return whether a file of weights or a checkpoint is of a run; published weights are not."""
+        return bool(path and os.path.exists(path) and records.read_starts(weights.run_folder(path)))
 
-    def read_starts(path: str | None) -> list[dict]:
-        """Return the starts of the run of a file of weights or a checkpoint; [] for published weights."""
-        if path and os.path.exists(path):
-            return records.read_starts(weights.run_folder(path))
-        return []
-
-    continued = []
     if args.resume == "auto":
-        continued = starts.read_output(output)
-    elif args.resume != "never":
-        continued = read_starts(args.resume)
-    # `known`: the starts of the run whose weights this start continues from, evaluates or begins with
-    known = continued
-    if args.evaluate:
-        known = read_starts(args.weights) or continued
-    # a run at whose step this one begins has also chosen the classes
-    is_new = not known and not (args.from_run and records.read_starts(args.from_run))
-    known = known or read_starts(args.weights)
-    is_by_class = not known or splits.is_by_class(known[-1])
-    return is_by_class, is_new
+        is_known = bool(starts.read_output(output))
+    else:
+        is_known = args.resume != "never" and has_starts(args.resume)
+    is_known |= args.evaluate and has_starts(args.weights)
+    return not is_known and not (args.from_run and records.read_starts(args.from_run))
 
 
 def _scan_splits(
-    args: argparse.Namespace,
-    folder: str,
-    cache: str,
-    log: Log,
-    by_class: bool,
-    labelled: bool,
+    args: argparse.Namespace, folder: str, cache: str, log: Log, labelled: bool
 ) -> list[image_index.ImageFolderIndex]:
     """Return the indexes that a job needs: [train, val], or one of them. The first process of each node calls
     it, and the others wait: it reads each image whose index is not in `cache`. Raises BadInput.
 
-    by_class, labelled: as for image_folder.load(). A run that is continued keeps its classes."""
+    labelled: as for image_folder.load(). A run that is continued keeps its classes."""
+    division = {"val_share": args.val_share, "splits": args.splits, "labelled": labelled}
+    others = {"cache": cache, "max_bad": args.max_bad_images, "log": log.info}
 
     def load(split: str, **options: Any) -> image_index.ImageFolderIndex:
         """Return the index of a split, and log what it holds."""
-        index = image_folder.load(
-            folder,
-            split,
-            cache=cache,
-            max_bad=args.max_bad_images,
-            log=log.info,
-            val_share=args.val_share,
-            splits=args.splits,
-            by_class=by_class,
-            labelled=labelled,
-            **options,
-        )
+        index = image_folder.load(folder, split, **others, **division, **options)
         log.info(f"{split}: {index.describe()}")
         return index
 
@@ -297,11 +270,9 @@ def _plan_training(args: argparse.Namespace, index: Any) -> Plan:
 
 def _choose_backend(args: argparse.Namespace, device: torch.device, log: Log, store: Any, plan: Plan) -> str:
     """Return the backend of the run's last start, or in a new run the one that rank 0 measures as the best.
-
-    open_loaders() calls it on every rank if --data_backend is auto. The others wait for rank 0, which has the
-    records of the run. store, plan: of the training."""
-    last = _last_backend(args, device, log.output) if ranks.is_first() else ""
-    backend = ranks.broadcast_object(last)
+    Every rank calls it if --data_backend is auto. store, plan: of the training."""
+    # rank 0 has the records of the run
+    backend = ranks.call_on_first(lambda: _last_backend(args, device, log.output))
     if backend:
         log.info(f"data_backend auto: {backend}, as in the last start of this run: equal pixels")
         return backend
@@ -326,22 +297,15 @@ def _check_size(option: str, side: int, index: image_index.ImageFolderIndex, for
 
 
 def _backend(args: argparse.Namespace, device: torch.device) -> str:
-    """Return the name of --data_backend in BACKENDS, or "auto". Raises BadInput if it cannot run here. Each
-    open_...() calls it on every rank."""
-    if args.data_backend == "auto":
-        return "auto"
-    return backends.resolve(args.data_backend, device)
+    """Return the name of --data_backend in BACKENDS, or "auto". Raises BadInput if it cannot run here."""
+    return "auto" if args.data_backend == "auto" else backends.resolve(args.data_backend, device)
 
 
 def _last_backend(args: argparse.Namespace, device: torch.device, output: Output) -> str:
-    """Return the backend of the run's last start, or "" without one: backends round pixels differently.
-
-    open_loaders() calls it on rank 0 if the backend is "auto"."""
-    if args.resume != "auto" or args.evaluate:
-        return ""
-    name = ""
-    for start in starts.read_output(output)[-1:]:
-        name = start.get("data backend", "")
+    """Return the backend of the run's last start, or "" without one: backends round pixels differently."""
+    is_continued = args.resume == "auto" and not args.evaluate
+    last = starts.read_output(output)[-1:] if is_continued else []
+    name = last[0].get("data backend", "") if last else ""
     if not name:
         return ""
     with contextlib.suppress(BadInput):
@@ -384,9 +348,7 @@ def check_paths(**paths: str | None) -> None:
 
 def read_class_weights(text: str, index: Any) -> np.ndarray:
     """Return the weight of each image, float64 [n]. text: balanced, or the path of a file. index: an
-    ImageFolderIndex. Raises BadInput.
-
-    open_loaders() calls it on rank 0 at the start of a training; the others get its result."""
+    ImageFolderIndex. Raises BadInput."""
     labels = np.asarray(index.labels)
     if labels.ndim == 2:
         raise BadInput(f"--class_weights {text} needs one label for each image, and the list has several")
@@ -395,20 +357,16 @@ def read_class_weights(text: str, index: Any) -> np.ndarray:
     # one name of a class is enough: then all lines are classes, else all are images
     weights = _read_weights(text)
     is_of_classes = not weights.keys().isdisjoint(index.classes)
-    if is_of_classes:
-        kind = "class"
-        names = list(index.classes)
-        known = {*names}
-    else:
-        kind = "image"
-        names = [index.name(id) for id in range(len(index))]
-        known = {*names, *(path for path, *_ in index.bad)}  # bad images are skipped, and may have a weight
+    names = list(index.classes) if is_of_classes else [index.name(id) for id in range(len(index))]
+    bad = (
+        [] if is_of_classes else [path for path, *_ in index.bad]
+    )  # these are skipped, and may have a weight
     missing = [name for name in names if name not in weights]
-    unknown = [name for name in weights if name not in known]
+    unknown = sorted(weights.keys() - {*names, *bad})
     if missing or unknown:
         raise BadInput(
-            f"--class_weights {text}: {len(missing)} of {len(names)} {kind} names are missing, "
-            f"{len(unknown)} are unknown: {[*missing, *unknown][0]}"
+            f"--class_weights {text}: {len(missing)} of {len(names)} {'class' if is_of_classes else 'image'} "
+            f"names are missing, {len(unknown)} are unknown: {[*missing, *unknown][0]}"
         )
     values = np.array([weights[name] for name in names])
     return values[labels] if is_of_classes else values

@@ -1,5 +1,6 @@
 """The loader of images: they are normalised on the device, with effects and a transform of the user."""
 
+import contextlib
 import functools
 import itertools
 import sys
@@ -74,22 +75,18 @@ class ToDevice(Stage):
         change: applied on the device before the images are normalised.
         """
         if self.stream is None:
-            images = self._move(images)
-            labels = self._move(labels)
+            images, labels = self._move(images), self._move(labels)
             if change:
                 images, labels = change(images, labels)
-            if self.device.type == "cpu":
-                images = self._on_host(images)
-            else:
-                images = self._normalised(images)
-            return Copy(images, labels)
+            on_host = self.device.type == "cpu"
+            return Copy(self._on_host(images) if on_host else self._normalised(images), labels)
         # a GPU: the copies and kernels are put on the stream of the batches, and this call returns at once
         device = accelerator.of(self.device)
-        if images.device.type != "cpu":  # from an engine on the GPU
+        on_host = images.device.type == "cpu"
+        if not on_host:  # from an engine on the GPU
             self.stream.wait_stream(device.current_stream(self.device))
             images.record_stream(self.stream)  # torch does not reuse its memory while the stream reads it
         with device.stream(self.stream):
-            on_host = images.device.type == "cpu"
             self._copied = accelerator.new_event(self.device)
             images = self._move(images)
             labels = self._move(labels)
@@ -176,38 +173,33 @@ def start_pool(workers: int, name: str) -> ThreadPoolExecutor:
     Raises NotDelivered if a limit does not allow that many threads."""
     from bootfile.machine import process_limits  # most jobs start no pool
 
-    line = process_limits.shortage(workers, f"{workers} threads of the loader")
-    if line:
-        raise NotDelivered(f"{line}, or use fewer --workers")
     threads = torch.get_num_threads()
     all_begun = threading.Barrier(workers)
-    refused = threading.Event()  # a thread cannot be started
 
     def begin() -> None:
         """Set the number of torch's threads."""
         torch.set_num_threads(1)
         torch.get_num_threads()  # a thread takes torch's common number at its first look: now it is 1
-        try:
-            # wait for the other threads: the pool starts a thread only if no earlier one is idle
-            all_begun.wait(60)
-        except threading.BrokenBarrierError:
-            if not refused.is_set():
-                raise
+        # wait for the other threads: the pool starts a thread only if no earlier one is idle
+        with contextlib.suppress(threading.BrokenBarrierError):  # a thread cannot be started
+            all_begun.wait()
 
     pool = ThreadPoolExecutor(workers, name, initializer=begin)
+    line = process_limits.shortage(workers, f"{workers} threads of the loader")
     try:
         # one task for each thread, so that all of them start now
-        wait([pool.submit(int) for _ in range(workers)])
+        if not line:
+            wait([pool.submit(int) for _ in range(workers)])
     except RuntimeError as error:
-        refused.set()
-        all_begun.abort()  # the threads that have started wait for the others
-        pool.shutdown()
         line = process_limits.explain(error, f"{workers} threads of the loader need {workers}")
         if not line:
             raise
-        raise NotDelivered(f"{line}, or use fewer --workers") from error
     finally:
+        all_begun.abort()  # threads that have started may wait for others
         torch.set_num_threads(threads)  # begin() also changed the default of later threads
+    if line:
+        pool.shutdown()
+        raise NotDelivered(f"{line}, or use fewer --workers")
     return pool
 
 

@@ -33,11 +33,8 @@ class Store:
         raise NotImplementedError
 
     def decode(self, id: int, content: bytes | np.ndarray, scratch: np.ndarray | None = None) -> np.ndarray:
-        """Return the pixels of a sample, uint8 [height, width, 3]. content: as returned by read().
-
-        scratch: uint8 memory, which the result may use. An engine calls it for each sample, in a thread or a
-        worker process. Raises BadInput if the content cannot be decoded.
-        """
+        """Return the pixels of a sample, uint8 [height, width, 3]. content: as returned by read(). scratch:
+        uint8 memory, which the result may use. Raises BadInput if the content cannot be decoded."""
         if isinstance(content, np.ndarray):
             return content
         try:
@@ -46,18 +43,13 @@ class Store:
             raise forms.cannot_decode(self.index, id, error) from error
 
     def decode_box(
-        self,
-        id: int,
-        content: bytes | np.ndarray,
-        planned: int,
-        box: Box,
-        scratch: np.ndarray | None = None,
+        self, id: int, content: Any, planned: int, box: Box, scratch: np.ndarray | None = None
     ) -> np.ndarray:
         """Return the pixels of the box of a sample, uint8 [height, width, 3], perhaps a view of the scratch
         memory. If the image is smaller than the one for which the box was planned, so is the box.
 
-        planned: rows of that image. content, scratch: as for decode(). An engine calls it for each sample, in
-        a thread or a worker process. Raises BadInput if the content cannot be decoded.
+        planned: rows of that image. content, scratch: as for decode(). Raises BadInput if the content cannot
+        be decoded.
         """
         image = self.decode(id, content, scratch)
         top, left, height, width = fitted(box, planned, *image.shape[:2])
@@ -87,10 +79,8 @@ class Store:
 
 def fitted(box: Box, planned: int, rows: int, columns: int) -> Box:
     """Return the box in an image of `rows` rows and `columns` columns: packs and caches keep smaller images.
-    planned: rows of the image for which the box was planned. decode_box() calls it for each sample."""
-    if rows == planned:
-        return box
-    return scaled(*box, rows / planned, rows, columns)
+    planned: rows of the image for which the box was planned."""
+    return box if rows == planned else scaled(*box, rows / planned, rows, columns)
 
 
 def scaled(top: int, left: int, height: int, width: int, scale: float, rows: int, columns: int) -> Box:
@@ -117,23 +107,22 @@ class FileStore(Store):
 
     def content(self, id: int) -> bytes:
         """Return the bytes of a file. Raises BadInput, also if the file was changed since it was scanned."""
-        path = self.index.path(id)
+        index = self.index
+        path = index.path(id)
         with reading(path), explained(f"cannot read {path}"):
             content, times = read_again(functools.partial(self._read, path, id), path)
-        has_other_time = False  # of a member of a tar file only the size is compared
-        if times:
-            mtime, ctime = times
-            has_other_time = mtime != self.index.mtimes[id]
-            if len(self.index.ctimes) and ctime != self.index.ctimes[id]:
-                has_other_time = True
+        # of a member of a tar file only the size is compared; a file may have no known ctime
+        has_other_time = times and (
+            times[0] != index.mtimes[id] or (len(index.ctimes) > 0 and times[1] != index.ctimes[id])
+        )
         reason = ""
-        size = self.index.bytes[id]
+        size = index.bytes[id]
         if len(content) != size:
             reason = f"has {len(content)} bytes, but had {size} when it was scanned"
-        elif (self.verified or has_other_time) and not is_scanned(self.index, id, content):
+        elif (self.verified or has_other_time) and not is_scanned(index, id, content):
             reason = "was changed since it was scanned"
         if reason:  # the next start scans again
-            self.index.report_change()
+            index.report_change()
             raise BadInput(f"{path} {reason}")
         return content
 
@@ -155,13 +144,12 @@ class PairFiles(FileStore):
     def decode(self, id: int, content: bytes | np.ndarray, scratch: np.ndarray | None = None) -> np.ndarray:
         """Return the pixels of a sample."""
         image = super().decode(id, content, scratch)
-        height = int(self.index.heights[id])
-        width = int(self.index.widths[id])
-        if image.shape[:2] == (height, width):
+        shape = int(self.index.heights[id]), int(self.index.widths[id])
+        if image.shape[:2] == shape:
             return image
         from datasets.folders.resize import resized  # imports torch, which takes a second
 
-        return resized(image, height, width)
+        return resized(image, *shape)
 
 
 def is_scanned(index: Any, id: int, content: bytes) -> bool:

@@ -53,8 +53,7 @@ def connect(address: str, workers: int) -> Any:
     address: HOST:PORT of a cluster of which this machine is a node. "auto": RAY_ADDRESS, else the cluster of
         the last `ray start` on this machine, else a new instance on 127.0.0.1 that ends with this process.
     workers: actors for which a new instance starts processes.
-    Every rank calls it for itself: a job early, so that a mistake costs no scan of the data, and each Pool
-    again. Raises BadInput if Ray is missing or the cluster does not answer.
+    Every rank calls it. Raises BadInput if Ray is missing or the cluster does not answer.
     """
     global _local
     # a notebook or an earlier loader may have connected: a process has one connection
@@ -62,11 +61,7 @@ def connect(address: str, workers: int) -> Any:
     if imported and imported.is_initialized():
         return imported
     if address == "auto":
-        path = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), "ray", "ray_current_cluster")
-        address = os.environ.get("RAY_ADDRESS", "")
-        if not address and path.exists():  # the last `ray start` has left it
-            started = path.read_text().strip()
-            address = started if _is_reached(started) else ""
+        address = os.environ.get("RAY_ADDRESS") or _find_started()
     if address and not _is_reached(address):
         raise _no_cluster(address, "it accepts no connection")
     if "ray" not in sys.modules:  # Ray reads its settings when it is imported
@@ -240,6 +235,13 @@ def _no_cluster(address: str, reason: str) -> BadInput:
     return BadInput(f"no Ray cluster at {place}: {reason}; {cure}, or use --ray_address auto")
 
 
+def _find_started() -> str:
+    """Return the address of the cluster of the last `ray start` on this machine; "" if none answers."""
+    path = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), "ray", "ray_current_cluster")
+    address = path.read_text().strip() if path.exists() else ""
+    return address if _is_reached(address) else ""
+
+
 def _is_reached(address: str) -> bool:
     """Return whether a process accepts connections at HOST:PORT."""
     host, _, port = address.rpartition(":")
@@ -251,9 +253,7 @@ def _is_reached(address: str) -> bool:
 
 
 def _kill(ray: Any, actors: list) -> None:
-    """Kill the actors. An actor that Ray ends because its handle is deleted may hang in its destructors.
-
-    It runs when the Pool closes or is garbage-collected, or at the exit of this process."""
+    """Kill the actors. An actor that Ray ends because its handle is deleted may hang in its destructors."""
     for actor in actors:
         with contextlib.suppress(Exception):  # Ray may have ended
             ray.kill(actor)

@@ -148,7 +148,7 @@ def test_a_connection_that_workers_would_share_is_named(tmp_path):
     ):
         with pytest.raises(BadInput, match=rf"dataset\.dataset\.{name}.*__getitem__.*--workers 0"):
             loader(Subset(Items(lambda data, id: (torch.zeros(1), id), **held), range(9)), workers=1, batch=3)
-    with pytest.raises(BadInput, match="open _io.BufferedReader"):
+    with pytest.raises(BadInput, match=r"open _io\.BufferedReader"):
         loader(Items(item), workers=1)
     for held, workers in (({"a": database}, 0), ({"a": memory, "b": ends[0]}, 1)):
         with loader(Items(lambda data, id: (torch.zeros(1), id), **held), workers) as batches:
