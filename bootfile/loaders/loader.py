@@ -43,10 +43,6 @@ class Engine(Protocol):
         """Yield the plan's batches in order, each with its data: uint8 images [n, H, W, C] on the host or a
         GPU for an ImageLoader, or a pair (inputs, targets) of nested tensors."""
 
-    def why_ended(self, error: Exception) -> str:
-        """Return why a worker has ended, or "" if that is not known."""
-        return ""
-
     def close(self) -> None:
         """End threads and processes, and free memory, if the engine has any."""
         return  # mypy takes a method without a statement for an abstract one
@@ -118,50 +114,36 @@ class Loader:
 
     plan: may be replaced between two epochs.
     to_device: the last stage (default: MoveToDevice).
-    `generators`: your own generators; each step seeds them too.
-    `step`: the number of the step whose batch was handed out last, from 1; 0 before the first.
-    `batch`: the last Batch that was handed out. `is_whole`: all shards of its step were handed out.
-    `waited`: seconds that the caller has waited for batches so far. `asked_at`: when it asked for the first
-    batch of its step, by time.perf_counter().
-    `receipt`: the digest of the yielded batches (bootfile/receipt/receipt.py).
-    `backend`: the name of the engine, if it was chosen by name.
-    `removal`: a Removal, whose samples no batch has; None by default. `is_removed`: it takes all samples of
-    the last batch, which was handed out with them. Its result is none of the step.
-    `is_in_epoch`: the caller iterates it, and its batches have not ended. `has_left_epoch`: since its last
-    batch the caller has asked epochs_from() for the next epoch. `leaves_out_ended`: epochs_from() begins with
-    the next epoch if the step that it gets ends one.
-    `loop_attributes`: what the loop changes in a data set of its own; None without one.
-    `shares_data`: all ranks read one data set. `has_stable_items`: an item is the same when it is read again.
-    `reads_again`: a restart adds the samples of steps that the receipt lacks, see lead().
     """
 
-    reads_again = True
+    reads_again = True  # a restart adds the samples of steps that the receipt lacks, see lead()
 
     def __init__(self, engine: Engine, plan: Plan, device: torch.device, to_device: Any = None):
         self.engine = engine
         self.plan = plan
         self.to_device = to_device or MoveToDevice(device)
         self._shards = getattr(plan.sampler, "shards", 1)  # batches a step, each with its own random numbers
-        self.waited = 0.0
-        self.asked_at = 0.0
-        self.receipt = Receipt(plan.fingerprint, self._shards)
+        self.waited = 0.0  # seconds that the caller has waited for batches so far
+        self.asked_at = 0.0  # when it asked for the first batch of its step, by time.perf_counter()
+        self.receipt = Receipt(plan.fingerprint, self._shards)  # the digest of the yielded batches
         self.receipt.further = getattr(plan.index, "further", {})
-        self.step = 0
+        self.step = 0  # the number of the step whose batch was handed out last, from 1
         self._lacking: int | None = None  # see lead(): the step before the first that the receipt lacks
-        self.is_whole = True
-        self.is_in_epoch = False
-        self.has_left_epoch = False
-        self.leaves_out_ended = False
-        self.batch: Batch | None = None
-        self.generators: list[generators.Generator] = []
-        self.backend = ""
-        self.removal: Any = None
+        self.is_whole = True  # all shards of its step were handed out
+        self.is_in_epoch = False  # the caller iterates it, and its batches have not ended
+        self.has_left_epoch = False  # since the last batch it has asked epochs_from() for the next epoch
+        self.leaves_out_ended = False  # epochs_from() leaves out an epoch that its step ends
+        self.batch: Batch | None = None  # the last one that was handed out
+        self.generators: list[generators.Generator] = []  # your own; each step seeds them too
+        self.backend = ""  # the name of the engine, if it was chosen by name
+        self.removal: Any = None  # a Removal, whose samples no batch has
+        # it takes all samples of the last batch, which was handed out with them: its result does not count
         self.is_removed = False
         data_set = getattr(engine, "data_set", None)
         # what the loop changes in a data set of its own
         self.loop_attributes = None if data_set is None else LoopAttributes(data_set)
-        self.shares_data = True
-        self.has_stable_items = True
+        self.shares_data = True  # all ranks read one data set
+        self.has_stable_items = True  # an item is the same when it is read again
         self._ahead = 1 if device.type != "cpu" else 0  # on the CPU a batch ahead would only use memory
 
     @property
@@ -342,12 +324,10 @@ class Loader:
         one. torch raises it in whatever the job does when the worker ends."""
         from bootfile.machine import process_limits  # only after an error
 
-        line = process_limits.explain(error)
         text = next(iter(str(error).splitlines()), "")
-        if line or not text.startswith("DataLoader worker (pid"):
-            return line
-        # torch only says that a worker has ended; the engine may know that it lacked a thread
-        return self.engine.why_ended(error) or f"{text} {_DEAD_WORKER}"
+        if text.startswith("DataLoader worker (pid"):  # torch only says that it has ended
+            return f"{text} {_DEAD_WORKER}"
+        return process_limits.explain(error)
 
     def __len__(self) -> int:
         return len(self.plan)

@@ -1,15 +1,12 @@
 """The worker processes of torch's DataLoader, and an engine whose batches they make."""
 
 import concurrent.futures
-import contextlib
 import fcntl
 import functools
 import gc
 import io
 import multiprocessing
 import os
-import resource
-import shutil
 import signal
 import socket
 import stat
@@ -24,7 +21,6 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, get_worker_info
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from bootfile.ground.errors import BadInput
 from bootfile.loaders.loader import Data, Engine, NotDelivered
@@ -35,9 +31,6 @@ from bootfile.sampling.plan import Batch, Plan
 # A worker is a process with a thread that sends its results, and one that watches its reads (reading.py).
 # The job has a thread for each worker, which sends it the ids of its batches.
 _TASKS_OF_WORKER = 4
-# what close() and a worker write into the memory that they share, see _begin()
-_CLOSING = 1
-_NO_THREAD = 2
 # what a forked process must not use; files are opened again, see _reopen_files(). SQLite is the first.
 _CONNECTIONS = {"sqlite3": "Connection", "lmdb": "Environment", "psycopg": "Connection",
                 "psycopg2.extensions": "connection", "duckdb": "DuckDBPyConnection", "zmq": "Socket",
@@ -46,9 +39,6 @@ _FILES = (io.FileIO, io.BufferedReader, io.BufferedRandom, io.TextIOWrapper)
 _DEPTH = 14  # attributes of attributes that are searched: the pool of a boto3 client is that deep
 _SAFE = {"redis", "asyncio", "logging"}  # packages whose objects notice the fork, or which no item reads
 _CANNOT_SEND = "a worker of the loader cannot send a batch"
-_MORE_SHM = (
-    "give the container more (docker run --shm-size 8g), or use --data_backend threads or fewer --workers"
-)
 _FEWER = "fewer --workers"
 _ALONE = "read without workers (--workers 0)"
 
@@ -88,8 +78,7 @@ class Workers:
             self._plan = plan
             self._attributes = attributes
             if self.forks:
-                batch_bytes = function.batch_bytes(plan) if hasattr(function, "batch_bytes") else 0
-                _check_room(self.count, batch_bytes)
+                check_tasks(self.count)
             # the workers get a copy of the function now: what it holds must not change in the epoch
             self._loader = self._open(function, plan, self.count, persistent_workers=self.count > 0)
         # the workers are kept: in the second epoch they run already
@@ -111,9 +100,8 @@ class Workers:
         workers = self._open(function, [None] * count, count)  # one "batch" for each worker
         check_tasks(count)
         results = [result for _, result in self._iterate(workers, count)]
-        for result in results:
-            if isinstance(result, BadInput):
-                raise result
+        for refusal in [result for result in results if isinstance(result, BadInput)]:
+            raise refusal
         return results
 
     def _open(self, function: Any, batches: Any, count: int, **options: Any) -> DataLoader[Any]:
@@ -140,7 +128,7 @@ class Workers:
         in_main_thread = threading.current_thread() is threading.main_thread()
         begin = functools.partial(_begin, self._closing, in_main_thread)
         pins = self.pinned and self.count > 0
-        return _DataLoader(results, pin_memory=pins, worker_init_fn=begin, **options)
+        return DataLoader(results, pin_memory=pins, worker_init_fn=begin, **options)
 
     def _iterate(self, loader: DataLoader[Any], count: int) -> Iterator[Any]:
         """Start `count` workers, and yield what they send. Raises NotDelivered if a limit of processes and
@@ -156,41 +144,13 @@ class Workers:
                     gc.enable()
             yield from batches
         except (RuntimeError, OSError) as error:
-            line = self.explain(error, count)
+            from bootfile.machine import process_limits  # only after an error
+
+            line = process_limits.explain(error, f"{count} workers need about {count * _TASKS_OF_WORKER}")
             if not line:
                 raise
             self.close()  # the workers that have started end at a SIGTERM
-            raise NotDelivered(line) from error
-
-    def explain(self, error: Exception, count: int = 0) -> str:
-        """Return a line if a process or a thread for `count` workers cannot be started, here or in one of
-        them, else "". torch only says that a worker has ended, in whatever the job does then."""
-        from bootfile.machine import process_limits  # only after an error
-
-        count = count or self.count
-        needs = f"{count} workers need about {count * _TASKS_OF_WORKER}"
-        line = process_limits.explain(error, needs)
-        if not line and self._closing is not None and self._closing.value == _NO_THREAD:
-            line = f"a worker of the loader cannot start a thread: {process_limits.explain_refusal(needs)}"
-        return f"{line}, or use {_FEWER}" if line else ""
-
-
-class _Iterator(_MultiProcessingDataLoaderIter):
-    """torch's iterator of a DataLoader, which ends its workers. If only some of them could be started, torch
-    would print a traceback of its own at the end, after the line of Workers.explain()."""
-
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception):
-            super().__del__()
-
-
-class _DataLoader(DataLoader[Any]):
-    def _get_iterator(self) -> Any:
-        """Return the iterator of an epoch."""
-        if not self.num_workers:
-            return super()._get_iterator()
-        self.check_worker_number_rationality()  # a warning of torch
-        return _Iterator(self)
+            raise NotDelivered(f"{line}, or use {_FEWER}") from error
 
 
 class WorkerEngine(Engine):
@@ -208,11 +168,6 @@ class WorkerEngine(Engine):
         # in the job: the workers have called the function
         for batch, images in self._workers.load(plan, self._function):
             yield batch, torch.as_tensor(images)
-
-    def why_ended(self, error: Exception) -> str:
-        """Return why a worker has ended, or "" if that is not known. A Loader asks after torch's error."""
-        line: str = self._workers.explain(error)
-        return line
 
     def close(self) -> None:
         self._workers.close()
@@ -235,11 +190,10 @@ class _Results(Dataset[Any]):
         except BadInput as error:
             return batch, error
         except Exception as error:
-            if get_worker_info():
-                refusal = not_delivered(error)
-                if refusal is not None:
-                    return batch, refusal
-            raise
+            refusal = not_delivered(error) if get_worker_info() else None
+            if refusal is None:
+                raise
+            return batch, refusal
 
 
 def _unchanged(value: Any) -> Any:
@@ -263,35 +217,23 @@ def _begin(closing: Any, in_main_thread: bool, worker: int) -> None:
     saves a checkpoint after it, and may need batches until then. After close(), the DataLoader sends a
     SIGTERM to a worker that does not end by itself, and the worker obeys that one.
 
-    closing: shared with the job: _CLOSING after close(), _NO_THREAD if a worker cannot start its thread.
+    closing: shared with the job: 1 after close().
     in_main_thread: whether the main thread of the job has started this worker. Then the kernel kills it when
         the job ends, also if its read hangs. The kernel does so when the thread ends that has started the
         worker. If that is another thread, the job may continue, so torch's own check of the parent must do.
     """
     gc.freeze()  # a worker that deletes a pipeline of the job's DALI would wait for its threads for ever
-    gc.enable()  # Workers._start() has disabled it before the fork
+    gc.enable()  # Workers._iterate() has disabled it before the fork
     signals.ignore()
     if in_main_thread:
         signals.die_with_parent(signal.SIGKILL)
 
     def end_if_closing(number: int, frame: Any) -> None:
-        if closing.value == _CLOSING:
+        if closing.value:
             os._exit(0)
 
-    start_thread = Queue._start_thread  # type: ignore[attr-defined]
-
-    def start_sending(queue: Any) -> None:
-        """Start the thread that sends the results of this worker, at the first of them. Without it the worker
-        can tell nothing, so it ends: the job reads the reason from the shared memory (Workers.explain)."""
-        try:
-            start_thread(queue)
-        except RuntimeError:
-            closing.value = _NO_THREAD
-            os._exit(1)
-
-    # the DataLoader has set handlers of its own after the fork: these take their places
+    # the DataLoader has set a handler of its own after the fork: this one takes its place
     signal.signal(signal.SIGTERM, end_if_closing)
-    Queue._start_thread = start_sending  # type: ignore[attr-defined]
     Queue._on_queue_feeder_error = _send_error  # type: ignore[attr-defined]  # it would only print the error
     try:
         _reopen_files()
@@ -314,7 +256,7 @@ def not_delivered(error: Exception) -> NotDelivered | None:
     text = str(error)
     reason = process_limits.explain(error)
     if "shared memory" in text:
-        line = f"{_CANNOT_SEND}: /dev/shm is full ({error}): {_MORE_SHM}"
+        line = f"{_CANNOT_SEND}: /dev/shm is full ({error}): give it more (--shm-size), or use {_FEWER}"
     elif "AF_UNIX path too long" in text:
         from bootfile.processes.sockets import explain_long_folder
 
@@ -326,31 +268,6 @@ def not_delivered(error: Exception) -> NotDelivered | None:
     else:
         line = f"in a worker of the loader {reason}, or use {_FEWER}" if reason else ""
     return NotDelivered(line) if line else None
-
-
-def _check_room(workers: int, batch_bytes: int) -> None:
-    """Raise NotDelivered if the node has too little shared memory, or may open too few files, for workers of
-    two loaders. Each worker prepares two batches, and all processes of the node share the memory."""
-    from bootfile.ground.numbers import count_in  # a loop without workers needs no platform
-
-    if sys.platform != "linux":
-        return
-    # a worker that finds the memory full dies of a bus error without a word: so it is computed before
-    needed = (2 * workers + 1) * batch_bytes * (count_in(os.environ, "LOCAL_WORLD_SIZE") or 1)
-    if needed and (free := shutil.disk_usage("/dev/shm").free) < needed:
-        raise NotDelivered(
-            f"{workers} workers need {needed / 1e6:.0f} MB of /dev/shm for their batches, and "
-            f"{free / 1e6:.0f} MB are free: {_MORE_SHM}"
-        )
-    # a worker that cannot open one more file cannot send its batch
-    files = len(os.listdir("/proc/self/fd")) + 10 * workers + 32
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if 0 <= limit < files:
-        raise NotDelivered(
-            f"{workers} workers need about {files} open files, and the limit is {limit}: set ulimit -n 1024, "
-            "or use --data_backend threads or fewer --workers"
-        )
-    check_tasks(workers)
 
 
 def check_tasks(workers: int, tasks: int = _TASKS_OF_WORKER) -> None:
@@ -437,4 +354,4 @@ def _connection(value: Any) -> str:
 def _close(closing: Any) -> None:
     """Let the workers end at a SIGTERM. None: it has none."""
     if closing is not None:
-        closing.value = _CLOSING
+        closing.value = 1

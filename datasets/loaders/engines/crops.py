@@ -45,11 +45,6 @@ class Crops:
         self.store = store
         self.interpolation = interpolation
 
-    def batch_bytes(self, plan: Plan) -> int:
-        """Return the bytes of the largest batch of a plan, at the image size of this epoch. Workers calls it
-        in the training process before it starts its workers, to check the room in /dev/shm."""
-        return plan.largest * plan.size**2 * 3
-
     def __call__(self, batch: Batch) -> torch.Tensor:
         """Return the images of a batch."""
         images = torch.empty((len(batch.ids), batch.size, batch.size, 3), dtype=torch.uint8)

@@ -11,16 +11,10 @@ import pytest
 import torch
 
 from bootfile.ground.errors import BadInput
-from bootfile.loaders import workers
 from bootfile.loaders.map_style import map_style_loader
 from bootfile.loaders.workers import NotDelivered, Workers
 from bootfile.sampling.plan import Plan
 from bootfile.sampling.sampler import BatchSampler
-from datasets.folders import random_folder
-from datasets.folders.image_folder import load
-from datasets.loaders import backends
-from datasets.sampling.augment import random_resized_crop
-from datasets.stores.files import FileStore
 from tests.conftest import run
 
 ROOT = Path(__file__).parents[3]
@@ -85,30 +79,6 @@ def test_a_small_dev_shm_ends_a_job_with_a_line_that_names_the_way_out():
     )
     last = job.stderr.splitlines()[-1].strip("\0")  # torch 2.1 ends its own line with one
     assert job.returncode == 2 and last.startswith("error: ") and "--shm-size" in last, job.stderr
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return random_folder.make(str(tmp_path_factory.mktemp("data") / "images"))
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("lacks", ["shm", "files"])
-def test_a_node_without_room_for_the_workers_is_refused_before_they_start(
-    folder, tmp_path, monkeypatch, lacks, capsys
-):
-    index = load(folder, "train", str(tmp_path / "index"))
-    images = Plan(index, BatchSampler(len(index), 8, 0, 1), random_resized_crop, 32)
-    if lacks == "shm":
-        usage = lambda path: type("Usage", (), {"free": 8 * 32 * 32 * 3 * 5 - 1})  # noqa: E731
-        monkeypatch.setattr(workers.shutil, "disk_usage", usage)
-    else:
-        limits = lambda kind: (60, 60)  # noqa: E731
-        monkeypatch.setattr(workers.resource, "getrlimit", limits)
-    rates = backends.rates(FileStore(index), images, torch.device("cpu"), 2, seconds=0.01)
-    assert "pytorch" not in rates and "threads" in rates
-    expected = "MB of /dev/shm" if lacks == "shm" else "the limit is 60"
-    assert expected in capsys.readouterr().out
 
 
 UNFINISHED = """
