@@ -60,9 +60,8 @@ def stage(url: str) -> str:
 
 
 def _complete(url: str, place: str) -> None:
-    """Make the copy complete, and hold a shared lock on it. Raises BadInput and OSError.
-
-    The lock is held until this process ends, so no other job changes files that it reads."""
+    """Make the copy complete, and hold a shared lock on it. Raises BadInput and OSError. The lock is held
+    until this process ends, so no other job changes files that it reads."""
     data = os.path.join(place, "data")
     lock = os.path.join(place, ".lock")
     heartbeat = Heartbeat()

@@ -45,11 +45,9 @@ def fingerprint(dataset: Any, read: Callable[[np.ndarray], list[Any]]) -> str:
 
 
 def find_unstable(dataset: Any, read: Callable[[np.ndarray], Any]) -> int | None:
-    """Return the first of some samples that differs when it is read twice; None if none does.
-
-    At least two samples are read, and more for up to half a second. read(id): returns a digest of a sample.
-    id: int64 [1].
-    """
+    """Return the first of some samples that differs when it is read twice; None if none does. At least two
+    samples are read, and more for up to half a second. read(id): returns a digest of a sample. id: int64
+    [1]."""
     # an item may be slow: the start of a job does not wait longer than this for a warning
     end = time.monotonic() + _AGAIN
     for place, id in enumerate(_spread(len(dataset))):

@@ -175,9 +175,7 @@ class Loader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Set the position, so that epochs_from(loader.step) yields the rest. The world size may differ.
-
-        Raises BadInput if the state is that of another seed or of other data.
-        """
+        Raises BadInput if the state is that of another seed or of other data."""
         expected = {"seed": self.plan.sampler.seed, "data": self.receipt.fingerprint}
         for name, value in expected.items():
             if state[name] != value:
@@ -257,10 +255,8 @@ class Loader:
         return True
 
     def find_unknown_generators(self, parts: dict[str, Any], saved: dict[str, Any]) -> list[str]:
-        """Return the paths of generators that parts hold, and that are neither seeded nor saved.
-
-        parts: name -> model, criterion or the like. saved: name -> object in a checkpoint.
-        """
+        """Return the paths of generators that parts hold, and that are neither seeded nor saved. parts: name
+        -> model, criterion or the like. saved: name -> object in a checkpoint."""
         # the state of a part does not have the generators inside it: only other saved objects count
         ids_of_parts = set(map(id, parts.values()))
         saved_alone = [value for value in saved.values() if id(value) not in ids_of_parts]

@@ -109,11 +109,9 @@ def _read(owner: Any, depth: int = _SAVED_DEPTH, path: str = "") -> Values:
 
 
 def read_attributes(*owners: Any) -> Any:
-    """Return what is another value after an attribute of the owners, or of an object in them, has changed.
-
-    It has numbers, text and the items of short lists and dictionaries as they are, and only the identity and
-    the length of everything longer: the numbers of a large tensor may change without notice.
-    """
+    """Return what is another value after an attribute of the owners, or of an object in them, has changed. It
+    has numbers, text and the items of short lists and dictionaries as they are, and only the identity and the
+    length of everything longer: the numbers of a large tensor may change without notice."""
     return _read_value(owners, _DEPTH, set())
 
 

@@ -216,11 +216,9 @@ class Fetcher:
         return np.array(labels, np.int64), (inputs, targets)
 
     def items(self, ids: np.ndarray, seeds: np.ndarray) -> list[Any]:
-        """Return the items of samples.
-
-        Seeding costs 8 us per item, so it starts only after an item has used a generator. This is detected,
-        and that batch is read again. The call changes the state of the global generators.
-        """
+        """Return the items of samples. Seeding costs 8 us per item, so it starts only after an item has used
+        a generator. This is detected, and that batch is read again. The call changes the state of the global
+        generators."""
         if not self._draws and not self._held:
             # nothing was seeded: if the state is the same afterwards, no item has drawn
             before = generators.snapshot()

@@ -66,11 +66,9 @@ class Workers:
         Finalize(self, _close, args=(self._closing,), exitpriority=1)
 
     def load(self, plan: Plan, function: Callable[[Batch], Any]) -> Iterator[tuple[Batch, Any]]:
-        """Yield (batch, function(batch)) for each batch of a plan. Raises the function's BadInput.
-
-        The workers, and the function that they were started with, are kept as long as the plan is the same
-        object, and the loop changes no plain attribute of what the function reads.
-        """
+        """Yield (batch, function(batch)) for each batch of a plan. Raises the function's BadInput. The
+        workers, and the function that they were started with, are kept as long as the plan is the same
+        object, and the loop changes no plain attribute of what the function reads."""
         # without workers nothing is copied
         attributes = function.attributes() if self.count and hasattr(function, "attributes") else None
         if self._loader is None or plan is not self._plan or attributes != self._attributes:

@@ -36,9 +36,7 @@ _leader: weakref.ref[Any] | None = None  # the object of lead()
 
 def lead(owner: object) -> None:
     """Let one object seed the global generators of this process from now on, as long as it exists.
-
-    Loader.lead() calls it for the loader of the training, on each rank. Other loaders ask may_seed().
-    """
+    Loader.lead() calls it for the loader of the training, on each rank. Other loaders ask may_seed()."""
     global _leader
     _leader = weakref.ref(owner)
 
@@ -69,12 +67,9 @@ def derive_seed(seed: int, rank: int, step: int, moment: int = BATCH) -> int:
 
 
 def seed_all(seed: int, device: torch.device | None = None) -> None:
-    """Seed the global generators of torch, NumPy and `random`, and that of the device.
-
-    seed: 0..2^64-1; NumPy and torch on the CPU use its lower 32 bits. The host does not wait for the device,
-    and a CUDA graph reads the new seed when it is replayed. Other GPUs of this process (DataParallel) get
-    other seeds.
-    """
+    """Seed the global generators of torch, NumPy and `random`, and that of the device. seed: 0..2^64-1; NumPy
+    and torch on the CPU use its lower 32 bits. The host does not wait for the device, and a CUDA graph reads
+    the new seed when it is replayed. Other GPUs of this process (DataParallel) get other seeds."""
     torch.default_generator.manual_seed(seed)  # torch.manual_seed() would remember each call for CUDA
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
@@ -109,11 +104,9 @@ def restored() -> Iterator[None]:
 
 
 def find_generators(owner: Any, name: str = "") -> list[Generator]:
-    """Return the generators which an object holds. name: the first part of their paths.
-
-    Generators are torch.Generator, numpy.random.Generator and RandomState, random.Random, and objects with
-    set_random_seed(), such as Albumentations' pipelines.
-    """
+    """Return the generators which an object holds. name: the first part of their paths. Generators are
+    torch.Generator, numpy.random.Generator and RandomState, random.Random, and objects with
+    set_random_seed(), such as Albumentations' pipelines."""
     return [Generator(path, value, seed) for path, value, seed in search(owner, name, seed_function)]
 
 

@@ -31,10 +31,8 @@ class Positions:
         raise NotImplementedError
 
     def seek(self, step: int) -> None:
-        """Set the position: the next batch is that of global step `step`, counted from 0.
-
-        Raises BadInput if it is not in 0..total_steps.
-        """
+        """Set the position: the next batch is that of global step `step`, counted from 0. Raises BadInput if
+        it is not in 0..total_steps."""
         if step < 0 or (self.total_steps is not None and step > self.total_steps):
             raise BadInput(f"step {step} is not in 0..{self.total_steps}, the steps of the training")
         self.epoch = step // len(self) + 1

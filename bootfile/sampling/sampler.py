@@ -32,11 +32,9 @@ _CHUNK = 4096
 
 
 def permute(values: ArrayLike, size: int, seed: int, epoch: ArrayLike, inverse: bool = False) -> np.ndarray:
-    """Return the sample ids at these positions of the epoch's permutation of 0..size-1, int64 [n].
-
-    values: integers [n] in 0 <= value < size <= 2^62. epoch: a number, or one for each value, integers [n].
-    inverse: the values are ids, and their positions are returned.
-    """
+    """Return the sample ids at these positions of the epoch's permutation of 0..size-1, int64 [n]. values:
+    integers [n] in 0 <= value < size <= 2^62. epoch: a number, or one for each value, integers [n]. inverse:
+    the values are ids, and their positions are returned."""
     # a value has the digits (high, low) with high < rows and low < side: few more pairs than samples
     side = math.isqrt(size - 1) + 1
     bases = np.uint64(-(-size // side)), np.uint64(side)

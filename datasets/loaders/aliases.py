@@ -90,10 +90,9 @@ class _Published(argparse.Action):
 
 
 def merge(args: argparse.Namespace) -> dict[str, Any]:
-    """Return data_url, amp, data_backend and keep as the options of add_arguments() define them.
-
-    The parser calls it on every rank when all options are known. args: also enable_gpu. Raises BadInput if
-    two options contradict each other."""
+    """Return data_url, amp, data_backend and keep as the options of add_arguments() define them. The parser
+    calls it on every rank when all options are known. args: also enable_gpu. Raises BadInput if two options
+    contradict each other."""
     # each option is None if it was not given: only two that were given can contradict each other
     data, fp16, use_dali, dali_cpu = args.data, args.fp16, args.use_dali, args.dali_cpu
     merged: dict[str, Any] = {"data_url": args.data_url or data}

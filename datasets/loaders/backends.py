@@ -74,10 +74,8 @@ def build(
     interpolation: str = BILINEAR,
     **delivery: Any,
 ) -> ImageLoader:
-    """Return a Loader of the plan's batches on `device`.
-
-    delivery: mean, std and dtype of Loader. The others: see engine(). Every rank calls it, once a loader.
-    """
+    """Return a Loader of the plan's batches on `device`. delivery: mean, std and dtype of Loader. The others:
+    see engine(). Every rank calls it, once a loader."""
     loader = ImageLoader(engine(backend, store, device, workers, interpolation), plan, device, **delivery)
     loader.backend = backend
     return loader

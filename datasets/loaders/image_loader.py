@@ -71,9 +71,7 @@ class ToDevice(Stage):
 
     def move(self, images: torch.Tensor, labels: torch.Tensor, change: Change | None = None) -> Copy:
         """Start moving images and labels to the device. The images must not change until wait() returns.
-
-        change: applied on the device before the images are normalised.
-        """
+        change: applied on the device before the images are normalised."""
         if self.stream is None:
             images, labels = self._move(images), self._move(labels)
             if change:

@@ -78,10 +78,8 @@ class Drawn(NamedTuple):
 
 def operation_at(operation: Any, strength: Any, place: int) -> tuple[Any, Any]:
     """Return (index in OPERATIONS, strength -STRONGEST..STRONGEST) of the operation at a place, from 0.
-
     operation, strength: a number or int64 [n] of Drawn. Each digit of `operation`, base 32, is an index, with
-    the first operation in the lowest digit; 16 is added to it if the operation has the strength -strength.
-    """
+    the first operation in the lowest digit; 16 is added to it if the operation has the strength -strength."""
     digit = operation >> 5 * place & 31
     return digit & 15, strength * (1 - 2 * (digit >> 4))
 

@@ -17,10 +17,8 @@ def work_ahead(
     items: Iterable[_Item], begin: Callable[[_Item], list[concurrent.futures.Future]], count: int
 ) -> Generator[tuple[_Item, list[Any]], None, None]:
     """Yield (item, results of its tasks) in order. The next `count` items have begun before one is yielded.
-
     begin: called with an item in this thread; returns its tasks. No task runs after the generator is closed.
-    The engines use it for the batches of an epoch, and packs for the samples that they write.
-    """
+    The engines use it for the batches of an epoch, and packs for the samples that they write."""
     remaining = iter(items)
     begun: collections.deque[tuple[_Item, list[concurrent.futures.Future]]] = collections.deque()
     try:

@@ -149,10 +149,8 @@ class Server:
             self._fail(error)
 
     def mget(self, keys: list[bytes], sizes: np.ndarray) -> list[bytes | None]:
-        """Return the values of keys, None for each missing one. Raises Unavailable.
-
-        sizes: of the values in bytes, int64 [n], to limit the time.
-        """
+        """Return the values of keys, None for each missing one. Raises Unavailable. sizes: of the values in
+        bytes, int64 [n], to limit the time."""
         # positions at which the next request begins
         cuts = [0, *np.flatnonzero(np.diff(np.cumsum(sizes) // _REQUEST)) + 1, len(keys)]
 

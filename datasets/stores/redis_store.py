@@ -133,9 +133,8 @@ class RedisStore:
         return forms.sizes(self.index, np.asarray(ids, dtype=np.int64), self.form)[2] + _HEADER.size
 
     def close(self) -> None:
-        """Release the reference. The last user of an active data set deletes the data set.
-
-        It waits for a round of the background thread."""
+        """Release the reference. The last user of an active data set deletes the data set. It waits for a
+        round of the background thread."""
         if os.getpid() != self._pid:  # the lock may have been held at the fork
             self._renew()
         # not during a round of the background thread: it would write to a data set that is deleted here

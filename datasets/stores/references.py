@@ -132,10 +132,8 @@ def list_sets(server: Server) -> list[StoredSet]:
 
 def remove(server: Server, name: str, log: Callable[[int], object] | None = None) -> None:
     """Delete a data set: its samples, the words about it and its references. The samples go first: if it is
-    interrupted, the data set is still listed, and the next sweep() deletes the rest.
-
-    log: called with the number of samples deleted since its last call. Raises Unavailable.
-    """
+    interrupted, the data set is still listed, and the next sweep() deletes the rest. log: called with the
+    number of samples deleted since its last call. Raises Unavailable."""
     send_redis_command(server, name, "UNLINK", np.arange(_read_set(server, name).samples), log)
     server.execute(("UNLINK", _key(server, name, _ABOUT)), ("UNLINK", _key(server, name, _REFERENCES)))
     server.execute(("SREM", _names(server), name))

@@ -116,9 +116,8 @@ class Stores:
             self._server = self._kept(connection.Server(address, log))
 
     def open(self, index: Any) -> Store:
-        """Return the store of an ImageFolderIndex, the same for the same index. close() closes it.
-
-        Every rank calls it at the start of a job. With a folder it may build the pack, for hours."""
+        """Return the store of an ImageFolderIndex, the same for the same index. close() closes it. Every rank
+        calls it at the start of a job. With a folder it may build the pack, for hours."""
         if index.fingerprint not in self._known:
             self._known[index.fingerprint] = self._kept(self._open(index))
         return self._known[index.fingerprint]
@@ -138,9 +137,8 @@ class Stores:
         return Tiers(cached, FileStore(index))
 
     def close(self) -> None:
-        """Close the stores. The last process that closes an active cache deletes it.
-
-        Every rank of a job calls it at a good end; the references of a killed job expire."""
+        """Close the stores. The last process that closes an active cache deletes it. Every rank of a job
+        calls it at a good end; the references of a killed job expire."""
         self._opened.close()
 
     def _kept(self, opened: Any) -> Any:

@@ -134,7 +134,6 @@ class Dali(Engine):
 
     def _source(self) -> tuple:
         """Return DALI's inputs for a batch: images, corners and sizes of the boxes, _arguments(), and ids.
-
         Raises StopIteration at the end of the epoch."""
         batch, parts = next(self._inputs)
         contents = list(itertools.chain(*parts))

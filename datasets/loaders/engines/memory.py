@@ -85,10 +85,8 @@ class Memory(Engine):
 
 def pad(images: torch.Tensor, padding: int, reflect: bool, device: torch.device) -> torch.Tensor:
     """Return the images with `padding` pixels around them, uint8 [N, H + 2 padding, W + 2 padding, C].
-
-    images: uint8 [N, C, H, W]. reflect: the padding mirrors the image without repeating its border; false:
-    it is black. The engines call it once in a job, for the whole data set.
-    """
+    images: uint8 [N, C, H, W]. reflect: the padding mirrors the image without repeating its border; false: it
+    is black. The engines call it once in a job, for the whole data set."""
     count, channels, height, width = images.shape
     shape = (count, height + 2 * padding, width + 2 * padding, channels)
     # filled on the device, so the host needs no memory for the padded images
@@ -173,9 +171,8 @@ class Resident(Engine):
             yield from zip(several, images.split([len(batch.ids) for batch in several]), strict=True)
 
     def gather(self, windows: np.ndarray) -> torch.Tensor:
-        """Return uint8 [n, H, W, C] on the device. windows: id, top, left, flip, int64 [4, n].
-
-        It starts a copy and kernels, and does not wait."""
+        """Return uint8 [n, H, W, C] on the device. windows: id, top, left, flip, int64 [4, n]. It starts a
+        copy and kernels, and does not wait."""
         # four numbers for each image are all that goes to the device in a step
         columns = torch.from_numpy(windows)
         if accelerator.has_streams(self.pixels.device):

@@ -143,10 +143,8 @@ class _Fetcher:
         self.collation = loader._auto_collation, loader.collate_fn, loader.drop_last
 
     def __call__(self, task: tuple) -> Any:
-        """Return the batch of a task (number, key of the sampler).
-
-        If the actor is lost, another one calls it again, so the random numbers follow from the number of the
-        batch."""
+        """Return the batch of a task (number, key of the sampler). If the actor is lost, another one calls it
+        again, so the random numbers follow from the number of the batch."""
         number, key = task
         # torch's DataLoader gives batch n to this worker: get_worker_info() shows it, whichever actor runs it
         worker = number % self.workers
