@@ -1,10 +1,8 @@
 """A map-style Dataset gives the same tensors and receipts with any workers and ranks, after any restart."""
 
 import contextlib
-import copy
 import gc
 import os
-import pickle
 import random
 
 import numpy as np
@@ -228,32 +226,6 @@ class Garbage:
     def __del__(self):
         with open(self.path, "a") as file:
             file.write(f"{os.getpid()} ")
-
-
-@pytest.mark.parametrize("error", [RuntimeError("out of shared memory"), OSError(24, "Too many open files")])
-def test_without_workers_an_error_of_an_item_is_its_own(error):
-    """Advice about workers would be wrong."""
-    fails = []
-
-    def item(id):
-        if fails:
-            raise error
-        return torch.tensor([float(id)]), id % 7
-
-    loader = map_style_loader(Items(item), SequentialBatchSampler(SIZE, 4), CPU)
-    fails.append(True)
-    with pytest.raises(RuntimeError, match="sample 0 of Items raised"):
-        list(loader)
-
-
-@pytest.mark.skipif(torch.__version__ < "2.6", reason="torch 2.1 cannot copy a generator")
-def test_a_loader_without_workers_can_be_copied():
-    loader = map_style_loader(Words(), SequentialBatchSampler(SIZE, 4), CPU, collate_fn=pad)
-    first = [inputs for inputs, _ in loader]
-    copied = copy.deepcopy(loader)
-    again = [inputs for inputs, _ in copied]
-    assert len(again) == len(first) == 13 and all(map(torch.equal, first, again))
-    assert pickle.loads(pickle.dumps(loader.receipt)).digest == loader.receipt.digest
 
 
 def test_workers_do_not_delete_the_garbage_of_their_parent(tmp_path):

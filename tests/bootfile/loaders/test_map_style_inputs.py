@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import functools
-import io
 import os
 import socket
 import sqlite3
@@ -19,7 +18,6 @@ from PIL import Image
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate, get_worker_info
 
 from bootfile.ground.errors import BadInput
-from bootfile.loaders.data_fingerprint import hash_value
 from bootfile.loaders.map_style import map_style_loader
 from bootfile.sampling.sampler import BatchSampler
 
@@ -113,13 +111,6 @@ def test_a_file_that_cannot_be_opened_again_ends_the_job_with_its_name(path, mon
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(BadInput, match=r"items\.bin .*Permission denied.*--workers 0"):
         loader(dataset, workers=1)
-
-
-def test_a_search_for_connections_does_not_change_what_it_looks_at():
-    spooled = tempfile.SpooledTemporaryFile(max_size=99)  # noqa: SIM115  # fileno() would write to a disk
-    spooled.write(bytes([7]))
-    loader(Items(lambda data, id: (torch.zeros(1), id), file=spooled), workers=1).close()
-    assert isinstance(spooled._file, io.BytesIO)
 
 
 def test_a_connection_that_workers_would_share_is_named(tmp_path):
@@ -275,12 +266,3 @@ def test_targets_that_a_model_has_computed_are_taken_without_its_graph():
     table = TensorDataset(torch.arange(8.0), torch.arange(8.0, requires_grad=True) * 2)
     [[_, targets]] = loader(table)
     assert targets.requires_grad and sorted(targets.tolist()) == [2.0 * id for id in range(8)]
-
-
-@dataclass(slots=True)
-class _Slots:
-    number: int
-
-
-def test_a_dataclass_with_slots_has_a_digest():
-    assert hash_value(_Slots(1)) == hash_value(_Slots(1)) != hash_value(_Slots(2))

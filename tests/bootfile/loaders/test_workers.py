@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from bootfile.ground.errors import BadInput
-from bootfile.loaders.map_style import map_style_loader
 from bootfile.loaders.workers import NotDelivered, Workers
 from bootfile.sampling.plan import Plan
 from bootfile.sampling.sampler import BatchSampler
@@ -109,19 +107,3 @@ assert "multiprocessing.util" not in sys.modules
 @pytest.mark.parametrize("before", ["", FINALIZER_FIRST], ids=["plain", "finalizer"])
 def test_a_script_that_ends_within_an_epoch_ends_its_workers(before):
     run("-c", before + UNFINISHED, code=3, fresh=True, timeout=60)
-
-
-class OnTheGpu(torch.utils.data.Dataset):
-    """Its items are on a GPU, which a forked worker cannot use."""
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, id):
-        raise RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA with")
-
-
-@pytest.mark.thorough
-def test_items_on_a_gpu_and_workers_are_one_line():
-    with pytest.raises(BadInput, match=r"cannot use the GPU .*--workers 0\b"):
-        map_style_loader(OnTheGpu(), BatchSampler(8, 4, 0, 1), torch.device("cpu"), workers=2)

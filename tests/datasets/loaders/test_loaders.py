@@ -353,15 +353,6 @@ def test_the_fastest_is_measured(index, packs):
     assert "threads" in backends.text(found)
 
 
-@pytest.mark.parametrize(("waited", "share", "has_hint"), [(0.5, "2.0%", False), (20, "80.0%", True)])
-def test_the_share_of_waiting_is_logged_with_a_hint_if_it_is_large(waited, share, has_hint, index, packs):
-    lines: list = []
-    with backends.build("pytorch", packs["decoded"], plan_of(index), CPU, 2) as loader:
-        loader.waited = waited
-        backends.log_waiting(loader, argparse.Namespace(training_seconds=25, info=lines.append))
-    assert share in lines[0] and ("bench loaders" in lines[0]) == has_hint
-
-
 # packs
 
 
