@@ -47,22 +47,20 @@ def local_folder(data_url: str | None) -> str:
 
 
 def describe_dead_link(path: str) -> str:
-    """Return "LINK is a link to TARGET, which does not exist" for the first link on a path that leads
-    nowhere, with another reason if it cannot be followed. "" if there is none.
+    """Return "LINK is a link to TARGET, which does not exist" for the first link on a path that
+    leads nowhere. "" if there is none.
 
     A walk over folders sees a link whose disk is not mounted as a file: a class behind one would be left out,
     and the classes after it would get other numbers."""
     parts = os.path.abspath(path).split("/")
-    for count in range(2, len(parts) + 1):  # from the root on: the first one is the reason
-        part = "/".join(parts[:count])
-        if not os.path.islink(part):
-            continue
+    paths = ("/".join(parts[:count]) for count in range(2, len(parts) + 1))
+    for link in filter(os.path.islink, paths):  # from the root on: the first one is the reason
         try:
-            os.stat(part)
+            os.stat(link)
         except OSError as error:
             is_missing = error.errno == errno.ENOENT
             reason = "does not exist" if is_missing else f"cannot be opened ({error.strerror})"
-            return f"{part} is a link to {os.readlink(part)}, which {reason}"
+            return f"{link} is a link to {os.readlink(link)}, which {reason}"
     return ""
 
 

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 
 from bootfile.ground.errors import BadInput
-from bootfile.ground.files import sync_folder
+from bootfile.ground.files import explained, sync_folder
 from bootfile.ground.heartbeat import Heartbeat
 from common.distributed import barrier
 from common.ground.files import locked
@@ -46,12 +46,10 @@ def stage(url: str) -> str:
     folder = os.path.join(place, "data")
     try:
         if os.environ.get("LOCAL_RANK", "0") == "0":
-            _complete(url, place)
+            with explained(f"cannot stage {url} in {place}"):
+                _complete(url, place)
     except BadInput as error:
         failure = error
-    except OSError as error:
-        place = f" ({error.filename})" if error.filename else ""  # a full disk has none
-        failure = BadInput(f"cannot stage {url}: {error.strerror or error}{place}")
     barrier.wait_for_all(f"staging {url}", f"to stage {url}", failure)
     if not os.path.isdir(folder):
         failure = BadInput(f"{folder} is missing: all processes of a node need the same {SCRATCH}")
@@ -189,12 +187,8 @@ def _compare(data: str, objects: list[Object], beat: _Beat) -> tuple[list[Object
             missing.append(entry)
         beat(f"comparing {len(objects)} files with {data}")
     keys = {entry.key for entry in objects}
-    others = []
-    if os.path.isdir(data):  # a process that was killed may have renamed it
-        for file in sync.list_files(data):
-            if os.path.relpath(file.path, data) not in keys:
-                others.append(file.path)
-    return missing, others
+    files = sync.list_files(data) if os.path.isdir(data) else []  # a killed process may have renamed it
+    return missing, [file.path for file in files if os.path.relpath(file.path, data) not in keys]
 
 
 def _time_of(entry: Object) -> int:

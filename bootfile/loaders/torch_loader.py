@@ -113,6 +113,7 @@ def find_fingerprint(loader: DataLoader[Any]) -> tuple[str, str, bool]:
     in this process. Items that differ when they are read twice do not count, and a warning is printed.
     """
     dataset: Any = loader.dataset
+    collate = loader.collate_fn
     # its items cannot be asked for by number: only the batches that a restart reads again are compared
     if not hasattr(dataset, "__len__"):
         return "", "", True
@@ -127,31 +128,26 @@ def find_fingerprint(loader: DataLoader[Any]) -> tuple[str, str, bool]:
         return items
 
     def read_batch() -> str:
-        """Return a digest of what collate_fn makes of two items; "" if it is torch's, or not stable."""
-        collate = loader.collate_fn
-        if getattr(collate, "__module__", "").startswith("torch."):
-            return ""
-        digests = set()
-        try:
-            for _ in range(2):
-                items = read(np.array([0, len(dataset) - 1]))
-                digests.add(f"{hash_value(collate(items)):016x}")
-        except Exception:  # the first batch will raise it
-            return ""
-        return digests.pop() if len(digests) == 1 else ""
+        """Return a digest of what collate_fn makes of two items."""
+        return f"{hash_value(collate(read(np.array([0, len(dataset) - 1])))):016x}"
 
     def look(_: Any = None) -> tuple[str, str, str]:
         """Return (fingerprint, digest of a batch, what is unstable or "")."""
         with generators.restored():
-            name = ""
+            digest = batch = name = ""
             # its keys may not be 0, 1, ..., and a bad item ends an epoch
             with contextlib.suppress(Exception):
                 # some items are read twice, for half a second at most
                 unstable = find_unstable(dataset, lambda ids: hash_value(read(ids)))
                 if unstable is None:
-                    return fingerprint(dataset, read), read_batch(), ""
-                name = f"sample {unstable} of {type(dataset).__name__} differs when it is read twice"
-            return fingerprint(dataset, lambda ids: []), "", name
+                    digest = fingerprint(dataset, read)
+                else:
+                    name = f"sample {unstable} of {type(dataset).__name__} differs when it is read twice"
+            if digest and not getattr(collate, "__module__", "").startswith("torch."):
+                with contextlib.suppress(Exception):  # the first batch will raise it
+                    batches = {read_batch(), read_batch()}
+                    batch = batches.pop() if len(batches) == 1 else ""
+            return digest or fingerprint(dataset, lambda ids: []), batch, name
 
     if loader.num_workers:
         from bootfile.loaders.workers import Workers
@@ -170,12 +166,10 @@ def find_fingerprint(loader: DataLoader[Any]) -> tuple[str, str, bool]:
 
 def _find_order(loader: DataLoader[Any]) -> Any:
     """Return what decides how many batches an epoch of a DataLoader has, of torch or of the user."""
-    if isinstance(loader.dataset, IterableDataset):
-        return loader.dataset
     order: Any = loader.batch_sampler
-    if order is None or type(order).__module__.startswith("torch."):  # that counts those of the sampler
-        return loader.sampler
-    return order
+    # a batch sampler of torch counts the ids of its sampler
+    is_own = order is not None and not type(order).__module__.startswith("torch.")
+    return order if is_own else loader.sampler
 
 
 class LoaderSteps(Positions):
@@ -184,8 +178,7 @@ class LoaderSteps(Positions):
     steps: of an epoch. seed, epochs: of the training. rank, world_size: of this process.
     """
 
-    # A checkpoint holds the numbers below, and versions before 0.31 counted with a BatchSampler.
-    name = "BatchSampler"
+    name = "BatchSampler"  # a checkpoint holds it, and the numbers below
     shards = 1
     largest = 1
 
@@ -229,8 +222,7 @@ class TorchBatches(Engine):
         begin = (sampler.epoch - 1) * len(sampler)  # global steps, from 0
         first = sampler.step
         end = first + sampler.remaining
-        samplers: list[Any] = [self._loader.sampler, self._loader.batch_sampler]
-        for sampler_of_user in samplers:
+        for sampler_of_user in (self._loader.sampler, self._loader.batch_sampler):
             if hasattr(sampler_of_user, "set_epoch"):
                 sampler_of_user.set_epoch(sampler.epoch)
         # again in each epoch: the sampler may have made a new generator
