@@ -47,11 +47,9 @@ def local_folder(data_url: str | None) -> str:
 
 
 def describe_dead_link(path: str) -> str:
-    """Return "LINK is a link to TARGET, which does not exist" for the first link on a path that
-    leads nowhere. "" if there is none.
-
-    A walk over folders sees a link whose disk is not mounted as a file: a class behind one would be left out,
-    and the classes after it would get other numbers."""
+    """Return "LINK is a link to TARGET, which does not exist" for the first link on a path that leads
+    nowhere. "" if there is none. A walk over folders sees a link whose disk is not mounted as a file: a class
+    behind one would be left out, and the classes after it would get other numbers."""
     parts = os.path.abspath(path).split("/")
     paths = ("/".join(parts[:count]) for count in range(2, len(parts) + 1))
     for link in filter(os.path.islink, paths):  # from the root on: the first one is the reason

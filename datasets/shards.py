@@ -77,12 +77,9 @@ class TarShards(Dataset):
 
 
 class ParquetRows(Dataset):
-    """The rows of Parquet files: a dictionary each.
-
-    columns: names of the columns to read (default: all). Others: as for TarShards.
-    A read loads a row group, and a process keeps the last ones: write small groups, for example
-    pyarrow.parquet.write_table(table, path, row_group_size=1000).
-    """
+    """The rows of Parquet files: a dictionary each. columns: names of the columns to read (default: all).
+    Others: as for TarShards. A read loads a row group, and a process keeps the last ones: write small groups,
+    for example pyarrow.parquet.write_table(table, path, row_group_size=1000)."""
 
     def __init__(
         self,

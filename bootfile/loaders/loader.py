@@ -32,10 +32,8 @@ class NotDelivered(BadInput):
 
 
 class Engine(Protocol):
-    """A producer of a plan's batches.
-
-    reuses_memory: whether the data of a batch are overwritten when run() is resumed.
-    """
+    """A producer of a plan's batches. reuses_memory: whether the data of a batch are overwritten when run()
+    is resumed."""
 
     reuses_memory: bool = False
 

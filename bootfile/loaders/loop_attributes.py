@@ -27,11 +27,9 @@ Values = dict[str, Any]  # "rollout" or "transform.p" -> value
 
 
 class LoopAttributes:
-    """The attributes of `owner`, a data set, that the loop has changed. names: their paths.
-
-    The training loader calls begin_epoch() before it reads the first batch of an epoch, and end_epoch() after
-    the last one: what differs between them was changed by the loop.
-    """
+    """The attributes of `owner`, a data set, that the loop has changed. names: their paths. The training
+    loader calls begin_epoch() before it reads the first batch of an epoch, and end_epoch() after the last
+    one: what differs between them was changed by the loop."""
 
     def __init__(self, owner: Any):
         self.names: set[str] = set()

@@ -80,11 +80,9 @@ def draw_seeds(index: Any, ids: np.ndarray, seed: int, epoch: int) -> Seeds:
 
 
 class Fetcher:
-    """A reader that loads and collates the items of a batch, each item with its own seed.
-
-    It can be pickled, and runs in any process. The arguments are those of map_style_loader(). Raises BadInput
-    if the dataset has no __getitem__ or __len__.
-    """
+    """A reader that loads and collates the items of a batch, each item with its own seed. It can be pickled,
+    and runs in any process. The arguments are those of map_style_loader(). Raises BadInput if the dataset has
+    no __getitem__ or __len__."""
 
     def __init__(self, dataset: Dataset[Any], collate_fn: Callable[[list[Any]], Any] | None = None):
         check_map_style(dataset)

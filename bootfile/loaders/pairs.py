@@ -11,9 +11,7 @@ TARGETS = ("label", "labels", "target", "targets", "y")  # the first of these ke
 
 class Index:
     """The index of a Plan for any Dataset. All labels are 0, because they are known only after reading.
-
-    further: name -> digest of what else identifies the data.
-    """
+    further: name -> digest of what else identifies the data."""
 
     def __init__(
         self,

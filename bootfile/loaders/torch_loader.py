@@ -174,9 +174,7 @@ def _find_order(loader: DataLoader[Any]) -> Any:
 
 class LoaderSteps(Positions):
     """Counts the steps of a DataLoader, whose own sampler chooses the samples. Each rank has such a loader.
-
-    steps: of an epoch. seed, epochs: of the training. rank, world_size: of this process.
-    """
+    steps: of an epoch. seed, epochs: of the training. rank, world_size: of this process."""
 
     name = "BatchSampler"  # a checkpoint holds it, and the numbers below
     shards = 1
@@ -198,12 +196,9 @@ class LoaderSteps(Positions):
 
 
 class TorchBatches(Engine):
-    """An engine for Loader, which reads the batches of a DataLoader.
-
-    is_stable: whether an item is the same when it is read again. `repeated`: the ids of the samples of each
-    step that was read again after a restart, from the step `first_repeated` on. Loader.commit() compares them
-    with the receipt.
-    """
+    """An engine for Loader, which reads the batches of a DataLoader. is_stable: whether an item is the same
+    when it is read again. `repeated`: the ids of the samples of each step that was read again after a
+    restart, from the step `first_repeated` on. Loader.commit() compares them with the receipt."""
 
     def __init__(self, loader: DataLoader[Any], is_stable: bool = True):
         self._compares = is_stable  # whether run() fills `repeated`: only its first call does

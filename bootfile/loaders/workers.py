@@ -152,11 +152,8 @@ class Workers:
 
 
 class WorkerEngine(Engine):
-    """An engine for Loader.
-
-    workers: a Workers, or an object with its methods. function: called by the workers with a batch; it
-    returns the images, uint8 [n, H, W, C].
-    """
+    """An engine for Loader. workers: a Workers, or an object with its methods. function: called by the
+    workers with a batch; it returns the images, uint8 [n, H, W, C]."""
 
     def __init__(self, workers: Any, function: Callable[[Batch], Any]):
         self._workers = workers

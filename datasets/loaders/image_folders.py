@@ -168,9 +168,8 @@ def _scan_splits(
     args: argparse.Namespace, folder: str, cache: str, log: Log, labelled: bool
 ) -> list[image_index.ImageFolderIndex]:
     """Return the indexes that a job needs: [train, val], or one of them. The first process of each node calls
-    it, and the others wait: it reads each image whose index is not in `cache`. Raises BadInput.
-
-    labelled: as for image_folder.load(). A run that is continued keeps its classes."""
+    it, and the others wait: it reads each image whose index is not in `cache`. Raises BadInput. labelled: as
+    for image_folder.load(). A run that is continued keeps its classes."""
     division = {"val_share": args.val_share, "splits": args.splits, "labelled": labelled}
     others = {"cache": cache, "max_bad": args.max_bad_images, "log": log.info}
 

@@ -47,10 +47,8 @@ def alternating_flip(index: Any, ids: np.ndarray, seed: int, epoch: int) -> Crop
 
 
 class Crop(NamedTuple):
-    """A box in the image, in pixels (int64 [n]), and whether its content is mirrored.
-
-    flip: bool [n], mirrored left to right; or integers [n], 1 for left to right plus 2 for top to bottom.
-    """
+    """A box in the image, in pixels (int64 [n]), and whether its content is mirrored. flip: bool [n],
+    mirrored left to right; or integers [n], 1 for left to right plus 2 for top to bottom."""
 
     top: np.ndarray
     left: np.ndarray

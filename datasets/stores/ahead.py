@@ -40,10 +40,8 @@ def work_ahead(
 
 
 class Reader:
-    """A reader of a store for an engine.
-
-    pool: of threads, which close() ends. per_task: samples of a task, to spread the cost of starting it.
-    """
+    """A reader of a store for an engine. pool: of threads, which close() ends. per_task: samples of a task,
+    to spread the cost of starting it."""
 
     def __init__(self, store: Store, pool: concurrent.futures.ThreadPoolExecutor, per_task: int):
         self._store = store

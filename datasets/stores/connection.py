@@ -50,12 +50,9 @@ _URL = (
 
 
 class Address(NamedTuple):
-    """The address of a shared cache.
-
-    user: None for the server's default user. tls: whether the connections use TLS.
-    ca: file of CA certificates, None for the system's.
-    database: its number. prefix: the first part of all keys. form: of the samples.
-    """
+    """The address of a shared cache. user: None for the server's default user. tls: whether the connections
+    use TLS. ca: file of CA certificates, None for the system's. database: its number. prefix: the first part
+    of all keys. form: of the samples."""
 
     host: str
     port: int = _PORT

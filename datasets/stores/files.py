@@ -17,11 +17,9 @@ Box = tuple[int, int, int, int]  # top, left, height, width of the part that a c
 
 
 class Store:
-    """The samples of a data set, by id. Threads may share it; it can be pickled and survives a fork.
-
-    index: an ImageFolderIndex. form: of the samples that read() returns, see forms.py. is_remote: reading
-    waits for a network, so engines request a whole batch in advance.
-    """
+    """The samples of a data set, by id. Threads may share it; it can be pickled and survives a fork. index:
+    an ImageFolderIndex. form: of the samples that read() returns, see forms.py. is_remote: reading waits for
+    a network, so engines request a whole batch in advance."""
 
     index: Any
     form = "encoded"

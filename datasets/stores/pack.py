@@ -274,12 +274,9 @@ def _part(path: str, number: int) -> str:
 
 
 def _write_part(path: str, batches: Iterable[list[tuple[Sample, int]]], log: Callable[[int], object]) -> None:
-    """Write one file of a pack, an Arrow IPC file. It gets its name when it is complete.
-
-    batches: the samples of a record batch, each with its CRC-32. The iteration over them waits until threads
-        have made the samples.
-    log: called with the number of samples after each batch.
-    """
+    """Write one file of a pack, an Arrow IPC file. It gets its name when it is complete. batches: the samples
+    of a record batch, each with its CRC-32. The iteration over them waits until threads have made the
+    samples. log: called with the number of samples after each batch."""
     arrow = _arrow()
     numbers = {name: arrow.uint32() for name in ("height", "width", "crc32")}
     schema = arrow.schema(numbers | {"content": arrow.large_binary()})

@@ -29,12 +29,9 @@ _REFERENCES = "leases"
 
 
 class StoredSet(NamedTuple):
-    """A data set on the server.
-
-    name: "<fingerprint>:<form>". title: the name for users. samples: of the data set, stored or not.
-    mode: "active" or "offline".
-    references: (host:process:token, seconds until it expires) of each process that uses it.
-    """
+    """A data set on the server. name: "<fingerprint>:<form>". title: the name for users. samples: of the data
+    set, stored or not. mode: "active" or "offline". references: (host:process:token, seconds until it
+    expires) of each process that uses it."""
 
     name: str
     title: str
@@ -49,10 +46,8 @@ class StoredSet(NamedTuple):
 
 
 class Reference:
-    """The reference of this process to a data set on the server.
-
-    title: the data set's name for users. mode: "active", "offline", or "" for a tool, which is not counted.
-    """
+    """The reference of this process to a data set on the server. title: the data set's name for users. mode:
+    "active", "offline", or "" for a tool, which is not counted."""
 
     def __init__(self, server: Server, name: str, samples: int, mode: str, title: str):
         self.server = server

@@ -36,10 +36,8 @@ Row = list[int]  # id, rows of the image for which the box was planned, top, lef
 
 
 class Crops:
-    """The function of workers: it returns the images of a batch, uint8 [n, size, size, 3].
-
-    interpolation: as in resize.fit().
-    """
+    """The function of workers: it returns the images of a batch, uint8 [n, size, size, 3]. interpolation: as
+    in resize.fit()."""
 
     def __init__(self, store: Store, interpolation: str = BILINEAR):
         self.store = store
@@ -109,13 +107,8 @@ class TorchvisionCrops(Crops):
 
 
 class Threads(Engine):
-    """An engine for Loader.
-
-    store: of datasets/stores.
-    workers: threads.
-    pinned: use pinned memory, which a GPU can read directly.
-    interpolation: as in resize.fit().
-    """
+    """An engine for Loader. store: of datasets/stores. workers: threads. pinned: use pinned memory, which a
+    GPU can read directly. interpolation: as in resize.fit()."""
 
     reuses_memory = True
 

@@ -106,10 +106,8 @@ def pad(images: torch.Tensor, padding: int, reflect: bool, device: torch.device)
 
 
 class Windows:
-    """Padded images, from which windows are cut.
-
-    images, padding, reflect: as for pad(), on the host. It needs memory for the padded images.
-    """
+    """Padded images, from which windows are cut. images, padding, reflect: as for pad(), on the host. It
+    needs memory for the padded images."""
 
     def __init__(self, images: torch.Tensor, padding: int, reflect: bool = False):
         count, channels, height, width = images.shape
@@ -143,11 +141,8 @@ def resident_loader(data: ImageSet, sampler: Any, device: torch.device, augment:
 
 class Resident(Engine):
     """An engine that gathers batches from images on `device`, padded by memory.pad() if the plan has crops
-    (augment).
-
-    height, width: of a window. stride, image: pixels of a row and of an image of the padded data set.
-    pixels: all of them, uint8 [N * image, C]. rows, columns: the positions in a window.
-    """
+    (augment). height, width: of a window. stride, image: pixels of a row and of an image of the padded data
+    set. pixels: all of them, uint8 [N * image, C]. rows, columns: the positions in a window."""
 
     def __init__(self, data: ImageSet, augment: bool, device: torch.device):
         padding = data.padding if augment else 0

@@ -92,9 +92,8 @@ def connect(address: str, workers: int) -> Any:
 
 class Worker:
     """An actor that runs functions on tasks, on a node with this project's files at the same path or on the
-    PYTHONPATH of `ray start`. paths: this project, then sys.path of the training process.
-
-    The class is pickled by value, and imports this project only after it has set sys.path."""
+    PYTHONPATH of `ray start`. paths: this project, then sys.path of the training process. The class is
+    pickled by value, and imports this project only after it has set sys.path."""
 
     def __init__(self, paths: list[str]):
         sys.path.insert(0, paths[0])  # before another package `datasets`
