@@ -92,13 +92,11 @@ class ParquetRows(Dataset):
         self.columns = None if columns is None else tuple(columns)
         self.transform = transform
         self._first = np.append(0, np.cumsum(self.index["size"]))  # rows of the groups
-        if not self.columns:
-            return
         # now, and not in a worker at some sample of the first epoch
-        for path in self.paths:
+        for path in self.paths if self.columns else []:
             with explained(f"cannot read {path}", ValueError):
                 known = read_again(functools.partial(_parquet().read_schema, path), path).names
-            missing = set(self.columns).difference(known)
+            missing = set(self.columns or ()).difference(known)
             if missing:
                 raise BadInput(f"{path} has no column {min(missing)}; it has {', '.join(known)}")
 

@@ -86,12 +86,11 @@ class Fetcher:
 
     def __init__(self, dataset: Dataset[Any], collate_fn: Callable[[list[Any]], Any] | None = None):
         check_map_style(dataset)
-        if not hasattr(dataset, "__getitem__"):
-            raise BadInput(f"{type(dataset).__name__} has no __getitem__, as every map-style Dataset has")
         self.dataset = dataset
         self.collate_fn = collate_fn
         # the rows of a TensorDataset are taken in one call
         self._table, self._rows = (None, None) if collate_fn else _table_of(dataset)
+        self.fingerprint = ""  # of the samples and their targets; look() computes it
         self.is_stable = True  # items are the same when they are read again
         self._draws = False  # whether an item has used a global generator
 
@@ -99,12 +98,6 @@ class Fetcher:
     def _held(self) -> list[generators.Generator]:
         """The generators that the dataset and collate_fn hold."""
         return generators.find_generators([self.dataset, self.collate_fn])
-
-    @functools.cached_property
-    def fingerprint(self) -> str:
-        """A digest of the samples and their targets."""
-        digest, _, _ = self._look()
-        return digest
 
     def look(self, workers: Any) -> None:
         """Compute the fingerprint, in workers if there are some. Warn if an item differs when it is read
@@ -114,7 +107,7 @@ class Fetcher:
         # two workers, if there are some: an item may differ from process to process
         results = workers.call(self._look, min(2, workers.count))
         digest, self._draws, changed = results[0]
-        self.__dict__["fingerprint"] = digest  # the cached_property
+        self.fingerprint = digest
         if not changed and any(other_digest != digest for other_digest, _, _ in results[1:]):
             changed = f"a sample of {self._name} differs in two workers"
         self.is_stable = not changed

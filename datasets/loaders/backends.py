@@ -82,11 +82,7 @@ def build(
 
 
 def engine(
-    backend: str,
-    store: Any,
-    device: torch.device,
-    workers: int | None = None,
-    interpolation: str = BILINEAR,
+    backend: str, store: Any, device: torch.device, workers: int | None = None, interpolation: str = BILINEAR
 ) -> Engine:
     """Return an engine. Raises BadInput as resolve() does. Every rank calls it; "threads" and "dali" start
     their threads here, and "pytorch" its processes with the first batch.

@@ -31,6 +31,7 @@ _IMAGES_PER_TASK = 8  # images that a thread reads in one task
 # bytes for the largest image of ImageNet: without this padding nvJPEG reallocates buffers while training
 _DEVICE_PADDING = 211025920
 _HOST_PADDING = 140544512
+_BOX = {"axes": (0, 1), "normalized_anchor": False, "normalized_shape": False}
 # Interpolate chroma, as all other decoders here do. nvJPEG repeats it by default (option from CUDA 12.1 on).
 NVJPEG = {"device": "mixed", "jpeg_fancy_upsampling": True}
 
@@ -161,16 +162,15 @@ class Dali(Engine):
     def _name_bad_file(self, error: RuntimeError) -> Exception:
         """Return the error with the name of the bad file, which DALI does not know."""
         try:
-            for batch, _ in self._in_flight:
-                for id in batch.ids:
-                    self.store.image(id)
+            for id in np.concatenate([batch.ids for batch, _ in self._in_flight]):
+                self.store.image(id)
         except BadInput as reason:
             return reason
         return error
 
     def _built(self, plan: Plan):
-        """Return the pipeline, which is kept from epoch to epoch: building it takes seconds. run() calls it
-        at the start of each epoch; it is built again if the image size or the batch size has changed."""
+        """Return the pipeline, which is kept from epoch to epoch: building it takes seconds. It is new
+        if the image size or the batch size has changed."""
         built_for = plan.size, plan.largest
         if self._pipeline is None or self._built_for != built_for:
             from nvidia.dali import Pipeline
@@ -190,21 +190,15 @@ class Dali(Engine):
         fn, types = load_dali()
         gpu = self.device is not None
         contents, anchors, shapes, sizes, ids = fn.external_source(self._source, num_outputs=5, no_copy=True)
-        box = {"axes": (0, 1), "normalized_anchor": False, "normalized_shape": False}
         # only the box of a file is decoded; a pack of decoded images has the pixels already
         if self.store.form == "decoded":
-            if gpu:
-                contents = contents.gpu()
-            cut = fn.slice(contents, anchors, shapes, **box)
-        elif gpu:
-            padding = {"device_memory_padding": _DEVICE_PADDING, "host_memory_padding": _HOST_PADDING}
-            options = {**NVJPEG, **padding, **box}
-            cut = fn.decoders.image_slice(contents, anchors, shapes, output_type=types.RGB, **options)
+            cut = fn.slice(contents.gpu() if gpu else contents, anchors, shapes, **_BOX)
         else:
-            cut = fn.decoders.image_slice(contents, anchors, shapes, output_type=types.RGB, **box)
+            padding = {"device_memory_padding": _DEVICE_PADDING, "host_memory_padding": _HOST_PADDING}
+            options = {**NVJPEG, **padding} if gpu else {}
+            cut = fn.decoders.image_slice(contents, anchors, shapes, output_type=types.RGB, **options, **_BOX)
         kind = types.INTERP_CUBIC if self.interpolation == BICUBIC else types.INTERP_LINEAR
-        resized = fn.resize(cut, size=sizes, interp_type=kind, antialias=True)
-        return resized, ids
+        return fn.resize(cut, size=sizes, interp_type=kind, antialias=True), ids
 
 
 class PairedDali(Dali):
@@ -261,14 +255,11 @@ class PairedDali(Dali):
         contents, anchors, shapes, horizontal, vertical, *sizes, ids = fn.external_source(
             self._source, num_outputs=6 + resizes, no_copy=True
         )
-        decoder = {"device": "cpu", "output_type": types.RGB}
-        if self.device:
-            decoder |= NVJPEG
-        box = {"axes": (0, 1), "normalized_anchor": False, "normalized_shape": False}
+        decoder = {"device": "cpu", "output_type": types.RGB} | (NVJPEG if self.device else {})
         if resizes:
             images = fn.decoders.image(contents, **decoder)
             images = fn.resize(images, size=sizes[0], interp_type=types.INTERP_LINEAR, antialias=True)
-            images = fn.slice(images, anchors, shapes, **box)
+            images = fn.slice(images, anchors, shapes, **_BOX)
         else:
-            images = fn.decoders.image_slice(contents, anchors, shapes, **decoder, **box)
+            images = fn.decoders.image_slice(contents, anchors, shapes, **decoder, **_BOX)
         return fn.flip(images, horizontal=horizontal, vertical=vertical), ids

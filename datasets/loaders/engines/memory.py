@@ -22,11 +22,7 @@ _CHUNK = 4096  # images gathered at a time (at least a batch), for fewer copies 
 
 
 def make_loader(
-    data: Any,
-    sampler: Any,
-    device: torch.device,
-    augment: bool = False,
-    workers: Any = None,
+    data: Any, sampler: Any, device: torch.device, augment: bool = False, workers: Any = None
 ) -> Loader:
     """Return a loader of an ImageSet, or of any map-style Dataset (map_style.py).
 
