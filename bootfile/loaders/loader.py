@@ -56,13 +56,23 @@ class Copy(NamedTuple):
 
 
 class Stage:
-    """The last stage of a loader, which moves batches to the device on a separate stream."""
+    """The last stage of a loader: it moves nested tensors of any Dataset to the device, on a stream of its
+    own."""
 
     def __init__(self, device: torch.device):
         self.device = device
-        self.stream = None
-        if accelerator.has_streams(device):
-            self.stream = accelerator.of(device).Stream(device)
+        self.stream = accelerator.of(device).Stream(device) if accelerator.has_streams(device) else None
+
+    def begin(self, batch: Batch, data: Any) -> Copy:
+        """Start moving (inputs, targets) to the device."""
+        if self.stream is None:
+            return Copy(*map(self._move_all, data))
+        # a stream of its own: the copy runs while the device computes the step before
+        with accelerator.of(self.device).stream(self.stream):
+            inputs, targets = map(self._move_all, data)
+            ready = accelerator.new_event(self.device)
+            ready.record()
+        return Copy(inputs, targets, ready)
 
     def end(self, copy: Copy) -> tuple[Any, Any]:
         """Return (inputs, targets) for use on the caller's stream."""
@@ -79,28 +89,12 @@ class Stage:
     def wait(self) -> None:
         """Wait until the memory of the last data given to begin() may be overwritten."""
 
+    def _move_all(self, data: Any) -> Any:
+        is_plain = isinstance(data, torch.Tensor)
+        return self._move(data) if is_plain else tree_map_only(torch.Tensor, self._move, data)
 
-class MoveToDevice(Stage):
-    """The last stage of a loader of any Dataset: it moves nested tensors to the device."""
-
-    def begin(self, batch: Batch, data: tuple[Any, Any]) -> Copy:
-        """Start moving (inputs, targets) to the device."""
-        if self.stream is None:
-            return Copy(self._move(data[0]), self._move(data[1]))
-        # a stream of its own: the copy runs while the device computes the step before
-        with accelerator.of(self.device).stream(self.stream):
-            inputs = self._move(data[0])
-            targets = self._move(data[1])
-            ready = accelerator.new_event(self.device)
-            ready.record()
-        return Copy(inputs, targets, ready)
-
-    def _move(self, data: Any) -> Any:
-        if isinstance(data, torch.Tensor):
-            return self._move_tensor(data)
-        return tree_map_only(torch.Tensor, self._move_tensor, data)
-
-    def _move_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _move(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Start the copy of a tensor to the device."""
         return tensor.to(self.device, non_blocking=self.stream is not None)
 
 
@@ -111,7 +105,7 @@ class Loader:
     out, all generators of random numbers are seeded (bootfile/sampling/generators.py).
 
     plan: may be replaced between two epochs.
-    to_device: the last stage (default: MoveToDevice).
+    to_device: the last stage (default: a Stage).
     """
 
     reads_again = True  # a restart adds the samples of steps that the receipt lacks, see lead()
@@ -119,7 +113,7 @@ class Loader:
     def __init__(self, engine: Engine, plan: Plan, device: torch.device, to_device: Any = None):
         self.engine = engine
         self.plan = plan
-        self.to_device = to_device or MoveToDevice(device)
+        self.to_device = to_device or Stage(device)
         self._shards = getattr(plan.sampler, "shards", 1)  # batches a step, each with its own random numbers
         self.waited = 0.0  # seconds that the caller has waited for batches so far
         self.asked_at = 0.0  # when it asked for the first batch of its step, by time.perf_counter()
@@ -164,18 +158,15 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint of another trainer needs: the step, and the receipt up to commit()."""
-        return {
-            "step": self.step,
-            "seed": self.plan.sampler.seed,
-            "data": self.receipt.fingerprint,
-            "receipt": self.receipt.state_dict(),
-        }
+        return {"step": self.step, **self._identity(), "receipt": self.receipt.state_dict()}
+
+    def _identity(self) -> dict[str, Any]:
+        return {"seed": self.plan.sampler.seed, "data": self.receipt.fingerprint}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Set the position, so that epochs_from(loader.step) yields the rest. The world size may differ.
         Raises BadInput if the state is that of another seed or of other data."""
-        expected = {"seed": self.plan.sampler.seed, "data": self.receipt.fingerprint}
-        for name, value in expected.items():
+        for name, value in self._identity().items():
             if state[name] != value:
                 raise BadInput(f"the loader's state is of {name} {state[name]}, not {value}")
         self.seek(state["step"])
@@ -210,14 +201,12 @@ class Loader:
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """Return the values that determine the ids of each step."""
+        """Return the values that determine the ids of each step. A checkpoint holds these, and a restart
+        refuses one with other values (exact/state.py)."""
         sampler = self.plan.sampler
-        known = {}
-        processes = getattr(sampler, "processes", None)
-        if processes:  # only if the batches depend on their number
-            known["processes"] = processes
+        processes = getattr(sampler, "processes", None)  # only if the batches depend on their number
+        known = {"processes": processes} if processes else {}
         known |= getattr(sampler, "choices", {})  # a DataLoader has some
-        # a checkpoint holds these, and a restart refuses one with other values (exact/state.py)
         return known | {
             "sampler": getattr(sampler, "name", type(sampler).__name__),
             "samples": sampler.size,
@@ -265,7 +254,8 @@ class Loader:
 
     def commit(self, step: int, folder: str) -> None:
         """Chain the receipt up to step `step`, on all ranks; rank 0 appends it to FOLDER/receipt.bin."""
-        self._compare_repeated(folder)
+        if getattr(self.engine, "repeated", []):
+            self._compare_repeated(folder, self.engine)
         # the sums of the steps since the last commit, of this rank's samples
         sums = torch.from_numpy(self.receipt.take())
         if self.receipt.shared is None:
@@ -277,19 +267,16 @@ class Loader:
         written = folder if ranks.is_first() else None
         self.receipt.chain(step, len(self), sums.cpu().numpy(), written)
 
-    def _compare_repeated(self, folder: str) -> None:
-        """Compare the steps that a restart has read again with the receipt, once, on all ranks. Raises
-        BadInput if a step was given other samples before."""
-        repeated = getattr(self.engine, "repeated", [])
-        if not repeated:
-            return
-        first: int = self.engine.first_repeated  # type: ignore[attr-defined]  # it has both
+    def _compare_repeated(self, folder: str, engine: Any) -> None:
+        """Compare the steps that a restart has read again with the receipt, once, on all ranks. engine: a
+        TorchBatches. Raises BadInput if a step was given other samples before."""
         # each rank has read its own part again; the receipt has the sums of all
-        sums = torch.from_numpy(np.concatenate([sums_of_ids(ids) for ids in repeated]))
-        repeated.clear()
-        sums = ranks.total(sums, self.to_device.device)
-        step = self.receipt.find_other(first, sums.cpu().numpy(), folder) if ranks.is_first() else 0
+        sums = torch.from_numpy(np.concatenate([sums_of_ids(ids) for ids in engine.repeated]))
+        engine.repeated.clear()
+        found = ranks.total(sums, self.to_device.device).cpu().numpy()
         # rank 0 has the file; each rank has to raise, or the others wait for those that did
+        first = ranks.is_first()
+        step = self.receipt.find_other(engine.first_repeated, found, folder) if first else 0
         step = ranks.broadcast_object(step)
         if step:
             raise BadInput(
@@ -400,9 +387,7 @@ class Loader:
         if self._lacking is None or self._lacking != step:
             return 0
         count = min(most, self.step - step)
-        self._lacking = step + count
-        if self._lacking == self.step:
-            self._lacking = None
+        self._lacking = step + count if step + count < self.step else None
         return count
 
     def _next(self, copies: Iterator[tuple[Batch, Copy]]) -> tuple[Batch, Copy] | None:
