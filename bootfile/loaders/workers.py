@@ -339,9 +339,7 @@ def _connection(value: Any) -> str:
         # (): the module was not imported
         known = [getattr(sys.modules.get(module), name, ()) for module, name in _CONNECTIONS.items()]
         is_open = any(isinstance(value, each) for each in known)
-        if is_open and isinstance(
-            value, known[0]
-        ):  # of SQLite: one in memory has no file, and the fork its own
+        if is_open and isinstance(value, known[0]):  # SQLite in memory has no file: the fork has its own
             is_open = any(file for _, _, file in value.execute("pragma database_list"))
     return kind if is_open else ""
 

@@ -315,9 +315,9 @@ class SequentialBatchSampler:
         self.world_size = world_size
         self.first_shard = rank  # the random numbers of an evaluation are by rank
         count = shards or world_size
-        self.parts = []  # the ranges of ids of this rank: all ids are divided into `count` ranges
-        for part in part_of(count, rank, world_size):
-            self.parts.append(range(size * part // count, size * (part + 1) // count))
+        bounds = [size * part // count for part in range(count + 1)]
+        # the ranges of ids of this rank: all ids are divided into `count` ranges
+        self.parts = [range(*bounds[part : part + 2]) for part in part_of(count, rank, world_size)]
 
     def for_rank(self, rank: int, world_size: int) -> "SequentialBatchSampler":
         """Return a batch sampler of this rank's part."""

@@ -104,15 +104,13 @@ def merge(args: argparse.Namespace) -> dict[str, Any]:
     if dali_cpu and use_dali is False:
         raise BadInput("--dali_cpu contradicts --use_dali false")
     if use_dali or dali_cpu:
-        has_nvidia = accelerator.of("cuda").device_count() > 0
-        on_gpu = not dali_cpu and args.enable_gpu is not False and has_nvidia
         # DALI on the GPU is the default of these options, and its CPU engine takes its place without a GPU
+        option, others = ("--dali_cpu", ()) if dali_cpu else ("--use_dali", ("dali-gpu", "dali-kspeed"))
         backend = SPELLINGS.get(args.data_backend, args.data_backend)
-        allowed = ["auto", "dali"] if dali_cpu else ["auto", "dali", "dali-gpu", "dali-kspeed"]
-        if backend not in allowed:
-            option = "--dali_cpu" if dali_cpu else "--use_dali"
+        if backend not in ("auto", "dali", *others):
             raise BadInput(f"{option} contradicts --data_backend {args.data_backend}")
-        of_device = "dali-gpu" if on_gpu else "dali"
+        is_cpu = dali_cpu or args.enable_gpu is False or not accelerator.of("cuda").device_count()
+        of_device = "dali" if is_cpu else "dali-gpu"
         merged["data_backend"] = of_device if backend == "auto" else backend
     if args.gather_checkpoints:  # below 0: without a number, all
         merged["keep"] = args.gather_checkpoints if args.gather_checkpoints > 0 else sys.maxsize

@@ -113,10 +113,8 @@ def open_stores(args: argparse.Namespace, device: torch.device, log: Log) -> tie
     if backend == "ray":
         pool = ray_pool.connect(args.ray_address, args.workers or backends.cores())
         endings.at_success("loaders", pool.shutdown)
-    pack, cache = args.pack, args.cache
-    if backend == "synthetic":  # it reads no images
-        pack = cache = None
-    stores = tiers.Stores(pack, cache, args.cache_mode, log.info, args.pack_form)
+    places = (None, None) if backend == "synthetic" else (args.pack, args.cache)  # it reads no images
+    stores = tiers.Stores(*places, args.cache_mode, log.info, args.pack_form)
     # not after an error: threads may still read then, and the process ends anyway
     endings.at_success("loaders", stores.close)
     return stores
@@ -130,10 +128,7 @@ def open_indexes(args: argparse.Namespace, device: torch.device, log: Log) -> tu
     Raises BadInput.
     """
     cache = args.cache_dir or log.output.index_folder
-    generated = os.path.join(cache, "generated")
-    folder = args.data_url
-    if args.custom_data:
-        folder = random_folder.make(generated)
+    folder = random_folder.make(os.path.join(cache, "generated")) if args.custom_data else args.data_url
     if _backend(args, device) == "synthetic" and not folder:
         counts = dict(_SYNTHETIC)
         if args.max_steps:  # a trial: its evaluation takes no longer than its training

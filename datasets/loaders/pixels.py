@@ -50,9 +50,7 @@ def plan_change(
     seed = plan.sampler.seed
     epoch = batch.epoch
     ids = batch.ids
-    drawn = None
-    if effects:
-        drawn = draw_effects(effects, ids, seed, epoch, plan.size)
+    drawn = draw_effects(effects, ids, seed, epoch, plan.size) if effects else None
 
     def change(images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the changed images and labels of this batch, on their device."""
@@ -111,9 +109,8 @@ def apply(
 
 def _send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Copy a tensor from the host to the device. The host does not wait for a GPU."""
-    if accelerator.has_streams(device):
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+    is_gpu = accelerator.has_streams(device)
+    return tensor.pin_memory().to(device, non_blocking=True) if is_gpu else tensor.to(device)
 
 
 def _mix(

@@ -59,9 +59,8 @@ class Reader:
         with each task. An engine calls it in the thread of the training, some batches ahead; work() runs in
         the threads of the pool.
         """
-        fetched = None
-        if self._fetchers:  # one request for the batch: each request over a network takes time
-            fetched = self._fetchers.submit(self._store.read, ids)
+        # one request for the batch: each request over a network takes time
+        fetched = self._fetchers.submit(self._store.read, ids) if self._fetchers else None
 
         def run(places: range) -> Any:
             """Do one task, in a thread of the pool. It waits for the samples if they are on their way."""

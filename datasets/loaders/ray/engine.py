@@ -68,9 +68,7 @@ class RayDataLoader(DataLoader[_Batch]):
         super().__init__(dataset, *arguments, **options)
 
     def __iter__(self) -> Any:
-        if not self.distribute_mode:
-            return super().__iter__()
-        return _Batches(self, *self._serve())
+        return _Batches(self, *self._serve()) if self.distribute_mode else super().__iter__()
 
     def close(self) -> None:
         """End the workers. Iterating again starts new workers."""
