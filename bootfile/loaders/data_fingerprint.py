@@ -18,7 +18,9 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
+from bootfile.ground.errors import print_line
 from bootfile.ground.mixing import mix
+from bootfile.processes import ranks
 
 _ITEMS = 64  # items that are read, evenly spaced
 _AGAIN = 0.5  # seconds for reading items twice
@@ -56,6 +58,15 @@ def find_unstable(dataset: Any, read: Callable[[np.ndarray], Any]) -> int | None
         if place and time.monotonic() > end:
             break
     return None
+
+
+def warn_of_unstable(what: str) -> None:
+    """Print a warning on rank 0 that a restart will not be exact. what: differs when it is read again."""
+    if ranks.is_first():
+        print_line(
+            f"warning: {what}: it depends on something that is not seeded, such as a counter, the time or "
+            "the worker: a restart will not be exact. Draw from the generators of torch, NumPy or random"
+        )
 
 
 def _spread(size: int) -> np.ndarray:

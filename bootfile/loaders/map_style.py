@@ -17,14 +17,20 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from bootfile.ground import accelerator
 from bootfile.ground.data_sets import check_map_style, class_names_of
-from bootfile.ground.errors import BadInput, print_line
+from bootfile.ground.errors import BadInput
 from bootfile.ground.files import read_again
-from bootfile.loaders.data_fingerprint import find_unstable, fingerprint, hash_rows, hash_value, list_of
+from bootfile.loaders.data_fingerprint import (
+    find_unstable,
+    fingerprint,
+    hash_rows,
+    hash_value,
+    list_of,
+    warn_of_unstable,
+)
 from bootfile.loaders.loader import Loader
 from bootfile.loaders.pairs import Index, pair_of, split
 from bootfile.loaders.reading import reading
 from bootfile.loaders.workers import WorkerEngine, Workers, check_connections, not_delivered
-from bootfile.processes import ranks
 from bootfile.sampling import generators
 from bootfile.sampling.philox import Operation, draw
 from bootfile.sampling.plan import Batch, Plan
@@ -111,13 +117,8 @@ class Fetcher:
         if not changed and any(other_digest != digest for other_digest, _, _ in results[1:]):
             changed = f"a sample of {self._name} differs in two workers"
         self.is_stable = not changed
-        if changed and ranks.is_first():
-            print_line(
-                f"warning: {changed}: it depends on something that is not seeded, such as a counter, the "
-                "time, os.urandom, a new numpy.random.default_rng(), the worker, or random numbers that are "
-                "kept. A restart or another number of workers will not be exact. Draw from the global "
-                "generators of torch, NumPy or random"
-            )
+        if changed:
+            warn_of_unstable(changed)
 
     def attributes(self) -> Any:
         """Return the plain attributes of the dataset and collate_fn, of which workers have a copy."""

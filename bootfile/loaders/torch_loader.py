@@ -14,7 +14,14 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from bootfile.exact.state import COMPUTED
 from bootfile.ground.errors import BadInput, print_line
-from bootfile.loaders.data_fingerprint import find_unstable, fingerprint, hash_value, is_data, list_of
+from bootfile.loaders.data_fingerprint import (
+    find_unstable,
+    fingerprint,
+    hash_value,
+    is_data,
+    list_of,
+    warn_of_unstable,
+)
 from bootfile.loaders.loader import Data, Engine, Loader
 from bootfile.loaders.pairs import Index, pair_of
 from bootfile.processes import ranks
@@ -156,11 +163,8 @@ def find_fingerprint(loader: DataLoader[Any]) -> tuple[str, str, bool]:
         [(digest, batch, unstable)] = Workers(1, pinned=False).call(look)
     else:
         digest, batch, unstable = look()
-    if unstable and ranks.is_first():
-        print_line(
-            f"warning: {unstable}: it depends on something that is not seeded, and a restart will not be "
-            "exact. Draw from the global generators of torch, NumPy or random"
-        )
+    if unstable:
+        warn_of_unstable(unstable)
     return COMPUTED + digest, batch, not unstable
 
 

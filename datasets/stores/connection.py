@@ -117,18 +117,13 @@ class Server:
     again in the background.
     """
 
-    down: str | None
-    _client: Any
-    _thread: threading.Thread | None
-    _functions: list[Callable[[], None]]
-
     def __init__(self, address: Address, log: Callable[[str], None] | None = print):
         load_redis()  # here, because the import takes as long as a server's time-out
         self.address = address
         self._log = log
         self._owner = os.getpid()  # the process that may log
         self._password = password()
-        self.down = None
+        self.down: str | None = None
         self._retry_at = 0.0  # time.monotonic() when a server that is down is asked again
         self.full_until = 0.0
         self._renew()
@@ -237,9 +232,9 @@ class Server:
         self._pid = os.getpid()
         self._closing = False  # whether the background thread is to end
         self._lock = threading.RLock()  # held while a client is made or a failure is marked
-        self._client = None
-        self._thread = None
-        self._functions = []  # of each_tick()
+        self._client: Any = None
+        self._thread: threading.Thread | None = None
+        self._functions: list[Callable[[], None]] = []  # of each_tick()
         self._awake = threading.Event()
 
     def _call(self, talk: Callable[[Any], Any], any_error: bool = False) -> Any:

@@ -300,7 +300,7 @@ def _open_part(path: str, number: int) -> list[tuple[np.ndarray, ...]]:
     return read_again(functools.partial(_mapped, part), part)
 
 
-def _raise_if_temporary(error: OSError, path: str) -> None:
+def _raise_if_temporary(error: Exception, path: str) -> None:
     """Raise Unavailable if the file system of a pack may answer later: the pack must not be built again."""
     if is_temporary(error):
         with explained(f"cannot read the pack {path}"):
@@ -333,10 +333,8 @@ def described(path: str) -> dict:
     and sizes (bytes of each part) if it is complete; {} if the file is missing or not JSON."""
     try:
         meta = json.loads(read_file(os.path.join(path, META), 2**26))
-    except OSError as error:
+    except (OSError, ValueError, RecursionError) as error:
         _raise_if_temporary(error, path)
-        return {}
-    except (ValueError, RecursionError):
         return {}
     return meta if isinstance(meta, dict) else {}
 

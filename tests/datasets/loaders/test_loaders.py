@@ -20,17 +20,15 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from bootfile.ground.errors import BadInput
-from bootfile.receipt.receipt import Receipt
 from bootfile.sampling.plan import Plan
 from bootfile.sampling.sampler import BatchSampler, SequentialBatchSampler
 from datasets.folders import image_folder
-from datasets.loaders import backends, pixels
+from datasets.loaders import backends
 from datasets.loaders.backends import SyntheticIndex
 from datasets.loaders.engines import crops as cropping
 from datasets.loaders.engines.crops import Crops
 from datasets.loaders.image_folders import progressive_size
 from datasets.sampling.augment import center_crop, random_resized_crop
-from datasets.sampling.effects import Effects, draw_effects
 from datasets.stores import forms, pack
 from datasets.stores.files import FileStore, scaled
 from tests.conftest import LONGEST, ROOT, finish, start, wait_until
@@ -174,32 +172,6 @@ def test_a_wrong_ending_changes_no_pixel(backend, tmp_path):
     half = len(found) // 2
     for one, other in zip(found[:half], found[half:], strict=True):
         assert one[0] == other[0] and torch.equal(one[1], other[1]) and torch.equal(one[2], other[2])
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("backend", [*BACKENDS, "synthetic"])
-def test_every_engine_and_store_draws_the_same_operations(backend, index, packs):
-    """Each engine and each pack applies RandAugment to its own pixels, with the parameters of the receipt."""
-    effects = Effects(rand_augment="3,12", mixup=0.4)
-    plan = plan_of(index)
-    plan.seek(len(plan))
-    sums, batches = Receipt(), list(plan)
-    drawn = [draw_effects(effects, batch.ids, 7, 2, 64) for batch in batches]
-    for batch, parameters in zip(batches, drawn, strict=True):
-        sums.add(batch.ids, batch.labels, (*batch.crops, *parameters))
-    expected = torch.from_numpy(sums.take())
-    for form in ("files", *forms.FORMS):
-        with backends.build(backend, packs[form], plan_of(index), CPU, 2) as loader:
-            plain, _ = epoch_of(loader, 2)
-            loader.effects = effects
-            changed, sums = epoch_of(loader, 2)
-        if backend != "synthetic":
-            assert torch.equal(sums, expected)
-        classes = len(index.classes)
-        for (images, labels), (found, targets), parameters in zip(plain, changed, drawn, strict=True):
-            whole = pixels.apply(effects, parameters, images, labels, classes, (0, 0, 0))
-            assert torch.equal(found, whole[0]) and torch.equal(targets, whole[1])
-            assert not torch.equal(found, images)
 
 
 def test_the_backend_may_change_in_the_middle_of_an_epoch(index, packs, reference):
