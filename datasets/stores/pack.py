@@ -27,8 +27,7 @@ from common.ground.files import locked
 from datasets.folders import images
 from datasets.folders.walk import progress
 from datasets.stores import forms, restart
-from datasets.stores.ahead import work_ahead
-from datasets.stores.files import Box, FileStore, Store, fitted
+from datasets.stores.files import Box, FileStore, Store, fitted, work_ahead
 from datasets.stores.forms import QUALITY, Sample
 
 META = "meta.json"

@@ -23,8 +23,7 @@ from bootfile.sampling.plan import Batch, Plan
 from datasets.folders.image_index import ImageFolderIndex
 from datasets.folders.resize import BICUBIC, BILINEAR, fit
 from datasets.loaders.image_loader import start_pool
-from datasets.stores.ahead import Reader, work_ahead
-from datasets.stores.files import FileStore, Store, scaled
+from datasets.stores.files import FileStore, Reader, Store, scaled, work_ahead
 from datasets.stores.forms import cannot_decode
 
 _AHEAD = 3  # batches that are filled while one is used

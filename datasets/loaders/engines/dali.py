@@ -22,8 +22,7 @@ from bootfile.sampling.plan import Batch, Plan
 from datasets.folders.resize import BICUBIC, BILINEAR
 from datasets.sampling.augment import Crop
 from datasets.stores import forms
-from datasets.stores.ahead import Reader, work_ahead
-from datasets.stores.files import PairFiles, Store
+from datasets.stores.files import PairFiles, Reader, Store, work_ahead
 
 DALI = "nvidia-dali-cuda120"  # the package's name for pip
 _AHEAD = 3  # batches that are prepared while one is used
