@@ -239,9 +239,7 @@ class Fetcher:
             from bootfile.ground.again import is_temporary, refusal  # no run loads it without an error
 
             line = f"{name} raised {error!r}"
-            if is_temporary(error):
-                raise refusal(line, error) from error
-            raise RuntimeError(line) from error
+            raise (refusal(line, error) if is_temporary(error) else RuntimeError(line)) from error
 
     def _empty(self) -> tuple[np.ndarray, tuple[Any, Any]]:
         """Return a batch without rows: a rank's part of a last batch may be empty."""
@@ -303,9 +301,7 @@ def _table_of(dataset: Any) -> tuple[TensorDataset | None, np.ndarray | None]:
     # exact types: a class that inherits one may change the items, which are then read one by one
     while type(dataset) is Subset:
         indices = np.asarray(dataset.indices, np.int64)
-        if rows is not None:  # a Subset of a Subset: its rows are places in the inner one
-            indices = indices[rows]
-        rows = indices
+        rows = indices if rows is None else indices[rows]  # those of a Subset are places in the inner one
         dataset = dataset.dataset
     return (dataset, rows) if type(dataset) is TensorDataset else (None, None)
 

@@ -81,8 +81,10 @@ class Memory(Engine):
 
 def pad(images: torch.Tensor, padding: int, reflect: bool, device: torch.device) -> torch.Tensor:
     """Return the images with `padding` pixels around them, uint8 [N, H + 2 padding, W + 2 padding, C].
-    images: uint8 [N, C, H, W]. reflect: the padding mirrors the image without repeating its border; false: it
-    is black. The engines call it once in a job, for the whole data set."""
+
+    images: uint8 [N, C, H, W]. reflect: the padding mirrors the image without repeating its border; false:
+    it is black.
+    """
     count, channels, height, width = images.shape
     shape = (count, height + 2 * padding, width + 2 * padding, channels)
     # filled on the device, so the host needs no memory for the padded images
@@ -90,12 +92,11 @@ def pad(images: torch.Tensor, padding: int, reflect: bool, device: torch.device)
     bottom = padding + height - 1  # the image's last row
     right = padding + width - 1
     padded[:, padding : bottom + 1, padding : right + 1] = images.to(device).permute(0, 2, 3, 1)
-    if not reflect:
-        return padded
-    for distance in range(1, padding + 1):
+    distances = range(1, padding + 1) if reflect else ()
+    for distance in distances:
         padded[:, padding - distance] = padded[:, padding + distance]
         padded[:, bottom + distance] = padded[:, bottom - distance]
-    for distance in range(1, padding + 1):  # columns after rows: the corners too
+    for distance in distances:  # columns after rows: the corners too
         padded[:, :, padding - distance] = padded[:, :, padding + distance]
         padded[:, :, right + distance] = padded[:, :, right - distance]
     return padded
