@@ -109,7 +109,7 @@ class Fetcher:
         """Compute the fingerprint, in workers if there are some. Warn if an item differs when it is read
         again, or in another worker. Raises BadInput if workers would share a connection of the dataset."""
         if workers.forks:
-            check_connections({"dataset": self.dataset, "collate_fn": self.collate_fn}, "")
+            check_connections({"dataset": self.dataset, "collate_fn": self.collate_fn})
         # two workers, if there are some: an item may differ from process to process
         results = workers.call(self._look, min(2, workers.count))
         digest, self._draws, changed = results[0]

@@ -268,8 +268,6 @@ def not_delivered(error: Exception) -> NotDelivered | None:
 def check_tasks(workers: int, tasks: int = _TASKS_OF_WORKER) -> None:
     """Raise NotDelivered if a limit of processes and threads leaves no room for workers. Each rank calls it
     before it starts them. tasks: processes and threads of a worker."""
-    if not workers:
-        return
     from bootfile.machine import process_limits  # a loop without workers needs no limits
 
     line = process_limits.shortage(workers * tasks, f"{workers} workers")
@@ -309,10 +307,10 @@ def _reopen_files() -> None:
         os.close(new)
 
 
-def check_connections(owner: Any, name: str) -> None:
+def check_connections(owners: dict[str, Any]) -> None:
     """Raise BadInput if an object holds a connection, a pipe or threads that forked workers would share or
-    lack. name: of the object in the message."""
-    connections = generators.search(owner, name, _connection, _DEPTH)
+    lack. owners: name -> object."""
+    connections = generators.search(owners, "", _connection, _DEPTH)
     if connections:
         path, _, kind = connections[0]
         raise BadInput(
