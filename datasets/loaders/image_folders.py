@@ -244,11 +244,10 @@ def open_loaders(
 def _plan_training(args: argparse.Namespace, index: Any) -> Plan:
     """Return the plan of the training for this rank. Every rank calls it in open_loaders(); with
     --class_weights they wait for rank 0, which reads the file."""
-    size = len(index)
-    batch = args.batch_size
-    if args.evaluate:  # no training batch is made, but the sampler needs one sample for each rank
-        size = max(size, ranks.world_size())
-        batch = ranks.world_size()
+    # in an evaluation no training batch is made, but the sampler needs one sample for each rank
+    least = ranks.world_size() if args.evaluate else 0
+    size = max(len(index), least)
+    batch = least or args.batch_size
     drawn = None
     if args.class_weights and not args.evaluate:  # only rank 0 needs the file
         drawn = ranks.call_on_first(lambda: torch.from_numpy(read_class_weights(args.class_weights, index)))
