@@ -269,11 +269,12 @@ def _choose_backend(args: argparse.Namespace, device: torch.device, log: Log, st
     if backend:
         log.info(f"data_backend auto: {backend}, as in the last start of this run: equal pixels")
         return backend
-    rates: dict[str, float] = {}
-    if ranks.is_first():
-        interpolation = preprocessing.values(vars(args)).interpolation
-        rates = backends.rates(store, plan, device, args.workers, interpolation=interpolation)
-    backend = ranks.broadcast_object(backends.choose(rates))
+    interpolation = preprocessing.values(vars(args)).interpolation
+    measure = functools.partial(
+        backends.rates, store, plan, device, args.workers, interpolation=interpolation
+    )
+    rates = ranks.call_on_first(measure)
+    backend = backends.choose(rates)
     log.info(f"data_backend auto: {backend}; measured: {backends.text(rates)}")
     return backend
 
