@@ -221,7 +221,8 @@ class TorchBatches(Engine):
         begin = (sampler.epoch - 1) * len(sampler)  # global steps, from 0
         first = sampler.step
         end = first + sampler.remaining
-        for sampler_of_user in (self._loader.sampler, self._loader.batch_sampler):
+        samplers: list[Any] = [self._loader.sampler, self._loader.batch_sampler]
+        for sampler_of_user in samplers:
             if hasattr(sampler_of_user, "set_epoch"):
                 sampler_of_user.set_epoch(sampler.epoch)
         # again in each epoch: the sampler may have made a new generator

@@ -113,7 +113,8 @@ def open_stores(args: argparse.Namespace, device: torch.device, log: Log) -> tie
     if backend == "ray":
         pool = ray_pool.connect(args.ray_address, args.workers or backends.cores())
         endings.at_success("loaders", pool.shutdown)
-    places = (None, None) if backend == "synthetic" else (args.pack, args.cache)  # it reads no images
+    # a synthetic one reads no images
+    places: tuple[Any, Any] = (None, None) if backend == "synthetic" else (args.pack, args.cache)
     stores = tiers.Stores(*places, args.cache_mode, log.info, args.pack_form)
     # not after an error: threads may still read then, and the process ends anyway
     endings.at_success("loaders", stores.close)

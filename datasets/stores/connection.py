@@ -117,6 +117,8 @@ class Server:
     again in the background.
     """
 
+    _thread: threading.Thread | None
+
     def __init__(self, address: Address, log: Callable[[str], None] | None = print):
         load_redis()  # here, because the import takes as long as a server's time-out
         self.address = address
@@ -233,7 +235,7 @@ class Server:
         self._closing = False  # whether the background thread is to end
         self._lock = threading.RLock()  # held while a client is made or a failure is marked
         self._client: Any = None
-        self._thread: threading.Thread | None = None
+        self._thread = None
         self._functions: list[Callable[[], None]] = []  # of each_tick()
         self._awake = threading.Event()
 
