@@ -109,7 +109,9 @@ class Plan:
         # one computation for several steps; below, it is cut into steps again
         ids = np.concatenate([ids_of_step for ids_of_step, _ in parts])
         # with weights each id has its own number
-        epoch = np.concatenate([epochs for _, epochs in parts]) if np.ndim(parts[0][1]) else parts[0][1]
+        epoch: Any = parts[0][1]
+        if np.ndim(epoch):
+            epoch = np.concatenate([epochs for _, epochs in parts])
         labels = self._labels[ids]
         if labels.dtype.kind in "iu":
             labels = labels.astype(np.int64)

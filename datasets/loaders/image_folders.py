@@ -271,10 +271,8 @@ def _choose_backend(args: argparse.Namespace, device: torch.device, log: Log, st
         log.info(f"data_backend auto: {backend}, as in the last start of this run: equal pixels")
         return backend
     interpolation = preprocessing.values(vars(args)).interpolation
-    measure = functools.partial(
-        backends.rates, store, plan, device, args.workers, interpolation=interpolation
-    )
-    rates = ranks.call_on_first(measure)
+    options = {"workers": args.workers, "interpolation": interpolation}
+    rates = ranks.call_on_first(lambda: backends.rates(store, plan, device, **options))
     backend = backends.choose(rates)
     log.info(f"data_backend auto: {backend}; measured: {backends.text(rates)}")
     return backend
