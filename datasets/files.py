@@ -48,21 +48,17 @@ def local_folder(data_url: str | None) -> str:
 
 def describe_dead_link(path: str) -> str:
     """Return "LINK is a link to TARGET, which does not exist" for the first link on a path that leads
-    nowhere, with another reason if it cannot be followed. "" if there is none.
-
-    A walk over folders sees a link whose disk is not mounted as a file: a class behind one would be left out,
-    and the classes after it would get other numbers."""
+    nowhere. "" if there is none. A walk over folders sees a link whose disk is not mounted as a file: a class
+    behind one would be left out, and the classes after it would get other numbers."""
     parts = os.path.abspath(path).split("/")
-    for count in range(2, len(parts) + 1):  # from the root on: the first one is the reason
-        part = "/".join(parts[:count])
-        if not os.path.islink(part):
-            continue
+    paths = ("/".join(parts[:count]) for count in range(2, len(parts) + 1))
+    for link in filter(os.path.islink, paths):  # from the root on: the first one is the reason
         try:
-            os.stat(part)
+            os.stat(link)
         except OSError as error:
             is_missing = error.errno == errno.ENOENT
             reason = "does not exist" if is_missing else f"cannot be opened ({error.strerror})"
-            return f"{part} is a link to {os.readlink(part)}, which {reason}"
+            return f"{link} is a link to {os.readlink(link)}, which {reason}"
     return ""
 
 
@@ -73,8 +69,7 @@ def describe_dead_links(paths: Iterable[str]) -> str:
 
 
 def refuse_dead_link(path: str) -> None:
-    """Raise BadInput if a link on a path leads nowhere. Those who look for a file or a folder call it when
-    they do not find it, and before they take another one in its place."""
+    """Raise BadInput if a link on a path leads nowhere."""
     line = describe_dead_link(path)
     if line:
         raise BadInput(f"{line}: mount its disk, or correct or delete the link")
@@ -100,7 +95,7 @@ class _HttpsOnly(urllib.request.HTTPRedirectHandler):
     """A handler that follows redirects to https only."""
 
     def redirect_request(self, request: Any, *others: Any):
-        """Return the next request; urllib calls it for each redirect. Raises BadInput."""
+        """Return the next request. Raises BadInput."""
         if not others[-1].startswith("https://"):
             raise BadInput(f"{request.full_url} redirects to {others[-1]}, which is not https")
         return super().redirect_request(request, *others)
@@ -122,8 +117,7 @@ def download(url: str, path: str, md5: str) -> None:
 
 
 def _fetch(url: str, path: str, md5: str) -> None:
-    """Download a file and check it. download() calls it in the process that holds the lock. Raises BadInput
-    and errors of the network."""
+    """Download a file and check it. Raises BadInput and errors of the network."""
     opener = urllib.request.build_opener(_HttpsOnly)
     with opener.open(url, timeout=_TIMEOUT) as response, open_atomic(path) as file:
         size = int(response.headers.get("Content-Length") or 0)

@@ -65,7 +65,7 @@ class TarShards(Dataset):
         return len(self._first) - 1
 
     def __getitem__(self, id: int) -> Any:
-        """Return a sample. A worker, or the process of the training, calls it for each sample."""
+        """Return a sample."""
         id = range(len(self))[id]
         sample: dict[str, Any] = {}
         for place, offset, size, _, _, name in self.index[self._first[id] : self._first[id + 1]].tolist():
@@ -77,12 +77,9 @@ class TarShards(Dataset):
 
 
 class ParquetRows(Dataset):
-    """The rows of Parquet files: a dictionary each.
-
-    columns: names of the columns to read (default: all). Others: as for TarShards.
-    A read loads a row group, and a process keeps the last ones: write small groups, for example
-    pyarrow.parquet.write_table(table, path, row_group_size=1000).
-    """
+    """The rows of Parquet files: a dictionary each. columns: names of the columns to read (default: all).
+    Others: as for TarShards. A read loads a row group, and a process keeps the last ones: write small groups,
+    for example pyarrow.parquet.write_table(table, path, row_group_size=1000)."""
 
     def __init__(
         self,
@@ -95,13 +92,11 @@ class ParquetRows(Dataset):
         self.columns = None if columns is None else tuple(columns)
         self.transform = transform
         self._first = np.append(0, np.cumsum(self.index["size"]))  # rows of the groups
-        if not self.columns:
-            return
         # now, and not in a worker at some sample of the first epoch
-        for path in self.paths:
+        for path in self.paths if self.columns else []:
             with explained(f"cannot read {path}", ValueError):
                 known = read_again(functools.partial(_parquet().read_schema, path), path).names
-            missing = set(self.columns).difference(known)
+            missing = set(self.columns or ()).difference(known)
             if missing:
                 raise BadInput(f"{path} has no column {min(missing)}; it has {', '.join(known)}")
 
@@ -109,7 +104,7 @@ class ParquetRows(Dataset):
         return int(self._first[-1])
 
     def __getitem__(self, id: int) -> Any:
-        """Return a row. A worker, or the process of the training, calls it for each sample."""
+        """Return a row."""
         id = range(len(self))[id]
         group = int(np.searchsorted(self._first, id, "right")) - 1
         place, number, *_ = self.index[group].tolist()

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 
 from bootfile.ground.errors import BadInput
-from bootfile.ground.files import sync_folder
+from bootfile.ground.files import explained, sync_folder
 from bootfile.ground.heartbeat import Heartbeat
 from common.distributed import barrier
 from common.ground.files import locked
@@ -46,12 +46,10 @@ def stage(url: str) -> str:
     folder = os.path.join(place, "data")
     try:
         if os.environ.get("LOCAL_RANK", "0") == "0":
-            _complete(url, place)
+            with explained(f"cannot stage {url} in {place}"):
+                _complete(url, place)
     except BadInput as error:
         failure = error
-    except OSError as error:
-        place = f" ({error.filename})" if error.filename else ""  # a full disk has none
-        failure = BadInput(f"cannot stage {url}: {error.strerror or error}{place}")
     barrier.wait_for_all(f"staging {url}", f"to stage {url}", failure)
     if not os.path.isdir(folder):
         failure = BadInput(f"{folder} is missing: all processes of a node need the same {SCRATCH}")
@@ -60,10 +58,8 @@ def stage(url: str) -> str:
 
 
 def _complete(url: str, place: str) -> None:
-    """Make the copy complete, and hold a shared lock on it. Raises BadInput and OSError.
-
-    stage() calls it in one process of a node. The lock is held until this process ends, so no other job
-    changes files that it reads."""
+    """Make the copy complete, and hold a shared lock on it. Raises BadInput and OSError. The lock is held
+    until this process ends, so no other job changes files that it reads."""
     data = os.path.join(place, "data")
     lock = os.path.join(place, ".lock")
     heartbeat = Heartbeat()
@@ -115,8 +111,7 @@ def _list_objects(store: ObjectStore, url: str, beat: _Beat) -> list[Object]:
 
 
 def _update(store: ObjectStore, url: str, data: str, objects: list[Object], beat: _Beat) -> None:
-    """Make the folder `data` equal to the objects. _complete() calls it with the exclusive lock: no job reads
-    the folder."""
+    """Make the folder `data` equal to the objects."""
     begin = time.monotonic()
     hidden = os.path.join(os.path.dirname(data), ".data")
     if os.path.isdir(data):
@@ -172,7 +167,7 @@ class _Lines(sync.Progress):
         self._beat = beat
 
     def report(self) -> None:
-        """Send the heartbeat. sync.fetch() calls it while it downloads."""
+        """Send the heartbeat."""
         rate = self.count / self.seconds / 1e6
         part = f"{self.count / 1e9:.3f} of {self.size / 1e9:.3f} GB"
         self._beat(f"staging {self._url}: {part}, {rate:.1f} MB/s")
@@ -181,7 +176,7 @@ class _Lines(sync.Progress):
 def _compare(data: str, objects: list[Object], beat: _Beat) -> tuple[list[Object], list[str]]:
     """Return (objects without a complete file in the folder, paths in it that are not in the store). A file
     is complete if it has the size and the time of its object. No request is sent for it, so this thread
-    compares all of them. _complete() and _update() call it before the files are read or changed."""
+    compares all of them."""
     missing = []
     for entry in objects:
         state = None
@@ -192,12 +187,8 @@ def _compare(data: str, objects: list[Object], beat: _Beat) -> tuple[list[Object
             missing.append(entry)
         beat(f"comparing {len(objects)} files with {data}")
     keys = {entry.key for entry in objects}
-    others = []
-    if os.path.isdir(data):  # a process that was killed may have renamed it
-        for file in sync.list_files(data):
-            if os.path.relpath(file.path, data) not in keys:
-                others.append(file.path)
-    return missing, others
+    files = sync.list_files(data) if os.path.isdir(data) else []  # a killed process may have renamed it
+    return missing, [file.path for file in files if os.path.relpath(file.path, data) not in keys]
 
 
 def _time_of(entry: Object) -> int:

@@ -1,7 +1,14 @@
-"""Digests of data of any type: the fingerprint of a data set, and the hash of a sample's target."""
+"""Digests of data of any type: the fingerprint of a data set, and the hash of a sample's target.
 
+A fingerprint has 64 items and all numbers of a data set. A label that is corrected in a table of a million
+rows is seen only by list_of(): a digest of the names and labels that the data set lists, without items.
+"""
+
+import contextlib
 import dataclasses
 import hashlib
+import json
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -9,13 +16,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
+from bootfile.ground.errors import print_line
 from bootfile.ground.mixing import mix
+from bootfile.processes import ranks
 
 _ITEMS = 64  # items that are read, evenly spaced
 _AGAIN = 0.5  # seconds for reading items twice
 _WHOLE = 1 << 28  # bytes: of larger arrays only some rows are digested
+_MANY = 32  # entries of a list that is data; a shorter one is a setting, unless the data set is short, too
+_MOST = 4096  # numbers of a tensor in such a list; a larger one is an input, not a label
+_PART = 10_000  # entries of a list that are written at a time
 
 
 def fingerprint(dataset: Any, read: Callable[[np.ndarray], list[Any]]) -> str:
@@ -29,19 +41,15 @@ def fingerprint(dataset: Any, read: Callable[[np.ndarray], list[Any]]) -> str:
     digest = hashlib.sha256()
     _add_dataset(digest, dataset)
     if not isinstance(getattr(dataset, "fingerprint", None), str):
-        ids = _spread(len(dataset))
-        if len(ids):
-            for item in read(ids):
-                add(digest, item)
+        for item in read(_spread(len(dataset))):
+            add(digest, item)
     return digest.hexdigest()[:32]
 
 
 def find_unstable(dataset: Any, read: Callable[[np.ndarray], Any]) -> int | None:
-    """Return the first of some samples that differs when it is read twice; None if none does.
-
-    At least two samples are read, and more for up to half a second. read(id): returns a digest of a sample.
-    id: int64 [1].
-    """
+    """Return the first of some samples that differs when it is read twice; None if none does. At least two
+    samples are read, and more for up to half a second. read(id): returns a digest of a sample. id: int64
+    [1]."""
     # an item may be slow: the start of a job does not wait longer than this for a warning
     end = time.monotonic() + _AGAIN
     for place, id in enumerate(_spread(len(dataset))):
@@ -52,11 +60,18 @@ def find_unstable(dataset: Any, read: Callable[[np.ndarray], Any]) -> int | None
     return None
 
 
+def warn_of_unstable(what: str) -> None:
+    """Print a warning on rank 0 that a restart will not be exact. what: differs when it is read again."""
+    if ranks.is_first():
+        print_line(
+            f"warning: {what}: it depends on something that is not seeded, such as a counter, the time or "
+            "the worker: a restart will not be exact. Draw from the generators of torch, NumPy or random"
+        )
+
+
 def _spread(size: int) -> np.ndarray:
     """Return evenly spaced ids."""
-    if not size:
-        return np.zeros(0, np.int64)
-    return np.unique(np.linspace(0, size - 1, _ITEMS).astype(np.int64))
+    return np.unique(np.linspace(0, size - 1, min(size, _ITEMS)).astype(np.int64))
 
 
 def hash_value(value: Any) -> int:
@@ -159,3 +174,95 @@ def add(digest: Any, value: Any) -> None:
     else:
         # only the type: the text of an object may hold its address, which differs from start to start
         digest.update(type(value).__name__.encode())
+
+
+def list_of(dataset: Any) -> dict[str, str]:
+    """Return a digest of what a dataset lists of its samples, for an Index; {} if it lists nothing."""
+    # the tensors of a TensorDataset are in the fingerprint
+    digest = "" if type(dataset) is TensorDataset else digest_entries(dataset)
+    return {"list of training samples": digest} if digest else {}
+
+
+def digest_entries(dataset: Any) -> str:
+    """Return a digest of the lists of a map-style dataset; "" if it has none, or a `fingerprint`.
+
+    These are attributes that are lists, dictionaries or tables, also of a dataset inside it. The folder above
+    all paths in a list, or in rows that are lists, does not count: the data may be mounted elsewhere at the
+    next start. In dictionaries as rows and in tables it counts. Call it before an item is read, which may
+    fill a cache.
+    """
+    digest = hashlib.sha256()
+    empty = digest.hexdigest()
+    _add_entries(digest, dataset, set())
+    return "" if digest.hexdigest() == empty else digest.hexdigest()[:32]
+
+
+def _add_entries(digest: Any, dataset: Any, seen: set[int]) -> None:
+    """Add what a dataset and the datasets inside it list of their samples."""
+    if id(dataset) in seen or isinstance(getattr(dataset, "fingerprint", None), str):
+        return
+    seen.add(id(dataset))
+    if isinstance(dataset, list | tuple):  # a DataLoader takes it as a data set
+        _add_list(digest, "", dataset)
+    shortest = _MANY  # entries of a list that is data
+    with contextlib.suppress(TypeError, NotImplementedError):  # a dataset without a length
+        shortest = max(1, min(_MANY, len(dataset)))
+    for name, value in sorted(getattr(dataset, "__dict__", {}).items()):
+        if hasattr(value, "columns") and hasattr(value, "to_dict"):  # a table of pandas
+            _add_list(digest, name, value.to_dict("list"))
+            continue
+        parts = list(value) if isinstance(value, list | tuple) else [value]
+        if isinstance(value, dict):
+            parts = list(value.values())
+        if parts and all(isinstance(part, Dataset) for part in parts):
+            for part in parts:
+                _add_entries(digest, part, seen)
+        # a list that has two names is added once: `imgs` of torchvision's folders is `samples`
+        elif isinstance(value, list | tuple | dict) and len(value) >= shortest and id(value) not in seen:
+            seen.add(id(value))
+            _add_list(digest, name, value)
+
+
+def _add_list(digest: Any, name: str, value: Any) -> None:
+    """Add nested lists and dictionaries as text, without the folder above all paths in them."""
+    if isinstance(value, dict):
+        value = sorted(value.items(), key=lambda entry: str(entry[0]))
+    folder = _folder_of(value)
+    parts = []
+    try:
+        for first in range(0, len(value), _PART):
+            part = json.dumps(value[first : first + _PART], default=_plain_entry, sort_keys=True)
+            if folder:
+                part = part.replace(json.dumps(folder)[1:-1], "")
+            parts.append(part)
+    except (TypeError, ValueError, RecursionError):  # keys of other types, or a list that holds itself
+        return
+    add(digest, name)
+    add(digest, parts)
+
+
+def _folder_of(entries: Any) -> str:
+    """Return the folder that all paths begin with, with a separator at its end; "" without one."""
+    rows = (entry if isinstance(entry, list | tuple) else [entry] for entry in entries)
+    texts = (os.fspath(field) if isinstance(field, os.PathLike) else field for row in rows for field in row)
+    paths = [text for text in texts if isinstance(text, str) and os.sep in text]
+    try:
+        # what the first and the last one in the alphabet share is shared by all
+        folder = os.path.commonpath([os.path.dirname(min(paths)), os.path.dirname(max(paths))])
+    except ValueError:  # no path, or absolute and relative ones
+        return ""
+    return "" if folder in ("", os.sep) else folder + os.sep
+
+
+def _plain_entry(value: Any) -> Any:
+    """Return a value that JSON does not know as text or a number."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, torch.Tensor | np.ndarray) and math.prod(value.shape) <= _MOST:
+        return hash_value(value)
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    # only the type: the text of an object may hold its address
+    return type(value).__name__

@@ -32,10 +32,8 @@ class NotDelivered(BadInput):
 
 
 class Engine(Protocol):
-    """A producer of a plan's batches.
-
-    reuses_memory: whether the data of a batch are overwritten when run() is resumed.
-    """
+    """A producer of a plan's batches. reuses_memory: whether the data of a batch are overwritten when run()
+    is resumed."""
 
     reuses_memory: bool = False
 
@@ -58,13 +56,23 @@ class Copy(NamedTuple):
 
 
 class Stage:
-    """The last stage of a loader, which moves batches to the device on a separate stream."""
+    """The last stage of a loader: it moves nested tensors of any Dataset to the device, on a stream of its
+    own."""
 
     def __init__(self, device: torch.device):
         self.device = device
-        self.stream = None
-        if accelerator.has_streams(device):
-            self.stream = accelerator.of(device).Stream(device)
+        self.stream = accelerator.of(device).Stream(device) if accelerator.has_streams(device) else None
+
+    def begin(self, batch: Batch, data: Any) -> Copy:
+        """Start moving (inputs, targets) to the device."""
+        if self.stream is None:
+            return Copy(*map(self._move_all, data))
+        # a stream of its own: the copy runs while the device computes the step before
+        with accelerator.of(self.device).stream(self.stream):
+            inputs, targets = map(self._move_all, data)
+            ready = accelerator.new_event(self.device)
+            ready.record()
+        return Copy(inputs, targets, ready)
 
     def end(self, copy: Copy) -> tuple[Any, Any]:
         """Return (inputs, targets) for use on the caller's stream."""
@@ -81,28 +89,12 @@ class Stage:
     def wait(self) -> None:
         """Wait until the memory of the last data given to begin() may be overwritten."""
 
+    def _move_all(self, data: Any) -> Any:
+        is_plain = isinstance(data, torch.Tensor)
+        return self._move(data) if is_plain else tree_map_only(torch.Tensor, self._move, data)
 
-class MoveToDevice(Stage):
-    """The last stage of a loader of any Dataset: it moves nested tensors to the device."""
-
-    def begin(self, batch: Batch, data: tuple[Any, Any]) -> Copy:
-        """Start moving (inputs, targets) to the device."""
-        if self.stream is None:
-            return Copy(self._move(data[0]), self._move(data[1]))
-        # a stream of its own: the copy runs while the device computes the step before
-        with accelerator.of(self.device).stream(self.stream):
-            inputs = self._move(data[0])
-            targets = self._move(data[1])
-            ready = accelerator.new_event(self.device)
-            ready.record()
-        return Copy(inputs, targets, ready)
-
-    def _move(self, data: Any) -> Any:
-        if isinstance(data, torch.Tensor):
-            return self._move_tensor(data)
-        return tree_map_only(torch.Tensor, self._move_tensor, data)
-
-    def _move_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _move(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Start the copy of a tensor to the device."""
         return tensor.to(self.device, non_blocking=self.stream is not None)
 
 
@@ -113,51 +105,37 @@ class Loader:
     out, all generators of random numbers are seeded (bootfile/sampling/generators.py).
 
     plan: may be replaced between two epochs.
-    to_device: the last stage (default: MoveToDevice).
-    `generators`: your own generators; each step seeds them too.
-    `step`: the number of the step whose batch was handed out last, from 1; 0 before the first.
-    `batch`: the last Batch that was handed out. `is_whole`: all shards of its step were handed out.
-    `waited`: seconds that the caller has waited for batches so far. `asked_at`: when it asked for the first
-    batch of its step, by time.perf_counter().
-    `receipt`: the digest of the yielded batches (bootfile/receipt/receipt.py).
-    `backend`: the name of the engine, if it was chosen by name.
-    `removal`: a Removal, whose samples no batch has; None by default. `is_removed`: it takes all samples of
-    the last batch, which was handed out with them. Its result is none of the step.
-    `is_in_epoch`: the caller iterates it, and its batches have not ended. `has_left_epoch`: since its last
-    batch the caller has asked epochs_from() for the next epoch. `leaves_out_ended`: epochs_from() begins with
-    the next epoch if the step that it gets ends one.
-    `loop_attributes`: what the loop changes in a data set of its own; None without one.
-    `shares_data`: all ranks read one data set. `has_stable_items`: an item is the same when it is read again.
-    `reads_again`: a restart adds the samples of steps that the receipt lacks, see lead().
+    to_device: the last stage (default: a Stage).
     """
 
-    reads_again = True
+    reads_again = True  # a restart adds the samples of steps that the receipt lacks, see lead()
 
     def __init__(self, engine: Engine, plan: Plan, device: torch.device, to_device: Any = None):
         self.engine = engine
         self.plan = plan
-        self.to_device = to_device or MoveToDevice(device)
+        self.to_device = to_device or Stage(device)
         self._shards = getattr(plan.sampler, "shards", 1)  # batches a step, each with its own random numbers
-        self.waited = 0.0
-        self.asked_at = 0.0
-        self.receipt = Receipt(plan.fingerprint, self._shards)
+        self.waited = 0.0  # seconds that the caller has waited for batches so far
+        self.asked_at = 0.0  # when it asked for the first batch of its step, by time.perf_counter()
+        self.receipt = Receipt(plan.fingerprint, self._shards)  # the digest of the yielded batches
         self.receipt.further = getattr(plan.index, "further", {})
-        self.step = 0
+        self.step = 0  # the number of the step whose batch was handed out last, from 1
         self._lacking: int | None = None  # see lead(): the step before the first that the receipt lacks
-        self.is_whole = True
-        self.is_in_epoch = False
-        self.has_left_epoch = False
-        self.leaves_out_ended = False
-        self.batch: Batch | None = None
-        self.generators: list[generators.Generator] = []
-        self.backend = ""
-        self.removal: Any = None
+        self.is_whole = True  # all shards of its step were handed out
+        self.is_in_epoch = False  # the caller iterates it, and its batches have not ended
+        self.has_left_epoch = False  # since the last batch it has asked epochs_from() for the next epoch
+        self.leaves_out_ended = False  # epochs_from() leaves out an epoch that its step ends
+        self.batch: Batch | None = None  # the last one that was handed out
+        self.generators: list[generators.Generator] = []  # your own; each step seeds them too
+        self.backend = ""  # the name of the engine, if it was chosen by name
+        self.removal: Any = None  # a Removal, whose samples no batch has
+        # it takes all samples of the last batch, which was handed out with them: its result does not count
         self.is_removed = False
         data_set = getattr(engine, "data_set", None)
         # what the loop changes in a data set of its own
         self.loop_attributes = None if data_set is None else LoopAttributes(data_set)
-        self.shares_data = True
-        self.has_stable_items = True
+        self.shares_data = True  # all ranks read one data set
+        self.has_stable_items = True  # an item is the same when it is read again
         self._ahead = 1 if device.type != "cpu" else 0  # on the CPU a batch ahead would only use memory
 
     @property
@@ -176,26 +154,19 @@ class Loader:
 
     def _find_begin(self, step: int) -> int:
         """Return the step after which the engine begins to read: earlier ones, if the receipt lacks them."""
-        if self._lacking is not None and step == self.step:
-            return self._lacking
-        return step
+        return self._lacking if self._lacking is not None and step == self.step else step
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint of another trainer needs: the step, and the receipt up to commit()."""
-        return {
-            "step": self.step,
-            "seed": self.plan.sampler.seed,
-            "data": self.receipt.fingerprint,
-            "receipt": self.receipt.state_dict(),
-        }
+        return {"step": self.step, **self._identity(), "receipt": self.receipt.state_dict()}
+
+    def _identity(self) -> dict[str, Any]:
+        return {"seed": self.plan.sampler.seed, "data": self.receipt.fingerprint}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Set the position, so that epochs_from(loader.step) yields the rest. The world size may differ.
-
-        Raises BadInput if the state is that of another seed or of other data.
-        """
-        expected = {"seed": self.plan.sampler.seed, "data": self.receipt.fingerprint}
-        for name, value in expected.items():
+        Raises BadInput if the state is that of another seed or of other data."""
+        for name, value in self._identity().items():
             if state[name] != value:
                 raise BadInput(f"the loader's state is of {name} {state[name]}, not {value}")
         self.seek(state["step"])
@@ -230,14 +201,12 @@ class Loader:
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """Return the values that determine the ids of each step."""
+        """Return the values that determine the ids of each step. A checkpoint holds these, and a restart
+        refuses one with other values (exact/state.py)."""
         sampler = self.plan.sampler
-        known = {}
-        processes = getattr(sampler, "processes", None)
-        if processes:  # only if the batches depend on their number
-            known["processes"] = processes
+        processes = getattr(sampler, "processes", None)  # only if the batches depend on their number
+        known = {"processes": processes} if processes else {}
         known |= getattr(sampler, "choices", {})  # a DataLoader has some
-        # a checkpoint holds these, and a restart refuses one with other values (exact/state.py)
         return known | {
             "sampler": getattr(sampler, "name", type(sampler).__name__),
             "samples": sampler.size,
@@ -273,25 +242,20 @@ class Loader:
         return True
 
     def find_unknown_generators(self, parts: dict[str, Any], saved: dict[str, Any]) -> list[str]:
-        """Return the paths of generators that parts hold, and that are neither seeded nor saved.
-
-        parts: name -> model, criterion or the like. saved: name -> object in a checkpoint.
-        """
+        """Return the paths of generators that parts hold, and that are neither seeded nor saved. parts: name
+        -> model, criterion or the like. saved: name -> object in a checkpoint."""
         # the state of a part does not have the generators inside it: only other saved objects count
         ids_of_parts = set(map(id, parts.values()))
         saved_alone = [value for value in saved.values() if id(value) not in ids_of_parts]
         known = [generator.value for generator in self.generators]
         known += [generator.value for generator in generators.find_generators(saved_alone)]
-        paths = []
-        for name, part in parts.items():
-            for generator in generators.find_generators(part, name):
-                if not any(generator.value is value for value in known):
-                    paths.append(generator.path)
-        return paths
+        held = [each for name, part in parts.items() for each in generators.find_generators(part, name)]
+        return [each.path for each in held if not any(each.value is value for value in known)]
 
     def commit(self, step: int, folder: str) -> None:
         """Chain the receipt up to step `step`, on all ranks; rank 0 appends it to FOLDER/receipt.bin."""
-        self._compare_repeated(folder)
+        if getattr(self.engine, "repeated", []):
+            self._compare_repeated(folder, self.engine)
         # the sums of the steps since the last commit, of this rank's samples
         sums = torch.from_numpy(self.receipt.take())
         if self.receipt.shared is None:
@@ -303,19 +267,16 @@ class Loader:
         written = folder if ranks.is_first() else None
         self.receipt.chain(step, len(self), sums.cpu().numpy(), written)
 
-    def _compare_repeated(self, folder: str) -> None:
-        """Compare the steps that a restart has read again with the receipt, once, on all ranks. Raises
-        BadInput if a step was given other samples before."""
-        repeated = getattr(self.engine, "repeated", [])
-        if not repeated:
-            return
-        first: int = self.engine.first_repeated  # type: ignore[attr-defined]  # it has both
+    def _compare_repeated(self, folder: str, engine: Any) -> None:
+        """Compare the steps that a restart has read again with the receipt, once, on all ranks. engine: a
+        TorchBatches. Raises BadInput if a step was given other samples before."""
         # each rank has read its own part again; the receipt has the sums of all
-        sums = torch.from_numpy(np.concatenate([sums_of_ids(ids) for ids in repeated]))
-        repeated.clear()
-        sums = ranks.total(sums, self.to_device.device)
-        step = self.receipt.find_other(first, sums.cpu().numpy(), folder) if ranks.is_first() else 0
+        sums = torch.from_numpy(np.concatenate([sums_of_ids(ids) for ids in engine.repeated]))
+        engine.repeated.clear()
+        found = ranks.total(sums, self.to_device.device).cpu().numpy()
         # rank 0 has the file; each rank has to raise, or the others wait for those that did
+        first = ranks.is_first()
+        step = self.receipt.find_other(engine.first_repeated, found, folder) if first else 0
         step = ranks.broadcast_object(step)
         if step:
             raise BadInput(
@@ -340,38 +301,36 @@ class Loader:
         return self.engine.example(count)  # type: ignore[attr-defined]  # those that need none have none
 
     def explain(self, error: Exception) -> str:
-        """Return one line for an error of torch that an item of the last batch or a worker causes, or ""."""
-        line = self._explain_workers(error)  # torch raises it in whatever the job does when the worker ends
-        if line:
-            return line
-        explain = getattr(self.engine, "explain", None)
-        if explain is None:
-            return ""
-        with contextlib.suppress(Exception):  # the item cannot be read again
-            of_engine: str = explain(_first_line(error), self.batch)
-            return of_engine
-        return ""
+        """Return one line for an error of torch if a worker has ended or cannot be started; "" for another
+        one. torch raises it in whatever the job does when the worker ends."""
+        from bootfile.machine import process_limits  # only after an error
+
+        text = next(iter(str(error).splitlines()), "")
+        if text.startswith("DataLoader worker (pid"):  # torch only says that it has ended
+            return f"{text} {_DEAD_WORKER}"
+        return process_limits.explain(error)
 
     def __len__(self) -> int:
         return len(self.plan)
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        self._call_before_next()
-        start = time.perf_counter()  # the caller waits for a batch from here on
-        self.asked_at = start
+        is_leading = generators.leads(self)
+        if is_leading:
+            waits.call_before_next()
+        self.asked_at = start = time.perf_counter()  # the caller waits for a batch from here on
         sampler = self.plan.sampler
         step = sampler.step
         epoch = sampler.epoch
         missing = sampler.remaining
         lacking = self._take_lacking(step, missing)
         # before a batch is read: only the training loader has one position for the whole run
-        if generators.leads(self) and missing > lacking and step + lacking != self.step:
+        if is_leading and missing > lacking and step + lacking != self.step:
             raise BadInput(
                 f"the training loader is at step {step} after {self.step} batches: do not leave an epoch "
                 "early or iterate it a second time; open another loader for that"
             )
         self.is_in_epoch = True
-        watches = self.loop_attributes if generators.leads(self) else None
+        watches = self.loop_attributes if is_leading else None
         if watches:
             watches.begin_epoch()
         shards = itertools.cycle(range(self._shards))
@@ -408,7 +367,8 @@ class Loader:
                 yield delivered
                 # the caller asks for the next batch: the memory of this one may be reused
                 del following, copy, delivered
-                self._call_before_next()
+                if is_leading:
+                    waits.call_before_next()
                 start = time.perf_counter()
                 if self.is_whole:  # else it asks for another shard of the same step
                     self.asked_at = start
@@ -421,19 +381,13 @@ class Loader:
         # what the loop draws before the next epoch, as in an evaluation, is the same after a restart
         self._seed(epoch, generators.EPOCH_END)
 
-    def _call_before_next(self) -> None:
-        if generators.leads(self):
-            waits.call_before_next()
-
     def _take_lacking(self, step: int, most: int) -> int:
         """Return how many of the next `most` steps are only added to the receipt because it lacks them, and
-        count these as added. __iter__() calls it once in each epoch."""
+        count these as added."""
         if self._lacking is None or self._lacking != step:
             return 0
         count = min(most, self.step - step)
-        self._lacking = step + count
-        if self._lacking == self.step:
-            self._lacking = None
+        self._lacking = step + count if step + count < self.step else None
         return count
 
     def _next(self, copies: Iterator[tuple[Batch, Copy]]) -> tuple[Batch, Copy] | None:
@@ -441,36 +395,19 @@ class Loader:
         its step continue afterwards. Raises NotDelivered if a worker has died, and Unavailable after the last
         step was saved."""
         # without workers, the engine reads items in this process, and they may draw
-        random_numbers = contextlib.nullcontext() if generators.may_seed(self) else generators.restored()
         is_training = generators.may_seed(self)
+        random_numbers = contextlib.nullcontext() if is_training else generators.restored()
         try:
             # the thread of the loop waits here; a request to stop may be served meanwhile (waits.py)
             with random_numbers, waits.waiting(is_training):
                 return next(copies, None)
-        except Unavailable:
-            waits.call_before_end(is_training)
-            raise
-        except (RuntimeError, OSError) as error:
-            line = self._explain_workers(error)
+        except (RuntimeError, OSError, Unavailable) as error:
+            line = "" if isinstance(error, Unavailable) else self.explain(error)
             if line:
                 raise NotDelivered(line) from error
-            if isinstance(error, OSError):  # raised by a DataLoader of the user
+            if not isinstance(error, RuntimeError):  # of a file: a DataLoader of the user raises it
                 waits.call_before_end(is_training)
             raise
-
-    def _explain_workers(self, error: Exception) -> str:
-        """Return one line if a worker has ended, or cannot be started; "" for another error."""
-        from bootfile.machine import process_limits  # only after an error
-
-        line = process_limits.explain(error)
-        text = _first_line(error)
-        if line or not text.startswith("DataLoader worker (pid"):
-            return line
-        # torch only says that a worker has ended; the engine may know that it lacked a thread
-        why_ended = getattr(self.engine, "why_ended", None)
-        if why_ended is not None:
-            line = why_ended(error)
-        return line or f"{text} {_DEAD_WORKER}"
 
     def _seed(self, step: int, moment: int, shard: int = 0) -> None:
         """Seed all generators for a step (or an epoch) of this rank, or for one of its shards, unless another
@@ -514,8 +451,3 @@ class Loader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).splitlines()
-    return lines[0] if lines else ""

@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-from torch.utils.data import TensorDataset
 
 from bootfile.ground.errors import BadInput
 
@@ -12,9 +11,7 @@ TARGETS = ("label", "labels", "target", "targets", "y")  # the first of these ke
 
 class Index:
     """The index of a Plan for any Dataset. All labels are 0, because they are known only after reading.
-
-    further: name -> digest of what else identifies the data.
-    """
+    further: name -> digest of what else identifies the data."""
 
     def __init__(
         self,
@@ -30,16 +27,6 @@ class Index:
 
     def __len__(self) -> int:
         return len(self.labels)
-
-
-def list_of(dataset: Any) -> dict[str, str]:
-    """Return a digest of what a dataset lists of its samples, for an Index; {} if it lists nothing."""
-    if type(dataset) is TensorDataset:  # its tensors are in the fingerprint
-        return {}
-    from bootfile.loaders.data_entries import digest_entries
-
-    digest = digest_entries(dataset)
-    return {"list of training samples": digest} if digest else {}
 
 
 def pair_of(batch: Any) -> tuple[Any, Any]:

@@ -18,10 +18,7 @@ _watched = set[int]()  # processes with a thread that watches: a forked one has 
 
 @contextlib.contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Watch this thread while it reads a sample. name: as a line shows it, a path or a number.
-
-    Workers and threads that read call it for each sample.
-    """
+    """Watch this thread while it reads a sample. name: as a line shows it, a path or a number."""
     process = os.getpid()
     # a fork has the table of its parent, but not its thread
     if process not in _watched:

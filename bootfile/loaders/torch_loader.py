@@ -14,9 +14,16 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from bootfile.exact.state import COMPUTED
 from bootfile.ground.errors import BadInput, print_line
-from bootfile.loaders.data_fingerprint import find_unstable, fingerprint, hash_value, is_data
+from bootfile.loaders.data_fingerprint import (
+    find_unstable,
+    fingerprint,
+    hash_value,
+    is_data,
+    list_of,
+    warn_of_unstable,
+)
 from bootfile.loaders.loader import Data, Engine, Loader
-from bootfile.loaders.pairs import Index, list_of, pair_of
+from bootfile.loaders.pairs import Index, pair_of
 from bootfile.processes import ranks
 from bootfile.receipt.contents import hash_batch
 from bootfile.sampling import generators
@@ -113,6 +120,7 @@ def find_fingerprint(loader: DataLoader[Any]) -> tuple[str, str, bool]:
     in this process. Items that differ when they are read twice do not count, and a warning is printed.
     """
     dataset: Any = loader.dataset
+    collate = loader.collate_fn
     # its items cannot be asked for by number: only the batches that a restart reads again are compared
     if not hasattr(dataset, "__len__"):
         return "", "", True
@@ -127,31 +135,26 @@ def find_fingerprint(loader: DataLoader[Any]) -> tuple[str, str, bool]:
         return items
 
     def read_batch() -> str:
-        """Return a digest of what collate_fn makes of two items; "" if it is torch's, or not stable."""
-        collate = loader.collate_fn
-        if getattr(collate, "__module__", "").startswith("torch."):
-            return ""
-        digests = set()
-        try:
-            for _ in range(2):
-                items = read(np.array([0, len(dataset) - 1]))
-                digests.add(f"{hash_value(collate(items)):016x}")
-        except Exception:  # the first batch will raise it
-            return ""
-        return digests.pop() if len(digests) == 1 else ""
+        """Return a digest of what collate_fn makes of two items."""
+        return f"{hash_value(collate(read(np.array([0, len(dataset) - 1])))):016x}"
 
     def look(_: Any = None) -> tuple[str, str, str]:
         """Return (fingerprint, digest of a batch, what is unstable or "")."""
         with generators.restored():
-            name = ""
+            digest = batch = name = ""
             # its keys may not be 0, 1, ..., and a bad item ends an epoch
             with contextlib.suppress(Exception):
                 # some items are read twice, for half a second at most
                 unstable = find_unstable(dataset, lambda ids: hash_value(read(ids)))
                 if unstable is None:
-                    return fingerprint(dataset, read), read_batch(), ""
-                name = f"sample {unstable} of {type(dataset).__name__} differs when it is read twice"
-            return fingerprint(dataset, lambda ids: []), "", name
+                    digest = fingerprint(dataset, read)
+                else:
+                    name = f"sample {unstable} of {type(dataset).__name__} differs when it is read twice"
+            if digest and not getattr(collate, "__module__", "").startswith("torch."):
+                with contextlib.suppress(Exception):  # the first batch will raise it
+                    batches = {read_batch(), read_batch()}
+                    batch = batches.pop() if len(batches) == 1 else ""
+            return digest or fingerprint(dataset, lambda ids: []), batch, name
 
     if loader.num_workers:
         from bootfile.loaders.workers import Workers
@@ -160,32 +163,24 @@ def find_fingerprint(loader: DataLoader[Any]) -> tuple[str, str, bool]:
         [(digest, batch, unstable)] = Workers(1, pinned=False).call(look)
     else:
         digest, batch, unstable = look()
-    if unstable and ranks.is_first():
-        print_line(
-            f"warning: {unstable}: it depends on something that is not seeded, and a restart will not be "
-            "exact. Draw from the global generators of torch, NumPy or random"
-        )
+    if unstable:
+        warn_of_unstable(unstable)
     return COMPUTED + digest, batch, not unstable
 
 
 def _find_order(loader: DataLoader[Any]) -> Any:
     """Return what decides how many batches an epoch of a DataLoader has, of torch or of the user."""
-    if isinstance(loader.dataset, IterableDataset):
-        return loader.dataset
     order: Any = loader.batch_sampler
-    if order is None or type(order).__module__.startswith("torch."):  # that counts those of the sampler
-        return loader.sampler
-    return order
+    # a batch sampler of torch counts the ids of its sampler
+    is_own = order is not None and not type(order).__module__.startswith("torch.")
+    return order if is_own else loader.sampler
 
 
 class LoaderSteps(Positions):
     """Counts the steps of a DataLoader, whose own sampler chooses the samples. Each rank has such a loader.
+    steps: of an epoch. seed, epochs: of the training. rank, world_size: of this process."""
 
-    steps: of an epoch. seed, epochs: of the training. rank, world_size: of this process.
-    """
-
-    # A checkpoint holds the numbers below, and versions before 0.31 counted with a BatchSampler.
-    name = "BatchSampler"
+    name = "BatchSampler"  # a checkpoint holds it, and the numbers below
     shards = 1
     largest = 1
 
@@ -205,12 +200,9 @@ class LoaderSteps(Positions):
 
 
 class TorchBatches(Engine):
-    """An engine for Loader, which reads the batches of a DataLoader.
-
-    is_stable: whether an item is the same when it is read again. `repeated`: the ids of the samples of each
-    step that was read again after a restart, from the step `first_repeated` on. Loader.commit() compares them
-    with the receipt.
-    """
+    """An engine for Loader, which reads the batches of a DataLoader. is_stable: whether an item is the same
+    when it is read again. `repeated`: the ids of the samples of each step that was read again after a
+    restart, from the step `first_repeated` on. Loader.commit() compares them with the receipt."""
 
     def __init__(self, loader: DataLoader[Any], is_stable: bool = True):
         self._compares = is_stable  # whether run() fills `repeated`: only its first call does

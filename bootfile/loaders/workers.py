@@ -1,15 +1,12 @@
 """The worker processes of torch's DataLoader, and an engine whose batches they make."""
 
 import concurrent.futures
-import contextlib
 import fcntl
 import functools
 import gc
 import io
 import multiprocessing
 import os
-import resource
-import shutil
 import signal
 import socket
 import stat
@@ -24,7 +21,6 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, get_worker_info
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from bootfile.ground.errors import BadInput
 from bootfile.loaders.loader import Data, Engine, NotDelivered
@@ -35,10 +31,7 @@ from bootfile.sampling.plan import Batch, Plan
 # A worker is a process with a thread that sends its results, and one that watches its reads (reading.py).
 # The job has a thread for each worker, which sends it the ids of its batches.
 _TASKS_OF_WORKER = 4
-# what close() and a worker write into the memory that they share, see _begin()
-_CLOSING = 1
-_NO_THREAD = 2
-# what a forked process must not use; files are opened again, see _reopen_files().
+# what a forked process must not use; files are opened again, see _reopen_files(). SQLite is the first.
 _CONNECTIONS = {"sqlite3": "Connection", "lmdb": "Environment", "psycopg": "Connection",
                 "psycopg2.extensions": "connection", "duckdb": "DuckDBPyConnection", "zmq": "Socket",
                 "grpc": "Channel"}  # fmt: skip
@@ -46,10 +39,8 @@ _FILES = (io.FileIO, io.BufferedReader, io.BufferedRandom, io.TextIOWrapper)
 _DEPTH = 14  # attributes of attributes that are searched: the pool of a boto3 client is that deep
 _SAFE = {"redis", "asyncio", "logging"}  # packages whose objects notice the fork, or which no item reads
 _CANNOT_SEND = "a worker of the loader cannot send a batch"
-_MORE_SHM = (
-    "give the container more (docker run --shm-size 8g), or use --data_backend threads or fewer --workers"
-)
 _FEWER = "fewer --workers"
+_ALONE = "read without workers (--workers 0)"
 
 
 class Workers:
@@ -75,36 +66,24 @@ class Workers:
         Finalize(self, _close, args=(self._closing,), exitpriority=1)
 
     def load(self, plan: Plan, function: Callable[[Batch], Any]) -> Iterator[tuple[Batch, Any]]:
-        """Yield (batch, function(batch)) for each batch of a plan. Raises the function's BadInput.
-
-        The workers, and the function that they were started with, are kept as long as the plan is the same
-        object, and the loop changes no plain attribute of what the function reads.
-        """
-        attributes = None
-        if self.count and hasattr(function, "attributes"):  # without workers nothing is copied
-            attributes = function.attributes()
+        """Yield (batch, function(batch)) for each batch of a plan. Raises the function's BadInput. The
+        workers, and the function that they were started with, are kept as long as the plan is the same
+        object, and the loop changes no plain attribute of what the function reads."""
+        # without workers nothing is copied
+        attributes = function.attributes() if self.count and hasattr(function, "attributes") else None
         if self._loader is None or plan is not self._plan or attributes != self._attributes:
             self._loader = None  # the workers before end here
             self._plan = plan
             self._attributes = attributes
             if self.forks:
-                batch_bytes = function.batch_bytes(plan) if hasattr(function, "batch_bytes") else 0
-                _check_room(self.count, batch_bytes)
+                check_tasks(self.count)
             # the workers get a copy of the function now: what it holds must not change in the epoch
-            self._loader = self.open_loader(
-                _Results(function),
-                batch_size=None,
-                sampler=plan,
-                collate_fn=_unchanged,
-                num_workers=self.count,
-                persistent_workers=self.count > 0,
-                generator=torch.Generator(),  # otherwise a seed is drawn from the job's generator
-            )
+            self._loader = self._open(function, plan, self.count, persistent_workers=self.count > 0)
         # the workers are kept: in the second epoch they run already
-        batches = self._start(self._loader, self.count)
+        batches = self._iterate(self._loader, self.count)
         if self.pinned and not self.count:  # pin_memory=True of torch 2.1 would make lists of nested tuples
             batches = map(_pin, batches)
-        for batch, result in self._explained(batches, self.count):
+        for batch, result in batches:
             if isinstance(result, BadInput):
                 raise result
             yield batch, result
@@ -116,21 +95,18 @@ class Workers:
         if not self.forks:
             return [function(None)]
         # they end when this iterator does; the workers of load() are forked later, from this process
-        workers = self.open_loader(
-            _Results(function),
-            batch_size=None,
-            sampler=[None] * count,  # one "batch" for each worker
-            collate_fn=_unchanged,
-            num_workers=count,
-            generator=torch.Generator(),  # otherwise a seed is drawn from the job's generator
-        )
+        workers = self._open(function, [None] * count, count)  # one "batch" for each worker
         check_tasks(count)
-        batches = self._explained(self._start(workers, count), count)
-        results = [result for _, result in batches]
-        for result in results:
-            if isinstance(result, BadInput):
-                raise result
+        results = [result for _, result in self._iterate(workers, count)]
+        for refusal in [result for result in results if isinstance(result, BadInput)]:
+            raise refusal
         return results
+
+    def _open(self, function: Any, batches: Any, count: int, **options: Any) -> DataLoader[Any]:
+        """Return open_loader() of a function of batches, which are handed to it as they are."""
+        options |= {"batch_size": None, "sampler": batches, "collate_fn": _unchanged, "num_workers": count}
+        # otherwise a seed is drawn from the job's generator
+        return self.open_loader(_Results(function), generator=torch.Generator(), **options)
 
     def close(self) -> None:
         """End the workers."""
@@ -150,75 +126,34 @@ class Workers:
         in_main_thread = threading.current_thread() is threading.main_thread()
         begin = functools.partial(_begin, self._closing, in_main_thread)
         pins = self.pinned and self.count > 0
-        return _DataLoader(results, pin_memory=pins, worker_init_fn=begin, **options)
+        return DataLoader(results, pin_memory=pins, worker_init_fn=begin, **options)
 
-    def _start(self, loader: DataLoader[Any], count: int) -> Iterator[Any]:
-        """Return iter(loader), which starts `count` workers. They begin without a garbage collector: _begin()
-        starts it. Raises NotDelivered if a limit of processes and threads does not allow them."""
+    def _iterate(self, loader: DataLoader[Any], count: int) -> Iterator[Any]:
+        """Start `count` workers, and yield what they send. Raises NotDelivered if a limit of processes and
+        threads does not allow them."""
         # a collection between fork and _begin() would visit objects whose threads the child does not have
         collects = gc.isenabled()
         gc.disable()
         try:
-            return iter(loader)
-        except (RuntimeError, OSError) as error:
-            self._raise_refusal(error, count)
-            raise
-        finally:
-            if collects:
-                gc.enable()
-
-    def _explained(self, batches: Iterator[Any], count: int) -> Iterator[Any]:
-        """Yield what the workers send. Raises NotDelivered if a thread for one of them cannot be started."""
-        try:
+            try:
+                batches = iter(loader)
+            finally:
+                if collects:
+                    gc.enable()
             yield from batches
-        except RuntimeError as error:
-            self._raise_refusal(error, count)
-            raise
+        except (RuntimeError, OSError) as error:
+            from bootfile.machine import process_limits  # only after an error
 
-    def _raise_refusal(self, error: Exception, count: int) -> None:
-        """Raise NotDelivered if a limit of processes and threads has caused an error."""
-        line = self.explain(error, count)
-        if line:
+            line = process_limits.explain(error, f"{count} workers need about {count * _TASKS_OF_WORKER}")
+            if not line:
+                raise
             self.close()  # the workers that have started end at a SIGTERM
-            raise NotDelivered(line) from error
-
-    def explain(self, error: Exception, count: int = 0) -> str:
-        """Return a line if a process or a thread for `count` workers cannot be started, here or in one of
-        them, else "". torch only says that a worker has ended, in whatever the job does then."""
-        from bootfile.machine import process_limits  # only after an error
-
-        count = count or self.count
-        needs = f"{count} workers need about {count * _TASKS_OF_WORKER}"
-        line = process_limits.explain(error, needs)
-        if not line and self._closing is not None and self._closing.value == _NO_THREAD:
-            line = f"a worker of the loader cannot start a thread: {process_limits.explain_refusal(needs)}"
-        return f"{line}, or use {_FEWER}" if line else ""
-
-
-class _Iterator(_MultiProcessingDataLoaderIter):
-    """torch's iterator of a DataLoader, which ends its workers. If only some of them could be started, torch
-    would print a traceback of its own at the end, after the line of Workers.explain()."""
-
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception):
-            super().__del__()
-
-
-class _DataLoader(DataLoader[Any]):
-    def _get_iterator(self) -> Any:
-        """Return the iterator of an epoch. iter() calls it, for persistent workers once."""
-        if not self.num_workers:
-            return super()._get_iterator()
-        self.check_worker_number_rationality()  # a warning of torch
-        return _Iterator(self)
+            raise NotDelivered(f"{line}, or use {_FEWER}") from error
 
 
 class WorkerEngine(Engine):
-    """An engine for Loader.
-
-    workers: a Workers, or an object with its methods. function: called by the workers with a batch; it
-    returns the images, uint8 [n, H, W, C].
-    """
+    """An engine for Loader. workers: a Workers, or an object with its methods. function: called by the
+    workers with a batch; it returns the images, uint8 [n, H, W, C]."""
 
     def __init__(self, workers: Any, function: Callable[[Batch], Any]):
         self._workers = workers
@@ -228,11 +163,6 @@ class WorkerEngine(Engine):
         # in the job: the workers have called the function
         for batch, images in self._workers.load(plan, self._function):
             yield batch, torch.as_tensor(images)
-
-    def why_ended(self, error: Exception) -> str:
-        """Return why a worker has ended, or "" if that is not known. A Loader asks after torch's error."""
-        line: str = self._workers.explain(error)
-        return line
 
     def close(self) -> None:
         self._workers.close()
@@ -255,11 +185,10 @@ class _Results(Dataset[Any]):
         except BadInput as error:
             return batch, error
         except Exception as error:
-            if get_worker_info():
-                refusal = not_delivered(error)
-                if refusal is not None:
-                    return batch, refusal
-            raise
+            refusal = not_delivered(error) if get_worker_info() else None
+            if refusal is None:
+                raise
+            return batch, refusal
 
 
 def _unchanged(value: Any) -> Any:
@@ -283,35 +212,23 @@ def _begin(closing: Any, in_main_thread: bool, worker: int) -> None:
     saves a checkpoint after it, and may need batches until then. After close(), the DataLoader sends a
     SIGTERM to a worker that does not end by itself, and the worker obeys that one.
 
-    closing: shared with the job: _CLOSING after close(), _NO_THREAD if a worker cannot start its thread.
+    closing: shared with the job: 1 after close().
     in_main_thread: whether the main thread of the job has started this worker. Then the kernel kills it when
         the job ends, also if its read hangs. The kernel does so when the thread ends that has started the
         worker. If that is another thread, the job may continue, so torch's own check of the parent must do.
     """
     gc.freeze()  # a worker that deletes a pipeline of the job's DALI would wait for its threads for ever
-    gc.enable()  # Workers._start() has disabled it before the fork
+    gc.enable()  # Workers._iterate() has disabled it before the fork
     signals.ignore()
     if in_main_thread:
         signals.die_with_parent(signal.SIGKILL)
 
     def end_if_closing(number: int, frame: Any) -> None:
-        if closing.value == _CLOSING:
+        if closing.value:
             os._exit(0)
 
-    start_thread = Queue._start_thread  # type: ignore[attr-defined]
-
-    def start_sending(queue: Any) -> None:
-        """Start the thread that sends the results of this worker, at the first of them. Without it the worker
-        can tell nothing, so it ends: the job reads the reason from the shared memory (Workers.explain)."""
-        try:
-            start_thread(queue)
-        except RuntimeError:
-            closing.value = _NO_THREAD
-            os._exit(1)
-
-    # the DataLoader has set handlers of its own after the fork: these take their places
+    # the DataLoader has set a handler of its own after the fork: this one takes its place
     signal.signal(signal.SIGTERM, end_if_closing)
-    Queue._start_thread = start_sending  # type: ignore[attr-defined]
     Queue._on_queue_feeder_error = _send_error  # type: ignore[attr-defined]  # it would only print the error
     try:
         _reopen_files()
@@ -328,58 +245,29 @@ def _send_error(queue: Any, error: Exception, item: tuple[int, Any]) -> None:
 
 def not_delivered(error: Exception) -> NotDelivered | None:
     """Return the refusal for an error that is due to the limits of the node; None for another error."""
-    # neither torch nor the system has classes for these errors: their words decide
-    if "shared memory" in str(error):
-        return NotDelivered(f"{_CANNOT_SEND}: /dev/shm is full ({error}): {_MORE_SHM}")
-    if "AF_UNIX path too long" in str(error):
-        from bootfile.processes.sockets import explain_long_folder
-
-        return NotDelivered(f"{_CANNOT_SEND}: {explain_long_folder(tempfile.gettempdir())}")
-    if "Too many open files" in str(error):
-        return NotDelivered(f"{_CANNOT_SEND}: {error}: set a higher ulimit -n, or use fewer --workers")
-    if "in forked subprocess" in str(error):
-        return NotDelivered(
-            f"a worker of the loader cannot use the GPU ({error}): read without workers (--workers 0), or "
-            "keep the tensors of the dataset on the CPU"
-        )
     from bootfile.machine import process_limits  # only after an error
 
+    # neither torch nor the system has classes for these errors: their words decide
+    text = str(error)
     reason = process_limits.explain(error)
-    if reason:
-        return NotDelivered(f"in a worker of the loader {reason}, or use {_FEWER}")
-    return None
+    if "shared memory" in text:
+        line = f"{_CANNOT_SEND}: /dev/shm is full ({error}): give it more (--shm-size), or use {_FEWER}"
+    elif "AF_UNIX path too long" in text:
+        from bootfile.processes.sockets import explain_long_folder
 
-
-def _check_room(workers: int, batch_bytes: int) -> None:
-    """Raise NotDelivered if the node has too little shared memory, or may open too few files, for workers of
-    two loaders. Each worker prepares two batches, and all processes of the node share the memory."""
-    from bootfile.ground.numbers import count_in  # a loop without workers needs no platform
-
-    if sys.platform != "linux":
-        return
-    # a worker that finds the memory full dies of a bus error without a word: so it is computed before
-    needed = (2 * workers + 1) * batch_bytes * (count_in(os.environ, "LOCAL_WORLD_SIZE") or 1)
-    if needed and (free := shutil.disk_usage("/dev/shm").free) < needed:
-        raise NotDelivered(
-            f"{workers} workers need {needed / 1e6:.0f} MB of /dev/shm for their batches, and "
-            f"{free / 1e6:.0f} MB are free: {_MORE_SHM}"
-        )
-    # a worker that cannot open one more file cannot send its batch
-    files = len(os.listdir("/proc/self/fd")) + 10 * workers + 32
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if 0 <= limit < files:
-        raise NotDelivered(
-            f"{workers} workers need about {files} open files, and the limit is {limit}: set ulimit -n 1024, "
-            "or use --data_backend threads or fewer --workers"
-        )
-    check_tasks(workers)
+        line = f"{_CANNOT_SEND}: {explain_long_folder(tempfile.gettempdir())}"
+    elif "Too many open files" in text:
+        line = f"{_CANNOT_SEND}: {error}: set a higher ulimit -n, or use {_FEWER}"
+    elif "in forked subprocess" in text:
+        line = f"a worker of the loader cannot use the GPU ({error}): keep the items on the CPU, or {_ALONE}"
+    else:
+        line = f"in a worker of the loader {reason}, or use {_FEWER}" if reason else ""
+    return NotDelivered(line) if line else None
 
 
 def check_tasks(workers: int, tasks: int = _TASKS_OF_WORKER) -> None:
     """Raise NotDelivered if a limit of processes and threads leaves no room for workers. Each rank calls it
     before it starts them. tasks: processes and threads of a worker."""
-    if not workers:
-        return
     from bootfile.machine import process_limits  # a loop without workers needs no limits
 
     line = process_limits.shortage(workers * tasks, f"{workers} workers")
@@ -410,9 +298,8 @@ def _reopen_files() -> None:
             new = os.open(path, flags & (os.O_ACCMODE | os.O_APPEND))
         except OSError as error:
             raise BadInput(
-                f"the open file {os.readlink(path)} cannot be opened again ({error.strerror}): workers would "
-                "share its position, and get each other's data. Open it at the first use in __getitem__, or "
-                "read without workers (--workers 0)"
+                f"the open file {os.readlink(path)} cannot be opened again ({error.strerror}), and "
+                f"workers would share its position. Open it at the first use in __getitem__, or {_ALONE}"
             ) from error
         # under the old number: the objects of Python that hold it notice nothing
         os.lseek(new, place, os.SEEK_SET)
@@ -420,16 +307,15 @@ def _reopen_files() -> None:
         os.close(new)
 
 
-def check_connections(owner: Any, name: str) -> None:
+def check_connections(owners: dict[str, Any]) -> None:
     """Raise BadInput if an object holds a connection, a pipe or threads that forked workers would share or
-    lack. name: of the object in the message."""
-    connections = generators.search(owner, name, _connection, _DEPTH)
+    lack. owners: name -> object."""
+    connections = generators.search(owners, "", _connection, _DEPTH)
     if connections:
         path, _, kind = connections[0]
         raise BadInput(
-            f"{path} is an open {kind}: workers cannot use it, they would get each other's data or wait for "
-            "ever. Open it at the first use in __getitem__, not in the constructor, or close it there; or "
-            "read without workers (--workers 0)"
+            f"{path} is an open {kind}, which workers would share. Open it at the first use in "
+            f"__getitem__, or {_ALONE}"
         )
 
 
@@ -438,27 +324,25 @@ def _connection(value: Any) -> str:
     kind = f"{type(value).__module__}.{type(value).__name__}"
     if kind.partition(".")[0] in _SAFE:
         raise LookupError("not searched")
+    is_open = False
     if isinstance(value, socket.socket):
-        return f"{kind} to {value.getpeername() or 'another process'}"  # OSError if it is not connected
-    if isinstance(value, _FILES):
-        is_pipe = value.readable() and value.fileno() > 2 and stat.S_ISFIFO(os.fstat(value.fileno()).st_mode)
-        return f"{kind}, a pipe" if is_pipe else ""
-    if isinstance(value, concurrent.futures.Executor):
+        value.getpeername()  # OSError if it is not connected
+        is_open = True
+    elif isinstance(value, _FILES):
+        is_open = value.readable() and value.fileno() > 2 and stat.S_ISFIFO(os.fstat(value.fileno()).st_mode)
+    elif isinstance(value, concurrent.futures.Executor):
         # it has no threads or processes before its first task
-        has_begun = getattr(value, "_threads", None) or getattr(value, "_processes", None)
-        return kind if has_begun else ""
-    for module, name in _CONNECTIONS.items():
-        known: Any = getattr(sys.modules.get(module), name, ())  # (): the module was not imported
-        if not isinstance(value, known):
-            continue
-        if module == "sqlite3":  # a data base in memory has no file, and the fork has its own
-            files = [file for _, _, file in value.execute("pragma database_list")]
-            return f"{module}.{name}" if any(files) else ""
-        return f"{module}.{name}"
-    return ""
+        is_open = bool(getattr(value, "_threads", None) or getattr(value, "_processes", None))
+    else:
+        # (): the module was not imported
+        known = [getattr(sys.modules.get(module), name, ()) for module, name in _CONNECTIONS.items()]
+        is_open = any(isinstance(value, each) for each in known)
+        if is_open and isinstance(value, known[0]):  # SQLite in memory has no file: the fork has its own
+            is_open = any(file for _, _, file in value.execute("pragma database_list"))
+    return kind if is_open else ""
 
 
 def _close(closing: Any) -> None:
-    """Let the workers end at a SIGTERM. close() calls it, or the end of the Workers. None: it has none."""
+    """Let the workers end at a SIGTERM. None: it has none."""
     if closing is not None:
-        closing.value = _CLOSING
+        closing.value = 1

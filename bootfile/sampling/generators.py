@@ -14,7 +14,7 @@ import random
 import struct
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +27,8 @@ _NAME = 40  # characters of an attribute or a key in a path
 _DATA = 100  # items of a list or a dictionary that is data, and is not searched
 # the generators that seed_all() seeds
 _GLOBAL = (torch.default_generator, random._inst, np.random.mtrand._rand)
+_LEAVES = (types.ModuleType, type, np.ndarray, torch.Tensor, str, bytes)  # hold no generators
+_LISTS = (list, tuple, set, frozenset, collections.deque)
 _OF_LIBRARIES = {"builtins", "collections", "functools", "torch", "numpy", "typing", "abc", "types"}
 
 _leader: weakref.ref[Any] | None = None  # the object of lead()
@@ -34,9 +36,7 @@ _leader: weakref.ref[Any] | None = None  # the object of lead()
 
 def lead(owner: object) -> None:
     """Let one object seed the global generators of this process from now on, as long as it exists.
-
-    Loader.lead() calls it for the loader of the training, on each rank. Other loaders ask may_seed().
-    """
+    Loader.lead() calls it for the loader of the training, on each rank. Other loaders ask may_seed()."""
     global _leader
     _leader = weakref.ref(owner)
 
@@ -67,12 +67,9 @@ def derive_seed(seed: int, rank: int, step: int, moment: int = BATCH) -> int:
 
 
 def seed_all(seed: int, device: torch.device | None = None) -> None:
-    """Seed the global generators of torch, NumPy and `random`, and that of the device.
-
-    seed: 0..2^64-1; NumPy and torch on the CPU use its lower 32 bits. The host does not wait for the device,
-    and a CUDA graph reads the new seed when it is replayed. Other GPUs of this process (DataParallel) get
-    other seeds.
-    """
+    """Seed the global generators of torch, NumPy and `random`, and that of the device. seed: 0..2^64-1; NumPy
+    and torch on the CPU use its lower 32 bits. The host does not wait for the device, and a CUDA graph reads
+    the new seed when it is replayed. Other GPUs of this process (DataParallel) get other seeds."""
     torch.default_generator.manual_seed(seed)  # torch.manual_seed() would remember each call for CUDA
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
@@ -82,9 +79,7 @@ def seed_all(seed: int, device: torch.device | None = None) -> None:
     if not hasattr(module, "default_generators"):  # such as torch.mps
         module.manual_seed(seed)
         return
-    first = device.index
-    if first is None:
-        first = module.current_device()
+    first = module.current_device() if device.index is None else device.index
     for index, generator in enumerate(module.default_generators):
         generator.manual_seed((seed + index - first) % 2**64)
 
@@ -99,9 +94,7 @@ def snapshot() -> tuple[Any, ...]:
 @contextlib.contextmanager
 def restored() -> Iterator[None]:
     """Restore the states of the global generators at the end of the context."""
-    torch_state = torch.get_rng_state()
-    python_state = random.getstate()
-    numpy_state = np.random.get_state()
+    torch_state, python_state, numpy_state = torch.get_rng_state(), random.getstate(), np.random.get_state()
     try:
         yield
     finally:
@@ -111,11 +104,9 @@ def restored() -> Iterator[None]:
 
 
 def find_generators(owner: Any, name: str = "") -> list[Generator]:
-    """Return the generators which an object holds. name: the first part of their paths.
-
-    Generators are torch.Generator, numpy.random.Generator and RandomState, random.Random, and objects with
-    set_random_seed(), such as Albumentations' pipelines.
-    """
+    """Return the generators which an object holds. name: the first part of their paths. Generators are
+    torch.Generator, numpy.random.Generator and RandomState, random.Random, and objects with
+    set_random_seed(), such as Albumentations' pipelines."""
     return [Generator(path, value, seed) for path, value, seed in search(owner, name, seed_function)]
 
 
@@ -126,7 +117,7 @@ def search(
 
     name: the first part of the paths. Values are searched in attributes, modules, lists and dictionaries, in
     the objects to which functions and __getitem__ refer, and in what functools.cache keeps. most: attributes
-    of attributes.
+    of attributes. A value whose own methods fail is left out.
     """
     results: list[tuple[str, Any, Any]] = []
     depths: dict[int, int] = {}  # id of a value -> the least depth at which it was reached
@@ -135,28 +126,19 @@ def search(
         path, value, depth = waiting.pop()
         is_new = id(value) not in depths
         # a value that was reached at a greater depth is searched again: more of its parts are near enough now
-        is_nearer = is_new or depth < depths[id(value)]
-        if depth > most or not is_nearer:
+        if depth > min(most, depths.get(id(value), most + 1) - 1):
             continue
         depths[id(value)] = depth
-        if isinstance(value, types.ModuleType | type | np.ndarray | torch.Tensor | str | bytes):
+        if isinstance(value, _LEAVES) or any(value is generator for generator in _GLOBAL):
             continue
-        if any(value is generator for generator in _GLOBAL):
-            continue
-        try:
+        with contextlib.suppress(Exception):
             picked = pick(value)
-            if picked:
-                if is_new:
-                    results.append((path, value, picked))
-                continue
-            parts = list(_parts(value))
-        except Exception:  # the object's own methods may fail
-            continue
-        for part, child in parts:
-            child_depth = depth + 1
-            if isinstance(value, torch.nn.Module) and isinstance(child, torch.nn.Module):
-                child_depth = depth  # a tree of modules has any depth
-            waiting.append((f"{path}.{part[:_NAME]}".strip("."), child, child_depth))
+            if picked and is_new:
+                results.append((path, value, picked))
+            for part, child in [] if picked else _parts(value):
+                # a tree of modules has any depth
+                is_in_tree = isinstance(value, torch.nn.Module) and isinstance(child, torch.nn.Module)
+                waiting.append((f"{path}.{part[:_NAME]}".strip("."), child, depth + (not is_in_tree)))
     return results
 
 
@@ -176,11 +158,12 @@ def seed_function(value: Any) -> Callable[[int], object] | None:
         return value.seed
     if isinstance(value, np.random.Generator):
         return functools.partial(_seed_bits, value.bit_generator)
+    seed: Any = None
     if isinstance(value, np.random.RandomState):
-        return functools.partial(_call_with_32_bits, value.seed)
-    if callable(getattr(type(value), "set_random_seed", None)):  # not of an object that has any attribute
-        return functools.partial(_call_with_32_bits, value.set_random_seed)
-    return None
+        seed = value.seed
+    elif callable(getattr(type(value), "set_random_seed", None)):  # not of an object that has any attribute
+        seed = value.set_random_seed
+    return functools.partial(_call_with_32_bits, seed) if seed else None
 
 
 def _seed_bits(bits: Any, seed: int) -> None:
@@ -195,14 +178,11 @@ def _call_with_32_bits(function: Callable[[int], object], seed: int) -> None:
 
 def _names(code: types.CodeType) -> list[str]:
     """Return the names that a function uses, also in its comprehensions and lambdas."""
-    names = list(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names += _names(constant)
-    return names
+    inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return [*code.co_names, *(name for part in inner for name in _names(part))]
 
 
-def _parts(value: Any) -> Iterable[tuple[str, Any]]:
+def _parts(value: Any) -> list[tuple[str, Any]]:
     """Return the names and the objects to which a value refers and that may hold a generator."""
     if isinstance(value, functools.partial):
         return [("func", value.func), *_parts(value.args), *_parts(value.keywords)]
@@ -221,59 +201,43 @@ def _parts(value: Any) -> Iterable[tuple[str, Any]]:
     parts |= getattr(value, "__dict__", {})
     if isinstance(value, torch.nn.Module):  # its submodules are parts by their own names
         parts |= parts.pop("_modules", {})
-    named = []
-    for name, part in parts.items():
-        # the name of a function is not a part of a path
-        is_function = isinstance(part, types.FunctionType | types.MethodType)
-        named.append(("" if is_function else name, part))
-    return named
+    # the name of a function is not a part of a path
+    functions = (types.FunctionType, types.MethodType)
+    return [("" if isinstance(part, functions) else name, part) for name, part in parts.items()]
 
 
 def _parts_of_function(function: types.FunctionType) -> list[tuple[str, Any]]:
     """Return what a function refers to: variables of functions around it, defaults, and global names. [] for
     a function of torch."""
-    if function.__module__ and function.__module__.startswith("torch."):
+    if (function.__module__ or "").startswith("torch."):
         return []
-    parts = []
-    names = function.__code__.co_freevars
-    for name, cell in zip(names, function.__closure__ or (), strict=True):
-        if cell != types.CellType():  # an empty one has no cell_contents
-            parts.append((name, cell.cell_contents))
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    # an empty cell has no cell_contents
+    parts = [(name, cell.cell_contents) for name, cell in cells if cell != types.CellType()]
     defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     parts += [("", default) for default in defaults]
-    parts += [(name, function.__globals__.get(name)) for name in _names(function.__code__)]
-    return parts
+    return parts + [(name, function.__globals__.get(name)) for name in _names(function.__code__)]
 
 
 def _items_of(value: Any) -> dict[str, Any]:
     """Return the items of a list, a set or a dictionary by their names in a path; {} if it is data, or if the
     value is another one."""
-    if (
-        not isinstance(value, list | tuple | set | frozenset | collections.deque | dict)
-        or len(value) >= _DATA
-    ):
+    if not isinstance(value, (*_LISTS, dict)) or len(value) >= _DATA:
         return {}
-    items: Iterable[tuple[Any, Any]] = enumerate(value)
-    if isinstance(value, dict):
-        items = value.items()
-    parts = {}
-    for place, (key, item) in enumerate(items):
-        if isinstance(key, str | int):
-            name = str(key)
-        else:  # the text of a tensor, which may be a key, takes milliseconds
-            name = f"{type(key).__name__} {place}"
-        parts[name] = item
-    return parts
+    items = list(value.items() if isinstance(value, dict) else enumerate(value))
+    # the text of a tensor, which may be a key, takes milliseconds
+    names = [
+        str(key) if isinstance(key, str | int) else f"{type(key).__name__} {place}"
+        for place, (key, _) in enumerate(items)
+    ]
+    return dict(zip(names, [item for _, item in items], strict=True))
 
 
 def _parts_of_class(kind: type, value: Any) -> dict[str, Any]:
     """Return the attributes, methods and slots that one of the user's own classes gives to a value."""
-    members = vars(kind)
-    parts = {name: member for name, member in members.items() if not name.startswith("__")}
-    for name in ("__getitem__", "__call__"):
-        if name in members:
-            parts[name] = members[name]
-    slots = [name for name, member in parts.items() if isinstance(member, types.MemberDescriptorType)]
-    for name in slots:
-        parts[name] = getattr(value, name, None)
+    called = ("__getitem__", "__call__")
+    parts = {name: part for name, part in vars(kind).items() if not name.startswith("__") or name in called}
+    for name, part in parts.items():
+        if isinstance(part, types.MemberDescriptorType):  # a slot
+            parts[name] = getattr(value, name, None)
     return parts

@@ -35,12 +35,9 @@ class Operation(IntEnum):
 
 
 def philox4x32(counter: Iterable[ArrayLike], key: int) -> np.ndarray:
-    """Encrypt counters with ten rounds.
-
-    counter: four arrays or numbers that broadcast to one shape S, each below 2^32. key: 0 <= key < 2^64.
-    Returns uint64 [4, *S] whose values are below 2^32 (64-bit, so that the caller can multiply without
-    overflow).
-    """
+    """Encrypt counters with ten rounds. counter: four arrays or numbers that broadcast to one shape S, each
+    below 2^32. key: 0 <= key < 2^64. Returns uint64 [4, *S] whose values are below 2^32 (64-bit, so that the
+    caller can multiply without overflow)."""
     c0, c1, c2, c3 = np.broadcast_arrays(*(np.asarray(word, dtype=np.uint64) for word in counter))
     k0 = key & 0xFFFFFFFF
     k1 = key >> 32
@@ -58,11 +55,9 @@ def philox4x32(counter: Iterable[ArrayLike], key: int) -> np.ndarray:
 
 
 def draw(seed: int, epoch: ArrayLike, ids: ArrayLike, operation: Operation, block: int = 0) -> np.ndarray:
-    """Return four random 32-bit words for every sample id: uint64 [4, n], uniform in 0 <= word < 2^32.
-
-    epoch: below 2^32, one number or one for each id. ids: integers [n] in 0 <= id < 2^64. block:
-    0 <= block < 2^16; each block has four other words.
-    """
+    """Return four random 32-bit words for every sample id: uint64 [4, n], uniform in 0 <= word < 2^32. epoch:
+    below 2^32, one number or one for each id. ids: integers [n] in 0 <= id < 2^64. block: 0 <= block < 2^16;
+    each block has four other words."""
     ids = np.asarray(ids).astype(np.uint64)
     return philox4x32((ids & _LOW, ids >> _HALF, epoch, int(operation) + (block << 16)), seed)
 

@@ -69,10 +69,8 @@ class Plan:
     def fingerprint(self) -> str:
         """Return the fingerprint of the data, and of the weights with which they are drawn."""
         shares = getattr(self.sampler, "shares", None)
-        fingerprint: str = self.index.fingerprint
-        if shares is None:
-            return fingerprint
-        return f"{fingerprint}+{hashlib.sha256(shares.tobytes()).hexdigest()[:16]}"
+        weights = "" if shares is None else f"+{hashlib.sha256(shares.tobytes()).hexdigest()[:16]}"
+        return f"{self.index.fingerprint}{weights}"
 
     @property
     def size(self) -> int:
@@ -93,9 +91,7 @@ class Plan:
 
     def __iter__(self) -> Iterator[Batch]:
         waiting: list[tuple[np.ndarray, Any]] = []  # (ids, epoch) of the next steps, without labels and crops
-        draws = self.sampler.draws()
-        if self.removal:
-            draws = self.removal.cut(draws)
+        draws = self.removal.cut(self.sampler.draws()) if self.removal else self.sampler.draws()
         for samples, epoch in draws:
             # each view has ids of its own, so it gets crops and seeds of its own
             views = [samples + view * len(self.index) for view in range(self.views)]
@@ -112,15 +108,14 @@ class Plan:
         and the epoch of each step."""
         # one computation for several steps; below, it is cut into steps again
         ids = np.concatenate([ids_of_step for ids_of_step, _ in parts])
-        epoch = parts[0][1]
-        if np.ndim(epoch):  # with weights each id has its own number
+        # with weights each id has its own number
+        epoch: Any = parts[0][1]
+        if np.ndim(epoch):
             epoch = np.concatenate([epochs for _, epochs in parts])
         labels = self._labels[ids]
         if labels.dtype.kind in "iu":
             labels = labels.astype(np.int64)
-        crops: tuple[Any, ...] = ()
-        if self.augment:
-            crops = self.augment(self.index, ids, self.sampler.seed, epoch)
+        crops = self.augment(self.index, ids, self.sampler.seed, epoch) if self.augment else ()
         first = 0
         for ids_of_step, epochs in parts:
             end = first + len(ids_of_step)

@@ -20,13 +20,9 @@ class Positions:
     """
 
     def __init__(self, epochs: int | None = None, max_steps: int | None = None):
-        limits = []
-        if epochs is not None:
-            limits.append(epochs * len(self))
-        if max_steps is not None:
-            limits.append(max_steps)
+        limits = [None if epochs is None else epochs * len(self), max_steps]
         # Any: jobs with a limit need no check for None
-        self.total_steps: int | Any = min(limits, default=None)
+        self.total_steps: int | Any = min((limit for limit in limits if limit is not None), default=None)
         self.part = 0
         self.seek(0)
 
@@ -35,10 +31,8 @@ class Positions:
         raise NotImplementedError
 
     def seek(self, step: int) -> None:
-        """Set the position: the next batch is that of global step `step`, counted from 0.
-
-        Raises BadInput if it is not in 0..total_steps.
-        """
+        """Set the position: the next batch is that of global step `step`, counted from 0. Raises BadInput if
+        it is not in 0..total_steps."""
         if step < 0 or (self.total_steps is not None and step > self.total_steps):
             raise BadInput(f"step {step} is not in 0..{self.total_steps}, the steps of the training")
         self.epoch = step // len(self) + 1
@@ -60,9 +54,7 @@ class Positions:
     def _ends(self, epoch: int) -> list[int]:
         """Return the steps of an epoch, counted from its begin, after which its parts end."""
         begin = (epoch - 1) * len(self)
-        last = len(self)
-        if self.total_steps is not None:
-            last = min(last, self.total_steps - begin)
+        last = len(self) if self.total_steps is None else min(len(self), self.total_steps - begin)
         part = self.part or len(self)
         return [*range(part - begin % part, last, part), last]
 

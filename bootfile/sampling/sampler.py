@@ -32,11 +32,9 @@ _CHUNK = 4096
 
 
 def permute(values: ArrayLike, size: int, seed: int, epoch: ArrayLike, inverse: bool = False) -> np.ndarray:
-    """Return the sample ids at these positions of the epoch's permutation of 0..size-1, int64 [n].
-
-    values: integers [n] in 0 <= value < size <= 2^62. epoch: a number, or one for each value, integers [n].
-    inverse: the values are ids, and their positions are returned.
-    """
+    """Return the sample ids at these positions of the epoch's permutation of 0..size-1, int64 [n]. values:
+    integers [n] in 0 <= value < size <= 2^62. epoch: a number, or one for each value, integers [n]. inverse:
+    the values are ids, and their positions are returned."""
     # a value has the digits (high, low) with high < rows and low < side: few more pairs than samples
     side = math.isqrt(size - 1) + 1
     bases = np.uint64(-(-size // side)), np.uint64(side)
@@ -56,10 +54,7 @@ def _feistel(
     """Encrypt values below the product of the bases, uint64 [n], one round after the other. inverse: decrypt
     them: the rounds in reverse order, each with the opposite shift."""
     digits = [*np.divmod(values, bases[1])]
-    rounds = range(_ROUNDS)
-    if inverse:
-        rounds = rounds[::-1]
-    for number in rounds:
+    for number in range(_ROUNDS)[:: -1 if inverse else 1]:
         digit = number % 2  # each round changes one digit by a random function of the other one
         base = bases[digit]
         words = philox4x32((digits[1 - digit], number, epochs, int(Operation.ORDER)), seed)
@@ -285,18 +280,14 @@ class WholeBatchSampler(BatchSampler):
         return -(-self.size // self.global_batch)
 
     def _positions(self, id: int, epochs: np.ndarray) -> np.ndarray:
-        if not self.shuffle:
-            return np.full(len(epochs), id)
-        return super()._positions(id, epochs)
+        return super()._positions(id, epochs) if self.shuffle else np.full(len(epochs), id)
 
     def _places(self, step: int, count: int) -> list[np.ndarray]:
         parts = []
-        end_of_steps = (step + count) * self.global_batch
-        for first in range(step * self.global_batch, end_of_steps, self.global_batch):
+        for first in np.arange(step, step + count) * self.global_batch:
             here = min(self.global_batch, self.size - first)  # the last batch of an epoch may be smaller
             # rounded up at both ends: the parts differ by one at most, and together they are the batch
-            begin = -(-here * self.rank // self.world_size)
-            end = -(-here * (self.rank + 1) // self.world_size)
+            begin, end = (-(-here * rank // self.world_size) for rank in (self.rank, self.rank + 1))
             parts.append(np.arange(first + begin, first + end))
         return parts
 
@@ -324,9 +315,9 @@ class SequentialBatchSampler:
         self.world_size = world_size
         self.first_shard = rank  # the random numbers of an evaluation are by rank
         count = shards or world_size
-        self.parts = []  # the ranges of ids of this rank: all ids are divided into `count` ranges
-        for part in part_of(count, rank, world_size):
-            self.parts.append(range(size * part // count, size * (part + 1) // count))
+        bounds = [size * part // count for part in range(count + 1)]
+        # the ranges of ids of this rank: all ids are divided into `count` ranges
+        self.parts = [range(*bounds[part : part + 2]) for part in part_of(count, rank, world_size)]
 
     def for_rank(self, rank: int, world_size: int) -> "SequentialBatchSampler":
         """Return a batch sampler of this rank's part."""

@@ -61,8 +61,7 @@ _NVIDIA_WAYS = {  # option of NVIDIA's main.py or launch.py -> what to use here
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add the options that merge() reads, and the hints for those that have another way here. A job calls it
-    when it makes its parser."""
+    """Add the options that merge() reads, and the hints for those that have another way here."""
     parser.other_names = {**_TIMM, **_NVIDIA}
     parser.hints = {**_WAYS, **_NVIDIA_WAYS, **parser.hints}
     add = parser.add_argument_group("other spellings").add_argument
@@ -91,10 +90,9 @@ class _Published(argparse.Action):
 
 
 def merge(args: argparse.Namespace) -> dict[str, Any]:
-    """Return data_url, amp, data_backend and keep as the options of add_arguments() define them.
-
-    The parser calls it on every rank when all options are known. args: also enable_gpu. Raises BadInput if
-    two options contradict each other."""
+    """Return data_url, amp, data_backend and keep as the options of add_arguments() define them. The parser
+    calls it on every rank when all options are known. args: also enable_gpu. Raises BadInput if two options
+    contradict each other."""
     # each option is None if it was not given: only two that were given can contradict each other
     data, fp16, use_dali, dali_cpu = args.data, args.fp16, args.use_dali, args.dali_cpu
     merged: dict[str, Any] = {"data_url": args.data_url or data}
@@ -106,15 +104,13 @@ def merge(args: argparse.Namespace) -> dict[str, Any]:
     if dali_cpu and use_dali is False:
         raise BadInput("--dali_cpu contradicts --use_dali false")
     if use_dali or dali_cpu:
-        has_nvidia = accelerator.of("cuda").device_count() > 0
-        on_gpu = not dali_cpu and args.enable_gpu is not False and has_nvidia
         # DALI on the GPU is the default of these options, and its CPU engine takes its place without a GPU
+        option, others = ("--dali_cpu", ()) if dali_cpu else ("--use_dali", ("dali-gpu", "dali-kspeed"))
         backend = SPELLINGS.get(args.data_backend, args.data_backend)
-        allowed = ["auto", "dali"] if dali_cpu else ["auto", "dali", "dali-gpu", "dali-kspeed"]
-        if backend not in allowed:
-            option = "--dali_cpu" if dali_cpu else "--use_dali"
+        if backend not in ("auto", "dali", *others):
             raise BadInput(f"{option} contradicts --data_backend {args.data_backend}")
-        of_device = "dali-gpu" if on_gpu else "dali"
+        is_cpu = dali_cpu or args.enable_gpu is False or not accelerator.of("cuda").device_count()
+        of_device = "dali" if is_cpu else "dali-gpu"
         merged["data_backend"] = of_device if backend == "auto" else backend
     if args.gather_checkpoints:  # below 0: without a number, all
         merged["keep"] = args.gather_checkpoints if args.gather_checkpoints > 0 else sys.maxsize

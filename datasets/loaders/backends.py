@@ -48,22 +48,16 @@ _MUCH_MEMORY = 40e9
 def reasons(device: torch.device) -> dict[str, str | None]:
     """Return engine -> the reason why it is not available with this device; None if it is available."""
     dali = missing()
-    dali_gpu = dali
-    if not dali and device.type != "cuda":
-        dali_gpu = "it needs a GPU"
+    dali_gpu = dali or (None if device.type == "cuda" else "it needs a GPU")
     return {"pytorch": None, "threads": None, "dali": dali, "dali-gpu": dali_gpu, "synthetic": None}
 
 
 def resolve(backend: str, device: torch.device) -> str:
-    """Return the backend's own name. Raises BadInput if it is unknown or not available.
-
-    Jobs call it before they index the data, and engine() calls it again."""
+    """Return the backend's own name. Raises BadInput if it is unknown or not available."""
     backend = SPELLINGS.get(backend, backend)
     known = reasons(device)
     known |= {name: known[engine] for name, engine in CACHED.items()}
-    known["ray"] = None
-    if not importlib.util.find_spec("ray"):
-        known["ray"] = f"Ray is not installed: pip install {RAY}"
+    known["ray"] = None if importlib.util.find_spec("ray") else f"Ray is not installed: pip install {RAY}"
     reason = known.get(backend, "unknown backend")
     if reason is None:
         return backend
@@ -80,21 +74,15 @@ def build(
     interpolation: str = BILINEAR,
     **delivery: Any,
 ) -> ImageLoader:
-    """Return a Loader of the plan's batches on `device`.
-
-    delivery: mean, std and dtype of Loader. The others: see engine(). Every rank calls it, once a loader.
-    """
+    """Return a Loader of the plan's batches on `device`. delivery: mean, std and dtype of Loader. The others:
+    see engine(). Every rank calls it, once a loader."""
     loader = ImageLoader(engine(backend, store, device, workers, interpolation), plan, device, **delivery)
     loader.backend = backend
     return loader
 
 
 def engine(
-    backend: str,
-    store: Any,
-    device: torch.device,
-    workers: int | None = None,
-    interpolation: str = BILINEAR,
+    backend: str, store: Any, device: torch.device, workers: int | None = None, interpolation: str = BILINEAR
 ) -> Engine:
     """Return an engine. Raises BadInput as resolve() does. Every rank calls it; "threads" and "dali" start
     their threads here, and "pytorch" its processes with the first batch.
@@ -172,7 +160,7 @@ class Synthetic(Engine):
             yield batch._replace(crops=()), self._images[: len(batch.ids)]
 
     def close(self) -> None:
-        """Free the images. The loader calls it at the end of the job."""
+        """Free the images."""
         self._images = None
 
 
@@ -186,22 +174,22 @@ def rates(
 ) -> dict[str, float]:
     """Return backend -> images/s of this process, for every available backend that reads data. The backends
     load the same batches one after the other, repeatedly for `seconds` each. The files are read once before,
-    so they are in the page cache if they fit: this compares engines, not disks. open_loaders() calls it on
-    rank 0 of a new run while the other ranks wait for the choice."""
+    so they are in the page cache if they fit: this compares engines, not disks."""
     # the same few batches for each backend: what differs is the engine
     head = Head(plan)
     measured: dict[str, float] = {}
     for backend, reason in reasons(device).items():
-        if reason is None and backend != "synthetic":
-            try:
-                with build(backend, store, head, device, workers, interpolation) as loader:
-                    if not measured:  # otherwise only the first backend reads from the disk
-                        for _ in itertools.islice(loader, HEAD):
-                            pass
-                    measured[backend] = rate(loader, seconds)
-            # an old driver, no memory left
-            except (RuntimeError, OSError, MissingPackage, NotDelivered) as error:
-                print(f"data_backend {backend} does not work here: {' '.join(str(error).split())[:200]}")
+        if reason is not None or backend == "synthetic":
+            continue
+        try:
+            with build(backend, store, head, device, workers, interpolation) as loader:
+                if not measured:  # otherwise only the first backend reads from the disk
+                    for _ in itertools.islice(loader, HEAD):
+                        pass
+                measured[backend] = rate(loader, seconds)
+        # an old driver, no memory left
+        except (RuntimeError, OSError, MissingPackage, NotDelivered) as error:
+            print(f"data_backend {backend} does not work here: {' '.join(str(error).split())[:200]}")
     if not measured:
         raise BadInput("no data_backend works here; --data_backend NAME shows why")
     return measured
@@ -248,9 +236,8 @@ def log_waiting(loader: Loader, log: Log) -> None:
     share = ranks.maximum(loader.waited, loader.to_device.device) / log.training_seconds
     if ranks.is_first():
         hint = "; `python -m launch bench loaders` compares the backends" if share >= _ENOUGH else ""
-        log.info(
-            f"the device waited for data for {share:.1%} of the training time with {loader.backend}{hint}"
-        )
+        text = f"the device waited for data for {share:.1%} of the training time with {loader.backend}"
+        log.info(text + hint)
 
 
 class Head(Plan):

@@ -113,10 +113,9 @@ def open_stores(args: argparse.Namespace, device: torch.device, log: Log) -> tie
     if backend == "ray":
         pool = ray_pool.connect(args.ray_address, args.workers or backends.cores())
         endings.at_success("loaders", pool.shutdown)
-    pack, cache = args.pack, args.cache
-    if backend == "synthetic":  # it reads no images
-        pack = cache = None
-    stores = tiers.Stores(pack, cache, args.cache_mode, log.info, args.pack_form)
+    # a synthetic one reads no images
+    places: tuple[Any, Any] = (None, None) if backend == "synthetic" else (args.pack, args.cache)
+    stores = tiers.Stores(*places, args.cache_mode, log.info, args.pack_form)
     # not after an error: threads may still read then, and the process ends anyway
     endings.at_success("loaders", stores.close)
     return stores
@@ -130,10 +129,7 @@ def open_indexes(args: argparse.Namespace, device: torch.device, log: Log) -> tu
     Raises BadInput.
     """
     cache = args.cache_dir or log.output.index_folder
-    generated = os.path.join(cache, "generated")
-    folder = args.data_url
-    if args.custom_data:
-        folder = random_folder.make(generated)
+    folder = random_folder.make(os.path.join(cache, "generated")) if args.custom_data else args.data_url
     if _backend(args, device) == "synthetic" and not folder:
         counts = dict(_SYNTHETIC)
         if args.max_steps:  # a trial: its evaluation takes no longer than its training
@@ -173,32 +169,19 @@ def _read_run(args: argparse.Namespace, output: Output) -> tuple[list[dict], boo
 
 
 def _scan_splits(
-    args: argparse.Namespace,
-    folder: str,
-    cache: str,
-    log: Log,
-    known: list[dict],
-    labelled: bool,
+    args: argparse.Namespace, folder: str, cache: str, log: Log, known: list[dict], labelled: bool
 ) -> list[image_index.ImageFolderIndex]:
     """Return the indexes that a job needs: [train, val], or one of them. The first process of each node calls
     it, and the others wait: it reads each image whose index is not in `cache`. Raises BadInput.
 
     known: see _read_run(). labelled: as for image_folder.load(): a run that is continued keeps its
     classes."""
+    division = {"val_share": args.val_share, "splits": args.splits, "labelled": labelled}
+    others = {"cache": cache, "max_bad": args.max_bad_images, "log": log.info}
 
     def load(split: str, **options: Any) -> image_index.ImageFolderIndex:
         """Return the index of a split, and log what it holds."""
-        index = image_folder.load(
-            folder,
-            split,
-            cache=cache,
-            max_bad=args.max_bad_images,
-            log=log.info,
-            val_share=args.val_share,
-            splits=args.splits,
-            labelled=labelled,
-            **options,
-        )
+        index = image_folder.load(folder, split, **others, **division, **options)
         if index.division and known and "division" not in known[-1]:
             raise BadInput(
                 f"the run of these weights divided {folder} in the way of version 0.31 and earlier: images "
@@ -278,11 +261,10 @@ def open_loaders(
 def _plan_training(args: argparse.Namespace, index: Any) -> Plan:
     """Return the plan of the training for this rank. Every rank calls it in open_loaders(); with
     --class_weights they wait for rank 0, which reads the file."""
-    size = len(index)
-    batch = args.batch_size
-    if args.evaluate:  # no training batch is made, but the sampler needs one sample for each rank
-        size = max(size, ranks.world_size())
-        batch = ranks.world_size()
+    # in an evaluation no training batch is made, but the sampler needs one sample for each rank
+    least = ranks.world_size() if args.evaluate else 0
+    size = max(len(index), least)
+    batch = least or args.batch_size
     drawn = None
     if args.class_weights and not args.evaluate:  # only rank 0 needs the file
         drawn = ranks.call_on_first(lambda: torch.from_numpy(read_class_weights(args.class_weights, index)))
@@ -298,19 +280,16 @@ def _plan_training(args: argparse.Namespace, index: Any) -> Plan:
 
 def _choose_backend(args: argparse.Namespace, device: torch.device, log: Log, store: Any, plan: Plan) -> str:
     """Return the backend of the run's last start, or in a new run the one that rank 0 measures as the best.
-
-    open_loaders() calls it on every rank if --data_backend is auto. The others wait for rank 0, which has the
-    records of the run. store, plan: of the training."""
-    last = _last_backend(args, device, log.output) if ranks.is_first() else ""
-    backend = ranks.broadcast_object(last)
+    Every rank calls it if --data_backend is auto. store, plan: of the training."""
+    # rank 0 has the records of the run
+    backend = ranks.call_on_first(lambda: _last_backend(args, device, log.output))
     if backend:
         log.info(f"data_backend auto: {backend}, as in the last start of this run: equal pixels")
         return backend
-    rates: dict[str, float] = {}
-    if ranks.is_first():
-        interpolation = preprocessing.values(vars(args)).interpolation
-        rates = backends.rates(store, plan, device, args.workers, interpolation=interpolation)
-    backend = ranks.broadcast_object(backends.choose(rates))
+    interpolation = preprocessing.values(vars(args)).interpolation
+    options = {"workers": args.workers, "interpolation": interpolation}
+    rates = ranks.call_on_first(lambda: backends.rates(store, plan, device, **options))
+    backend = backends.choose(rates)
     log.info(f"data_backend auto: {backend}; measured: {backends.text(rates)}")
     return backend
 
@@ -327,22 +306,15 @@ def _check_size(option: str, side: int, index: image_index.ImageFolderIndex, for
 
 
 def _backend(args: argparse.Namespace, device: torch.device) -> str:
-    """Return the name of --data_backend in BACKENDS, or "auto". Raises BadInput if it cannot run here. Each
-    open_...() calls it on every rank."""
-    if args.data_backend == "auto":
-        return "auto"
-    return backends.resolve(args.data_backend, device)
+    """Return the name of --data_backend in BACKENDS, or "auto". Raises BadInput if it cannot run here."""
+    return "auto" if args.data_backend == "auto" else backends.resolve(args.data_backend, device)
 
 
 def _last_backend(args: argparse.Namespace, device: torch.device, output: Output) -> str:
-    """Return the backend of the run's last start, or "" without one: backends round pixels differently.
-
-    open_loaders() calls it on rank 0 if the backend is "auto"."""
-    if args.resume != "auto" or args.evaluate:
-        return ""
-    name = ""
-    for start in starts.read_output(output)[-1:]:
-        name = start.get("data backend", "")
+    """Return the backend of the run's last start, or "" without one: backends round pixels differently."""
+    is_continued = args.resume == "auto" and not args.evaluate
+    last = starts.read_output(output)[-1:] if is_continued else []
+    name = last[0].get("data backend", "") if last else ""
     if not name:
         return ""
     with contextlib.suppress(BadInput):
@@ -355,7 +327,7 @@ def progressive_size(epochs: int, first: int | None, last: int, epoch: int) -> i
     """Return the side of the training images in this epoch (from 1), pixels. It is `first` in the first 70 %
     of the epochs, and `last` in the last 15 %. Between them it rises linearly, in multiples of 32. None:
     always `last`. Source: G. Leclerc et al., "FFCV: Accelerating Training by Removing Data Bottlenecks", CVPR
-    2023, whose ResNet-50 rises from 160 to 192 pixels. The plan calls it with the number of the epoch."""
+    2023, whose ResNet-50 rises from 160 to 192 pixels."""
     first = first or last
     share = min(max((epoch - 0.7 * epochs) / (0.15 * epochs), 0), 1)
     if share in (0, 1):
@@ -385,9 +357,7 @@ def check_paths(**paths: str | None) -> None:
 
 def read_class_weights(text: str, index: Any) -> np.ndarray:
     """Return the weight of each image, float64 [n]. text: balanced, or the path of a file. index: an
-    ImageFolderIndex. Raises BadInput.
-
-    open_loaders() calls it on rank 0 at the start of a training; the others get its result."""
+    ImageFolderIndex. Raises BadInput."""
     labels = np.asarray(index.labels)
     if labels.ndim == 2:
         raise BadInput(f"--class_weights {text} needs one label for each image, and the list has several")
@@ -396,20 +366,16 @@ def read_class_weights(text: str, index: Any) -> np.ndarray:
     # one name of a class is enough: then all lines are classes, else all are images
     weights = _read_weights(text)
     is_of_classes = not weights.keys().isdisjoint(index.classes)
-    if is_of_classes:
-        kind = "class"
-        names = list(index.classes)
-        known = {*names}
-    else:
-        kind = "image"
-        names = [index.name(id) for id in range(len(index))]
-        known = {*names, *(path for path, *_ in index.bad)}  # bad images are skipped, and may have a weight
+    names = list(index.classes) if is_of_classes else [index.name(id) for id in range(len(index))]
+    bad = (
+        [] if is_of_classes else [path for path, *_ in index.bad]
+    )  # these are skipped, and may have a weight
     missing = [name for name in names if name not in weights]
-    unknown = [name for name in weights if name not in known]
+    unknown = sorted(weights.keys() - {*names, *bad})
     if missing or unknown:
         raise BadInput(
-            f"--class_weights {text}: {len(missing)} of {len(names)} {kind} names are missing, "
-            f"{len(unknown)} are unknown: {[*missing, *unknown][0]}"
+            f"--class_weights {text}: {len(missing)} of {len(names)} {'class' if is_of_classes else 'image'} "
+            f"names are missing, {len(unknown)} are unknown: {[*missing, *unknown][0]}"
         )
     values = np.array([weights[name] for name in names])
     return values[labels] if is_of_classes else values

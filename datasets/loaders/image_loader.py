@@ -1,5 +1,6 @@
 """The loader of images: they are normalised on the device, with effects and a transform of the user."""
 
+import contextlib
 import functools
 import itertools
 import sys
@@ -64,34 +65,26 @@ class ToDevice(Stage):
         return self.end(self.move(images, labels))
 
     def begin(self, batch: Batch, images: torch.Tensor, change: Change | None = None) -> Copy:
-        """Start moving a batch with its images [n, H, W, C] to the device, as move() does.
-
-        The loader calls it in the process of the training; on a GPU, one batch before the batch is used."""
+        """Start moving a batch with its images [n, H, W, C] to the device, as move() does."""
         labels = torch.tensor(batch.labels)  # a copy: the caller may change it
         return self.move(images.permute(0, 3, 1, 2), labels, change)
 
     def move(self, images: torch.Tensor, labels: torch.Tensor, change: Change | None = None) -> Copy:
         """Start moving images and labels to the device. The images must not change until wait() returns.
-
-        change: applied on the device before the images are normalised.
-        """
+        change: applied on the device before the images are normalised."""
         if self.stream is None:
-            images = self._move(images)
-            labels = self._move(labels)
+            images, labels = self._move(images), self._move(labels)
             if change:
                 images, labels = change(images, labels)
-            if self.device.type == "cpu":
-                images = self._on_host(images)
-            else:
-                images = self._normalised(images)
-            return Copy(images, labels)
+            on_host = self.device.type == "cpu"
+            return Copy(self._on_host(images) if on_host else self._normalised(images), labels)
         # a GPU: the copies and kernels are put on the stream of the batches, and this call returns at once
         device = accelerator.of(self.device)
-        if images.device.type != "cpu":  # from an engine on the GPU
+        on_host = images.device.type == "cpu"
+        if not on_host:  # from an engine on the GPU
             self.stream.wait_stream(device.current_stream(self.device))
             images.record_stream(self.stream)  # torch does not reuse its memory while the stream reads it
         with device.stream(self.stream):
-            on_host = images.device.type == "cpu"
             self._copied = accelerator.new_event(self.device)
             images = self._move(images)
             labels = self._move(labels)
@@ -108,8 +101,7 @@ class ToDevice(Stage):
         return Copy(images, labels, ready)
 
     def wait(self) -> None:
-        """Block the host until the images of the last move() may change. The loader calls it before it asks
-        an engine that reuses its memory for the next batch."""
+        """Block the host until the images of the last move() may change."""
         if self._copied:
             self._copied.synchronize()
             self._copied = None
@@ -121,14 +113,13 @@ class ToDevice(Stage):
         return tensor.to(self.device, non_blocking=bool(self.stream))
 
     def _normalised(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the images as the model gets them. move() calls it for each batch, on the device."""
+        """Return the images as the model gets them."""
         images = torch.sub(images, self._shift).mul_(self._scale)  # reads uint8: two kernels
         return images.contiguous(memory_format=torch.channels_last)
 
     def _on_host(self, images: torch.Tensor) -> torch.Tensor:
         """Return what _normalised() returns, in reused memory. It computes whole rows of pixels, because
-        three channels are too few for the processor's vectors, and blocks that fit into its cache. move()
-        calls it for each batch if the job has no GPU."""
+        three channels are too few for the processor's vectors, and blocks that fit into its cache."""
         rows = images.permute(0, 2, 3, 1)
         if not rows.is_contiguous() or not len(rows):
             return self._normalised(images)
@@ -180,38 +171,33 @@ def start_pool(workers: int, name: str) -> ThreadPoolExecutor:
     Raises NotDelivered if a limit does not allow that many threads."""
     from bootfile.machine import process_limits  # most jobs start no pool
 
-    line = process_limits.shortage(workers, f"{workers} threads of the loader")
-    if line:
-        raise NotDelivered(f"{line}, or use fewer --workers")
     threads = torch.get_num_threads()
     all_begun = threading.Barrier(workers)
-    refused = threading.Event()  # a thread cannot be started
 
     def begin() -> None:
-        """Set the number of torch's threads. Each thread of the pool calls it first."""
+        """Set the number of torch's threads."""
         torch.set_num_threads(1)
         torch.get_num_threads()  # a thread takes torch's common number at its first look: now it is 1
-        try:
-            # wait for the other threads: the pool starts a thread only if no earlier one is idle
-            all_begun.wait(60)
-        except threading.BrokenBarrierError:
-            if not refused.is_set():
-                raise
+        # wait for the other threads: the pool starts a thread only if no earlier one is idle
+        with contextlib.suppress(threading.BrokenBarrierError):  # a thread cannot be started
+            all_begun.wait()
 
     pool = ThreadPoolExecutor(workers, name, initializer=begin)
+    line = process_limits.shortage(workers, f"{workers} threads of the loader")
     try:
         # one task for each thread, so that all of them start now
-        wait([pool.submit(int) for _ in range(workers)])
+        if not line:
+            wait([pool.submit(int) for _ in range(workers)])
     except RuntimeError as error:
-        refused.set()
-        all_begun.abort()  # the threads that have started wait for the others
-        pool.shutdown()
         line = process_limits.explain(error, f"{workers} threads of the loader need {workers}")
         if not line:
             raise
-        raise NotDelivered(f"{line}, or use fewer --workers") from error
     finally:
+        all_begun.abort()  # threads that have started may wait for others
         torch.set_num_threads(threads)  # begin() also changed the default of later threads
+    if line:
+        pool.shutdown()
+        raise NotDelivered(f"{line}, or use fewer --workers")
     return pool
 
 
@@ -244,8 +230,7 @@ class ImageLoader(Loader):
         self.division = getattr(plan.index, "division", "")  # for starts.jsonl
 
     def begin(self, batch: Batch, data: Any) -> tuple[Batch, Copy]:
-        """Start moving a batch of the engine to the device, and add the parameters of the effects to it. On a
-        GPU, the loader calls it one batch before the batch is used."""
+        """Start moving a batch of the engine to the device, and add the parameters of the effects to it."""
         if not self.effects and not self.transform:
             return super().begin(batch, data)
         from datasets.loaders import pixels  # most jobs do not need it

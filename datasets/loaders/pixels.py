@@ -45,14 +45,12 @@ def plan_change(
     plan: Plan, batch: Batch, effects: Effects | None, transform: Change | None, mean: tuple[float, ...]
 ) -> tuple[Batch, Change]:
     """Return the batch, with the parameters of its effects in `crops`, and the function that changes its
-    images and labels: `transform`, then the effects. ImageLoader.begin() calls it for each batch, on the
-    host. ToDevice.move() calls the function right after it has started the copy."""
+    images and labels: `transform`, then the effects. ToDevice.move() calls the function right after it has
+    started the copy."""
     seed = plan.sampler.seed
     epoch = batch.epoch
     ids = batch.ids
-    drawn = None
-    if effects:
-        drawn = draw_effects(effects, ids, seed, epoch, plan.size)
+    drawn = draw_effects(effects, ids, seed, epoch, plan.size) if effects else None
 
     def change(images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the changed images and labels of this batch, on their device."""
@@ -97,9 +95,8 @@ def apply(
     columns = _send(torch.from_numpy(np.stack(drawn)), images.device)
     on_device = dict(zip(Drawn._fields, columns, strict=True))
     if effects.color_jitter:
-        images = _brightness(images, on_device["brightness"])
-        images = _contrast(images, on_device["contrast"])
-        images = _saturation(images, on_device["saturation"])
+        for name in ("brightness", "contrast", "saturation"):
+            images = _enhance(name, images, on_device[name])
     if effects.random_erasing:
         box = (on_device[f"erase_{side}"] for side in ("top", "left", "height", "width"))
         fill = _send(torch.tensor(mean).mul(255).round().to(torch.uint8), images.device)
@@ -111,9 +108,8 @@ def apply(
 
 def _send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Copy a tensor from the host to the device. The host does not wait for a GPU."""
-    if accelerator.has_streams(device):
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+    is_gpu = accelerator.has_streams(device)
+    return tensor.pin_memory().to(device, non_blocking=True) if is_gpu else tensor.to(device)
 
 
 def _mix(
@@ -173,25 +169,14 @@ def _grey(images: torch.Tensor) -> torch.Tensor:
     return grey
 
 
-def _brightness(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """Blend images with black."""
-    return _blend(images, None, factor)
-
-
-def _contrast(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """Blend images with their mean grey."""
+def _mean_grey(images: torch.Tensor) -> torch.Tensor:
+    """Return the mean grey of each image: int32 [n, 1, 1, 1]."""
     grey = _grey(images).flatten(1)
-    middle = (grey.sum(1) + grey.shape[1] // 2) // grey.shape[1]
-    return _blend(images, _column(middle).int(), factor)
+    return _column((grey.sum(1) + grey.shape[1] // 2) // grey.shape[1]).int()
 
 
-def _saturation(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """Blend images with themselves in grey."""
-    return _blend(images, _grey(images), factor)
-
-
-def _sharpness(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """Blend images with their 3x3 means, whose centre counts five times. Border pixels do not change."""
+def _smooth(images: torch.Tensor) -> torch.Tensor:
+    """Return 3x3 means, whose centre counts five times, int32. Border pixels do not change."""
     wide = images.int()
     height, width = images.shape[2:]
     total = 4 * wide[:, :, 1:-1, 1:-1]
@@ -200,15 +185,18 @@ def _sharpness(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
             total = total + wide[:, :, row : height - 2 + row, column : width - 2 + column]
     smooth = wide.clone()
     smooth[:, :, 1:-1, 1:-1] = (total + 6) // 13
-    return _blend(images, smooth, factor)
+    return smooth
 
 
-_ENHANCE = {
-    "brightness": _brightness,
-    "contrast": _contrast,
-    "saturation": _saturation,
-    "sharpness": _sharpness,
-}
+# what an image is blended with; None: black
+_OTHERS: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {
+    "brightness": lambda images: None, "contrast": _mean_grey, "saturation": _grey, "sharpness": _smooth,
+}  # fmt: skip
+
+
+def _enhance(name: str, images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """Blend images with what lacks their brightness, contrast, saturation or sharpness."""
+    return _blend(images, _OTHERS[name](images), factor)
 
 
 def _augment(drawn: Drawn, images: torch.Tensor, count: int, space: Space) -> torch.Tensor:
@@ -233,8 +221,8 @@ def _operate(name: str, images: torch.Tensor, strength: np.ndarray, space: Space
     def tensor(values: np.ndarray) -> torch.Tensor:
         return _send(torch.from_numpy(np.asarray(values, np.int64)), images.device)
 
-    if name in _ENHANCE:
-        return _ENHANCE[name](images, tensor(np.rint((1 + space.enhance * share) * ONE)))
+    if name in _OTHERS:
+        return _enhance(name, images, tensor(np.rint((1 + space.enhance * share) * ONE)))
     if name == "posterize":
         lost = np.rint(space.bits * np.abs(share))
         return images & _column(tensor(256 - 2**lost)).to(torch.uint8)

@@ -118,24 +118,22 @@ def find(arch: str, name: str | None) -> dict[str, Any]:
     # no run of ours: what timm or torchvision have published with the network or its weights
     values_of_model = None
     if arch.startswith(TIMM):
-        model = arch.removeprefix(TIMM)
-        if is_name and name != pretrained.DEFAULT:
-            model = f"{model.partition('.')[0]}.{name}"
-        config = import_timm().models.get_pretrained_cfg(model)
-        if config:
-            crop_share = min(config.crop_pct, 1.0)
-            values_of_model = Preprocessing(config.mean, config.std, crop_share, config.interpolation)
+        values_of_model = _read_timm(arch.removeprefix(TIMM), name if is_name else None)
     elif is_name:
-        transforms = pretrained.weights_of(arch)[name].transforms()
-        values_of_model = Preprocessing(
-            transforms.mean,
-            transforms.std,
-            transforms.crop_size[0] / transforms.resize_size[0],
-            transforms.interpolation.value,
-        )
-    if values_of_model is None:
-        return {"interpolation": BILINEAR}
-    options = _to_options(values_of_model)
+        own = pretrained.weights_of(arch)[name].transforms()
+        crop_share = own.crop_size[0] / own.resize_size[0]
+        values_of_model = Preprocessing(own.mean, own.std, crop_share, own.interpolation.value)
+    options = _to_options(values_of_model) if values_of_model else {"interpolation": BILINEAR}
     if options["interpolation"] != BICUBIC:  # for example "random", or one that is not offered
         options["interpolation"] = BILINEAR
     return options
+
+
+def _read_timm(model: str, tag: str | None) -> Preprocessing | None:
+    """Return what a network of timm, or its weights of a tag, was trained with; None if timm has nothing."""
+    if tag not in (None, pretrained.DEFAULT):
+        model = f"{model.partition('.')[0]}.{tag}"
+    config = import_timm().models.get_pretrained_cfg(model)
+    if not config:
+        return None
+    return Preprocessing(config.mean, config.std, min(config.crop_pct, 1.0), config.interpolation)

@@ -26,11 +26,9 @@ class CropFlip(NamedTuple):
 
 
 def crop_flip(index: Any, ids: np.ndarray, seed: int, epoch: int) -> CropFlip:
-    """Return windows uniform over (2 * padding + 1)^2 places, mirrored with probability 1/2.
-
-    index: an ImageSet, whose `padding` (pixels) and `flip` (false: never mirror) apply. These are the crops
-    and flips that are usual for CIFAR (He et al. 2015, section 4.2).
-    """
+    """Return windows uniform over (2 * padding + 1)^2 places, mirrored with probability 1/2. index: an
+    ImageSet, whose `padding` (pixels) and `flip` (false: never mirror) apply. These are the crops and flips
+    that are usual for CIFAR (He et al. 2015, section 4.2)."""
     words = draw(seed, epoch, ids, Operation.CROP_FLIP)
     mirrored = words[2] >= 2**31 if index.flip else np.zeros(len(words[2]), dtype=bool)
     places = 2 * index.padding + 1
@@ -49,10 +47,8 @@ def alternating_flip(index: Any, ids: np.ndarray, seed: int, epoch: int) -> Crop
 
 
 class Crop(NamedTuple):
-    """A box in the image, in pixels (int64 [n]), and whether its content is mirrored.
-
-    flip: bool [n], mirrored left to right; or integers [n], 1 for left to right plus 2 for top to bottom.
-    """
+    """A box in the image, in pixels (int64 [n]), and whether its content is mirrored. flip: bool [n],
+    mirrored left to right; or integers [n], 1 for left to right plus 2 for top to bottom."""
 
     top: np.ndarray
     left: np.ndarray
@@ -111,11 +107,9 @@ def random_resized_crop(
 
 
 def center_crop(index: Any, ids: np.ndarray, seed: int, epoch: int, share: float = 224 / 256) -> Crop:
-    """Return the centred squares whose side is this share of the image's short side, for evaluation.
-
-    index: as for random_resized_crop(). The share 224 / 256, scaled to 224 pixels, shows the same as
-    Resize(256) and CenterCrop(224). seed and epoch are not used.
-    """
+    """Return the centred squares whose side is this share of the image's short side, for evaluation. index:
+    as for random_resized_crop(). The share 224 / 256, scaled to 224 pixels, shows the same as Resize(256) and
+    CenterCrop(224). seed and epoch are not used."""
     widths, heights = _sizes(index, ids)
     side = np.maximum(np.rint(np.minimum(widths, heights) * share).astype(np.int64), 1)
     left = (widths - side) // 2
@@ -125,10 +119,8 @@ def center_crop(index: Any, ids: np.ndarray, seed: int, epoch: int, share: float
 
 def square_crop(index: Any, ids: np.ndarray, seed: int, epoch: int, side: int) -> Crop:
     """Return squares of `side` pixels anywhere, mirrored in either direction with probability 1/2 each.
-
     index: as for random_resized_crop(), with sides of at least `side` pixels. All views of a sample
-    (bootfile/sampling/sampler.py) get the same square. Crop.flip is uint8 in 0..3.
-    """
+    (bootfile/sampling/sampler.py) get the same square. Crop.flip is uint8 in 0..3."""
     widths, heights = _sizes(index, ids)
     # the views of a sample differ by len(index): the remainder gives all of them the same words
     words = draw(seed, epoch, ids % len(index), Operation.SQUARE_CROP)

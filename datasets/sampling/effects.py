@@ -78,10 +78,8 @@ class Drawn(NamedTuple):
 
 def operation_at(operation: Any, strength: Any, place: int) -> tuple[Any, Any]:
     """Return (index in OPERATIONS, strength -STRONGEST..STRONGEST) of the operation at a place, from 0.
-
     operation, strength: a number or int64 [n] of Drawn. Each digit of `operation`, base 32, is an index, with
-    the first operation in the lowest digit; 16 is added to it if the operation has the strength -strength.
-    """
+    the first operation in the lowest digit; 16 is added to it if the operation has the strength -strength."""
     digit = operation >> 5 * place & 31
     return digit & 15, strength * (1 - 2 * (digit >> 4))
 
@@ -126,7 +124,7 @@ def from_args(args: argparse.Namespace, local_batch: int) -> Effects | None:
 
 def draw_effects(effects: Effects, ids: np.ndarray, seed: int, epoch: int | np.ndarray, size: int) -> Drawn:
     """Return the parameters of samples. ids: int64 [n]. epoch: a number, or one for each id. size: side of
-    the images, pixels. pixels.plan_change() calls it for each batch, on the host."""
+    the images, pixels."""
     # each effect has random words of its own: one more or less does not change the others
     nothing = np.zeros(len(ids), np.int64)
     values = dict.fromkeys(Drawn._fields, nothing)
@@ -168,7 +166,7 @@ def draw_effects(effects: Effects, ids: np.ndarray, seed: int, epoch: int | np.n
 def _draw_mix(
     effects: Effects, ids: np.ndarray, seed: int, epoch: int | np.ndarray, size: int
 ) -> dict[str, np.ndarray]:
-    """Return the values of Drawn for mixup and CutMix. draw_effects() calls it for each batch."""
+    """Return the values of Drawn for mixup and CutMix."""
     from scipy.special import betaincinv  # only these effects need it
 
     words = draw(seed, epoch, ids, Operation.MIX)

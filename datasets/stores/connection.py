@@ -43,18 +43,16 @@ _REQUEST = 800_000  # bytes requested at a time: larger answers are slower
 _TICK = 0.5  # seconds between two rounds of the background thread
 _PAUSE = 30.0  # seconds before a server that failed is asked again: a failure costs a job up to 2 seconds
 _FULL = 60.0  # seconds before the next try to put into a full server
+_URL = (
+    r"redis(?P<tls>s)?://((?P<user>[^:@/?,]+)@)?(?P<host>\[[\da-fA-F:.]+\]|[^:@/?,\[\]]+)(:(?P<port>\d{1,5}))?"
+    r"(/(?P<database>\d{1,9})(?=[/?]|$))?(/(?P<prefix>[\w.:-]+))?/?(\?(?P<query>.*))?"
+)
 
 
 class Address(NamedTuple):
-    """The address of a shared cache.
-
-    user: None for the server's default user.
-    tls: whether the connections use TLS.
-    ca: file of CA certificates, None for the system's.
-    database: number of the database.
-    prefix: the first part of all keys.
-    form: of the samples.
-    """
+    """The address of a shared cache. user: None for the server's default user. tls: whether the connections
+    use TLS. ca: file of CA certificates, None for the system's. database: its number. prefix: the first part
+    of all keys. form: of the samples."""
 
     host: str
     port: int = _PORT
@@ -71,58 +69,38 @@ class Address(NamedTuple):
 
 
 def parse(text: str) -> Address:
-    """Return the Address of a URL. Raises BadInput; its message never contains a possible password.
-
-    Every rank calls it when it opens its stores, before it connects."""
-    # first: no later message may show it
-    if re.search(r"//[^@/]*:[^@]*@", text):
+    """Return the Address of a URL. Every rank calls it when it opens its stores, before it connects. Raises
+    BadInput; its message never contains the URL, which may have a password."""
+    match = re.fullmatch(_URL, text)
+    query = urllib.parse.parse_qs(match["query"] or "", keep_blank_values=True) if match else {}
+    form = query.pop("form", ["decoded"])
+    ca = query.pop("ca", [""])
+    port = int(match["port"] or _PORT) if match else 0
+    is_valid = not query and len(form) == len(ca) == 1 and form[0] in SIZED and 0 < port < 2**16
+    if not match or not is_valid:
         raise BadInput(
-            f"--cache: remove the password from the URL, which every user of the machine can read; change "
-            f"it, and set {PASSWORD}, or {PASSWORD_FILE} to the path of a file with it"
+            "--cache is not redis://[USER@]HOST[:PORT][/DATABASE][/PREFIX][?ca=FILE&form="
+            f"{'|'.join(SIZED)}], or rediss://..., of one host. If it has a password, change that, and set "
+            f"{PASSWORD}, or {PASSWORD_FILE} to the path of a file with it: others can read the command"
         )
-    try:
-        parts = urllib.parse.urlsplit(text)
-        host = parts.hostname
-        port = parts.port or _PORT
-    except ValueError:  # the port is not a number, or a bracket is missing
-        host = None
-    if "," in re.split("[/?]", text.partition("://")[2])[0]:
-        raise BadInput("--cache names several hosts: name one; one node of a Cluster is enough")
-    if not host or parts.scheme not in ("redis", "rediss"):
-        raise BadInput("--cache is not redis://host[:port] or rediss://host[:port]")
-    user = urllib.parse.unquote(parts.username) if parts.username else None
-    address = Address(host, port, user, parts.scheme == "rediss")
-    pairs = urllib.parse.parse_qsl(parts.query, keep_blank_values=True)
-    query = dict(pairs)
-    form = query.get("form", "decoded")
-    if query.keys() - {"ca", "form"} or form not in SIZED or len(query) < len(pairs):
-        names = f"ca=FILE and form={'|'.join(SIZED)}"
-        raise BadInput(f"--cache {address}: only {names} are valid after the ?, each once")
-    ca = query.get("ca") or os.environ.get(CA)
-    if ca and not os.path.isfile(ca):
-        raise BadInput(f"--cache: the file of certificates {ca} does not exist")
-    # /database/prefix, both optional: a number is a database
-    folders = [folder for folder in parts.path.split("/") if folder]
-    database = 0
-    prefix = "bootfile"
-    if folders and re.fullmatch("[0-9]{1,9}", folders[0]):
-        database = int(folders.pop(0))
-    if folders:
-        prefix = folders.pop(0)
-    if folders or not re.fullmatch(r"[\w.:-]+", prefix):
-        raise BadInput(f"--cache {address}: only [/database][/prefix] is valid after the host")
-    return address._replace(ca=ca, database=database, prefix=prefix, form=form)
+    certificates = ca[0] or os.environ.get(CA) or None
+    if certificates and not os.path.isfile(certificates):
+        raise BadInput(f"--cache: the file of certificates {certificates} does not exist")
+    user = urllib.parse.unquote(match["user"]) if match["user"] else None
+    host = match["host"].strip("[]").lower()
+    database, prefix = int(match["database"] or 0), match["prefix"] or "bootfile"
+    return Address(host, port, user, bool(match["tls"]), certificates, database, prefix, form[0])
 
 
 def password() -> str | None:
     """Return the password from the file in BOOTFILE_CACHE_PASSWORD_FILE, or from BOOTFILE_CACHE_PASSWORD;
     None if neither is set. Raises BadInput if the file cannot be read."""
     path = os.environ.get(PASSWORD_FILE)
-    if path:
-        failure = f"{PASSWORD_FILE}: cannot read {path}"
-        with explained(failure, UnicodeDecodeError), open(os.path.expanduser(path), encoding="utf-8") as file:
-            return file.read().rstrip("\r\n") or None
-    return os.environ.get(PASSWORD) or None
+    if not path:
+        return os.environ.get(PASSWORD) or None
+    failure = f"{PASSWORD_FILE}: cannot read {path}"
+    with explained(failure, UnicodeDecodeError), open(os.path.expanduser(path), encoding="utf-8") as file:
+        return file.read().rstrip("\r\n") or None
 
 
 class Unavailable(Exception):
@@ -139,10 +117,7 @@ class Server:
     again in the background.
     """
 
-    down: str | None
-    _client: Any
     _thread: threading.Thread | None
-    _functions: list[Callable[[], None]]
 
     def __init__(self, address: Address, log: Callable[[str], None] | None = print):
         load_redis()  # here, because the import takes as long as a server's time-out
@@ -150,7 +125,7 @@ class Server:
         self._log = log
         self._owner = os.getpid()  # the process that may log
         self._password = password()
-        self.down = None
+        self.down: str | None = None
         self._retry_at = 0.0  # time.monotonic() when a server that is down is asked again
         self.full_until = 0.0
         self._renew()
@@ -168,13 +143,8 @@ class Server:
             self._fail(error)
 
     def mget(self, keys: list[bytes], sizes: np.ndarray) -> list[bytes | None]:
-        """Return the values of keys, None for each missing one.
-
-        sizes: of the values in bytes, int64 [n], to limit the time. The threads that read a batch call it and
-        wait for the network. Raises Unavailable.
-        """
-        if not keys:
-            return []
+        """Return the values of keys, None for each missing one. Raises Unavailable. sizes: of the values in
+        bytes, int64 [n], to limit the time."""
         # positions at which the next request begins
         cuts = [0, *np.flatnonzero(np.diff(np.cumsum(sizes) // _REQUEST)) + 1, len(keys)]
 
@@ -188,13 +158,11 @@ class Server:
                     raise TimeoutError(f"the answer came more slowly than {_SLOWEST / 1e6:.0f} MB/s")
             return values
 
-        return self._call(read, any_error=True)
+        return self._call(read, any_error=True) if keys else []
 
     def execute(self, *commands: tuple, errors: bool = False) -> list:
-        """Return redis-py's answers to some hundred commands at most, which are sent together.
-
-        errors: return a redis.ResponseError in the place of an answer, instead of raising Unavailable.
-        Raises Unavailable.
+        """Return redis-py's answers to some hundred commands at most, which are sent together. errors: return
+        a redis.ResponseError in the place of an answer, instead of raising Unavailable. Raises Unavailable.
         """
 
         def talk(client: Any) -> list:
@@ -223,12 +191,9 @@ class Server:
         return time.monotonic() < self.full_until
 
     def pause_puts(self, reason: object) -> None:
-        """Let is_full() return True for a while. Samples are still read. RedisStore.put() calls it when the
-        server refuses a sample."""
+        """Let is_full() return True for a while. Samples are still read."""
         if not self.full_until:
-            self.log(
-                f"cache {self.address} stores no more samples: {reason}; the others come from the next tier"
-            )
+            self.log(f"cache {self.address} stores no more samples: {reason}; others come from the next tier")
         self.full_until = time.monotonic() + _FULL
 
     def log(self, text: str) -> None:
@@ -253,8 +218,7 @@ class Server:
         self._awake.set()
 
     def close(self) -> None:
-        """Stop the background thread and close the connections. Stores.close() calls it at the end of a job,
-        after the stores that use the server are closed."""
+        """Stop the background thread and close the connections."""
         self._closing = True
         if self._thread and self._thread is not threading.current_thread():  # that may collect garbage
             self._awake.set()
@@ -270,15 +234,14 @@ class Server:
         self._pid = os.getpid()
         self._closing = False  # whether the background thread is to end
         self._lock = threading.RLock()  # held while a client is made or a failure is marked
-        self._client = None
+        self._client: Any = None
         self._thread = None
-        self._functions = []  # of each_tick()
+        self._functions: list[Callable[[], None]] = []  # of each_tick()
         self._awake = threading.Event()
 
     def _call(self, talk: Callable[[Any], Any], any_error: bool = False) -> Any:
         """Return talk(client). any_error: a refused command is also a failure of the server. Raises
-        Unavailable. All commands go through it, from every thread. After a failure it refuses at once, so the
-        job does not wait for each of them."""
+        Unavailable, after a failure at once, so the job does not wait for each command."""
         if self.down is not None:
             raise Unavailable(self.down)
         try:
@@ -300,20 +263,13 @@ class Server:
             return self._client
 
     def _connect(self) -> Any:
-        """Return a new client. _connected() calls it, in the thread that needs the client."""
+        """Return a new client."""
         redis = load_redis()
         address = self.address
-        options = {
-            "host": address.host,
-            "port": address.port,
-            "username": address.user,
-            "password": self._password,
-            "socket_connect_timeout": CONNECT,
-            "socket_timeout": READ,
-            "socket_keepalive": True,
-            "protocol": 2,
-            "retry": redis.retry.Retry(redis.backoff.NoBackoff(), 0),  # the background thread tries again
-        }
+        options = {"host": address.host, "port": address.port, "username": address.user, "protocol": 2}
+        options |= {"password": self._password, "socket_connect_timeout": CONNECT, "socket_timeout": READ}
+        # the background thread tries again
+        options |= {"socket_keepalive": True, "retry": redis.retry.Retry(redis.backoff.NoBackoff(), 0)}
         if address.tls:
             options |= {"ssl": True, "ssl_check_hostname": True, "ssl_ca_certs": address.ca}
         client = redis.Redis(db=address.database, **options)
@@ -331,32 +287,27 @@ class Server:
             client.close()
 
     def _probe(self) -> None:
-        """Raise an exception unless the server answers. The user may read keys of the prefix only.
-
-        It is called at the start of a job, and in the background while the server is down."""
+        """Raise an exception unless the server answers. The user may read keys of the prefix only."""
         _get_values(self._connected(), [f"{self.address.prefix}:0".encode()])
 
     def _fail(self, error: Exception) -> None:
-        """Mark the server as down. The thread whose command failed calls it; only the first of several
-        threads logs a line."""
+        """Mark the server as down. Only the first of several threads logs a line."""
         with self._lock:
+            self._retry_at = time.monotonic() + _PAUSE
             if self.down is None:
-                self._retry_at = time.monotonic() + _PAUSE
                 self.down = _text(error)
                 text = "samples come from the next tier until it answers again"
                 self.log(f"cache {self.address}: {self.down.rstrip('.')}; {text}")
         self._disconnect()  # other connections may be broken too, or receive a late answer
 
     def _try_again(self) -> None:
-        """Ask a server that is down, if its pause is over. The background thread calls it in each round."""
+        """Ask a server that is down, if its pause is over."""
         if self.down is None or time.monotonic() < self._retry_at:
             return
         try:
             self._probe()
         except Exception as error:
-            self._retry_at = time.monotonic() + _PAUSE
-            self.down = _text(error)
-            self._disconnect()
+            self._fail(error)
             return
         self.down = None
         self.log(f"cache {self.address}: it answers again")
@@ -375,9 +326,8 @@ class Server:
 
 
 def _get_values(client: Any, keys: list[bytes]) -> list[bytes | None]:
-    """Return the answer to MGET. Raises ConnectionError if it is not a list of values.
-
-    The port of another program may answer anything, and a sample must not come from it."""
+    """Return the answer to MGET. Raises ConnectionError if it is not a list of values: the port of another
+    program may answer anything, and a sample must not come from it."""
     values = getattr(client, "mget_nonatomic", client.mget)(keys)  # a Cluster has the keys in many slots
     is_valid = isinstance(values, list) and len(values) == len(keys)
     if not is_valid or not all(value is None or isinstance(value, bytes) for value in values):
@@ -403,9 +353,6 @@ def _text(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, (TypeError, AttributeError, ValueError, LookupError)):
         text = f"this is not an answer of Redis: {text}"
-    secret = None
     with contextlib.suppress(BadInput):  # the file of the password is missing now
-        secret = password()
-    if secret:
-        text = text.replace(secret, "***")
+        text = text.replace(password() or "\0", "***")
     return text[:300]

@@ -41,18 +41,13 @@ class Sample(NamedTuple):
 
 
 def make(files: Any, id: int, form: str) -> Sample:
-    """Return the sample made from its file. files: a FileStore. Raises BadInput as files.content() does.
-
-    The threads that build a pack or fill a cache call it for each sample."""
+    """Return the sample made from its file. files: a FileStore. Raises BadInput as files.content() does."""
     return convert(files.index, id, files.content(id), form)
 
 
 def convert(index: Any, id: int, content: bytes, form: str, scratch: np.ndarray | None = None) -> Sample:
-    """Return the sample made from the bytes of its file.
-
-    scratch: uint8 memory for the decoded image. make() calls it, and Tiers for a sample missing in the
-    cache. Raises BadInput if it cannot be decoded.
-    """
+    """Return the sample made from the bytes of its file. scratch: uint8 memory for the decoded image. Raises
+    BadInput if it cannot be decoded."""
     height, width, _ = map(int, sizes(index, id, form))
     if form == "encoded":
         return Sample(height, width, content)
@@ -72,13 +67,10 @@ def convert(index: Any, id: int, content: bytes, form: str, scratch: np.ndarray 
     if form == "decoded":
         return Sample(height, width, image.reshape(-1))
     try:
-        # the bits of "jpeg" stay those of earlier versions, so it has no markers: simplejpeg writes none, and
-        # other encoders give other pixels
+        # without markers, as packs have it: simplejpeg writes none, and other encoders give other pixels
         if form == "jpeg":
             return Sample(height, width, images.simplejpeg.encode_jpeg(image, QUALITY, "RGB", "420"))
-        subsampling, quality = "4:4:4", QUALITY_FULL
-        if form == "jpeg_crop":
-            subsampling, quality = "4:2:0", QUALITY
+        subsampling, quality = ("4:2:0", QUALITY) if form == "jpeg_crop" else ("4:4:4", QUALITY_FULL)
         return Sample(height, width, restart.encode(Image.fromarray(image), subsampling, quality=quality))
     except (ValueError, OSError) as error:  # a side is too long: 65,500 pixels
         raise BadInput(f"cannot make a JPEG of {index.path(id)}: {error}") from error

@@ -1,10 +1,8 @@
 """Packs: a data set in memory-mapped files that all processes of a node share, in one of the forms.
 
 A pack is a folder of Arrow IPC files of 512 samples each and meta.json. A file has record batches of 64
-samples. The columns are height and width (uint32, pixels), crc32
-(uint32, of the content) and content (large_binary): the pixels uint8 [height, width, 3] or encoded bytes of
-any length. Arrow files are mapped without a copy. Unlike LMDB files, they can be opened twice and survive a
-fork. Both are as fast as a plain mapped file.
+samples. The columns are height and width (uint32, pixels), crc32 (uint32, of the content) and content
+(large_binary): the pixels uint8 [height, width, 3] or encoded bytes of any length.
 """
 
 import concurrent.futures
@@ -29,8 +27,7 @@ from common.ground.files import locked
 from datasets.folders import images
 from datasets.folders.walk import progress
 from datasets.stores import forms, restart
-from datasets.stores.ahead import work_ahead
-from datasets.stores.files import Box, FileStore, Store, fitted
+from datasets.stores.files import Box, FileStore, Store, fitted, work_ahead
 from datasets.stores.forms import QUALITY, Sample
 
 META = "meta.json"
@@ -55,26 +52,22 @@ class PackStore(Store):
         self._has_warned = False
 
     def read(self, ids: np.ndarray) -> list[bytes | np.ndarray]:
-        """Return the samples; pixels without a copy. The threads or worker processes of an engine call it."""
+        """Return the samples; pixels without a copy."""
         return [self._intact(id).value(self.form) for id in np.asarray(ids).tolist()]
 
     def decode_box(
-        self,
-        id: int,
-        content: bytes | np.ndarray,
-        planned: int,
-        box: Box,
-        scratch: np.ndarray | None = None,
+        self, id: int, content: Any, planned: int, box: Box, scratch: np.ndarray | None = None
     ) -> np.ndarray:
         """Return the pixels of a box, as Store.decode_box() does. Of a JPEG with restart markers only the
         part around the box is decoded; one whose markers are not as expected is decoded as a whole."""
-        if self.form in forms.CUT and isinstance(content, bytes):
-            header = restart.read_header(content)
-            if header:
-                own_box = fitted(box, planned, header.height, header.width)
-                pixels = _decode_part(content, header, own_box, scratch)
-                if pixels is not None:
-                    return pixels
+        header = (
+            restart.read_header(content) if self.form in forms.CUT and isinstance(content, bytes) else None
+        )
+        if header:
+            own_box = fitted(box, planned, header.height, header.width)
+            pixels = _decode_part(content, header, own_box, scratch)
+            if pixels is not None:
+                return pixels
         return super().decode_box(id, content, planned, box, scratch)
 
     def close(self) -> None:
@@ -84,9 +77,7 @@ class PackStore(Store):
         return self.__dict__ | {"_parts": {}}
 
     def _intact(self, id: int) -> Sample:
-        """Return the sample, from its file if it is damaged. Raises BadInput if the file is also bad.
-
-        read() calls it for each sample."""
+        """Return the sample, from its file if it is damaged. Raises BadInput if the file is also bad."""
         fault = "is damaged"
         try:
             sample, checksum = self.stored(id)
@@ -120,8 +111,7 @@ class PackStore(Store):
         number = id // SAMPLES_PER_FILE
         part = self._parts.get(number)
         if part is None:  # two threads may do this, with the same result
-            part = _open_part(self.path, number)
-            self._parts[number] = part
+            part = self._parts[number] = _open_part(self.path, number)
         batch, row = divmod(id % SAMPLES_PER_FILE, len(part[0][0]))
         heights, widths, checksums, offsets, contents = part[batch]
         return Sample(heights[row], widths[row], contents[offsets[row] : offsets[row + 1]]), checksums[row]
@@ -130,18 +120,13 @@ class PackStore(Store):
 def _decode_part(
     content: bytes, header: restart.Header, box: Box, scratch: np.ndarray | None
 ) -> np.ndarray | None:
-    """Return the pixels of a box of a JPEG; None if it has to be decoded as a whole.
-
-    An engine calls it for each sample, through decode_box(), in a thread or a worker process."""
+    """Return the pixels of a box of a JPEG; None if it has to be decoded as a whole."""
     part = restart.cut(content, header, box)
     if part is None:
         return None
-    size = part.height * part.width * 3
-    buffer = None
-    if scratch is not None and scratch.size >= size:
-        buffer = scratch
+    has_room = scratch is not None and scratch.size >= part.height * part.width * 3
     try:
-        pixels = images.simplejpeg.decode_jpeg(part.content, "RGB", buffer=buffer)
+        pixels = images.simplejpeg.decode_jpeg(part.content, "RGB", buffer=scratch if has_room else None)
     except ValueError:  # libjpeg warns: the whole decode tells what is wrong
         return None
     top, left, height, width = box
@@ -153,9 +138,7 @@ def _decode_part(
 def build(index: Any, path: str, form: str = "decoded", threads: int | None = None) -> PackStore:
     """Return the pack in the folder `path`. Build it if it is missing or holds another data set or form.
 
-    form: of datasets/stores/forms.py.
-    threads: that read and decode (default: 2 per core).
-
+    form: of datasets/stores/forms.py. threads: that read and decode (default: 2 per core).
     An interrupted build is continued, and damaged parts are built again. Every rank calls it when it opens
     its stores: of the processes of a node one builds, and the others wait for the lock. Raises BadInput with
     the sizes if there is not enough room.
@@ -212,17 +195,13 @@ def size_of(index: Any, form: str) -> int:
     """Return the approximate size of a pack in bytes. JPEGs are taken to have 3 bits per pixel, those in the
     size of the files a tenth more than these."""
     heights, widths, lengths = forms.sizes(index, slice(None), form)
-    if form in forms.SIZED:
-        return int(lengths.sum())
     if form in forms.WHOLE:
-        return int(index.bytes.sum() * 11 // 10)
-    return int((heights * widths * 3 // 8).sum())
+        return int(index.bytes.sum() * (10 if form in forms.SIZED else 11) // 10)
+    return int((lengths if form in forms.SIZED else heights * widths * 3 // 8).sum())
 
 
 def _fill(index: Any, path: str, form: str, threads: int) -> None:
-    """Build the parts of a pack that are missing or damaged, and all if it is of another data set or form.
-
-    build() calls it in one process of a node, which holds the lock."""
+    """Build the parts of a pack that are missing or damaged, and all if it is of another data set or form."""
     count = -(-len(index) // SAMPLES_PER_FILE)
     meta = described(path)
     wanted = _description(index, form)
@@ -257,19 +236,15 @@ def _fill(index: Any, path: str, form: str, threads: int) -> None:
         sample = forms.make(files, id, form)
         return sample, zlib.crc32(sample.content)
 
-    def begin(ids: range) -> list[concurrent.futures.Future]:
-        """Start the tasks of a record batch, while earlier ones are written."""
-        return [pool.submit(make, id) for id in ids]
-
     # threads make the samples of the next batches while this one writes
     with concurrent.futures.ThreadPoolExecutor(threads, "pack") as pool, bar:
         batches = [batch for part in missing for batch in _batches(part, len(index))]
-        with contextlib.closing(work_ahead(batches, begin, _AHEAD)) as made:
+        tasks = work_ahead(batches, lambda ids: [pool.submit(make, id) for id in ids], _AHEAD)
+        with contextlib.closing(tasks) as made:
             for done, part in enumerate(missing):
                 check_room(len(missing) - done)  # other processes may fill the disk or memory
-                made_of_part = itertools.islice(made, len(_batches(part, len(index))))
-                batches_of_part = (samples for _, samples in made_of_part)
-                _write_part(_part(path, part), batches_of_part, bar.update)
+                of_part = itertools.islice(made, len(_batches(part, len(index))))
+                _write_part(_part(path, part), (samples for _, samples in of_part), bar.update)
     meta = wanted | {"whole": True, "sizes": _sizes(path, len(index))}
     write_atomic(os.path.join(path, META), json.dumps(meta))
 
@@ -281,9 +256,7 @@ def _batches(part: int, count: int) -> list[range]:
 
 
 def _is_part(path: str, number: int, count: int) -> bool:
-    """Return whether a part can be read and has all its samples. count: samples of the pack.
-
-    _fill() asks for each part, so that a build that was interrupted continues."""
+    """Return whether a part can be read and has all its samples. count: samples of the pack."""
     try:
         batches = _open_part(path, number)
     except Unavailable:  # it would be built again, although nothing is wrong with it
@@ -300,14 +273,9 @@ def _part(path: str, number: int) -> str:
 
 
 def _write_part(path: str, batches: Iterable[list[tuple[Sample, int]]], log: Callable[[int], object]) -> None:
-    """Write one file of a pack, an Arrow IPC file with a record batch for each of the batches.
-
-    _fill() calls it for one file after the other, in the process that builds the pack. The iteration over the
-    batches waits until threads have made their samples. The file gets its name when it is complete.
-
-    batches: the samples of a record batch, each with its CRC-32.
-    log: called with the number of samples after each batch.
-    """
+    """Write one file of a pack, an Arrow IPC file. It gets its name when it is complete. batches: the samples
+    of a record batch, each with its CRC-32. The iteration over them waits until threads have made the
+    samples. log: called with the number of samples after each batch."""
     arrow = _arrow()
     numbers = {name: arrow.uint32() for name in ("height", "width", "crc32")}
     schema = arrow.schema(numbers | {"content": arrow.large_binary()})
@@ -331,7 +299,7 @@ def _open_part(path: str, number: int) -> list[tuple[np.ndarray, ...]]:
     return read_again(functools.partial(_mapped, part), part)
 
 
-def _raise_if_temporary(error: OSError, path: str) -> None:
+def _raise_if_temporary(error: Exception, path: str) -> None:
     """Raise Unavailable if the file system of a pack may answer later: the pack must not be built again."""
     if is_temporary(error):
         with explained(f"cannot read the pack {path}"):
@@ -364,10 +332,8 @@ def described(path: str) -> dict:
     and sizes (bytes of each part) if it is complete; {} if the file is missing or not JSON."""
     try:
         meta = json.loads(read_file(os.path.join(path, META), 2**26))
-    except OSError as error:
+    except (OSError, ValueError, RecursionError) as error:
         _raise_if_temporary(error, path)
-        return {}
-    except (ValueError, RecursionError):
         return {}
     return meta if isinstance(meta, dict) else {}
 

@@ -49,35 +49,27 @@ class RedisStore:
         self._start()
 
     def read(self, ids: ArrayLike) -> list[bytes | np.ndarray | None]:
-        """Return the samples: the files' bytes, or uint8 [height, width, 3]; None for each miss.
-
-        ids: int64 [n]. A sample that the server fails to send is a miss. The threads and workers of an engine
-        call it for each batch.
-        """
+        """Return the samples: the files' bytes, or uint8 [height, width, 3]; None for each miss, as of one
+        that is damaged, or that the server fails to send. ids: int64 [n]."""
         self._start()
         ids = np.asarray(ids, dtype=np.int64)
-        columns = forms.sizes(self.index, ids, self.form)  # heights, widths, bytes
+        heights, widths, sizes = forms.sizes(self.index, ids, self.form)
         keys = [self._key(id) for id in ids.tolist()]
         try:
-            values = self.server.mget(keys, columns[2])
+            values = self.server.mget(keys, sizes)
         except Unavailable:
             return [None] * len(ids)
         samples: list[bytes | np.ndarray | None] = []
-        sizes = zip(*(column.tolist() for column in columns), strict=True)
-        for key, value, (height, width, size) in zip(keys, values, sizes, strict=True):
+        rows = zip(keys, values, heights.tolist(), widths.tolist(), sizes.tolist(), strict=True)
+        for key, value, height, width, size in rows:
             stored = value or b""
-            header = stored[: _HEADER.size]
             content = memoryview(stored)[_HEADER.size :]
-            if len(content) == size and header == _header(key, height, width, content):
-                samples.append(Sample(height, width, content).value(self.form))
-            else:  # a value that is damaged is a miss, too
-                samples.append(None)
+            is_whole = len(content) == size and stored[: _HEADER.size] == _header(key, height, width, content)
+            samples.append(Sample(height, width, content).value(self.form) if is_whole else None)
         return samples
 
     def is_empty(self) -> bool:
-        """Return whether none of up to 100 samples is stored. False if the server cannot be asked now.
-
-        Stores.open() asks at the start of a job in offline mode, to warn."""
+        """Return whether none of up to 100 samples is stored. False if the server cannot be asked now."""
         step = -(-len(self.index) // 100)
         try:
             return not self.lengths(range(0, len(self.index), step)).any()
@@ -85,24 +77,12 @@ class RedisStore:
             return False
 
     def put(self, ids: Iterable[int], samples: list[Sample]) -> int:
-        """Put the samples. Return how many were stored. A server that is full or down stores no more.
-
-        The background thread calls it with the samples of put_later(), and a preload in its own threads."""
+        """Put the samples. Return how many were stored. A server that is full or down stores no more."""
         self._start()
         entries = [(int(id), sample) for id, sample in zip(ids, samples, strict=True)]
         taken = 0
         for first in range(0, len(entries), _PUT):
-            commands = []
-            for id, sample in entries[first : first + _PUT]:
-                key = self._key(id)
-                content = np.frombuffer(sample.content, np.uint8).data
-                value = _header(key, sample.height, sample.width, content) + content
-                command: tuple = ("SET", key, value)
-                if not self.reference.is_offline:
-                    # at different times, even if no job is left that deletes the data set
-                    seconds = references.SAMPLE_LIFETIME - id * 7919 % (references.SAMPLE_LIFETIME // 4)
-                    command += ("EX", seconds)
-                commands.append(command)
+            commands = [self._set_command(*entry) for entry in entries[first : first + _PUT]]
             try:
                 # in turns: a server that becomes full gets no further ones
                 if self.server.is_full():
@@ -118,9 +98,17 @@ class RedisStore:
                 break
         return taken
 
+    def _set_command(self, id: int, sample: Sample) -> tuple:
+        """Return the command of Redis that puts a sample."""
+        key = self._key(id)
+        content = np.frombuffer(sample.content, np.uint8).data
+        value = _header(key, sample.height, sample.width, content) + content
+        # at different times, even if no job is left that deletes the data set
+        seconds = references.SAMPLE_LIFETIME - id * 7919 % (references.SAMPLE_LIFETIME // 4)
+        return ("SET", key, value) if self.reference.is_offline else ("SET", key, value, "EX", seconds)
+
     def wants_samples(self) -> bool:
-        """Return whether to call put_later(): in active mode, if the queue and the server have room. Tiers
-        asks for each sample that was missing."""
+        """Return whether to call put_later(): in active mode, if the queue and the server have room."""
         has_room = len(self._waiting) < _WAITING and not self.server.is_full()
         return self.mode == "active" and has_room and self.server.down is None
 
@@ -131,26 +119,22 @@ class RedisStore:
             self.server.wake()
 
     def lengths(self, ids: ArrayLike, log: Callable[[int], object] | None = None) -> np.ndarray:
-        """Return how many bytes Redis has stored for each sample (header and content), int64 [n]. 0: the
-        sample is not stored; -1: there is a value of another type, which another program has put there.
-
-        No content is sent, so tools count the stored samples with it, and find incomplete ones by comparing
-        with whole_lengths().
+        """Return how many bytes Redis has stored for each sample (header and content), int64 [n], without
+        sending them. 0: the sample is not stored; -1: there is a value of another type. Tools find incomplete
+        samples by comparing with whole_lengths().
 
         log: called with the number of samples requested since its last call. Raises Unavailable.
         """
-        return references.send_redis_command(
-            self.server, self.name, "STRLEN", np.asarray(ids, dtype=np.int64), log
-        )
+        ids = np.asarray(ids, dtype=np.int64)
+        return references.send_redis_command(self.server, self.name, "STRLEN", ids, log)
 
     def whole_lengths(self, ids: ArrayLike) -> np.ndarray:
         """Return the lengths() that complete values have, int64 [n]. They follow from the index."""
         return forms.sizes(self.index, np.asarray(ids, dtype=np.int64), self.form)[2] + _HEADER.size
 
     def close(self) -> None:
-        """Release the reference. The last user of an active data set deletes the data set.
-
-        It is called at the end of a job in each process. It waits for a round of the background thread."""
+        """Release the reference. The last user of an active data set deletes the data set. It waits for a
+        round of the background thread."""
         if os.getpid() != self._pid:  # the lock may have been held at the fork
             self._renew()
         # not during a round of the background thread: it would write to a data set that is deleted here
@@ -180,7 +164,7 @@ class RedisStore:
 
     def _start(self) -> None:
         """Register _tick() with the background thread, at the first use in each process: threads do not
-        survive a fork. read() and put() call it."""
+        survive a fork."""
         if os.getpid() != self._pid:
             self._pid = os.getpid()
             self._renew()
@@ -190,8 +174,8 @@ class RedisStore:
         return references.sample_key(self.server, self.name, int(id))
 
     def _tick(self) -> None:
-        """Put the samples that wait, and send a heartbeat every _BEAT seconds. The server's background thread
-        calls it twice a second until close(). A later heartbeat would write to a deleted data set."""
+        """Put the samples that wait, and send a heartbeat every _BEAT seconds. A later heartbeat would write
+        to a deleted data set."""
         with self._ticks:
             if self._closed:
                 return
@@ -203,15 +187,10 @@ class RedisStore:
                     self._swept = True
 
     def _put_waiting(self) -> None:
-        """Put the samples that put_later() has queued. _tick() calls it, and close() for the last ones."""
+        """Put the samples that put_later() has queued."""
         while self._waiting:
-            ids = []
-            samples = []
-            while self._waiting and len(ids) < _PUT:
-                id, sample = self._waiting.popleft()
-                ids.append(id)
-                samples.append(sample)
-            self.put(ids, samples)
+            entries = [self._waiting.popleft() for _ in range(min(_PUT, len(self._waiting)))]
+            self.put([id for id, _ in entries], [sample for _, sample in entries])
 
 
 def _header(key: bytes, height: int, width: int, content: memoryview) -> bytes:

@@ -29,14 +29,9 @@ _REFERENCES = "leases"
 
 
 class StoredSet(NamedTuple):
-    """A data set on the server.
-
-    name: "<fingerprint>:<form>".
-    title: the name for users.
-    samples: number of samples of the data set, stored or not.
-    mode: "active" or "offline".
-    references: (host:process:token, seconds until it expires) of each process that uses it.
-    """
+    """A data set on the server. name: "<fingerprint>:<form>". title: the name for users. samples: of the data
+    set, stored or not. mode: "active" or "offline". references: (host:process:token, seconds until it
+    expires) of each process that uses it."""
 
     name: str
     title: str
@@ -51,10 +46,8 @@ class StoredSet(NamedTuple):
 
 
 class Reference:
-    """The reference of this process to a data set on the server.
-
-    title: the data set's name for users. mode: "active", "offline", or "" for a tool, which is not counted.
-    """
+    """The reference of this process to a data set on the server. title: the data set's name for users. mode:
+    "active", "offline", or "" for a tool, which is not counted."""
 
     def __init__(self, server: Server, name: str, samples: int, mode: str, title: str):
         self.server = server
@@ -62,6 +55,8 @@ class Reference:
         self.samples = samples
         self.mode = mode
         self.title = title
+        self._about = _key(server, name, _ABOUT)
+        self._members = _key(server, name, _REFERENCES)
         self._process = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"  # the member
         self._pid: int | None = os.getpid()  # the process that is counted; None: a pickled copy
         self.is_offline = False  # whether the data set stays on the server
@@ -69,60 +64,50 @@ class Reference:
 
     def beat(self) -> bool:
         """Send a heartbeat. Return False if the server cannot be asked now, or for a tool, which has no mode.
+
         Only the process that created this object is counted; its DataLoader's workers only ask whether the
-        data set is an offline one. The store's background thread calls it every few seconds: a user without
-        heartbeats is taken for killed, and its data set may be deleted."""
+        data set is an offline one. A user without heartbeats is taken for killed, and its data set may be
+        deleted."""
         if not self.mode:
             return False
-        about = _key(self.server, self.name, _ABOUT)
-        members = _key(self.server, self.name, _REFERENCES)
         is_user = os.getpid() == self._pid
         commands = list[tuple]()
         try:
+            if is_user and self.mode == "active":
+                self.register()
             if is_user:
-                if self.mode == "active":
-                    self.register()
-                commands.append(("ZADD", members, self.server.time() + LIFETIME, self._process))
+                commands.append(("ZADD", self._members, self.server.time() + LIFETIME, self._process))
             # the member with the highest score: that of an offline data set is infinite
-            last = self.server.execute(*commands, ("ZRANGE", members, -1, -1))[-1]
+            last = self.server.execute(*commands, ("ZRANGE", self._members, -1, -1))[-1]
             self.is_offline = last == [_OFFLINE]  # before any key gets an expiry time
-            if self.is_offline:
-                self.server.execute(("PERSIST", about), ("PERSIST", members))
-            else:
-                # longer than the samples: remove() finds their keys by these
-                seconds = 2 * SAMPLE_LIFETIME
-                self.server.execute(("EXPIRE", about, seconds), ("EXPIRE", members, seconds))
+            # longer than the samples: remove() finds their keys by these
+            command = ("PERSIST",) if self.is_offline else ("EXPIRE",)
+            lifetime = () if self.is_offline else (2 * SAMPLE_LIFETIME,)
+            self.server.execute((*command, self._about, *lifetime), (*command, self._members, *lifetime))
         except Unavailable:
             return False
         self.is_counted = is_user
         return True
 
     def register(self, offline: bool = False) -> None:
-        """Register the data set on the server. offline: it stays there. Raises Unavailable.
-
-        beat() calls it for an active data set, and a preload for an offline one. Without it list_sets() would
-        not see the samples, and no process would delete them."""
-        about = _key(self.server, self.name, _ABOUT)
-        members = _key(self.server, self.name, _REFERENCES)
-        commands: list[tuple] = [
-            ("HSET", about, "samples", self.samples, "title", self.title),
+        """Register the data set on the server. offline: it stays there. Raises Unavailable. Without it
+        list_sets() would not see the samples, and no process would delete them."""
+        self.server.execute(
+            ("HSET", self._about, "samples", self.samples, "title", self.title),
             ("SADD", _names(self.server), self.name),
-        ]
+        )
         if offline:
             self.is_offline = True
-            commands.append(("ZADD", members, "+inf", _OFFLINE))
-            commands += [("PERSIST", about), ("PERSIST", members)]
-        self.server.execute(*commands)
+            add = ("ZADD", self._members, "+inf", _OFFLINE)
+            self.server.execute(add, ("PERSIST", self._about), ("PERSIST", self._members))
 
     def release(self) -> None:
-        """Release the reference. The last user of an active data set deletes the data set.
-
-        RedisStore.close() calls it in each process; only the counted one does something."""
+        """Release the reference. The last user of an active data set deletes the data set."""
         if not self.is_counted or os.getpid() != self._pid:
             return
         self.is_counted = False
         with contextlib.suppress(Unavailable):
-            self.server.execute(("ZREM", _key(self.server, self.name, _REFERENCES), self._process))
+            self.server.execute(("ZREM", self._members, self._process))
             _remove_unused(self.server, self.name)
 
     def __getstate__(self) -> dict:
@@ -130,7 +115,7 @@ class Reference:
 
 
 def sample_key(server: Server, name: str, id: int) -> bytes:
-    """Return the key of a sample on the server. Each read and each put calls it for each sample."""
+    """Return the key of a sample on the server."""
     return _key(server, name, id).encode()
 
 
@@ -141,46 +126,35 @@ def list_sets(server: Server) -> list[StoredSet]:
 
 
 def remove(server: Server, name: str, log: Callable[[int], object] | None = None) -> None:
-    """Delete a data set: its samples, the words about it and its references.
-
-    The last user, sweep() and a user's command call it. The samples go first: if it is interrupted, the
-    data set is still listed, and the next sweep() deletes the rest.
-
-    log: called with the number of samples deleted since its last call. Raises Unavailable.
-    """
+    """Delete a data set: its samples, the words about it and its references. The samples go first: if it is
+    interrupted, the data set is still listed, and the next sweep() deletes the rest. log: called with the
+    number of samples deleted since its last call. Raises Unavailable."""
     send_redis_command(server, name, "UNLINK", np.arange(_read_set(server, name).samples), log)
     server.execute(("UNLINK", _key(server, name, _ABOUT)), ("UNLINK", _key(server, name, _REFERENCES)))
     server.execute(("SREM", _names(server), name))
 
 
 def send_redis_command(
-    server: Server,
-    name: str,
-    command: str,
-    ids: np.ndarray,
-    log: Callable[[int], object] | None = None,
+    server: Server, name: str, command: str, ids: np.ndarray, log: Callable[[int], object] | None = None
 ) -> np.ndarray:
     """Send Redis a command for the key of each of some samples. Return its integer answers, int64 [n].
 
     command: "STRLEN" (bytes of the value, 0: not stored), "UNLINK" (1: deleted) or "PERSIST" (1: it no longer
         expires). The answer is -1 if Redis has a value of another type under the key.
-    name: of a StoredSet.
-    log: called with the number of samples requested since its last call.
-    Tools and the start of a job call it to count and keep samples, and remove() to delete them; no step of a
-    training waits for it. Raises Unavailable.
+    name: of a StoredSet. log: called with the number of samples requested since its last call.
+    Raises Unavailable.
     """
     answers: list[Any] = []
     for first in range(0, len(ids), _KEYS):
         part = ids[first : first + _KEYS].tolist()
-        commands = [(command, sample_key(server, name, id)) for id in part]
-        answers += server.execute(*commands, errors=True)
+        answers += server.execute(*[(command, sample_key(server, name, id)) for id in part], errors=True)
         if log:
             log(len(part))
-    for place, answer in enumerate(answers):
-        if str(answer).startswith("WRONGTYPE"):  # an error of Redis about this key only
-            answers[place] = -1
-        elif not isinstance(answer, int):
-            raise Unavailable(str(answer))
+    # an error of Redis about this key only
+    answers = [-1 if str(answer).startswith("WRONGTYPE") else answer for answer in answers]
+    refused = [answer for answer in answers if not isinstance(answer, int)]
+    if refused:
+        raise Unavailable(str(refused[0]))
     return np.array(answers, np.int64)
 
 
@@ -194,9 +168,7 @@ def sweep(server: Server) -> None:
 
 
 def _remove_unused(server: Server, name: str) -> None:
-    """Delete a data set unless a process uses it. The server first forgets the references that expired.
-
-    release() and sweep() call it."""
+    """Delete a data set unless a process uses it. The server first forgets the references that expired."""
     members = _key(server, name, _REFERENCES)
     # by the server's clock, by which the references were written
     _, number = server.execute(("ZREMRANGEBYSCORE", members, "-inf", server.time()), ("ZCARD", members))

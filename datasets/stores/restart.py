@@ -9,7 +9,6 @@ interpolates subsampled colours from one neighbour.
 
 import functools
 import io
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,11 +66,8 @@ class Part(NamedTuple):
 
 def read_header(content: bytes) -> Header | None:
     """Return the header of a JPEG; None if its parts cannot be decoded alone: it has no restart markers, it
-    is progressive, or something in it is not known here. A store calls it for each crop."""
-    size_at = 0
-    interval = 0
-    components = 0
-    lengths_end = 0
+    is progressive, or something in it is not known here."""
+    size_at = interval = components = lengths_end = 0
     mcu = 0, 0
     position = 2  # after the start of the file
     while position + 4 <= len(content) and content[position] == 0xFF:
@@ -86,11 +82,10 @@ def read_header(content: bytes) -> Header | None:
             factors = content[body + _LENGTH_OF_FRAME + 1 : end : 3]
             if content[body] != 8 or components not in (1, 3) or len(factors) != components:
                 return None
-            mcu = 8, 8  # one component alone has this, whatever its factors
-            if components == 3:
-                high = max(factor & 15 for factor in factors)
-                wide = max(factor >> 4 for factor in factors)
-                mcu = 8 * high, 8 * wide
+            # one component alone has MCUs of 8 pixels, whatever its factors
+            high = max(factor & 15 for factor in factors) if components == 3 else 1
+            wide = max(factor >> 4 for factor in factors) if components == 3 else 1
+            mcu = 8 * high, 8 * wide
         elif marker == _LENGTHS and position == 2 and content.startswith(_NAME, body):
             lengths_end = end
         elif marker == _RESTART_INTERVAL:
@@ -98,38 +93,29 @@ def read_header(content: bytes) -> Header | None:
         elif marker == _START_OF_SCAN:
             # a progressive file has several scans, of parts of the coefficients: none can be cut
             is_whole = content[body] == components and content[end - 3 : end] == _WHOLE_SCAN
-            if not interval or not size_at or not is_whole:
-                return None
             height = _number(content, size_at)
             width = _number(content, size_at + 2)
-            if not height or not width:
-                return None
-            return Header(end, size_at, height, width, *mcu, interval, lengths_end)
+            is_usable = interval and size_at and is_whole and height and width
+            return Header(end, size_at, height, width, *mcu, interval, lengths_end) if is_usable else None
         position = end
     return None
 
 
 def cut(content: bytes, header: Header, box: Box) -> Part | None:
     """Return a JPEG that holds the box and at least _MARGIN pixels around it; None if the markers of the
-    JPEG are not those that its header announces. header: of read_header(). A store calls it for each crop."""
+    JPEG are not those that its header announces. header: of read_header()."""
     columns = -(-header.width // header.mcu_width)  # MCUs of a row
     rows = -(-header.height // header.mcu_height)
-    if columns % header.interval == 0:  # several segments in a row of MCUs
-        across = columns // header.interval
-        step_x = header.interval * header.mcu_width
-        step_y = header.mcu_height
-        down = rows
-    elif header.interval % columns == 0:  # several rows in a segment
-        across = 1
-        step_x = columns * header.mcu_width
-        step_y = header.interval // columns * header.mcu_height
-        down = -(-header.height // step_y)
-    else:
+    if columns % header.interval and header.interval % columns:
         return None
+    # several segments in a row of MCUs, or several rows in a segment
+    across = max(1, columns // header.interval)
+    step_x = min(header.interval, columns) * header.mcu_width
+    rows_of_segment = max(1, header.interval // columns)
+    step_y = rows_of_segment * header.mcu_height
+    down = -(-rows // rows_of_segment)
     # the header of our own JPEGs has the lengths; in others the markers are searched for
-    ends = None
-    if header.lengths_end:
-        ends = _read_ends(content, header, across * down)
+    ends = _read_ends(content, header, across * down) if header.lengths_end else None
     if ends is None:
         ends = _find_ends(content, header.end, across * down)
     if ends is None:
@@ -144,9 +130,7 @@ def cut(content: bytes, header: Header, box: Box) -> Part | None:
     part_width = min(last * step_x, header.width) - first * step_x
     if (part_height, part_width) == (header.height, header.width):
         return Part(content, 0, 0, header.height, header.width)
-    begins = np.empty_like(ends)  # a segment ends with the two bytes of its marker
-    begins[0] = header.end
-    begins[1:] = ends[:-1]
+    begins = np.append(header.end, ends[:-1])  # a segment ends with the two bytes of its marker
     kept_ends = ends.reshape(down, across)[first_row:last_row, first:last]
     kept_begins = begins.reshape(down, across)[first_row:last_row, first]
     skipped = max(0, header.lengths_end - 2)  # bytes of the lengths, which the part does not need
@@ -167,13 +151,8 @@ def cut(content: bytes, header: Header, box: Box) -> Part | None:
 
 
 def encode(image: Image.Image, subsampling: str, **options: Any) -> bytes:
-    """Return a JPEG with restart markers. A thread that builds a pack calls it for each image.
-
-    image: of mode RGB or L.
-    subsampling: one of "4:4:4", "4:2:2" and "4:2:0"; L has none.
-    options: of Pillow: quality, or qtables.
-    Raises ValueError if a side is too long.
-    """
+    """Return a JPEG with restart markers. image: of mode RGB or L. subsampling: one of "4:4:4", "4:2:2" and
+    "4:2:0"; L has none. options: of Pillow: quality, or qtables. Raises ValueError if a side is too long."""
     if max(image.size) > MOST_PIXELS:
         raise ValueError(f"{image.width}x{image.height} pixels, a side may have {MOST_PIXELS}")
     mcu_width = 8 if image.mode == "L" or subsampling == "4:4:4" else 16
@@ -186,10 +165,7 @@ def encode(image: Image.Image, subsampling: str, **options: Any) -> bytes:
 def encode_again(content: bytes) -> bytes:
     """Return a JPEG with restart markers of a file that is one: its own bytes if they have markers already,
     else it is encoded again with its own tables of quantisation and its own subsampling. If that fails, for
-    example because a side is too long, return its own bytes: they are decoded as a whole.
-
-    A thread that builds a pack calls it for each file. No library of requirements.txt adds markers without
-    a decode: `jpegtran -copy none -restart 2B` does, before the pack is built."""
+    example because a side is too long, return its own bytes: they are decoded as a whole."""
     header = read_header(content)
     if header and cut(content, header, (0, 0, 1, 1)):
         return content
@@ -281,12 +257,10 @@ def _cover(begin: int, length: int, step: int, count: int) -> tuple[int, int]:
 def _choose_interval(columns: int, mcu_width: int) -> int:
     """Return after how many MCUs a marker follows: the segments divide a row, and are about _SEGMENT pixels
     wide. If only narrower or wider ones divide it, a segment is a row. columns: MCUs of a row."""
-    best = columns
-    smallest = math.inf  # how much wider or narrower than _SEGMENT the best one is
-    for interval in range(1, columns):
-        width = interval * mcu_width
-        ratio = max(width / _SEGMENT, _SEGMENT / width)
-        if columns % interval == 0 and _NARROWEST <= width <= _WIDEST and ratio < smallest:
-            best = interval
-            smallest = ratio
-    return best
+    widths = {interval: interval * mcu_width for interval in range(1, columns) if columns % interval == 0}
+    ratios = {
+        interval: max(width / _SEGMENT, _SEGMENT / width)
+        for interval, width in widths.items()
+        if _NARROWEST <= width <= _WIDEST
+    }
+    return min(ratios, key=ratios.__getitem__, default=columns)

@@ -38,17 +38,16 @@ class Tiers(Store):
 
     def read(self, ids: np.ndarray) -> list[bytes | np.ndarray]:
         """Return the samples of a batch. A fault of the cache is a miss. For a miss it returns the bytes of
-        the file, which decode() converts to the form of the cache. Two threads of an engine's Reader, or
-        worker processes, call it for whole batches."""
+        the file, which decode() converts to the form of the cache."""
         ids = np.asarray(ids, dtype=np.int64)
         samples: list = self.cache.read(ids)
         missing = [place for place, content in enumerate(samples) if content is None]
-        if missing:
-            for place, content in zip(missing, self._read_files(ids[missing].tolist()), strict=True):
-                samples[place] = content
-                # the bytes of the file are the sample; other forms are put after decode()
-                if self.form == "encoded":
-                    self._put(ids[place], content, forms.convert(self.index, ids[place], content, self.form))
+        contents = self._read_files(ids[missing].tolist()) if missing else []
+        for place, content in zip(missing, contents, strict=True):
+            samples[place] = content
+            # the bytes of the file are the sample; other forms are put after decode()
+            if self.form == "encoded":
+                self._put(ids[place], content, forms.convert(self.index, ids[place], content, self.form))
         return samples
 
     def decode(self, id: int, content: bytes | np.ndarray, scratch: np.ndarray | None = None) -> np.ndarray:
@@ -66,7 +65,7 @@ class Tiers(Store):
 
     def _read_files(self, ids: list[int]) -> list[bytes]:
         """Return the contents of files. Threads read them as long as a batch takes more than _PATIENCE: for
-        files in the page cache they cost a sixth of an epoch. read() calls it for the misses of a batch."""
+        files in the page cache they cost a sixth of an epoch."""
         contents: list[bytes] = []
         begin = time.monotonic()
         # one after the other while they are fast; the first slow one starts the threads
@@ -88,10 +87,9 @@ class Tiers(Store):
 class Stores:
     """The stores of a job's data sets: packs, a shared cache, or the files.
 
-    folder: of packs, or None.
-    cache: the URL of a shared cache, or its Address (connection.py), or None. Not with a folder.
-    mode: one of MODES.
-    log: called with one line of text.
+    folder: of packs, or None. cache: the URL of a shared cache, or its Address (connection.py), or None. Not
+        both.
+    mode: one of MODES. log: called with one line of text.
     form: of the packs. A shared cache has the form of its URL.
     Raises BadInput if an argument is wrong, and as the stores do.
     """
@@ -113,38 +111,34 @@ class Stores:
         self._known: dict[str, Store] = {}  # fingerprint of an index -> its store
         if cache:
             from datasets.stores import connection
-            from datasets.stores.connection import Server
 
-            if isinstance(cache, str):
-                cache = connection.parse(cache)
-            self._server = self._kept(Server(cache, log))
+            address = connection.parse(cache) if isinstance(cache, str) else cache
+            self._server = self._kept(connection.Server(address, log))
 
     def open(self, index: Any) -> Store:
-        """Return the store of an ImageFolderIndex, the same for the same index. close() closes it.
-
-        Every rank calls it at the start of a job. With a folder it may build the pack, for hours."""
+        """Return the store of an ImageFolderIndex, the same for the same index. close() closes it. Every rank
+        calls it at the start of a job. With a folder it may build the pack, for hours."""
         if index.fingerprint not in self._known:
-            self._known[index.fingerprint] = self._open(index)
+            self._known[index.fingerprint] = self._kept(self._open(index))
         return self._known[index.fingerprint]
 
     def _open(self, index: Any) -> Store:
-        """Return a new store. open() calls it once for each index."""
+        """Return a new store."""
         if self.folder:
-            return self._kept(pack.build(index, pack.place(self.folder, index, self.form), self.form))
+            return pack.build(index, pack.place(self.folder, index, self.form), self.form)
         if not self._server:
-            return self._kept(FileStore(index))
+            return FileStore(index)
         from datasets.stores.redis_store import RedisStore
 
         cached = RedisStore(self._server, index, self.mode)
         # in this mode nothing fills the cache: each sample of the run would come from its file
         if self.mode == "offline" and cached.is_empty():
             self._log(f"the cache holds nothing of {cached.name}: --cache_mode offline needs a preload")
-        return self._kept(Tiers(cached, FileStore(index)))
+        return Tiers(cached, FileStore(index))
 
     def close(self) -> None:
-        """Close the stores. The last process that closes an active cache deletes it.
-
-        Every rank of a job calls it at a good end; the references of a killed job expire."""
+        """Close the stores. The last process that closes an active cache deletes it. Every rank of a job
+        calls it at a good end; the references of a killed job expire."""
         self._opened.close()
 
     def _kept(self, opened: Any) -> Any:

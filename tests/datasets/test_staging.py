@@ -1,6 +1,5 @@
 """Staging downloads the objects below a URL once, completely, and no others. The server is real."""
 
-import errno
 import os
 import re
 import signal
@@ -148,16 +147,6 @@ def test_a_full_disk_is_found_before_the_download(here, monkeypatch):
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", store.environment["AWS_ENDPOINT_URL_S3"])
         with pytest.raises(BadInput, match=r"needs 1000000\.000 GB .*, [\d.]+ GB .*free"):
             here("s3://data")
-
-
-def test_an_error_without_a_file_has_no_brackets(monkeypatch, tmp_path):
-    def fill(*_):
-        raise OSError(errno.ENOSPC, "the disk is full")
-
-    monkeypatch.setenv(SCRATCH, str(tmp_path))
-    monkeypatch.setattr(staging, "_complete", fill)
-    with pytest.raises(BadInput, match=r"^cannot stage s3://data: the disk is full$"):
-        staging.stage.__wrapped__("s3://data")
 
 
 @pytest.mark.thorough

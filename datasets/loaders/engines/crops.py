@@ -23,8 +23,7 @@ from bootfile.sampling.plan import Batch, Plan
 from datasets.folders.image_index import ImageFolderIndex
 from datasets.folders.resize import BICUBIC, BILINEAR, fit
 from datasets.loaders.image_loader import start_pool
-from datasets.stores.ahead import Reader, work_ahead
-from datasets.stores.files import FileStore, Store, scaled
+from datasets.stores.files import FileStore, Reader, Store, scaled, work_ahead
 from datasets.stores.forms import cannot_decode
 
 _AHEAD = 3  # batches that are filled while one is used
@@ -36,22 +35,15 @@ Row = list[int]  # id, rows of the image for which the box was planned, top, lef
 
 
 class Crops:
-    """The function of workers: it returns the images of a batch, uint8 [n, size, size, 3].
-
-    interpolation: as in resize.fit().
-    """
+    """The function of workers: it returns the images of a batch, uint8 [n, size, size, 3]. interpolation: as
+    in resize.fit()."""
 
     def __init__(self, store: Store, interpolation: str = BILINEAR):
         self.store = store
         self.interpolation = interpolation
 
-    def batch_bytes(self, plan: Plan) -> int:
-        """Return the bytes of the largest batch of a plan, at the image size of this epoch. Workers calls it
-        in the training process before it starts its workers, to check the room in /dev/shm."""
-        return plan.largest * plan.size**2 * 3
-
     def __call__(self, batch: Batch) -> torch.Tensor:
-        """Return the images of a batch. A worker process calls it for each of its batches."""
+        """Return the images of a batch."""
         images = torch.empty((len(batch.ids), batch.size, batch.size, 3), dtype=torch.uint8)
         # one request for the whole batch: a store in a network answers them together
         contents = self.store.read(batch.ids)
@@ -60,15 +52,13 @@ class Crops:
         return images
 
     def rows(self, batch: Batch) -> list[Row]:
-        """Return a row for each image of a batch. It is called once a batch, before its images are cut."""
+        """Return a row for each image of a batch."""
         heights = self.store.index.heights[batch.ids]
         # Python's integers: each access to an array would cost a part of a microsecond with the lock
         return np.stack([batch.ids, heights, *batch.crops], axis=1, dtype=np.int64, casting="unsafe").tolist()
 
     def crop(self, row: Row, content: Any, image: np.ndarray) -> None:
-        """Write the crop of a sample into `image`, uint8 [size, size, 3]. content: as for Store.decode().
-
-        A worker process calls it for each sample; threads call cut() and fit() for several samples."""
+        """Write the crop of a sample into `image`, uint8 [size, size, 3]. content: as for Store.decode()."""
         self.fit([(self.cut(row, content), row[-1], image)])
 
     def cut(self, row: Row, content: Any, scratch: np.ndarray | None = None) -> np.ndarray:
@@ -94,7 +84,7 @@ class TorchvisionCrops(Crops):
         super().__init__(store, interpolation)
 
     def crop(self, row: Row, content: Any, image: np.ndarray) -> None:
-        """Write the crop of a sample into `image`, as the class above does. A worker process calls it."""
+        """Write the crop of a sample into `image`, as the class above does."""
         from torchvision.transforms.v2 import InterpolationMode, functional
 
         id, planned, top, left, height, width, flip = row
@@ -116,13 +106,8 @@ class TorchvisionCrops(Crops):
 
 
 class Threads(Engine):
-    """An engine for Loader.
-
-    store: of datasets/stores.
-    workers: threads.
-    pinned: use pinned memory, which a GPU can read directly.
-    interpolation: as in resize.fit().
-    """
+    """An engine for Loader. store: of datasets/stores. workers: threads. pinned: use pinned memory, which a
+    GPU can read directly. interpolation: as in resize.fit()."""
 
     reuses_memory = True
 
@@ -149,7 +134,7 @@ class Threads(Engine):
                 yield batch, images
 
     def close(self) -> None:
-        """End the threads and free the buffers. The loader calls it at the end of the job."""
+        """End the threads and free the buffers."""
         self._reader.close()
         self._ring.clear()
 
@@ -163,17 +148,14 @@ class Threads(Engine):
         return self._ring
 
     def _submit(self, to_fill: tuple[Batch, torch.Tensor]) -> list[concurrent.futures.Future]:
-        """Start the tasks that fill the buffer of a batch. work_ahead() calls it in the thread of the
-        training, up to _AHEAD batches before the batch is used."""
+        """Start the tasks that fill the buffer of a batch."""
         batch, images = to_fill
         fill = functools.partial(self._fill, self._crops.rows(batch), images.numpy())
         return self._reader.start(batch.ids, fill)
 
     def _fill(self, rows: list[Row], images: np.ndarray, places: range, contents: list) -> None:
         """Write the crops of a task into `images`: decode its images, then resize them. In turns, the two
-        push each other's code out of the processor's caches, which costs a tenth of the time.
-
-        A thread of the pool calls it once for each task."""
+        push each other's code out of the processor's caches, which costs a tenth of the time."""
         index = self.store.index
         cut: list[tuple[np.ndarray, int, np.ndarray]] = []  # decoded, and not resized yet
         used = 0  # bytes of the scratch memory
@@ -210,7 +192,7 @@ class RemoteCrops(Crops):
         super().__init__(store, interpolation)
 
     def __call__(self, batch: Batch) -> Any:
-        """Return the images of a batch. An actor calls it, on any node."""
+        """Return the images of a batch."""
         return super().__call__(batch).numpy()  # Ray shares the memory of arrays, not of tensors
 
 

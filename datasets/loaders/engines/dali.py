@@ -22,8 +22,7 @@ from bootfile.sampling.plan import Batch, Plan
 from datasets.folders.resize import BICUBIC, BILINEAR
 from datasets.sampling.augment import Crop
 from datasets.stores import forms
-from datasets.stores.ahead import Reader, work_ahead
-from datasets.stores.files import PairFiles, Store
+from datasets.stores.files import PairFiles, Reader, Store, work_ahead
 
 DALI = "nvidia-dali-cuda120"  # the package's name for pip
 _AHEAD = 3  # batches that are prepared while one is used
@@ -31,6 +30,7 @@ _IMAGES_PER_TASK = 8  # images that a thread reads in one task
 # bytes for the largest image of ImageNet: without this padding nvJPEG reallocates buffers while training
 _DEVICE_PADDING = 211025920
 _HOST_PADDING = 140544512
+_BOX = {"axes": (0, 1), "normalized_anchor": False, "normalized_shape": False}
 # Interpolate chroma, as all other decoders here do. nvJPEG repeats it by default (option from CUDA 12.1 on).
 NVJPEG = {"device": "mixed", "jpeg_fancy_upsampling": True}
 
@@ -108,7 +108,7 @@ class Dali(Engine):
                 self._pipeline = None
 
     def close(self) -> None:
-        """Release the pipeline, DALI's memory of the GPU, and the threads. The loader calls it at the end."""
+        """Release the pipeline, DALI's memory of the GPU, and the threads."""
         self._pipeline = None
         if self.device is not None:
             backend = importlib.import_module("nvidia.dali.backend")  # not in DALI's stubs
@@ -120,9 +120,7 @@ class Dali(Engine):
         return work_ahead(plan, self._reading, _AHEAD - 1)
 
     def _reading(self, batch: Batch) -> list[concurrent.futures.Future]:
-        """Return tasks that read the batch's images in order, each of them several images.
-
-        work_ahead() calls it while DALI decodes earlier batches; the tasks run in the reader's threads."""
+        """Return tasks that read the batch's images in order, each of them several images."""
 
         def prepare(places: range, contents: list) -> list[np.ndarray]:
             """Return what DALI gets of the samples of one task, in a thread of the reader: pixels, or the
@@ -136,9 +134,7 @@ class Dali(Engine):
 
     def _source(self) -> tuple:
         """Return DALI's inputs for a batch: images, corners and sizes of the boxes, _arguments(), and ids.
-
-        DALI calls it in run(), up to _AHEAD batches before their output. Raises StopIteration at the end of
-        the epoch."""
+        Raises StopIteration at the end of the epoch."""
         batch, parts = next(self._inputs)
         contents = list(itertools.chain(*parts))
         crops = batch.crops
@@ -157,26 +153,23 @@ class Dali(Engine):
         return inputs
 
     def _arguments(self, ids: np.ndarray, crops: Crop) -> tuple[np.ndarray, ...]:
-        """Return the output sizes of a batch, float32 [n, 2]. _source() calls it for each batch."""
+        """Return the output sizes of a batch, float32 [n, 2]."""
         sizes = np.full((len(ids), 2), self._built_for[0], np.float32)
         sizes[crops.flip, 1] *= -1  # a negative width mirrors
         return (sizes,)
 
     def _name_bad_file(self, error: RuntimeError) -> Exception:
-        """Return the error with the name of the bad file, which DALI does not know.
-
-        run() calls it when DALI fails, and decodes the batches in flight again to find the file."""
+        """Return the error with the name of the bad file, which DALI does not know."""
         try:
-            for batch, _ in self._in_flight:
-                for id in batch.ids:
-                    self.store.image(id)
+            for id in np.concatenate([batch.ids for batch, _ in self._in_flight]):
+                self.store.image(id)
         except BadInput as reason:
             return reason
         return error
 
     def _built(self, plan: Plan):
-        """Return the pipeline, which is kept from epoch to epoch: building it takes seconds. run() calls it
-        at the start of each epoch; it is built again if the image size or the batch size has changed."""
+        """Return the pipeline, which is kept from epoch to epoch: building it takes seconds. It is new
+        if the image size or the batch size has changed."""
         built_for = plan.size, plan.largest
         if self._pipeline is None or self._built_for != built_for:
             from nvidia.dali import Pipeline
@@ -192,27 +185,19 @@ class Dali(Engine):
         return self._pipeline
 
     def _graph(self, size: int) -> tuple:
-        """Return the outputs (images uint8 [size, size, 3], ids) for the inputs from _source().
-
-        _built() calls it once for a pipeline, to describe it: no image is read here."""
+        """Return the outputs (images uint8 [size, size, 3], ids) for the inputs from _source()."""
         fn, types = load_dali()
         gpu = self.device is not None
         contents, anchors, shapes, sizes, ids = fn.external_source(self._source, num_outputs=5, no_copy=True)
-        box = {"axes": (0, 1), "normalized_anchor": False, "normalized_shape": False}
         # only the box of a file is decoded; a pack of decoded images has the pixels already
         if self.store.form == "decoded":
-            if gpu:
-                contents = contents.gpu()
-            cut = fn.slice(contents, anchors, shapes, **box)
-        elif gpu:
-            padding = {"device_memory_padding": _DEVICE_PADDING, "host_memory_padding": _HOST_PADDING}
-            options = {**NVJPEG, **padding, **box}
-            cut = fn.decoders.image_slice(contents, anchors, shapes, output_type=types.RGB, **options)
+            cut = fn.slice(contents.gpu() if gpu else contents, anchors, shapes, **_BOX)
         else:
-            cut = fn.decoders.image_slice(contents, anchors, shapes, output_type=types.RGB, **box)
+            padding = {"device_memory_padding": _DEVICE_PADDING, "host_memory_padding": _HOST_PADDING}
+            options = {**NVJPEG, **padding} if gpu else {}
+            cut = fn.decoders.image_slice(contents, anchors, shapes, output_type=types.RGB, **options, **_BOX)
         kind = types.INTERP_CUBIC if self.interpolation == BICUBIC else types.INTERP_LINEAR
-        resized = fn.resize(cut, size=sizes, interp_type=kind, antialias=True)
-        return resized, ids
+        return fn.resize(cut, size=sizes, interp_type=kind, antialias=True), ids
 
 
 class PairedDali(Dali):
@@ -263,20 +248,17 @@ class PairedDali(Dali):
         return flips & 1, flips >> 1, sizes.astype(np.float32)
 
     def _graph(self, size: int) -> tuple:
-        """Return the outputs (images, ids) for the inputs from _source(). It is called once a pipeline."""
+        """Return the outputs (images, ids) for the inputs from _source()."""
         fn, types = load_dali()
         resizes = self.store.index.rows > 0
         contents, anchors, shapes, horizontal, vertical, *sizes, ids = fn.external_source(
             self._source, num_outputs=6 + resizes, no_copy=True
         )
-        decoder = {"device": "cpu", "output_type": types.RGB}
-        if self.device:
-            decoder |= NVJPEG
-        box = {"axes": (0, 1), "normalized_anchor": False, "normalized_shape": False}
+        decoder = {"device": "cpu", "output_type": types.RGB} | (NVJPEG if self.device else {})
         if resizes:
             images = fn.decoders.image(contents, **decoder)
             images = fn.resize(images, size=sizes[0], interp_type=types.INTERP_LINEAR, antialias=True)
-            images = fn.slice(images, anchors, shapes, **box)
+            images = fn.slice(images, anchors, shapes, **_BOX)
         else:
-            images = fn.decoders.image_slice(contents, anchors, shapes, **decoder, **box)
+            images = fn.decoders.image_slice(contents, anchors, shapes, **decoder, **_BOX)
         return fn.flip(images, horizontal=horizontal, vertical=vertical), ids

@@ -22,11 +22,7 @@ _CHUNK = 4096  # images gathered at a time (at least a batch), for fewer copies 
 
 
 def make_loader(
-    data: Any,
-    sampler: Any,
-    device: torch.device,
-    augment: bool = False,
-    workers: Any = None,
+    data: Any, sampler: Any, device: torch.device, augment: bool = False, workers: Any = None
 ) -> Loader:
     """Return a loader of an ImageSet, or of any map-style Dataset (map_style.py).
 
@@ -47,13 +43,12 @@ def make_loader(
 
 
 def plan_of(data: ImageSet, sampler: Any, augment: bool) -> Plan:
-    """Return the plan of an ImageSet, with or without random crops and flips. The loaders call it once."""
+    """Return the plan of an ImageSet, with or without random crops and flips."""
     return Plan(data, sampler, crop_flip if augment else None)
 
 
 def corners(batch: Batch) -> CropFlip:
-    """Return the windows of a batch; without augmentation they show the whole images. Engines call it for
-    each batch."""
+    """Return the windows of a batch; without augmentation they show the whole images."""
     if batch.crops:
         return CropFlip(*batch.crops)
     corner = np.zeros(len(batch.ids), np.int64)
@@ -88,7 +83,7 @@ def pad(images: torch.Tensor, padding: int, reflect: bool, device: torch.device)
     """Return the images with `padding` pixels around them, uint8 [N, H + 2 padding, W + 2 padding, C].
 
     images: uint8 [N, C, H, W]. reflect: the padding mirrors the image without repeating its border; false:
-    it is black. The engines call it once in a job, for the whole data set.
+    it is black.
     """
     count, channels, height, width = images.shape
     shape = (count, height + 2 * padding, width + 2 * padding, channels)
@@ -97,22 +92,19 @@ def pad(images: torch.Tensor, padding: int, reflect: bool, device: torch.device)
     bottom = padding + height - 1  # the image's last row
     right = padding + width - 1
     padded[:, padding : bottom + 1, padding : right + 1] = images.to(device).permute(0, 2, 3, 1)
-    if not reflect:
-        return padded
-    for distance in range(1, padding + 1):
+    distances = range(1, padding + 1) if reflect else ()
+    for distance in distances:
         padded[:, padding - distance] = padded[:, padding + distance]
         padded[:, bottom + distance] = padded[:, bottom - distance]
-    for distance in range(1, padding + 1):  # columns after rows: the corners too
+    for distance in distances:  # columns after rows: the corners too
         padded[:, :, padding - distance] = padded[:, :, padding + distance]
         padded[:, :, right + distance] = padded[:, :, right - distance]
     return padded
 
 
 class Windows:
-    """Padded images, from which windows are cut.
-
-    images, padding, reflect: as for pad(), on the host. It needs memory for the padded images.
-    """
+    """Padded images, from which windows are cut. images, padding, reflect: as for pad(), on the host. It
+    needs memory for the padded images."""
 
     def __init__(self, images: torch.Tensor, padding: int, reflect: bool = False):
         count, channels, height, width = images.shape
@@ -146,11 +138,8 @@ def resident_loader(data: ImageSet, sampler: Any, device: torch.device, augment:
 
 class Resident(Engine):
     """An engine that gathers batches from images on `device`, padded by memory.pad() if the plan has crops
-    (augment).
-
-    height, width: of a window. stride, image: pixels of a row and of an image of the padded data set.
-    pixels: all of them, uint8 [N * image, C]. rows, columns: the positions in a window.
-    """
+    (augment). height, width: of a window. stride, image: pixels of a row and of an image of the padded data
+    set. pixels: all of them, uint8 [N * image, C]. rows, columns: the positions in a window."""
 
     def __init__(self, data: ImageSet, augment: bool, device: torch.device):
         padding = data.padding if augment else 0
@@ -174,9 +163,8 @@ class Resident(Engine):
             yield from zip(several, images.split([len(batch.ids) for batch in several]), strict=True)
 
     def gather(self, windows: np.ndarray) -> torch.Tensor:
-        """Return uint8 [n, H, W, C] on the device. windows: id, top, left, flip, int64 [4, n].
-
-        run() calls it in the process of the training. It starts a copy and kernels, and does not wait."""
+        """Return uint8 [n, H, W, C] on the device. windows: id, top, left, flip, int64 [4, n]. It starts a
+        copy and kernels, and does not wait."""
         # four numbers for each image are all that goes to the device in a step
         columns = torch.from_numpy(windows)
         if accelerator.has_streams(self.pixels.device):

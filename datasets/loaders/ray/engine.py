@@ -68,9 +68,7 @@ class RayDataLoader(DataLoader[_Batch]):
         super().__init__(dataset, *arguments, **options)
 
     def __iter__(self) -> Any:
-        if not self.distribute_mode:
-            return super().__iter__()
-        return _Batches(self, *self._serve())
+        return _Batches(self, *self._serve()) if self.distribute_mode else super().__iter__()
 
     def close(self) -> None:
         """End the workers. Iterating again starts new workers."""
@@ -86,9 +84,7 @@ class RayDataLoader(DataLoader[_Batch]):
         self.close()
 
     def _serve(self) -> tuple[Pool, list, Iterable[int]]:
-        """Return the workers, what they call for each batch, and the numbers of the batches.
-
-        __iter__() calls it at the start of each epoch; the first one starts the workers."""
+        """Return the workers, what they call for each batch, and the numbers of the batches."""
         pool = self._pool
         if pool is None:
             pool = Pool(self.num_workers, self.head_address, self.cpus_per_worker)
@@ -145,10 +141,8 @@ class _Fetcher:
         self.collation = loader._auto_collation, loader.collate_fn, loader.drop_last
 
     def __call__(self, task: tuple) -> Any:
-        """Return the batch of a task (number, key of the sampler).
-
-        An actor calls it, on any node. If the actor is lost, another one calls it again, so the
-        random numbers follow from the number of the batch."""
+        """Return the batch of a task (number, key of the sampler). If the actor is lost, another one calls it
+        again, so the random numbers follow from the number of the batch."""
         number, key = task
         # torch's DataLoader gives batch n to this worker: get_worker_info() shows it, whichever actor runs it
         worker = number % self.workers
@@ -171,5 +165,5 @@ class RayWorkers(Workers):
         self._place: dict[str, Any] = {"head_address": address, "cpus_per_worker": cpus}
 
     def open_loader(self, results: Dataset, **options: Any) -> DataLoader:
-        """Return the loader that Workers iterates. Workers calls it at the first batch."""
+        """Return the loader that Workers iterates."""
         return RayDataLoader(results, True, **self._place, **options)

@@ -53,8 +53,7 @@ def connect(address: str, workers: int) -> Any:
     address: HOST:PORT of a cluster of which this machine is a node. "auto": RAY_ADDRESS, else the cluster of
         the last `ray start` on this machine, else a new instance on 127.0.0.1 that ends with this process.
     workers: actors for which a new instance starts processes.
-    Every rank calls it for itself: a job early, so that a mistake costs no scan of the data, and each Pool
-    again. Raises BadInput if Ray is missing or the cluster does not answer.
+    Every rank calls it. Raises BadInput if Ray is missing or the cluster does not answer.
     """
     global _local
     # a notebook or an earlier loader may have connected: a process has one connection
@@ -62,11 +61,7 @@ def connect(address: str, workers: int) -> Any:
     if imported and imported.is_initialized():
         return imported
     if address == "auto":
-        path = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), "ray", "ray_current_cluster")
-        address = os.environ.get("RAY_ADDRESS", "")
-        if not address and path.exists():  # the last `ray start` has left it
-            started = path.read_text().strip()
-            address = started if _is_reached(started) else ""
+        address = os.environ.get("RAY_ADDRESS") or _find_started()
     if address and not _is_reached(address):
         raise _no_cluster(address, "it accepts no connection")
     if "ray" not in sys.modules:  # Ray reads its settings when it is imported
@@ -97,9 +92,8 @@ def connect(address: str, workers: int) -> Any:
 
 class Worker:
     """An actor that runs functions on tasks, on a node with this project's files at the same path or on the
-    PYTHONPATH of `ray start`. paths: this project, then sys.path of the training process.
-
-    The class is pickled by value, and imports this project only after it has set sys.path."""
+    PYTHONPATH of `ray start`. paths: this project, then sys.path of the training process. The class is
+    pickled by value, and imports this project only after it has set sys.path."""
 
     def __init__(self, paths: list[str]):
         sys.path.insert(0, paths[0])  # before another package `datasets`
@@ -111,8 +105,7 @@ class Worker:
         self.get: Any = functools.lru_cache(2)(ray.get)  # two iterators of one loader may take turns
 
     def run(self, held: list, task: tuple) -> Any:
-        """Return function(task). held: [reference to the function], which is read once. Pool.submit() asks
-        for it from the training process."""
+        """Return function(task). held: [reference to the function], which is read once."""
         return self.get(held[0])(task)
 
 
@@ -167,8 +160,7 @@ class Pool:
             heartbeat.beat(f"ray: {state}")
 
     def put(self, function: Callable[[tuple[int, Any]], Any]) -> list:
-        """Store a function for the actors. Return what submit() needs. The loader calls it at the start of an
-        epoch, so that a task has only its parameters to send."""
+        """Store a function for the actors. Return what submit() needs."""
         return [self._ray.put(function)]  # in a list: the actor gets the reference
 
     def submit(self, function: list, task: tuple[int, Any]) -> Any:
@@ -220,15 +212,14 @@ class Pool:
         self._finalizer()
 
     def _count_possible(self, workers: int) -> int:
-        """Return how many of these actors the CPUs of the cluster allow. It is asked before they start, and
-        when a result takes long, because their node may be lost."""
+        """Return how many of these actors the CPUs of the cluster allow."""
         if not self._cpus:
             return workers
         cpus = self._ray.cluster_resources().get("CPU", 0.0)
         return min(workers, int(cpus / self._cpus))
 
     def _check(self) -> None:
-        """Raise ClusterLost unless the head accepts connections. _take() calls it every _CHECKED seconds."""
+        """Raise ClusterLost unless the head accepts connections."""
         if not _is_reached(self._head):
             raise ClusterLost(f"the head of the Ray cluster at {self._head} accepts no connection")
         self._checked = time.monotonic()
@@ -243,6 +234,13 @@ def _no_cluster(address: str, reason: str) -> BadInput:
     return BadInput(f"no Ray cluster at {place}: {reason}; {cure}, or use --ray_address auto")
 
 
+def _find_started() -> str:
+    """Return the address of the cluster of the last `ray start` on this machine; "" if none answers."""
+    path = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), "ray", "ray_current_cluster")
+    address = path.read_text().strip() if path.exists() else ""
+    return address if _is_reached(address) else ""
+
+
 def _is_reached(address: str) -> bool:
     """Return whether a process accepts connections at HOST:PORT."""
     host, _, port = address.rpartition(":")
@@ -254,9 +252,7 @@ def _is_reached(address: str) -> bool:
 
 
 def _kill(ray: Any, actors: list) -> None:
-    """Kill the actors. An actor that Ray ends because its handle is deleted may hang in its destructors.
-
-    It runs when the Pool closes or is garbage-collected, or at the exit of this process."""
+    """Kill the actors. An actor that Ray ends because its handle is deleted may hang in its destructors."""
     for actor in actors:
         with contextlib.suppress(Exception):  # Ray may have ended
             ray.kill(actor)

@@ -1,10 +1,8 @@
 """A map-style Dataset gives the same tensors and receipts with any workers and ranks, after any restart."""
 
 import contextlib
-import copy
 import gc
 import os
-import pickle
 import random
 
 import numpy as np
@@ -14,7 +12,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 from torchvision.transforms import v2
 
 from bootfile.ground.errors import BadInput
-from bootfile.loaders.map_style import Fetcher, draw_seeds, map_style_loader
+from bootfile.loaders.map_style import draw_seeds, map_style_loader
 from bootfile.sampling import generators
 from bootfile.sampling.sampler import BatchSampler, SequentialBatchSampler, WholeBatchSampler
 from tests.support.checkpointers import log_of
@@ -230,32 +228,6 @@ class Garbage:
             file.write(f"{os.getpid()} ")
 
 
-@pytest.mark.parametrize("error", [RuntimeError("out of shared memory"), OSError(24, "Too many open files")])
-def test_without_workers_an_error_of_an_item_is_its_own(error):
-    """Advice about workers would be wrong."""
-    fails = []
-
-    def item(id):
-        if fails:
-            raise error
-        return torch.tensor([float(id)]), id % 7
-
-    loader = map_style_loader(Items(item), SequentialBatchSampler(SIZE, 4), CPU)
-    fails.append(True)
-    with pytest.raises(RuntimeError, match="sample 0 of Items raised"):
-        list(loader)
-
-
-@pytest.mark.skipif(torch.__version__ < "2.6", reason="torch 2.1 cannot copy a generator")
-def test_a_loader_without_workers_can_be_copied():
-    loader = map_style_loader(Words(), SequentialBatchSampler(SIZE, 4), CPU, collate_fn=pad)
-    first = [inputs for inputs, _ in loader]
-    copied = copy.deepcopy(loader)
-    again = [inputs for inputs, _ in copied]
-    assert len(again) == len(first) == 13 and all(map(torch.equal, first, again))
-    assert pickle.loads(pickle.dumps(loader.receipt)).digest == loader.receipt.digest
-
-
 def test_workers_do_not_delete_the_garbage_of_their_parent(tmp_path):
     def collect(id):
         gc.collect()
@@ -308,6 +280,10 @@ def test_rows_of_a_table_are_taken_at_once_and_are_those_of_its_items():
         assert torch.equal(inputs, others) and torch.equal(targets, other_targets)
 
 
+def fingerprint(dataset):
+    return map_style_loader(dataset, sampler(), CPU).receipt.fingerprint
+
+
 def test_the_samples_and_targets_are_the_identity_of_the_data():
     inputs, targets = torch.randn(500, 3), torch.arange(500)
     changed = targets.clone()
@@ -322,9 +298,9 @@ def test_the_samples_and_targets_are_the_identity_of_the_data():
         fingerprint = "version 1"
 
     for make in (TensorDataset, Rows, lambda *data: Subset(Rows(*data), range(400))):
-        made = [Fetcher(make(inputs, each)).fingerprint for each in (targets, targets.clone(), changed)]
+        made = [fingerprint(make(inputs, each)) for each in (targets, targets.clone(), changed)]
         assert made[0] == made[1] != made[2]
-    assert Fetcher(Named(inputs, targets)).fingerprint == Fetcher(Named(inputs, changed)).fingerprint
+    assert fingerprint(Named(inputs, targets)) == fingerprint(Named(inputs, changed))
 
 
 @pytest.mark.parametrize("count", [1, 13])

@@ -2,9 +2,7 @@
 
 import concurrent.futures
 import functools
-import io
 import os
-import re
 import socket
 import sqlite3
 import tempfile
@@ -20,7 +18,6 @@ from PIL import Image
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate, get_worker_info
 
 from bootfile.ground.errors import BadInput
-from bootfile.loaders.data_fingerprint import hash_value
 from bootfile.loaders.map_style import map_style_loader
 from bootfile.sampling.sampler import BatchSampler
 
@@ -116,13 +113,6 @@ def test_a_file_that_cannot_be_opened_again_ends_the_job_with_its_name(path, mon
         loader(dataset, workers=1)
 
 
-def test_a_search_for_connections_does_not_change_what_it_looks_at():
-    spooled = tempfile.SpooledTemporaryFile(max_size=99)  # noqa: SIM115  # fileno() would write to a disk
-    spooled.write(bytes([7]))
-    loader(Items(lambda data, id: (torch.zeros(1), id), file=spooled), workers=1).close()
-    assert isinstance(spooled._file, io.BytesIO)
-
-
 def test_a_connection_that_workers_would_share_is_named(tmp_path):
     database = sqlite3.connect(tmp_path / "x.db")
     database.execute("create table items(id)")
@@ -149,7 +139,7 @@ def test_a_connection_that_workers_would_share_is_named(tmp_path):
     ):
         with pytest.raises(BadInput, match=rf"dataset\.dataset\.{name}.*__getitem__.*--workers 0"):
             loader(Subset(Items(lambda data, id: (torch.zeros(1), id), **held), range(9)), workers=1, batch=3)
-    with pytest.raises(BadInput, match="a pipe"):
+    with pytest.raises(BadInput, match=r"open _io\.BufferedReader"):
         loader(Items(item), workers=1)
     for held, workers in (({"a": database}, 0), ({"a": memory, "b": ends[0]}, 1)):
         with loader(Items(lambda data, id: (torch.zeros(1), id), **held), workers) as batches:
@@ -235,37 +225,20 @@ def test_an_item_that_depends_on_its_worker_is_named(capsys):
 
 X = torch.zeros(3, 8, 8)
 NO_BATCH = {
-    "size": (lambda id: (torch.zeros(3, 8 + id // 5, 8), 0), "sample 5 .*3, 9, 8.*3, 8, 8.*pad"),
-    "none": (lambda id: None if id == 5 else (X, 0), "sample 5 of Items is None"),
-    "pil": (lambda id: (Image.new("RGB", (8, 8)), 0), r"PIL image RGB \(8, 8\).*ToTensor"),
-    "object": (lambda id: (np.array([X, None], object), 0), r"object \[2\].*arrays of numbers"),
+    "size": (lambda id: (torch.zeros(3, 8 + id // 5, 8), 0), "sample 5 .*3, 9, 8.*3, 8, 8.*shape"),
+    "pil": (lambda id: (Image.new("RGB", (8, 8)), 0), r"sample \d of Items is \(Image, int\).*ToTensor"),
     "key": (lambda id: {"x": X, "label": 0} | ({"y": X} if id == 5 else {}), "sample 5 .*y: float32"),
-    "sparse": (lambda id: (X.to_sparse(), 0), r"sparse_coo.*to_dense"),
-    "reversed": (lambda id: (np.zeros(4, np.float32)[::-1], 0), r"float32 \[4\].*arrays of numbers"),
-    "table": (
-        lambda id: (SimpleNamespace(mode=1, size=2), 0),
-        r"\(SimpleNamespace, int\).*arrays of numbers",
-    ),
-    "no key": (lambda id: ({"x": X} if id < 5 else {}, 0), "sample 5 "),
-    "key with a word of a hint": (
-        lambda id: {"sparse_ids": torch.zeros(1 + id // 5)},
-        r"sample 5 .*sparse_ids: float32 \[2\].*(pad|shape)",
-    ),
     "ragged": (lambda id: ([0] * (1 + id // 5), 0), r"sample 5 .*\(int, int\)"),
 }
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", NO_BATCH)
 def test_items_that_are_no_batch_are_named_with_the_way_out(kind, workers):
     item, expected = NO_BATCH[kind]
-    if kind == "sparse" and torch.__version__ < "2.2":
-        pytest.skip("this torch makes batches of sparse tensors")
     batches = loader(Items(lambda data, id: item(id), 6), workers, batch=6)
-    with batches, pytest.raises(BadInput, match=f"(?s)^(?=sample ).*{expected}.*collate_fn$") as error:
+    with batches, pytest.raises(BadInput, match=f"(?s)^(?=sample ).*{expected}.*collate_fn$"):
         list(batches)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -281,56 +254,6 @@ def test_an_error_of_the_users_code_keeps_its_traceback_and_gets_the_samples_num
         list(batches)
 
 
-MASKS = torch.zeros(2, 2, dtype=torch.int64), torch.tensor([[0, 255], [1, 2]])
-
-
-def _loss(inputs, targets):
-    outputs = torch.nn.Linear(4, 3)(inputs)
-    if isinstance(targets, torch.Tensor) and targets.is_floating_point():
-        return torch.nn.functional.mse_loss(outputs[:, 0], targets)
-    return torch.nn.functional.cross_entropy(outputs, targets)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "item, expected",
-    [
-        ((torch.zeros(4, dtype=torch.float64), 0), r"inputs float64 \[8, 4\]"),
-        ((torch.zeros(4, dtype=torch.uint8), 0), r"inputs uint8"),
-        ((np.arange(4), 0), r"inputs int64"),
-        ((torch.zeros(4), torch.tensor(0, dtype=torch.int32)), r"targets int32 \[8\]"),
-        ((torch.zeros(4), "cat"), r"targets \(str, "),
-        ((torch.zeros(4, dtype=torch.cfloat), 0), r"inputs complex64"),
-        ((b"ab", 0), r"inputs \(bytes, "),
-        ((torch.zeros(4), 3), r"has the target 3"),
-    ],
-)
-def test_an_error_of_the_model_or_the_loss_names_the_sample_whose_type_or_target_is_the_cause(item, expected):
-    batches = loader(Items(lambda data, id: item, 8))
-    [[inputs, targets]] = batches
-    with pytest.raises((RuntimeError, IndexError, TypeError)) as error:
-        _loss(inputs, targets).backward()
-    assert re.search(rf"sample \d of Items .*{expected}", batches.explain(error.value))
-    assert batches.explain(RuntimeError("mat1 and mat2 shapes cannot be multiplied (8x4 and 5x3)")) == ""
-
-
-def test_a_mask_with_a_class_that_the_model_has_not_is_named():
-    batches = loader(Items(lambda data, id: (torch.zeros(3, 2, 2), MASKS[id == 5]), 8))
-    [[inputs, targets]] = batches
-    with pytest.raises(IndexError) as error:
-        torch.nn.functional.cross_entropy(inputs, targets)
-    assert batches.explain(error.value).startswith("sample 5 of Items has the target 255")
-
-
-def test_an_error_of_the_model_names_the_one_sample_of_another_type():
-    types = torch.float32, torch.float64
-    batches = loader(Items(lambda data, id: (torch.zeros(4, dtype=types[id == 5]), 0), 8))
-    [[inputs, targets]] = batches
-    with pytest.raises(RuntimeError) as error:
-        _loss(inputs, targets)
-    assert re.search(r"sample 5 of Items .*float64 .*\bsample \d\b", batches.explain(error.value))
-
-
 def test_tensors_without_plain_numbers_are_read_or_named():
     sparse = [torch.eye(2).to_sparse(), 2 * torch.eye(2).to_sparse()]
     both = [loader(Items(lambda data, id, each=each: (each, 0), 8)) for each in sparse]
@@ -343,12 +266,3 @@ def test_targets_that_a_model_has_computed_are_taken_without_its_graph():
     table = TensorDataset(torch.arange(8.0), torch.arange(8.0, requires_grad=True) * 2)
     [[_, targets]] = loader(table)
     assert targets.requires_grad and sorted(targets.tolist()) == [2.0 * id for id in range(8)]
-
-
-@dataclass(slots=True)
-class _Slots:
-    number: int
-
-
-def test_a_dataclass_with_slots_has_a_digest():
-    assert hash_value(_Slots(1)) == hash_value(_Slots(1)) != hash_value(_Slots(2))

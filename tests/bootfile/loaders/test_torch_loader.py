@@ -33,10 +33,6 @@ def test_a_loader_that_cannot_be_repeated_is_refused(loader, reason):
         torch_loader(loader, torch.device("cpu"))
 
 
-def test_a_batch_may_be_larger_than_the_data():
-    assert len(torch_loader(DataLoader(DATA, 24), torch.device("cpu"))) == 1
-
-
 def test_items_that_are_no_pair_are_refused_with_the_way_out_of_this_loader():
     data = TensorDataset(torch.arange(12.0), torch.arange(12), torch.arange(12))
     loader = torch_loader(DataLoader(data, 4), torch.device("cpu"))

@@ -10,17 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from bootfile.ground.errors import BadInput
-from bootfile.loaders import workers
-from bootfile.loaders.map_style import map_style_loader
 from bootfile.loaders.workers import NotDelivered, Workers
 from bootfile.sampling.plan import Plan
 from bootfile.sampling.sampler import BatchSampler
-from datasets.folders import random_folder
-from datasets.folders.image_folder import load
-from datasets.loaders import backends
-from datasets.sampling.augment import random_resized_crop
-from datasets.stores.files import FileStore
 from tests.conftest import run
 
 ROOT = Path(__file__).parents[3]
@@ -87,30 +79,6 @@ def test_a_small_dev_shm_ends_a_job_with_a_line_that_names_the_way_out():
     assert job.returncode == 2 and last.startswith("error: ") and "--shm-size" in last, job.stderr
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return random_folder.make(str(tmp_path_factory.mktemp("data") / "images"))
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("lacks", ["shm", "files"])
-def test_a_node_without_room_for_the_workers_is_refused_before_they_start(
-    folder, tmp_path, monkeypatch, lacks, capsys
-):
-    index = load(folder, "train", str(tmp_path / "index"))
-    images = Plan(index, BatchSampler(len(index), 8, 0, 1), random_resized_crop, 32)
-    if lacks == "shm":
-        usage = lambda path: type("Usage", (), {"free": 8 * 32 * 32 * 3 * 5 - 1})  # noqa: E731
-        monkeypatch.setattr(workers.shutil, "disk_usage", usage)
-    else:
-        limits = lambda kind: (60, 60)  # noqa: E731
-        monkeypatch.setattr(workers.resource, "getrlimit", limits)
-    rates = backends.rates(FileStore(index), images, torch.device("cpu"), 2, seconds=0.01)
-    assert "pytorch" not in rates and "threads" in rates
-    expected = "MB of /dev/shm" if lacks == "shm" else "the limit is 60"
-    assert expected in capsys.readouterr().out
-
-
 UNFINISHED = """
 import sys; sys.path.insert(0, "")
 import torch
@@ -139,19 +107,3 @@ assert "multiprocessing.util" not in sys.modules
 @pytest.mark.parametrize("before", ["", FINALIZER_FIRST], ids=["plain", "finalizer"])
 def test_a_script_that_ends_within_an_epoch_ends_its_workers(before):
     run("-c", before + UNFINISHED, code=3, fresh=True, timeout=60)
-
-
-class OnTheGpu(torch.utils.data.Dataset):
-    """Its items are on a GPU, which a forked worker cannot use."""
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, id):
-        raise RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA with")
-
-
-@pytest.mark.thorough
-def test_items_on_a_gpu_and_workers_are_one_line():
-    with pytest.raises(BadInput, match=r"cannot use the GPU .*--workers 0\b"):
-        map_style_loader(OnTheGpu(), BatchSampler(8, 4, 0, 1), torch.device("cpu"), workers=2)

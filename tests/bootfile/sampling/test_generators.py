@@ -1,6 +1,7 @@
 """Random generators that an object holds are found wherever they are: otherwise a restart is not exact."""
 
 import numpy as np
+import pytest
 
 from bootfile.sampling.generators import find_generators
 
@@ -23,9 +24,6 @@ def closure():
     return transform
 
 
-def test_in_a_slot():
-    assert [each.path for each in find_generators(Slots(), "data")] == ["data.draw"]
-
-
-def test_in_a_closure_with_an_empty_cell():
-    assert [each.path for each in find_generators(closure(), "data")] == ["data.draw"]
+@pytest.mark.parametrize("owner", [Slots(), closure()], ids=["slot", "closure with an empty cell"])
+def test_a_generator_is_found(owner):
+    assert [each.path for each in find_generators(owner, "data")] == ["data.draw"]

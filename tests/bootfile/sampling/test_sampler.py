@@ -13,12 +13,6 @@ from datasets.sampling.augment import random_resized_crop
 from datasets.sampling.effects import Effects, draw_effects
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 10, 97, 100, 1438, 4096, 50_000])
-def test_permutation_is_a_bijection(size):
-    for seed, epoch in ((0, 0), (0, 1), (2**63, 7)):
-        assert sorted(permute(np.arange(size), size, seed, epoch)) == list(range(size))
-
-
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 97, 100, 1438, 7919, 65_536, 10**9, 10**9 + 7, 2**62])
 def test_the_inverse_of_a_permutation(size):
     """Also of ids that were reached through values above the size."""
@@ -120,20 +114,6 @@ def test_the_repeats_of_a_sample_in_an_epoch_have_other_random_numbers():
 def test_weights_that_cannot_be_drawn_are_refused(weights, named):
     with pytest.raises(BadInput, match=named):
         BatchSampler(3, 1, seed=0, weights=weights)
-
-
-@pytest.mark.parametrize(
-    "order",
-    [BatchSampler(10_007, 16, 2**40), WholeBatchSampler(10_007, 16, 2**40, rank=1, world_size=2)],
-    ids=lambda order: type(order).__name__,
-)
-def test_resuming_and_random_access_give_the_same_batches(order):
-    order.seek(2 * len(order))
-    whole = list(order)
-    order.seek(2 * len(order) + 600)
-    assert np.array_equal(np.concatenate(list(order)), np.concatenate(whole[600:]))
-    steps = (0, 255, 256, len(order) - 1)
-    assert all(np.array_equal(order.batch(2 * len(order) + step), whole[step]) for step in steps)
 
 
 @pytest.mark.parametrize("kind, length", [(BatchSampler, 3), (WholeBatchSampler, 4)])

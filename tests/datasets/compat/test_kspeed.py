@@ -182,7 +182,7 @@ def test_the_calls_of_a_folder(images, cache_dir, monkeypatch, tmp_path):
 def test_wrong_arguments(images, cache_dir):
     for iplist, reason in (
         (["a:b"], "iplist is not redis://"),
-        (["a", "b"], "iplist names several hosts"),
+        (["a", "b"], "iplist is not redis://"),
         ("redis://u:SECRET@h", "password"),
         ("http://h", "is not"),
     ):

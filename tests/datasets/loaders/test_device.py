@@ -1,7 +1,5 @@
 """The last stage on the CPU computes the right numbers, and reuses only memory that is free."""
 
-import types
-
 import pytest
 import torch
 
@@ -105,14 +103,3 @@ def test_memory_is_used_again_once_it_is_free():
 ])  # fmt: skip
 def test_a_gpu_decodes_only_if_the_host_is_too_slow(rates, chosen):
     assert backends.choose(rates) == chosen
-
-
-@pytest.mark.parametrize("memory, workers, threads", [(24e9, 16, 4), (80e9, 16, 12), (80e9, 3, 3)])
-def test_a_large_gpu_gets_more_threads_of_dali(memory, workers, threads, monkeypatch):
-    made = []
-    properties = lambda device: types.SimpleNamespace(total_memory=memory)  # noqa: E731
-    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
-    monkeypatch.setattr(backends, "resolve", lambda backend, device: backend)
-    monkeypatch.setattr(backends, "Dali", lambda store, workers, *_: made.append(workers))
-    backends.engine("dali-gpu", None, torch.device("cuda", 0), workers)
-    assert made == [threads]

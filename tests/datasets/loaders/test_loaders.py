@@ -20,17 +20,15 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from bootfile.ground.errors import BadInput
-from bootfile.receipt.receipt import Receipt
 from bootfile.sampling.plan import Plan
 from bootfile.sampling.sampler import BatchSampler, SequentialBatchSampler
 from datasets.folders import image_folder
-from datasets.loaders import backends, pixels
+from datasets.loaders import backends
 from datasets.loaders.backends import SyntheticIndex
 from datasets.loaders.engines import crops as cropping
 from datasets.loaders.engines.crops import Crops
 from datasets.loaders.image_folders import progressive_size
 from datasets.sampling.augment import center_crop, random_resized_crop
-from datasets.sampling.effects import Effects, draw_effects
 from datasets.stores import forms, pack
 from datasets.stores.files import FileStore, scaled
 from tests.conftest import LONGEST, ROOT, finish, start, wait_until
@@ -174,32 +172,6 @@ def test_a_wrong_ending_changes_no_pixel(backend, tmp_path):
     half = len(found) // 2
     for one, other in zip(found[:half], found[half:], strict=True):
         assert one[0] == other[0] and torch.equal(one[1], other[1]) and torch.equal(one[2], other[2])
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("backend", [*BACKENDS, "synthetic"])
-def test_every_engine_and_store_draws_the_same_operations(backend, index, packs):
-    """Each engine and each pack applies RandAugment to its own pixels, with the parameters of the receipt."""
-    effects = Effects(rand_augment="3,12", mixup=0.4)
-    plan = plan_of(index)
-    plan.seek(len(plan))
-    sums, batches = Receipt(), list(plan)
-    drawn = [draw_effects(effects, batch.ids, 7, 2, 64) for batch in batches]
-    for batch, parameters in zip(batches, drawn, strict=True):
-        sums.add(batch.ids, batch.labels, (*batch.crops, *parameters))
-    expected = torch.from_numpy(sums.take())
-    for form in ("files", *forms.FORMS):
-        with backends.build(backend, packs[form], plan_of(index), CPU, 2) as loader:
-            plain, _ = epoch_of(loader, 2)
-            loader.effects = effects
-            changed, sums = epoch_of(loader, 2)
-        if backend != "synthetic":
-            assert torch.equal(sums, expected)
-        classes = len(index.classes)
-        for (images, labels), (found, targets), parameters in zip(plain, changed, drawn, strict=True):
-            whole = pixels.apply(effects, parameters, images, labels, classes, (0, 0, 0))
-            assert torch.equal(found, whole[0]) and torch.equal(targets, whole[1])
-            assert not torch.equal(found, images)
 
 
 def test_the_backend_may_change_in_the_middle_of_an_epoch(index, packs, reference):
@@ -351,15 +323,6 @@ def test_the_fastest_is_measured(index, packs):
     here = {name for name, reason in backends.reasons(CPU).items() if not reason}
     assert set(found) == here - {"synthetic"} and all(rate > 0 for rate in found.values())
     assert "threads" in backends.text(found)
-
-
-@pytest.mark.parametrize(("waited", "share", "has_hint"), [(0.5, "2.0%", False), (20, "80.0%", True)])
-def test_the_share_of_waiting_is_logged_with_a_hint_if_it_is_large(waited, share, has_hint, index, packs):
-    lines: list = []
-    with backends.build("pytorch", packs["decoded"], plan_of(index), CPU, 2) as loader:
-        loader.waited = waited
-        backends.log_waiting(loader, argparse.Namespace(training_seconds=25, info=lines.append))
-    assert share in lines[0] and ("bench loaders" in lines[0]) == has_hint
 
 
 # packs

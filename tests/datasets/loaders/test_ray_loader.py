@@ -270,11 +270,6 @@ def test_any_dataset_draws_the_same_on_workers_of_ray(folder):
         assert all(map(torch.equal, one, other))
 
 
-def test_ray_is_a_backend_that_auto_does_not_take():
-    assert "ray" in backends.BACKENDS and "ray" not in backends.reasons(torch.device("cpu"))
-    assert backends.resolve("ray", torch.device("cpu")) == "ray"
-
-
 @pytest.mark.thorough
 def test_without_ray_the_command_is_named():
     code = """import sys; sys.modules["ray"] = None

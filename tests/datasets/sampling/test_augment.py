@@ -50,12 +50,6 @@ def test_alternating_flip_shows_both_mirror_images_in_two_epochs():
     assert not alternating_flip(SimpleNamespace(padding=4, flip=False), ids, 7, 1).flip.any()
 
 
-def test_no_flip_and_no_padding_leave_the_image():
-    parameters = crop_flip(SimpleNamespace(padding=0, flip=False), np.arange(100), 0, 0)
-    images = torch.randint(256, (100, 3, 9, 7), dtype=torch.uint8)
-    assert np.array_equal(Windows(images, 0)(np.arange(100), parameters), images.permute(0, 2, 3, 1))
-
-
 @pytest.mark.parametrize("reflect", [False, True])
 def test_windows_are_cut_as_torchvision_cuts_them(reflect):
     from torchvision.transforms.functional import crop, hflip, pad

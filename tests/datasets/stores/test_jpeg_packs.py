@@ -20,7 +20,6 @@ from datasets.loaders import backends
 from datasets.loaders.engines.crops import RemoteCrops
 from datasets.sampling.augment import random_resized_crop
 from datasets.stores import forms, pack
-from datasets.stores.files import FileStore
 
 KINDS = {  # name of a file -> mode, options of Pillow
     "photograph.jpg": ("RGB", {"quality": 95}),
@@ -90,12 +89,6 @@ def test_it_takes_a_fraction_of_the_bytes(index, packs):
     whole = pack.size_of(index, "jpeg")
     made = sum(len(packs["jpeg"].stored(id)[0].content) for id in range(len(index)))
     assert 0.5 < whole / made < 2, "what is asked of the disk before it is made"
-
-
-def test_the_same_bits_each_time(index, packs):
-    for id in range(len(index)):
-        made = forms.make(FileStore(index), id, "jpeg").content
-        assert bytes(packs["jpeg"].stored(id)[0].content) == made
 
 
 def test_a_worker_of_ray_cuts_as_a_thread_does(index, packs):

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import types
 
 import cv2
 import numpy as np
@@ -17,7 +16,6 @@ from bootfile.sampling.plan import Plan
 from bootfile.sampling.sampler import BatchSampler
 from datasets.folders import image_folder
 from datasets.loaders import backends
-from datasets.loaders.engines.crops import Crops
 from datasets.sampling.augment import random_resized_crop
 from datasets.stores import forms, pack, restart
 
@@ -283,25 +281,3 @@ def test_a_sample_with_other_markers_is_decoded_as_a_whole(index, store):
     assert np.array_equal(store.decode_box(0, without, rows, (4, 6, 20, 30)), expected)
     with pytest.raises(BadInput, match=r"cannot decode .*/class_0/"):
         store.decode_box(0, content[: len(content) // 2], rows, (4, 6, 20, 30))
-
-
-def test_an_older_pack_of_jpegs_keeps_its_bytes(index, tmp_path):
-    """The samples of "jpeg" are those of version 0.37: simplejpeg's, without markers."""
-    ramp = (np.arange(96 * 64 * 3).reshape(64, 96, 3) // 80 % 256).astype(np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(ramp).save(file, "PNG")
-    one = types.SimpleNamespace(heights=np.array([64]), widths=np.array([96]), plain=[True])
-    sample = forms.convert(one, 0, file.getvalue(), "jpeg")
-    assert sample.content == simplejpeg.encode_jpeg(ramp, 90, "RGB", "420")
-    store = pack.build(index, str(tmp_path / "old"), "jpeg")
-    meta = pack.described(store.path)
-    assert meta["version"] == 2 and meta["quality"] == 90 and meta["short_side"] == 256
-    [content] = store.read(np.array([1]))
-    assert restart.read_header(content) is None
-    row = [1, int(index.heights[1]), 3, 5, 40, 50, 0]
-    assert Crops(store).cut(row, content).shape[2] == 3
-
-
-def test_the_disk_is_asked_for_about_what_a_pack_needs(index, store):
-    made = sum(len(store.stored(id)[0].content) for id in range(len(index)))
-    assert 0.4 < pack.size_of(index, store.form) / made < 3
