@@ -5,6 +5,9 @@ import fcntl
 import os
 import signal
 import struct
+from pathlib import Path
+
+from bootfile.machine.control_groups import find_folders, read_number, read_text
 
 # PIDFD_GET_INFO of <linux/pidfd.h>, since Linux 6.15 also for a process whose parent has read its exit code
 _GET_INFO = 3 << 30 | 64 << 16 | 0xFF << 8 | 11
@@ -82,67 +85,32 @@ def _read_stat(pid: int) -> tuple[str, str]:
 
 class MemoryKills:
     """The processes that the kernel's OOM killer ends in the memory group (cgroup) of this process, from now
-    on. Without a group they are those of the machine.
+    on. Without a group they are those of the machine. root: see control_groups.py."""
 
-    proc, groups: where the kernel shows them.
-    """
-
-    def __init__(self, proc: str = "/proc", groups: str = "/sys/fs/cgroup"):
-        self._file = ""  # has a line "oom_kill N"
-        self._limit = _UNLIMITED  # bytes
-        self._where = "container"
-        self._find_group(proc, groups)
-        # no group is visible: the counter of the whole machine, which may count processes of others
-        if not self._file:
-            self._file = os.path.join(proc, "vmstat")
-            self._where = "machine"
+    def __init__(self, root: str = "/"):
+        # memory.events is of version 2, the others of version 1
+        folders = find_folders("memory", root)
+        counters = [folder / name for folder in folders for name in ("memory.events", "memory.oom_control")]
+        counter = next((path for path in counters if path.exists()), None)
+        # the counter of the whole machine may count processes of others
+        self._where = "container" if counter else "machine"
+        self._file = counter or Path(root, "proc/vmstat")
+        names = ("memory.max", "memory.limit_in_bytes")
+        limits = (read_number(folder / name) for folder in folders for name in names)
+        self._limit = min([_UNLIMITED, *(limit for limit in limits if limit is not None)])
         self._before = self._count()
 
     def explain(self) -> str:
         """Return ": the kernel's OOM killer ended a process of this container (memory limit 2.0 GB)", or ""
         if it has ended none since the object was made."""
-        count = self._count()
-        if count is None or self._before is None or count <= self._before:
+        if self._count() <= self._before:
             return ""
         limit = f" (memory limit {self._limit / 2**30:.1f} GB)" if self._limit < _UNLIMITED else ""
         return f": {_OOM} {self._where}{limit}"
 
-    def _count(self) -> int | None:
-        with contextlib.suppress(OSError), open(self._file) as file:
-            for line in file:
-                if line.startswith("oom_kill "):
-                    return int(line.split()[1])
-        return None
-
-    def _find_group(self, proc: str, groups: str) -> None:
-        """Find the files of this process's group: of version 2, or of the memory controller of version 1."""
-        lines = []
-        with contextlib.suppress(OSError), open(os.path.join(proc, "self", "cgroup")) as file:
-            lines = [line.rstrip("\n").split(":", 2) for line in file]
-        for _, controllers, path in lines:
-            if controllers == "":  # version 2
-                controller, counter, limit = "", "memory.events", "memory.max"
-            elif "memory" in controllers.split(","):
-                controller, counter, limit = "memory", "memory.oom_control", "memory.limit_in_bytes"
-            else:
-                continue
-            top = os.path.join(groups, controller)
-            # in a container the mount begins at the group, and the path may be that of the host
-            for folder in (os.path.join(top, path.strip("/")), top):
-                file_of_counter = os.path.join(folder, counter)
-                if not self._file and os.path.exists(file_of_counter):
-                    self._file = file_of_counter
-                    self._limit = _read_limit(folder, top, limit)
-
-
-def _read_limit(folder: str, top: str, name: str) -> int:
-    """Return the smallest limit of a group and of those that contain it, in bytes."""
-    limit = _UNLIMITED
-    while folder.startswith(top.rstrip("/")):
-        with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, name)) as file:
-            limit = min(limit, int(file.read()))  # it may be "max"
-        folder = os.path.dirname(folder.rstrip("/"))
-    return limit
+    def _count(self) -> int:
+        lines = read_text(self._file).splitlines()  # one of them is "oom_kill N"
+        return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
 
 
 def describe(status: int | None, kills: MemoryKills) -> str:
@@ -150,8 +118,8 @@ def describe(status: int | None, kills: MemoryKills) -> str:
 
     status: as os.waitpid() returns it, None if it is not known. kills: made before the process ended.
     """
+    killed = kills.explain()
     if status is None:
-        killed = kills.explain()
         return f"was killed{killed}" if killed else "has ended (its launcher knows the exit code)"
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
@@ -161,5 +129,4 @@ def describe(status: int | None, kills: MemoryKills) -> str:
     except ValueError:  # a signal without a name
         name = f"signal {-code}"
     # the OOM killer sends the same SIGKILL as a person: only the counter of the group tells them apart
-    reason = kills.explain() if code == -signal.SIGKILL else ""
-    return f"was killed by {name}{reason}"
+    return f"was killed by {name}{killed if code == -signal.SIGKILL else ''}"
