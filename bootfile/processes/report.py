@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import json
+import math
 import os
 import statistics
 import threading
@@ -42,16 +43,16 @@ class Clock:
 
     step: the number of steps done so far.
     after: the shortest time without progress after which the run is stuck, in seconds; 0: it never is.
-    timeout: seconds after which a collective fails; None if it is not known.
+    timeout: seconds after which a collective fails; infinity if that is not known.
     """
 
-    def __init__(self, step: int, after: float, timeout: float | None):
+    def __init__(self, step: int, after: float, timeout: float = math.inf):
         self.step = step
         self.at = time.monotonic()  # when something has moved last
         self.floor = 0.0  # when this process continued, if it was stopped itself
         self.after = after
         self.model: Any = None  # in the mode of evaluation while a loop evaluates it
-        self.patience = min(_PATIENCE, _PATIENCE_SHARE * timeout) if timeout else _PATIENCE
+        self.patience = min(_PATIENCE, _PATIENCE_SHARE * timeout)
         self._timeout = timeout
         # whether more than a step happens until the next note(): an evaluation, a save or the first step
         self._has_more = True
@@ -77,18 +78,13 @@ class Clock:
 
     def limit(self) -> float:
         """Return the seconds without progress after which the run is stuck."""
-        limit = self.step_limit()
         is_evaluating = self.model is not None and not self.model.training
-        if self._has_more or is_evaluating:
-            limit *= _LONGER
-        if self._timeout:
-            limit = min(limit, _SHARE * self._timeout)
-        return limit
+        limit = self.step_limit() * (_LONGER if self._has_more or is_evaluating else 1)
+        return min(limit, _SHARE * self._timeout)
 
     def step_limit(self) -> float:
         """Return the seconds after which a step without an evaluation or a save is stuck."""
-        median = statistics.median([*self._durations]) if self._durations else 0.0
-        return max(self.after, _MEDIANS * median)
+        return max(self.after, _MEDIANS * statistics.median(self._durations or [0.0]))
 
     def beat_limit(self) -> float:
         """Return the seconds after which a process whose Python does not run is stuck."""
@@ -101,8 +97,7 @@ class Clock:
     def is_due(self, now: float, turn: float = 0.0) -> bool:
         """Return whether a line about a run that does not move is due. turn: seconds more, in which a rank
         before this one may print it."""
-        idle = self.idle(now)
-        limit = self.limit()
+        idle, limit = self.idle(now), self.limit()
         if idle < limit:  # the run has moved since the last line
             self._not_before = 0.0
         return self.after > 0 and idle >= max(limit + turn, self._not_before)

@@ -5,11 +5,9 @@ cannot, because it is stopped or its lock of Python is held, another rank of its
 asked reads all places and prints the line; rank 0 asks first. Needed are a clock and a report, and no thread.
 """
 
-import contextlib
 import json
-import os
-import signal
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from bootfile.processes.board import Board
 from bootfile.processes.node import PAUSED, Seen
@@ -69,12 +67,12 @@ class RollCall:
             self._opened_at = now
             self._moved_at = self._clock.at
             self._answered_for.clear()
-            self._answer(now)
+            self._answer(self._rank, *self._here(now), now)
         if self._opened_at is None:
             return
         self._answer_for_others(now)
         if self._asked == number:
-            result = self._conclude(now, now - self._opened_at > self._clock.patience)
+            result = self._conclude(now - self._opened_at > self._clock.patience)
         else:
             [result] = self._board.read(f"result/{number}") or [""]
         if result:
@@ -88,29 +86,25 @@ class RollCall:
 
     def find_silent(self, number: int) -> list[int]:
         """Return the ranks of other nodes that have not answered a call and have not left."""
-        left = self._read("left")
-        silent = []
-        for rank, text in self._read("state").items():
-            is_far = rank != self._rank and rank not in self._local
-            if is_far and not left.get(rank) and json.loads(text or "{}").get("call", 0) < number:
-                silent.append(rank)
-        return silent
+        near = {self._rank, *self._local, *self._read_answers(number)}
+        return [rank for rank, text in self._read("left").items() if not text and rank not in near]
 
     def _read(self, name: str) -> dict[int, str]:
         """Return the text NAME/RANK of each rank; {} without an answer."""
         texts = self._board.read(*(f"{name}/{rank}" for rank in range(self._count)))
         return dict(enumerate(texts or []))
 
-    def _answer(self, now: float) -> None:
-        """Write where this rank is."""
-        place, moves = self._here(now)
-        self._write(self._rank, place, moves, now)
-        if not moves:
-            self._report.write_stacks(self._rank, self._clock, now)
+    def _read_answers(self, number: int) -> dict[int, dict[str, Any]]:
+        """Return the answers of the ranks to a call or a later one."""
+        states = {rank: json.loads(text) for rank, text in self._read("state").items() if text}
+        return {rank: state for rank, state in states.items() if state["call"] >= number}
 
-    def _write(self, rank: int, place: Place, moves: bool, now: float) -> None:
+    def _answer(self, rank: int, place: Place, moves: bool, now: float, dump: str = "") -> None:
+        """Write where a rank is. dump: its stacks, if it is another one (default: those of this process)."""
         state = {"call": self._number, "verb": place.verb, "name": place.name, "moves": moves}
         self._board.write(f"state/{rank}", json.dumps(state | {"idle": self._clock.idle(now)}))
+        if not moves and (dump or rank == self._rank):
+            self._report.write_stacks(rank, self._clock, now, dump)
 
     def _is_first(self) -> bool:
         """Return whether this is the first rank of its node whose Python runs."""
@@ -121,44 +115,34 @@ class RollCall:
         if not self._is_first():
             return
         for rank in self._local.keys() - self._answered_for:
-            seen = self._local[rank]
-            place = seen.look(_SILENCE)
+            place = self._local[rank].look(_SILENCE)
             if place is None:
                 continue
             self._answered_for.add(rank)
-            state = json.loads(self._read("state").get(rank) or "{}")
-            if state.get("call") == self._number:  # it was only slow, and has answered itself
-                continue
-            self._write(rank, place, place == PAUSED, now)
-            if place.verb == HELD:
-                self._report.write_stacks(rank, self._clock, now, seen.dump)
+            if rank not in self._read_answers(self._number):  # else it was only slow, and has answered itself
+                self._answer(rank, place, place == PAUSED, now, self._local[rank].dump)
 
-    def _conclude(self, now: float, is_late: bool) -> str:
+    def _conclude(self, is_late: bool) -> str:
         """Print the line unless a rank still moves. Return the result of the call, "moves" or "stuck", or ""
         to wait for more answers. is_late: do not wait; ranks that have not answered are silent."""
-        states = {}
-        for rank, text in self._read("state").items():
-            state = json.loads(text or "{}")
-            if state.get("call") == self._number:
-                states[rank] = state
+        answers = self._read_answers(self._number)
         left = self._read("left")
-        if not states or not left:  # the store does not answer any more
+        if not answers or not left:  # the store does not answer any more
             return ""
-        places: dict[int, Place] = {}
+        places = {}
         for rank in range(self._count):
-            places[rank] = Place(SILENT, "")
-            if state := states.get(rank):
-                places[rank] = Place(state["verb"], state["name"])
-            elif left[rank] == DONE:  # it may evaluate, or wait for the others
-                places[rank] = Place(ENDED, "its loop")
+            # a loop that has ended may evaluate, or wait for the others
+            places[rank] = Place(ENDED, "its loop") if left[rank] == DONE else Place(SILENT, "")
+            if answer := answers.get(rank):
+                places[rank] = Place(answer["verb"], answer["name"])
         # the answers may be some seconds old: a step may have ended since
-        if self._clock.at > self._moved_at or any(state["moves"] for state in states.values()):
+        if self._clock.at > self._moved_at or any(answer["moves"] for answer in answers.values()):
             result = "moves"
         elif not is_late and Place(SILENT, "") in places.values():
             return ""
         else:
             result = "stuck"
-            self._report.show(self._clock, max(state["idle"] for state in states.values()), places)
+            self._report.show(self._clock, max(answer["idle"] for answer in answers.values()), places)
         self._board.write(f"result/{self._number}", result)
         return result
 
@@ -170,7 +154,10 @@ class RollCall:
             return
         self._clock.end_call(now)
         if self._report.exits:
-            self._kill_blocked()
+            looks = [(seen, seen.look(_SILENCE)) for seen in self._local.values()]
+            for seen, place in looks:
+                if place and place.verb in (STOPPED, HELD):  # it cannot end itself
+                    seen.kill()
         self._report.end_call()
 
     def _look_alone(self, now: float) -> None:
@@ -182,20 +169,10 @@ class RollCall:
         if not moves:
             self._report.write_stacks(self._rank, self._clock, now)
         if not moves and self._is_first():
-            places = {self._rank: place}
-            for rank in range(self._count):
-                if rank not in self._local:
-                    places.setdefault(rank, Place(SILENT, ""))
-                # a rank whose Python runs writes its place to the store only: the line lacks it
-                elif blocked := self._local[rank].look(_SILENCE):
-                    places[rank] = blocked
+            # a rank of this node whose Python runs writes its place to the store only: the line lacks it
+            looks = {rank: seen.look(_SILENCE) for rank, seen in self._local.items()}
+            places = {rank: Place(SILENT, "") for rank in range(self._count) if rank not in self._local}
+            places |= {rank: blocked for rank, blocked in looks.items() if blocked}
+            places[self._rank] = place
             self._report.show(self._clock, self._clock.idle(now), dict(sorted(places.items())))
         self._end_call(now, moves)
-
-    def _kill_blocked(self) -> None:
-        """End the ranks of this node that cannot end themselves: the run ends because it is stuck."""
-        for seen in self._local.values():
-            place = seen.look(_SILENCE)
-            if place and place.verb in (STOPPED, HELD):
-                with contextlib.suppress(OSError):
-                    os.kill(seen.process.pid, signal.SIGKILL)

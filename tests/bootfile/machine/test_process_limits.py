@@ -6,7 +6,7 @@ import os
 import pytest
 
 from bootfile.machine import process_limits
-from bootfile.processes import forking
+from bootfile.processes import sessions
 from datasets.folders import random_folder
 from tests.conftest import environment, names, run, wait_until
 from tests.support.control_groups import make_tree, real_group
@@ -143,8 +143,8 @@ def test_a_loader_that_may_not_start_its_workers_is_refused(kind, is_visible, im
 
 @pytest.mark.parametrize("command", [["jobs/train_ddp.py"], ["jobs/train_exact.py", "--elastic=true"]])
 def test_a_job_that_may_not_start_its_processes_is_refused(command, tmp_path):
-    if "--elastic=true" in command and forking.why_not():
-        pytest.skip(forking.why_not())
+    if "--elastic=true" in command and sessions.why_no_fork():
+        pytest.skip(sessions.why_no_fork())
     words = [*command, "--dataset=digits", "--processes_per_node=4", f"--output_dir={tmp_path}"]
     with real_group("pids", {"pids.max": "16"}) as folder:
         job = run("-c", ENTER + RUN, folder, *words, "--enable_gpu=false", code=2)

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from bootfile.processes.board import Board
-from bootfile.processes.ends import MemoryKills, Process, describe, is_stopped
-from bootfile.processes.rank_ends import RankEnds
+from bootfile.processes.ends import MemoryKills, Process, RankEnds, describe, is_stopped
 from bootfile.processes.stacks import IN, WAITS, Frame, Place, find_place, parse
 from tests.conftest import run
 from tests.support.control_groups import make_tree, real_group
@@ -92,7 +91,7 @@ def test_one_rank_tells_why_another_has_ended(capfd):
 def test_a_rank_that_ends_by_itself_is_told_only_if_another_one_loses_contact(capfd):
     store = torch.distributed.HashStore()
     first, other = make_ends(store, 0, {}), make_ends(store, 1, {})
-    other.announce_early()
+    other.announce("by itself, before the others", is_early=True)
     assert not first.look(0.0)
     assert first.look(0.0, gives_up=True)
     assert capfd.readouterr().out == "rank 1 ended by itself, before the others\n"
@@ -101,8 +100,8 @@ def test_a_rank_that_ends_by_itself_is_told_only_if_another_one_loses_contact(ca
 def test_the_first_error_is_the_reason(capfd):
     store = torch.distributed.HashStore()
     ranks = [make_ends(store, rank, {}) for rank in range(3)]
-    ranks[2].announce("KeyError: 3")
-    ranks[1].announce("ValueError: a later one")
+    ranks[2].announce("with KeyError: 3")
+    ranks[1].announce("with a later error")
     assert all(each.look(0.0) for each in ranks)
     assert capfd.readouterr().out == "rank 2 ended with KeyError: 3\n"
 
