@@ -89,16 +89,14 @@ def broadcast_object(value: T, source: int = 0, is_known: bool = False) -> T:
     """
     if world_size() == 1:
         return value
-    data = _encode(value if rank() == source else None)
+    is_source = rank() == source
+    data = _encode(value if is_source else None)
     # the length first: the other ranks have to make room for the bytes
     size = torch.tensor([len(data)], device=data.device)
     torch.distributed.broadcast(size, source)
-    if rank() == source:
-        torch.distributed.broadcast(data, source)
-        return value
-    data = data.new_empty(int(size))
+    data = data if is_source else data.new_empty(int(size))
     torch.distributed.broadcast(data, source)
-    return value if is_known else cast(T, _decode(data))
+    return value if is_source or is_known else cast(T, _decode(data))
 
 
 def _encode(value: object) -> torch.Tensor:
@@ -123,13 +121,11 @@ def _decode(data: torch.Tensor) -> Any:
 
 def call_on_first(function: Callable[[], T]) -> T:
     """Return function() of rank 0 on every rank. If it raises BadInput, every rank does."""
-    value = None
-    error = None
-    if is_first():
-        try:
-            value = function()
-        except BadInput as refusal:
-            error = refusal
+    value = error = None
+    try:
+        value = function() if is_first() else None
+    except BadInput as refusal:
+        error = refusal
     raise_on_all(error)
     return cast(T, broadcast_object(value))
 

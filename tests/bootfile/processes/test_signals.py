@@ -95,13 +95,13 @@ def test_only_a_process_of_the_job_can_stop_it(monkeypatch, capsys):
     import torch
 
     store = torch.distributed.HashStore()
-    for name, value in (("_rank", 0), ("_token", "c0ffee"), ("_refused", ""), ("_asked", threading.Event())):
+    for name, value in (("_rank", 0), ("_token", "c0ffee"), ("_asked", threading.Event())):
         monkeypatch.setattr(signals, name, value)
     monkeypatch.setattr(signals, "_call_after", lambda *_: None)
     for forged in ("1", "1 15 ", "1 15 c0ffe", "bad \xff"):
         texts.write(store, signals._KEY, forged)
         signals.look(store)
-    assert not signals.asked() and capsys.readouterr().out.count("ignored a request") == 1
+    assert not signals.asked() and capsys.readouterr().out == ""
     texts.write(store, signals._KEY, "1 10 c0ffee")
     signals.look(store)
     assert signals.asked() and signals.exit_code() == 138
@@ -166,7 +166,7 @@ def test_a_rank_tells_the_others_which_signal_it_got(launcher, tmp_path):
     result = finish(job, None)
     assert result.returncode == (1 if launcher else 138), "torchrun has one code for all errors"
     assert "\nSIGUSR1 at rank 1: stopping " in result.stdout
-    assert "ignored a request" not in result.stdout and list((tmp_path / "checkpoints").glob("*.pt"))
+    assert list((tmp_path / "checkpoints").glob("*.pt"))
 
 
 @pytest.mark.parametrize("stuck", ["signals.unwind_within(400), time.sleep(1000)", "lock.acquire()"])
