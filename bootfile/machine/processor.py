@@ -7,6 +7,7 @@ NumPy and newer versions of torch have asked, and from /proc/cpuinfo only where 
 import functools
 import platform
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +52,7 @@ def name() -> str:
     """Return the name of this CPU, such as "AMD EPYC 9354"."""
     import torch
 
-    get_capabilities = getattr(torch.cpu, "get_capabilities", dict)  # of torch 2.10 and later
+    get_capabilities: Callable[[], dict[str, object]] = getattr(torch.cpu, "get_capabilities", dict)  # 2.10
     listed = read_cpuinfo("model name") or platform.machine()
     known = str(get_capabilities().get("cpu_name", ""))
     # the short name of CPUID is the beginning of the long one, unless an emulator shows its host's

@@ -6,6 +6,7 @@ launcher prints the ends of the processes that it has started.
 """
 
 import contextlib
+import dataclasses
 import fcntl
 import os
 import re
@@ -167,34 +168,23 @@ def has_lost_contact(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and bool(_CONTACT.search(text))
 
 
+@dataclasses.dataclass
 class RankEnds:
-    """What this rank knows of the ends of all ranks.
+    """What this rank knows of the ends of all ranks."""
 
-    local: the processes of the other ranks of this machine.
-    node: the ranks of this node.
-    name: returns the words for a rank, with its process id.
-    """
-
-    def __init__(
-        self,
-        rank: int,
-        local: Mapping[int, Process],
-        node: tuple[int, ...],
-        board: "Board",
-        name: Callable[[int], str],
-    ):
-        self._rank = rank
-        self._local = local
-        self._node = node
-        self._board = board
-        self._name = name
-        self._kills = MemoryKills()
-        self._ended: dict[int, float] = {}  # rank of this machine -> when this rank has noticed its end
-        self._early = set[int]()  # the ranks of this machine that have ended with the exit code 0
-        self._texts: dict[int, str] = {}  # rank of this machine -> why it has ended; "": because of another
-        self._first_at = 0.0  # when this rank has read the first end, or has found that the store is lost
-        self._told = False  # this rank has printed the first end, or has found that another one prints it
-        self._lock = threading.Lock()  # the watching thread and the main thread call look()
+    rank: int
+    local: Mapping[int, Process]  # the other ranks of this machine
+    node: tuple[int, ...]  # the ranks of this node
+    board: "Board"
+    name: Callable[[int], str]  # returns the words for a rank, with its process id
+    _first_at: float = 0.0  # when this rank has read the first end, or has found that the store is lost
+    _told: bool = False  # this rank has printed the first end, or has found that another one prints it
+    _kills: MemoryKills = dataclasses.field(default_factory=MemoryKills)
+    _ended: dict[int, float] = dataclasses.field(default_factory=dict)  # rank -> when its end was noticed
+    _early: set[int] = dataclasses.field(default_factory=set)  # ranks that have ended with the exit code 0
+    _texts: dict[int, str] = dataclasses.field(default_factory=dict)  # rank -> why; "": because of another
+    # the watching thread and the main thread call look()
+    _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     def look(self, now: float, gives_up: bool = False) -> bool:
         """Note the ends of the ranks of this machine, and print the first end of all ranks. Return whether
@@ -204,11 +194,11 @@ class RankEnds:
         the reason, if there is no other.
         """
         with self._lock:
-            for rank, process in self._local.items():
+            for rank, process in self.local.items():
                 if rank not in self._texts and process.has_ended():
                     self._note(rank, process, now)
-            answer = self._board.read(_FIRST, _EARLY)
-            if answer is None and self._board.lost and not self._told:
+            answer = self.board.read(_FIRST, _EARLY)
+            if answer is None and self.board.lost and not self._told:
                 self._tell_alone(now, gives_up)
             if answer is None or self._told:
                 return self._told
@@ -229,21 +219,21 @@ class RankEnds:
         is_certain = is_of_another or has_failed or self._kills.explain()
         if not is_certain and now - since < _CALM:
             return
-        answer = self._board.read(f"left/{rank}", _EARLY)
-        if answer is None and not self._board.lost:
+        answer = self.board.read(f"left/{rank}", _EARLY)
+        if answer is None and not self.board.lost:
             return  # it is not known whether the rank has left: the next look asks again
         left, early = answer or ["", ""]
         if left or is_of_another:
             self._texts[rank] = ""
             return
-        text = f"{rank} {self._name(rank)} {describe(status, self._kills)}"
+        text = f"{rank} {self.name(rank)} {describe(status, self._kills)}"
         # the teardown of a process whose threads of gloo still run ends with SIGABRT
         if early.startswith(f"{rank} ") and code == -signal.SIGABRT:
             code, text = 0, early
         self._texts[rank] = text
         if code == 0:  # this rank may be about to end, too
             self._early.add(rank)
-        self._board.write_first(_EARLY if code == 0 else _FIRST, text)
+        self.board.write_first(_EARLY if code == 0 else _FIRST, text)
 
     def _tell(self, end: str, now: float, is_early: bool) -> None:
         """Print why a rank has ended. Rank 0 prints it; another rank does if rank 0 itself has ended, or has
@@ -251,35 +241,35 @@ class RankEnds:
         self._first_at = self._first_at or now
         number, _, text = end.partition(" ")
         rank = int(number)
-        is_in_turn = 0 in (self._rank, rank) or now - self._first_at >= _LOSS
-        if rank == self._rank or not is_in_turn:
+        is_in_turn = 0 in (self.rank, rank) or now - self._first_at >= _LOSS
+        if rank == self.rank or not is_in_turn:
             return
         self._told = True
         # our launcher prints the ends of the processes of its node, except for exit code 0
-        if is_early or _PARENT not in os.environ or rank not in self._node:
+        if is_early or _PARENT not in os.environ or rank not in self.node:
             self._print_once(text)
 
     def _print_once(self, text: str) -> None:
         """Print a line unless another rank has: the first one that writes its number does."""
-        mine = str(self._rank)
-        if self._board.write_first("told", mine) == mine:
+        mine = str(self.rank)
+        if self.board.write_first("told", mine) == mine:
             print_line(text)
 
     def _tell_alone(self, now: float, gives_up: bool) -> None:
         """Print why a rank has ended if the store has ended, too. The lowest rank of each machine does it."""
         self._first_at = self._first_at or now
-        alive = [rank for rank, process in self._local.items() if not process.has_ended()]
-        if self._rank > min([*alive, self._rank]) or _PARENT in os.environ:
+        alive = [rank for rank, process in self.local.items() if not process.has_ended()]
+        if self.rank > min([*alive, self.rank]) or _PARENT in os.environ:
             return
         ends = {rank: text for rank, text in self._texts.items() if gives_up or rank not in self._early}
         reason = next(filter(None, ends.values()), "")
         if reason:
             text = reason.partition(" ")[2]
-        elif 0 not in self._local and now - self._first_at > _CALM:
-            holder = self._name(0)
+        elif 0 not in self.local and now - self._first_at > _CALM:
+            holder = self.name(0)
             if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
                 holder = "the launcher of the first node, which holds the store,"
-            text = f"{holder} has ended, or cannot be reached: {self._board.lost}"
+            text = f"{holder} has ended, or cannot be reached: {self.board.lost}"
         else:
             return
         self._told = True
@@ -305,22 +295,22 @@ class RankEnds:
     def announce(self, how: str, is_early: bool = False) -> None:
         """Tell the others how this rank ends: "with ValueError". is_early: by itself, before the others, for
         which the run has not ended. It is the reason only if they lose contact."""
-        text = f"{self._rank} {self._name(self._rank)} ended {how}"
-        self._board.write_first(_EARLY if is_early else _FIRST, text)
+        text = f"{self.rank} {self.name(self.rank)} ended {how}"
+        self.board.write_first(_EARLY if is_early else _FIRST, text)
 
     def announce_loss(self) -> None:
         """Tell the others that this rank has lost contact with one of them, and ends itself."""
-        self._board.write(f"left/{self._rank}", "lost contact")
+        self.board.write(f"left/{self.rank}", "lost contact")
 
     def has_lost_first(self) -> bool:
         """Return whether rank 0 has ended or cannot be reached. The main thread calls it after
         announce_loss(). It waits for some seconds at most, until something is known of rank 0."""
         deadline = time.monotonic() + _LOSS
         while time.monotonic() < deadline:
-            if 0 in self._local and self._local[0].has_ended():
+            if 0 in self.local and self.local[0].has_ended():
                 return True
-            answer = self._board.read("left/0", _FIRST)
-            if answer is None and self._board.lost:  # rank 0, or its launcher, has held the store
+            answer = self.board.read("left/0", _FIRST)
+            if answer is None and self.board.lost:  # rank 0, or its launcher, has held the store
                 return True
             left, first = answer or ["", ""]
             # one that has left is alive, and has lost another rank itself; an end is seen by its node
@@ -328,4 +318,4 @@ class RankEnds:
                 return not left
             time.sleep(0.05)
         # on another node that is silent: a rank that lives loses contact as well, and says so
-        return 0 not in self._local
+        return 0 not in self.local

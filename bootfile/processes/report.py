@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -128,30 +129,22 @@ class Pulse:
         os.close(self._file)
 
 
+@dataclasses.dataclass
 class Report:
-    """Prints the line about a run that does not move, and writes the stacks to a folder.
+    """Prints the line about a run that does not move, and writes the stacks to a folder."""
 
-    exits: end the process after a line.
-    name: returns the words for a list of ranks.
-    show: returns the stacks of this process.
-
-    `line`: the last line that this process has printed.
-    `is_ending`: the watching thread ends the process.
-    """
-
-    def __init__(self, folder: str, exits: bool, name: Callable[[list[int]], str], show: Callable[[], str]):
-        self.line = ""
-        self.is_ending = False
-        self.exits = exits
-        self.folder = folder
-        self._show = show
-        self._name = name
-        self._stuck: tuple[float, int] | None = None  # when the run had moved last, and its step
-        self._writer: threading.Thread | None = None
+    folder: str
+    exits: bool  # end the process after a line
+    name: Callable[[list[int]], str]  # returns the words for a list of ranks
+    stacks_here: Callable[[], str]  # returns the stacks of this process
+    line: str = ""  # the last line that this process has printed
+    is_ending: bool = False  # the watching thread ends the process
+    _stuck: tuple[float, int] | None = None  # when the run had moved last, and its step
+    _writer: threading.Thread | None = None
 
     def show(self, clock: Clock, idle: float, places: Mapping[int, Place]) -> None:
         """Print the line about a run that does not move for `idle` seconds. places: rank -> its place."""
-        self.line = compose(idle, clock.step + 1, places, self._name, self.folder)
+        self.line = compose(idle, clock.step + 1, places, self.name, self.folder)
         self._stuck = (clock.at, clock.step + 1)
         if self.exits:
             self.is_ending = True
@@ -179,7 +172,7 @@ class Report:
         if self._writer and self._writer.is_alive():
             return
         when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        text = text or self._show()
+        text = text or self.stacks_here()
         head = f"rank {rank}, {when}: no progress for {clock.idle(now):.0f} s at step {clock.step + 1}"
         arguments = (self.folder, rank, f"{head}\n\n{text}")
         self._writer = threading.Thread(target=write_file, args=arguments, name="stacks", daemon=True)

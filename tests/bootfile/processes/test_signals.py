@@ -75,17 +75,18 @@ def test_a_second_interrupt_ends_a_stuck_process_at_once():
 
 
 @pytest.mark.parametrize(
-    ("own", "shown"),
+    ("number", "own", "shown"),
     [
-        ("signal.signal(signal.SIGUSR1, lambda *_: print('mine', flush=True))", "mine"),
-        ("faulthandler.register(signal.SIGUSR1, file=sys.stdout)", "most recent call first"),
+        (signal.SIGUSR1, "signal.signal(signal.SIGUSR1, lambda *_: print('mine', flush=True))", "mine"),
+        (signal.SIGUSR1, "faulthandler.register(signal.SIGUSR1, file=sys.stdout)", "most recent call first"),
+        (signal.SIGHUP, "signal.signal(signal.SIGHUP, signal.SIG_IGN)", ""),  # as nohup does
     ],
 )
-def test_the_own_handler_of_a_job_is_kept(own, shown):
+def test_the_own_handler_of_a_job_is_kept(number, own, shown):
     script = f"import faulthandler, signal, sys\n{own}\n{STUCK.format(wait=FIRST)}"
     process = start("-c", script, stdin=subprocess.PIPE)
     assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGUSR1)
+    process.send_signal(number)
     output, _ = process.communicate("\n", timeout=60)
     assert shown in output and "\nfirst: 12" in output
 
@@ -291,14 +292,3 @@ def test_a_closed_terminal_and_five_more_signals_lose_no_save(tmp_path):
     step, = re.findall(said, result.stdout)  # fmt: skip
     assert [path.name for path in (tmp_path / "checkpoints").glob("*.pt")] == [f"step_{step}.pt"]
     assert not list(tmp_path.rglob(".partial-*"))
-
-
-def test_a_signal_that_was_ignored_at_the_start_stays_ignored():
-    """nohup ignores SIGHUP, and a shell ignores SIGINT in its background jobs."""
-    ignored = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-    script = ignored + STUCK.format(wait=FIRST)
-    process = start("-c", script, stdin=subprocess.PIPE)
-    assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGHUP)
-    output, _ = process.communicate("\n", timeout=60)
-    assert "\nfirst: 12" in output
