@@ -38,7 +38,7 @@ LEVELS = (NATIVE, *VARIABLES)
 def read_level(words: Sequence[str]) -> str | None:
     """Return the level that a command line names; None without the option, or if the level is not known."""
     level = None
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip(words, [*words, ""][1:], strict=True):
         name, equals, value = word.partition("=")
         if name.replace("-", "_") == OPTION.replace("-", "_"):
             # the last one counts, as in argparse, which refuses another value later
