@@ -28,7 +28,8 @@ def find_short_folder() -> None:
     for place in _PLACES:
         short = f"{place}/bootfile-{os.geteuid()}"
         with contextlib.suppress(OSError):
-            os.makedirs(short, 0o700, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(short, 0o700)
             # any user may make a folder in /tmp: only this user's own is used, into which no other one writes
             status = os.lstat(short)
             is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
