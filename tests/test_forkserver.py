@@ -169,8 +169,9 @@ def test_a_child_of_a_program_sees_what_a_new_python_shows(session, tmp_path):
 ENDS = """
 import functools, os, subprocess, sys, time
 sys.path.insert(0, ROOT)
-from bootfile.processes import children
-child = children.start([sys.executable, "-c", "import time; print('ready', flush=True); time.sleep(600)"])
+from bootfile.processes import sessions
+program = "import time; print('ready', flush=True); time.sleep(600)"
+child = sessions.start_child([sys.executable, "-c", program])
 print(child.pid, flush=True)
 time.sleep(600)
 """

@@ -29,7 +29,7 @@ ALLOWED = {
 ROOMS = {
     "bootfile": [
         "__main__", "cli", "fix", "prove", "lint", "history", "loaders", "receipt", "exact", "sampling",
-        "machine", "processes", "records", "console", "ground",
+        "processes", "machine", "records", "console", "ground",
     ],
     "common": [
         "checkpoint", "run", "elastic", "parallel", "distributed", "compute", "console", "platform",

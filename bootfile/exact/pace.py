@@ -23,7 +23,7 @@ from bootfile.exact.optimizer_steps import parameters_of
 from bootfile.exact.plugins import Parts, Plugin
 from bootfile.ground import accelerator
 from bootfile.processes import ranks
-from bootfile.processes.nodes import Node, find_nodes, show
+from bootfile.processes.ranks import Node, find_nodes, show
 
 # the parts of a step
 _OWN = ranks.OWN

@@ -5,7 +5,6 @@ by the same job, with the options of the run, in a folder of their own. The samp
 recorded digest of a state are compared, that of the second state too.
 """
 
-import contextlib
 import dataclasses
 import math
 import os
@@ -20,8 +19,8 @@ from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.exit_codes import DIFFERS, UNVERIFIED
 from bootfile.ground.numbers import counted
 from bootfile.ground.results import CHECKPOINTS
-from bootfile.history import compute, ranges
-from bootfile.history.parent import NOT_THE_SAME, Parent, read_starts_of_job
+from bootfile.history import compute
+from bootfile.history.parent import NOT_THE_SAME, Parent, describe_steps, read_starts_of_job
 from bootfile.records import parent_of, read_states, read_weights
 
 
@@ -49,9 +48,8 @@ class Interval:
             return f"not as in the run: {self.changes}"
         if self.again == self.difference:
             return (
-                "the same difference twice, with the code, data, engine, options, versions and kind of "
-                "machine of the run: an error of the hardware of the run, or a record that was altered; not "
-                "an error of this machine now"
+                "the same difference twice, with all that the run has recorded: an error of the hardware of "
+                "the run, or a record that was altered; not an error of this machine now"
             )
         if not self.again:
             return "equal when it was computed again: an error of this machine, the first time"
@@ -99,9 +97,7 @@ def read_records(folder: str) -> Records:
     intervals = [Interval(*pair) for pair in zip(begins, ends, strict=False) if pair[0] < pair[1]]
     if not intervals:
         refusal = f"{folder} has no state from which steps can be computed, and a later record of a state"
-        if altered:
-            refusal += f": {'; '.join(altered)}"
-        raise BadInput(refusal)
+        raise BadInput(": ".join([refusal, *altered]))
     return Records(intervals, altered)
 
 
@@ -123,7 +119,7 @@ def choose(intervals: Sequence[Interval], steps: frozenset[int], folder: str) ->
     ]
     if not chosen:
         begin = intervals[0].before + 1
-        shown = f"--steps {ranges.describe(steps)}"
+        shown = f"--steps {describe_steps(steps)}"
         raise BadInput(f"{shown}: {begin}-{intervals[-1].last} of {folder} can be computed")
     return chosen
 
@@ -143,8 +139,8 @@ def audit(
     """
     if keep:
         outputs.make_empty(keep)
-    kept = contextlib.nullcontext(os.path.abspath(keep or ""))
-    with kept if keep else tempfile.TemporaryDirectory(prefix="bootfile-audit-") as place:
+        keep = os.path.abspath(keep)
+    with tempfile.TemporaryDirectory(prefix="bootfile-audit-") as temporary:
         for interval in chosen:
             parent = Parent(folder, interval.last, interval.before)
             # the run may still train, and delete old states
@@ -157,7 +153,7 @@ def audit(
                     f"--processes {size}: {folder} had {parent.world_size} in these steps, and without "
                     "--exact_shards sums are rounded differently"
                 )
-            results = os.path.join(place, f"steps-{interval.before + 1}-{interval.last}")
+            results = os.path.join(keep or temporary, f"steps-{interval.before + 1}-{interval.last}")
             interval.samples, interval.states = parent.compared
             interval.unknown = parent.unrecorded
             interval.difference, interval.changes = _compute(parent, results, script, size, options)
@@ -196,10 +192,9 @@ def conclude(chosen: Sequence[Interval], records: Records) -> tuple[str, int]:
     text, compared = _describe(sum(interval.samples for interval in chosen), states, unknown)
     if unknown:
         return text, UNVERIFIED
-    # equal samples alone do not show that the bits are the same
-    if not states:
-        equal = f"; {text}" if compared else ""
-        return f"unverified: the run has recorded no state in these steps{equal}", UNVERIFIED
+    if not states:  # equal samples alone do not show that the bits are the same
+        reason = "unverified: the run has recorded no state in these steps"
+        return "; ".join([reason, text] if compared else [reason]), UNVERIFIED
     text = (
         f"equal: {len(chosen)} of {len(records.intervals)} intervals, {compared}. They have "
         f"{find_share(chosen, records.intervals):.1%} of the steps: so likely is it that they would show a "
@@ -217,14 +212,10 @@ def find_share(chosen: Sequence[Interval], every: Sequence[Interval]) -> float:
 def _describe(samples: int, states: int, unknown: str) -> tuple[str, str]:
     """Return (the result of an interval without a difference, what was compared), in words. samples, states,
     unknown: as in an Interval."""
-    parts = []
-    if samples:
-        parts.append(f"the samples of {counted(samples, 'step')}")
-    if states:
-        parts.append(counted(states, "state"))
-    compared = " and ".join(parts)
-    result = f"equal: {compared}"
-    if unknown:
-        unrecorded = f"not known: steps {unknown} have no record"
-        result = f"{unrecorded}; {result}" if compared else unrecorded
-    return result, compared
+    samples_in_words = f"the samples of {counted(samples, 'step')}" if samples else ""
+    compared = " and ".join(filter(None, [samples_in_words, counted(states, "state") if states else ""]))
+    equal = f"equal: {compared}"
+    if not unknown:
+        return equal, compared
+    unrecorded = f"not known: steps {unknown} have no record"
+    return f"{unrecorded}; {equal}" if compared else unrecorded, compared

@@ -24,21 +24,38 @@ import os
 import re
 
 from bootfile.console import outputs
-from bootfile.console.parser import non_negative_int
-from bootfile.ground.errors import print_line
-from bootfile.history import ranges
-from bootfile.history.arguments import make_parser, parse
+from bootfile.console.parser import Parser, non_negative_int, positive_int
+from bootfile.ground.errors import BadInput, print_line
 
 _MARK = '"made by": "launch audit"'
 
 
 def _share(text: str) -> float:
     """Parse a share in 0..1, or "all"."""
-    is_number = re.fullmatch(r"\d*\.?\d+", text)
-    value = float(text) if is_number else float(text == "all")
+    value = float(text) if re.fullmatch(r"\d*\.?\d+", text) else float(text == "all")
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a share such as 0.02, or all")
     return value
+
+
+def make_parser(description: str | None, program: str) -> Parser:
+    """Return a parser with RUN and what the start of its job needs. description: the docstring."""
+    parser = Parser(description, program)
+    add = parser.add_argument
+    add("run", metavar="RUN", help="output folder of a job; options of the job follow --")
+    help = "number of processes, for a job with --exact_shards (default: as in the run)"
+    add("--processes", type=positive_int, metavar="N", help=help)
+    add("--job", metavar="FILE", help="the script, if it is not where it was")
+    return parser
+
+
+def parse(parser: Parser, arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return the arguments before `--`, and the words for the job after it. Raises BadInput."""
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    args = parser.parse_args(arguments[:split])
+    if not os.path.isdir(args.run):
+        raise BadInput(f"{args.run}: no such folder")
+    return args, arguments[split + 1 :]
 
 
 def main(arguments: list[str]) -> int:
@@ -46,13 +63,8 @@ def main(arguments: list[str]) -> int:
     parser = make_parser(__doc__, "python -m launch audit")
     add = parser.add_argument
     add("--steps", metavar="A-B", help="compute the intervals with these steps (default: --share)")
-    add(
-        "--share",
-        type=_share,
-        metavar="SHARE|all",
-        default=0.02,
-        help="intervals to compute again (default: 0.02)",
-    )
+    help = "intervals to compute again (default: 0.02)"
+    add("--share", type=_share, metavar="SHARE|all", default=0.02, help=help)
     add("--seed", type=non_negative_int, metavar="N", default=0, help="draws the intervals (default: 0)")
     add("--to", metavar="FILE", help="also write the result, such as audit.json")
     add("--force", action="store_true", help="replace FILE even if it is not a result of this command")
@@ -60,14 +72,14 @@ def main(arguments: list[str]) -> int:
     args, options = parse(parser, arguments)
     if args.to:
         outputs.check_replaceable(args.to, re.compile(re.escape(_MARK)), args.force)
-    from bootfile.history import audit  # imports torch, which --help does not need
+    from bootfile.history import audit, parent  # they import torch, which --help does not need
 
     records = audit.read_records(args.run)
     for line in records.altered:
         print_line(f"altered: {line}")
     every = records.intervals
     if args.steps:
-        chosen = audit.choose(every, ranges.parse("--steps", args.steps), args.run)
+        chosen = audit.choose(every, parent.parse_steps("--steps", args.steps), args.run)
     else:
         chosen = audit.draw(every, args.share, args.seed)
     audit.audit(args.run, chosen, args.keep, args.job, args.processes, options)

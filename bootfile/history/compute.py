@@ -28,13 +28,7 @@ _OF_LAUNCHERS = (
 )  # fmt: skip
 
 
-def compute(
-    parent: Parent,
-    folder: str,
-    script: str,
-    processes: int = 1,
-    options: Sequence[str] = (),
-) -> str:
+def compute(parent: Parent, folder: str, script: str, processes: int, options: Sequence[str]) -> str:
     """Compute the steps parent.state + 1 to parent.step in a folder, and return the path of the checkpoint
     with their result. The steps are compared with those of the run on the way.
 
@@ -50,8 +44,7 @@ def compute(
     if _is_whole(path):
         return path
     command = [sys.executable, script, f"--from={parent.folder}", f"--at_step={parent.step}"]
-    command += [f"--output_dir={folder}", *options]
-    command += parent.name_processes(processes)
+    command += [f"--output_dir={folder}", *options, *parent.name_processes(processes)]
     # without these: the job would take itself for a rank of the program that calls this
     variables = {name: value for name, value in os.environ.items() if not name.startswith(_OF_LAUNCHERS)}
     variables[ONLY] = str(parent.state)

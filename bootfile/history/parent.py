@@ -3,7 +3,8 @@
 import contextlib
 import itertools
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,10 @@ from bootfile.exact import files, program, recorded
 from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.numbers import part_of
 from bootfile.ground.results import CHECKPOINTS
-from bootfile.history import ranges
 from bootfile.machine.differences import find_differences, in_words
 from bootfile.receipt.reading import read_records
 from bootfile.receipt.records import PARTS
+from bootfile.receipt.steps import find_ranges
 from bootfile.records import STARTS, read_shards, read_starts, read_states, start_of, world_size_of
 
 # between a difference and its causes, in the error of a program that computes steps again
@@ -24,6 +25,26 @@ NOT_THE_SAME = ". Not as in the run: "
 _WITHOUT_EFFECT = {
     "job", "system", "device", "cores", "nodes", "processes per node", "world size", "backend",
 }  # fmt: skip
+
+_RANGE = re.compile(r"([1-9]\d{0,14})(?:-([1-9]\d{0,14}))?")
+_MOST = 10**6  # steps
+
+
+def parse_steps(option: str, text: str) -> frozenset[int]:
+    """Return the steps in the value of an option: "400-420" or "7,400-420". Raises BadInput."""
+    steps: set[int] = set()
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        chosen = range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
+        if not 0 < len(chosen) <= _MOST:
+            raise BadInput(f"{option} {text}: expected steps such as 400-420 or 7,400-420, counted from 1")
+        steps.update(chosen)
+    return frozenset(steps)
+
+
+def describe_steps(steps: Iterable[int]) -> str:
+    """Return steps as a text that parse_steps() reads; "" without steps."""
+    return ",".join(find_ranges(sorted(steps)))
 
 
 def read_starts_of_job(folder: str, whole: bool = False) -> list[dict[str, Any]]:
@@ -121,10 +142,8 @@ class Parent:
 
     @property
     def unrecorded(self) -> str:
-        """Return the steps from the one after `state` to `step` whose samples the receipt does not have, such
-        as "11-20"; "" without any."""
-        steps = range(self.state + 1, self.step + 1)
-        return ranges.describe(step for step in steps if step not in self._records)
+        """Return the steps after `state` whose samples the receipt does not have, such as "11-20"."""
+        return describe_steps({*range(self.state + 1, self.step + 1)} - self._records.keys())
 
     @property
     def compared(self) -> tuple[int, int]:
@@ -140,8 +159,7 @@ class Parent:
         later = [path for path in paths if files.step_of(path) > self.state]
         for path in filter(None, [*later, self.path]):
             with contextlib.suppress(files.Refused):
-                modules = files.read(path, whole=False).get("code")
-                if modules:
+                if modules := files.read(path, whole=False).get("code"):
                     return dict(modules)
         return {}
 
@@ -156,13 +174,12 @@ class Parent:
         modules = self.read_code()
         if changed_code := program.describe_changes(modules, now["modules"]):
             changes.append(changed_code)
-        facts = []  # (name, value in the run, value here)
-        if not modules:  # the commits are compared in place of the modules
-            facts.append(("commit", self.start.get("code"), now["code"]))
+        # (name, value in the run, value here); the commits are compared in place of unknown modules
+        facts = [] if modules else [("commit", self.start.get("code"), now["code"])]
         for name in ("training data", "data backend"):
             facts.append((name, self.start.get(name) or now[name], now[name]))
-        for name, value in now["settings"].items():
-            facts.append((f"--{name}", self.settings.get(name, value), value))
+        for name, here in now["settings"].items():
+            facts.append((f"--{name}", self.settings.get(name, here), here))
         changes += [f"{name} {old} in the run, {new} here" for name, old, new in facts if old != new]
         for name, old, new in find_differences(self.start["environment"], now["environment"]):
             if name not in _WITHOUT_EFFECT:
@@ -187,9 +204,8 @@ class Parent:
         shards, shards_differ = self._compare_shards(folder, step)
         if not changed and not shards_differ:
             return ""
-        state = f"the state after step {step} is the same" if known else ""
-        if changed:
-            state = f"the state after step {step} is another one ({changed})"
+        result = f"another one ({changed})" if changed else "the same"
+        state = f"the state after step {step} is {result}" if known else ""
         # shards that differ are the earlier fact
         facts = filter(None, [shards, state] if shards_differ else [state, shards])
         return f"{title} {', and '.join(facts)}. Without the steps between: --at_step {self.state}"
@@ -199,32 +215,26 @@ class Parent:
         `step` had other gradients). folder: of the steps that were computed again."""
         steps = range(self.state + 1, step + 1)
         now = read_shards(folder)
-        compared = 0
-        for number in steps:
-            if number not in now or len(now[number]) != len(self._shards.get(number, ())):
-                continue
-            compared += 1
-            old_sums, sums = self._shards.get(number, ()), now[number]
-            shards = [shard for shard, old in enumerate(old_sums) if old != sums[shard]]
-            if shards:
-                return f"{self._name_shards(number, shards, len(sums))} had other gradients", True
+        both = sorted({*steps} & now.keys() & self._shards.keys())
+        both = [number for number in both if len(now[number]) == len(self._shards[number])]
+        for number in both:
+            pairs = enumerate(zip(self._shards[number], now[number], strict=True))
+            if shards := [shard for shard, (old, new) in pairs if old != new]:
+                return f"{self._name_shards(number, shards)} had other gradients", True
         # a step that could not be compared may have differed
-        if compared == len(steps):
-            return f"all shards of the steps {self.state + 1}-{step} had the same gradients", False
-        return "", False
+        if len(both) < len(steps):
+            return "", False
+        return f"all shards of the steps {self.state + 1}-{step} had the same gradients", False
 
-    def _name_shards(self, step: int, shards: list[int], count: int) -> str:
+    def _name_shards(self, step: int, shards: list[int]) -> str:
         """Return shards of a step in words, with the ranks that have computed them in the old run."""
+        count = len(self._shards[step])
         if len(shards) == count:
             return f"all {count} shards of step {step}"
         start = start_of(self._known, step)
         size = world_size_of(start)
-        word = "shard" if len(shards) == 1 else "shards"
-        if start["settings"].get("elastic"):  # its processes come and leave within a start
-            return f"{word} {', '.join(map(str, shards))} of step {step}"
-        names = []
-        for rank in range(size):
-            of_rank = [str(shard) for shard in shards if shard in part_of(count, rank, size)]
-            if of_rank:
-                names.append(f"{', '.join(of_rank)} (rank {rank} of {size})")
-        return f"{word} {' and '.join(names)} of step {step}"
+        names = [str(shard) for shard in shards]
+        if not start["settings"].get("elastic"):  # its processes come and leave within a start
+            ranks = {shard: rank for rank in range(size) for shard in part_of(count, rank, size)}
+            names = [f"{shard} (rank {ranks[shard]} of {size})" for shard in shards]
+        return f"{'shards' if len(names) > 1 else 'shard'} {', '.join(names)} of step {step}"

@@ -23,7 +23,7 @@ import numpy as np
 
 from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.numbers import counted
-from bootfile.history.arguments import make_parser, parse
+from bootfile.history.cli import make_parser, parse
 from bootfile.receipt.recorded_run import Run
 from bootfile.records import REMOVED, name_samples, parent_of, parse_ids, write_removed
 
@@ -80,21 +80,15 @@ def _plan(folder: str, path: str, output: str, job: str | None, processes: int |
         )
     begin = f"the state after step {parent.state}" if parent.state else "step 1"
     print_line(f"first use: {samples} in step {first}, of {len(uses)} steps with such; from {begin} on")
-    if len(run.removed):
-        path = _write_list(output, ids, len(run.removed))
+    if len(run.removed):  # the new run lacks these, too: its list is in its folder
+        if "://" in output:
+            raise BadInput(
+                f"--output_dir {output}: the run lacks {len(run.removed)} samples already: expected a "
+                "folder, or a file with their ids, too"
+            )
+        os.makedirs(output, exist_ok=True)
+        write_removed(output, ids)
+        path = os.path.join(output, REMOVED)
     command = [script, f"--from={parent.folder}", f"--at_step={first - 1}"]
     command += [f"--without={os.path.abspath(path)}", f"--output_dir={output}"]
     return [*command, *parent.name_processes(size)]
-
-
-def _write_list(output: str, ids: np.ndarray, known: int) -> str:
-    """Write the samples of a run that lacks `known` samples already into the output folder, and return the
-    path. Raises BadInput."""
-    if "://" in output:
-        raise BadInput(
-            f"--output_dir {output}: the run lacks {known} samples already: expected a folder, or a file "
-            "with their ids, too"
-        )
-    os.makedirs(output, exist_ok=True)
-    write_removed(output, ids)
-    return os.path.join(output, REMOVED)

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bootfile.ground.numbers import counted
+
 # names of facts (facts.py)
 THREADS = "threads"
 CPU = "CPU"
@@ -20,21 +22,15 @@ def find_differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> lis
 
 def other_instructions(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
     """Return the first difference of the instruction sets; None if they are equal."""
-    for difference in find_differences(first, second):
-        if difference[0] in INSTRUCTIONS:
-            return difference
-    return None
+    return next((each for each in find_differences(first, second) if each[0] in INSTRUCTIONS), None)
 
 
 def in_words(name: str, value: Any) -> str:
     """Return a fact as a part of a sentence: "2 threads", "ATen AVX2"."""
     if name == THREADS:
-        return "1 thread" if value == 1 else f"{value} threads"
-    if name == CPU:
-        return f"the CPU {value}"
-    if name == OPERATORS:
-        return f"operators whose probe has the digest {value}"
-    return f"{name} {value}"
+        return counted(value, "thread")
+    texts = {CPU: "the CPU", OPERATORS: "operators whose probe has the digest"}
+    return f"{texts.get(name, name)} {value}"
 
 
 def without_step(machine: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,11 +48,9 @@ def first_difference(
     """
     first_run, second_run = names
     for first_machine, second_machine in zip(first, second, strict=False):
-        differences = find_differences(without_step(first_machine), without_step(second_machine))
-        for name, value, other in differences:
-            here = in_words(name, value)
-            there = in_words(name, other)
-            return f"{first_run} computed with {here}, {second_run} with {there}"
+        for name, here, there in find_differences(without_step(first_machine), without_step(second_machine)):
+            now, other = in_words(name, here), in_words(name, there)
+            return f"{first_run} computed with {now}, {second_run} with {other}"
     # one run may have computed on more machines, one after the other
     for run, longer, shorter in ((first_run, first, second), (second_run, second, first)):
         for machine in longer[len(shorter) :]:

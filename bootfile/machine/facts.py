@@ -2,24 +2,31 @@
 
 The same description is in starts.jsonl, in state.jsonl, in each checkpoint and in proof.json. Two runs
 with the same code, data, seed and description have the same bits on a CPU.
+
+Names of instruction sets say what a library may use. The digest of some operators says what it does: if two
+machines have other kernels for the same instruction set, as by the vendor of the CPU, their digests differ.
 """
 
 import contextlib
+import functools
+import hashlib
 import os
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
 from bootfile.ground import accelerator
-from bootfile.machine import probe, processor
+from bootfile.machine import processor
 from bootfile.machine.differences import CPU, OPERATORS, THREADS
 
 Facts = dict[str, str | int]
 
 _ONEDNN_LEVELS = ("SSE41", "AVX", "AVX2", "AVX512")
 _NONE = "none"
+_SEED = 7  # of the operators
 
 
 def describe() -> Facts:
@@ -27,7 +34,7 @@ def describe() -> Facts:
 
     threads: of an operator on the CPU.
     ATen, oneDNN, MKL: the instruction set in use; for MKL also the vendor of the CPU.
-    operators: a digest of what some operators compute (probe.py).
+    operators: a digest of what some operators compute.
     CPU: its name.
     torch, numpy, libraries: versions.
     OpenBLAS: version and kernel in use by NumPy.
@@ -39,7 +46,7 @@ def describe() -> Facts:
         "ATen": aten_instructions(),
         "oneDNN": onednn_instructions(),
         "MKL": _mkl_instructions(),
-        OPERATORS: probe.digest(),
+        OPERATORS: _digest_operators(),
         CPU: processor.name(),
         "torch": str(torch.__version__),
         "libraries": _libraries(),
@@ -48,40 +55,25 @@ def describe() -> Facts:
         "settings": _settings(),
     }
     module = accelerator.in_use()
-    if module:
-        facts |= _describe_accelerator(module)
-    return facts
+    return facts | _describe_accelerator(module) if module else facts
 
 
 def aten_instructions() -> str:
     """Return the instruction set of ATen's kernels: "DEFAULT", "AVX2" or "AVX512"."""
     capability = torch.backends.cpu.get_cpu_capability()
-    if capability.startswith("NO "):  # torch 2.1: "NO AVX"
-        return "DEFAULT"
-    return capability
+    return "DEFAULT" if capability.startswith("NO ") else capability  # torch 2.1: "NO AVX"
 
 
 def onednn_instructions() -> str:
     """Return the instruction set that oneDNN uses: what the CPU has, unless a variable limits it."""
-    # without a name of x86-64 it is another architecture, which its own name describes
     widest = processor.widest()
-    if not widest:
+    if not widest:  # another architecture, which its own name describes
         return os.uname().machine
-    limit = _onednn_limit()
-    if limit and _ONEDNN_LEVELS.index(limit) < _ONEDNN_LEVELS.index(widest):
-        return limit
-    return " ".join((widest, *processor.extensions()))
-
-
-def _onednn_limit() -> str:
-    """Return the limit of the environment, one of _ONEDNN_LEVELS; "" without one. A finer limit, such as
-    AVX512_CORE_VNNI, counts as its level."""
     text = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or ""
-    text = text.upper()
-    for level in reversed(_ONEDNN_LEVELS):
-        if text.startswith(level):
-            return level
-    return ""
+    # a finer limit, such as AVX512_CORE_VNNI, counts as its level
+    limit = next((level for level in _ONEDNN_LEVELS[::-1] if text.upper().startswith(level)), widest)
+    is_limited = _ONEDNN_LEVELS.index(limit) < _ONEDNN_LEVELS.index(widest)
+    return limit if is_limited else " ".join((widest, *processor.extensions()))
 
 
 def _mkl_instructions() -> str:
@@ -98,12 +90,9 @@ def _mkl_instructions() -> str:
 def _libraries() -> str:
     """Return the versions of oneDNN and MKL in torch's build, as torch.__config__.show() has them."""
     shown = torch.__config__.show()
-    versions = []
-    for name, pattern in (("oneDNN", r"MKL-DNN v([\d.]+)"), ("MKL", r"Math Kernel Library Version ([\d.]+)")):
-        match = re.search(pattern, shown)
-        if match:
-            versions.append(f"{name} {match[1]}")
-    return ", ".join(versions) or _NONE
+    patterns = {"oneDNN": r"MKL-DNN v([\d.]+)", "MKL": r"Math Kernel Library Version ([\d.]+)"}
+    matches = {name: re.search(pattern, shown) for name, pattern in patterns.items()}
+    return ", ".join(f"{name} {match[1]}" for name, match in matches.items() if match) or _NONE
 
 
 def _openblas() -> str:
@@ -143,16 +132,10 @@ def _describe_accelerator(module: Any) -> Facts:
         return facts
     # each of these settings chooses another algorithm, and so other bits
     cudnn = torch.backends.cudnn
-    words = []
-    for name, is_on in (
-        ("benchmark", cudnn.benchmark),
-        ("deterministic", cudnn.deterministic),
-        ("TF32", _uses_tf32(cudnn, getattr(cudnn, "conv", None))),
-    ):
-        if is_on:
-            words.append(name)
+    is_on = {"benchmark": cudnn.benchmark, "deterministic": cudnn.deterministic}
+    is_on["TF32"] = _uses_tf32(cudnn, getattr(cudnn, "conv", None))
     facts["CUDA"] = torch.version.cuda or _NONE
-    facts["cuDNN"] = f"{cudnn.version()} {' '.join(words)}".strip()
+    facts["cuDNN"] = " ".join([str(cudnn.version()), *(name for name, on in is_on.items() if on)])
     matmul = torch.backends.cuda.matmul
     facts["TF32 of matmul"] = str(_uses_tf32(matmul, matmul))
     facts["cuBLAS workspace"] = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "default")
@@ -166,3 +149,45 @@ def _uses_tf32(legacy: Any, operator: Any) -> bool:
         return bool(legacy.allow_tf32)
     except RuntimeError:
         return bool(operator.fp32_precision == "tf32")
+
+
+@functools.cache
+def _digest_operators() -> str:
+    """Return the digest of the results on the CPU, with one thread. It takes some milliseconds, once in a
+    process, and draws no random number of torch's global generator."""
+    # with one, because their number changes the order of a sum, and is a fact of its own
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        hashed = hashlib.blake2b(digest_size=6)
+        with torch.enable_grad():
+            for result in _compute():
+                hashed.update(result.detach().contiguous().numpy().tobytes())
+        return hashed.hexdigest()
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _compute() -> Iterator[torch.Tensor]:
+    generator = torch.Generator().manual_seed(_SEED)
+    functional = torch.nn.functional
+    # Philox and the Mersenne Twister give integers: the numbers depend on no kernel. randn does.
+    yield torch.randn(64, generator=generator)
+    values = torch.rand(64, 64, generator=generator) + 0.01
+    for name in ("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "sin"):
+        yield getattr(torch, name)(values)
+    yield functional.gelu(values)
+    yield functional.log_softmax(values, 1)
+    yield torch.addcmul(values, values, values, value=0.3)
+    yield values.sum()
+    # a matrix product, a convolution and their gradients: those of MKL, oneDNN and ATen
+    weight = (values - 0.5).requires_grad_(True)
+    inputs = (values.t() - 0.5).contiguous().requires_grad_(True)
+    outputs = functional.layer_norm(functional.linear(inputs, weight), (64,))
+    yield outputs
+    yield from torch.autograd.grad(outputs.square().sum(), (inputs, weight))
+    images = torch.rand(2, 16, 16, 16, generator=generator).contiguous(memory_format=torch.channels_last)
+    kernel = (torch.rand(32, 16, 3, 3, generator=generator) - 0.5).requires_grad_(True)
+    maps = functional.batch_norm(functional.conv2d(images, kernel, padding=1), None, None, training=True)
+    yield maps
+    yield from torch.autograd.grad(maps.relu().sum(), kernel)

@@ -17,7 +17,7 @@ torch.
 import os
 import platform
 import sys
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 
 from bootfile.ground.errors import BadInput
 
@@ -28,7 +28,7 @@ HELP = (
 )
 NATIVE = "native"
 # MKL_CBWR=AVX2 has no effect on a CPU that is not Intel's. MKL's COMPATIBLE needs SSE2 only.
-VARIABLES: Mapping[str, Mapping[str, str]] = {
+VARIABLES: dict[str, dict[str, str]] = {
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "COMPATIBLE"},
     "any": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE"},
 }
@@ -38,14 +38,12 @@ LEVELS = (NATIVE, *VARIABLES)
 def read_level(words: Sequence[str]) -> str | None:
     """Return the level that a command line names; None without the option, or if the level is not known."""
     level = None
-    for place, word in enumerate(words):
+    for word, following in zip(words, [*words, ""][1:], strict=True):
         name, equals, value = word.partition("=")
-        if name.replace("-", "_") != OPTION.replace("-", "_"):
-            continue
-        if not equals:  # `--cpu_level avx2`
-            value = words[place + 1] if place + 1 < len(words) else ""
-        # the last one counts, as in argparse, which refuses another value later
-        level = value if value in LEVELS else None
+        if name.replace("-", "_") == OPTION.replace("-", "_"):
+            # the last one counts, as in argparse, which refuses another value later
+            value = value if equals else following
+            level = value if value in LEVELS else None
     return level
 
 
@@ -56,10 +54,8 @@ def apply(words: Sequence[str], environment: MutableMapping[str, str]) -> None:
 
 def level_in_use() -> str | None:
     """Return the level whose variables this process has; None if it is not one of VARIABLES."""
-    for level, variables in VARIABLES.items():
-        if all(os.environ.get(name) == value for name, value in variables.items()):
-            return level
-    return None
+    now = dict(os.environ)
+    return next((level for level, variables in VARIABLES.items() if now == now | variables), None)
 
 
 def use(level: str) -> None:
@@ -90,9 +86,8 @@ def _check_cpu(level: str) -> None:
 
 def check(level: str | None) -> None:
     """Raise BadInput if torch does not compute with this level, although an option asks for it."""
-    if level in (None, NATIVE):
+    if level is None or level == NATIVE:
         return
-    assert level is not None
     _check_cpu(level)
     from bootfile.machine import facts  # it imports torch, which a command line does not need
 

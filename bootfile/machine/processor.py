@@ -6,6 +6,8 @@ NumPy and newer versions of torch have asked, and from /proc/cpuinfo only where 
 
 import functools
 import platform
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -28,11 +30,10 @@ _EXTENSIONS = {  # function of torch.cpu, which versions before 2.6 lack
 def widest() -> str:
     """Return the widest instruction set of this CPU: "AVX512", "AVX2", "AVX" or "SSE41"; on other
     architectures "", and the machine's name decides."""
-    features = _numpy_features()
-    for name, marks in _WIDTHS.items():
-        if any(features.get(mark) for mark in marks):
-            return name
-    return ""
+    core = getattr(np, "_core", None) or np.core  # NumPy 2, and versions before it
+    features: dict[str, bool] = core._multiarray_umath.__cpu_features__
+    sets = (name for name, marks in _WIDTHS.items() if any(features.get(mark) for mark in marks))
+    return next(sets, "")
 
 
 @functools.cache
@@ -42,34 +43,27 @@ def extensions() -> tuple[str, ...]:
 
     if widest() != "AVX512":
         return ()
-    names = []
-    for extension, function in _EXTENSIONS.items():
-        is_supported = getattr(torch.cpu, function, None)
-        if is_supported and is_supported():
-            names.append(extension)
-    return tuple(names)
+    functions = {name: getattr(torch.cpu, function, bool) for name, function in _EXTENSIONS.items()}
+    return tuple(name for name, is_supported in functions.items() if is_supported())
 
 
 @functools.cache
 def name() -> str:
     """Return the name of this CPU, such as "AMD EPYC 9354"."""
-    capabilities = _torch_capabilities()
+    import torch
+
+    get_capabilities: Callable[[], dict[str, object]] = getattr(torch.cpu, "get_capabilities", dict)  # 2.10
     listed = read_cpuinfo("model name") or platform.machine()
-    known = str(capabilities.get("cpu_name", ""))
-    # The short name of CPUID is the beginning of the long one, unless an emulator shows its host's.
-    words = known.split()
-    if words and not all(word in listed for word in words):
-        return known
-    return listed
+    known = str(get_capabilities().get("cpu_name", ""))
+    # the short name of CPUID is the beginning of the long one, unless an emulator shows its host's
+    return listed if all(word in listed for word in known.split()) else known
 
 
 @functools.cache
 def vendor() -> str:
     """Return "Intel", "AMD" or the vendor's own name: MKL chooses its kernels by it."""
-    for known in ("Intel", "AMD"):
-        if known in name():
-            return known
-    return read_cpuinfo("vendor_id") or platform.machine()
+    known = next((vendor for vendor in ("Intel", "AMD") if vendor in name()), "")
+    return known or read_cpuinfo("vendor_id") or platform.machine()
 
 
 def read_cpuinfo(field: str) -> str:
@@ -78,21 +72,5 @@ def read_cpuinfo(field: str) -> str:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:  # not Linux
         return ""
-    for line in text.splitlines():
-        label, _, value = line.partition(":")
-        if label.strip() == field:
-            return value.strip()
-    return ""
-
-
-def _numpy_features() -> dict[str, bool]:
-    core = getattr(np, "_core", None) or np.core  # NumPy 2, and versions before it
-    features: dict[str, bool] = core._multiarray_umath.__cpu_features__
-    return features
-
-
-def _torch_capabilities() -> dict[str, object]:
-    import torch
-
-    function = getattr(torch.cpu, "get_capabilities", None)  # of torch 2.10 and later
-    return function() if function else {}
+    match = re.search(rf"^{field}\s*:(.*)$", text, re.MULTILINE)
+    return match[1].strip() if match else ""

@@ -6,7 +6,6 @@ the user did not, so a 1 under torchrun is not a wish.
 """
 
 import os
-import resource
 import socket
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -72,16 +71,9 @@ def share(processes: int) -> int:
 def check_room(number: int) -> None:
     """Raise BadInput if a limit of processes and threads leaves no room for this number of torch's threads:
     OpenMP would end the process when it starts them. Each rank calls it before its first step."""
-    from bootfile.machine import control_groups
+    from bootfile.machine import process_limits  # when a run begins, not with `import bootfile`
 
-    user_limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    is_limited = 0 <= user_limit < control_groups.MANY_PROCESSES or control_groups.process_limits()
-    if number == 1 or not is_limited:
-        return
-    from bootfile.machine import process_limits  # most machines have no such limit
-
-    line = process_limits.shortage(number - 1, f"{number} threads of torch")
-    if line:
+    if number > 1 and (line := process_limits.shortage(number - 1, f"{number} threads of torch")):
         raise BadInput(f"{line}, or use --threads N, OMP_NUM_THREADS=N")
 
 

@@ -36,8 +36,7 @@ class Board:
         self._store = store
         self._name = name
         self._tasks: queue.SimpleQueue[tuple[Callable[[Any], Any], Any] | None] = queue.SimpleQueue()
-        self._last: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        self._last.set_result(None)
+        self._last: concurrent.futures.Future[Any] | None = None
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="board", daemon=True)
         self._thread.start()
@@ -46,7 +45,7 @@ class Board:
         """Return function(store). While the store does not answer, later calls return at once."""
         # held until the answer: the main thread and that of the watch may call at the same moment
         with self._lock:
-            if self.lost or not self._last.done():
+            if self.lost or (self._last and not self._last.done()):
                 return None
             future: concurrent.futures.Future[T] = concurrent.futures.Future()
             self._last = future

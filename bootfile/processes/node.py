@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import time
-from typing import Any
 
 from bootfile.ground.errors import print_line
 from bootfile.processes import report, stacks
@@ -56,17 +55,22 @@ class Seen:
     def look(self, silence: float = 0.0) -> Place | None:
         """Return why the process cannot write its own place, as a Place; None if it can. silence: as for
         runs()."""
+        if self.runs(silence):
+            return None
         if self.process.has_ended():
             return Place(ENDED, "")
         if is_stopped(self.process.pid):
             return Place(STOPPED, "")
-        if self.runs(silence):
-            return None
         self.dump = stacks.ask(self.process.pid, self.files["pid"], self.files["dump"])
         stack = stacks.parse(self.dump)
         if self.dump and stacks.is_at_rest(stack):  # debugpy stops all threads
             return PAUSED
         return Place(HELD, f"{stacks.find_place(stack).name}, in C code that holds Python's lock")
+
+    def kill(self) -> None:
+        """End the process by SIGKILL: one whose lock is held runs no handler of Python."""
+        with contextlib.suppress(OSError):
+            os.kill(self.process.pid, signal.SIGKILL)
 
 
 def main() -> None:
@@ -76,44 +80,34 @@ def main() -> None:
     Pulse] of each rank; folder and exits, as for a Report.
     """
     settings = json.loads(sys.argv[2])
-    names = {}
-    seen = {}
-    for rank, name, files in settings["ranks"]:
-        names[rank] = name
-        seen[rank] = Seen(files)
+    names = {rank: name for rank, name, _ in settings["ranks"]}
+    seen = {rank: Seen(files) for rank, _, files in settings["ranks"]}
     blocked_looks = 0
     while os.getppid() == settings["parent"]:
         time.sleep(_POLL)
         # a rank that runs Python prints the line itself; this process does it if none can
-        if any(process.runs() for process in seen.values()):
-            blocked_looks = 0
-            continue
-        blocked_looks += 1
+        is_blocked = not any(process.runs() for process in seen.values())
+        blocked_looks = blocked_looks + 1 if is_blocked else 0
         if blocked_looks == _BLOCKED_LOOKS:  # one line for each time that the run is stuck
-            places = {}
-            for rank, process in seen.items():
-                if place := process.look():
-                    places[rank] = place
-            _say(settings, names, seen, places)
+            _say(settings["folder"], settings["exits"], names, seen)
 
 
-def _say(
-    settings: dict[str, Any], names: dict[int, str], seen: dict[int, Seen], places: dict[int, Place]
-) -> None:
+def _say(folder: str, exits: bool, names: dict[int, str], seen: dict[int, Seen]) -> None:
     """Print the line and write the stacks, if the lock of a rank is held and none can move."""
-    if len(places) < len(seen) or PAUSED in places.values():
-        return
-    if not any(place.verb == HELD for place in places.values()):  # all were stopped at once, or have ended
+    looks = {rank: process.look() for rank, process in seen.items()}
+    places = {rank: place for rank, place in looks.items() if place}
+    # else all were stopped at once, or have ended
+    is_held = any(place.verb == HELD for place in places.values())
+    if not is_held or len(places) < len(seen) or PAUSED in places.values():
         return
     _, _, moved, step = seen[min(seen)].read_beat()
 
     def name(members: list[int]) -> str:
         return ", ".join(names[rank] for rank in members)
 
-    print_line(report.compose(time.monotonic() - moved, step + 1, places, name, settings["folder"]))
+    print_line(report.compose(time.monotonic() - moved, step + 1, places, name, folder))
     for rank, process in seen.items():
         if process.dump:
-            report.write_file(settings["folder"], rank, process.dump)
-        if settings["exits"]:  # by SIGKILL: a process whose lock is held runs no handler of Python
-            with contextlib.suppress(OSError):
-                os.kill(process.process.pid, signal.SIGKILL)
+            report.write_file(folder, rank, process.dump)
+        if exits:
+            process.kill()

@@ -20,8 +20,6 @@ import dataclasses
 import http.client
 import json
 import os
-import socket
-import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Mapping
@@ -53,18 +51,18 @@ def _read_google(text: str) -> list[Notice]:
 
 def _read_azure(text: str) -> list[Notice]:
     """Read {"Events": [{"EventType": "Preempt", "NotBefore": "...", "Resources": ["vm_1"], ...}, ...]}."""
-    return [
-        Notice(_describe(event["EventType"], event.get("NotBefore")), tuple(event.get("Resources") or ()))
-        for event in json.loads(text)["Events"]
-        if event["EventType"] in ("Preempt", "Terminate")
-    ]
+    events = [event for event in json.loads(text)["Events"] if event["EventType"] in ("Preempt", "Terminate")]
+    whats = [_describe(event["EventType"], event.get("NotBefore")) for event in events]
+    machines = [tuple(event.get("Resources") or ()) for event in events]
+    return list(map(Notice, whats, machines))
 
 
 def _read_alibaba(text: str) -> list[Notice]:
     moment = text.strip()
-    if moment:
-        time.strptime(moment, "%Y-%m-%dT%H:%M:%SZ")  # raises ValueError
-    return [Notice(f"release at {moment}")] if moment else []
+    if not moment:
+        return []
+    time.strptime(moment, "%Y-%m-%dT%H:%M:%SZ")  # raises ValueError
+    return [Notice(f"release at {moment}")]
 
 
 def _describe(action: object, moment: object) -> str:
@@ -149,23 +147,18 @@ class Metadata:
         any one, as a server may answer anything."""
         cloud = self._cloud
         headers = dict(cloud.headers)
-        lack = ""  # why the request has no token, which old machines do not offer
         if cloud.token_header:
-            status, text = 0, "no answer"
             with contextlib.suppress(OSError):
-                status, text = self._ask(
-                    "/latest/api/token", {f"{cloud.token_header}-ttl-seconds": "60"}, "PUT"
-                )
-            if status == 200:
-                headers[cloud.token_header] = text
-            else:
-                lack = f"; its token: {status or text}"
+                lifetime = {f"{cloud.token_header}-ttl-seconds": "60"}
+                status, text = self._ask("/latest/api/token", lifetime, "PUT")
+                if status == 200:  # old machines offer none
+                    headers[cloud.token_header] = text
         status, text = self._ask(cloud.path, headers, seconds=0 if self._has_answered else cloud.first)
         self._has_answered = True
         if status == 404 and cloud.may_lack:
             return ""
         if status != 200:
-            raise BadInput(f"HTTP status {status}{lack}")
+            raise BadInput(f"HTTP status {status}")
         try:
             notices = cloud.read(text)
         except Exception:  # whatever the text is
@@ -187,21 +180,11 @@ class Metadata:
     ) -> tuple[int, str]:
         """Return the status and the text of an answer. Raises OSError and http.client.HTTPException."""
         # this client of Python's library uses neither proxies nor redirects
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=_SECONDS)
-        connection.connect()
-        seconds = seconds or _SECONDS
-        connection.sock.settimeout(seconds)
-        # a time-out is that of one read: a server that sends byte after byte is cut off
-        limit = threading.Timer(2 * seconds, _shut, [connection.sock])
-        limit.daemon = True
-        try:
-            limit.start()
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=seconds or _SECONDS)
+        with contextlib.closing(connection):
             connection.request(method, path, headers=dict(headers))
             response = connection.getresponse()
             return response.status, response.read(_MOST).decode(errors="replace")
-        finally:
-            limit.cancel()
-            connection.close()
 
 
 class File:
@@ -249,8 +232,3 @@ def _parse_address(text: str) -> tuple[str, int]:
         if url.scheme == "http" and url.hostname and not rest:
             return url.hostname, url.port or 80
     raise BadInput(f"the address of a metadata server: expected http://HOST:PORT, got {text!r}")
-
-
-def _shut(connected: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # it is closed
-        connected.shutdown(socket.SHUT_RDWR)

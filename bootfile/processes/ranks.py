@@ -1,13 +1,16 @@
-"""The rank of a process, and values that all ranks agree on.
+"""The rank of a process, values that all ranks agree on, and the nodes of the ranks.
 
 All functions also work in a job of one process that has not initialised torch.distributed. Every rank calls
 those that communicate, at the same point: a rank that does not keeps the others waiting.
 """
 
+import collections
 import contextlib
 import io
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 
@@ -41,8 +44,7 @@ def waiting() -> Iterator[None]:
     if measures is None:
         yield
         return
-    # what came before the block was computing; what the block takes is a wait
-    measures.cut(OWN)
+    measures.cut(OWN)  # what came before the block was computing
     try:
         yield
     finally:
@@ -87,16 +89,14 @@ def broadcast_object(value: T, source: int = 0, is_known: bool = False) -> T:
     """
     if world_size() == 1:
         return value
-    data = _encode(value if rank() == source else None)
+    is_source = rank() == source
+    data = _encode(value if is_source else None)
     # the length first: the other ranks have to make room for the bytes
     size = torch.tensor([len(data)], device=data.device)
     torch.distributed.broadcast(size, source)
-    if rank() == source:
-        torch.distributed.broadcast(data, source)
-        return value
-    data = data.new_empty(int(size))
+    data = data if is_source else data.new_empty(int(size))
     torch.distributed.broadcast(data, source)
-    return value if is_known else cast(T, _decode(data))
+    return value if is_source or is_known else cast(T, _decode(data))
 
 
 def _encode(value: object) -> torch.Tensor:
@@ -121,13 +121,11 @@ def _decode(data: torch.Tensor) -> Any:
 
 def call_on_first(function: Callable[[], T]) -> T:
     """Return function() of rank 0 on every rank. If it raises BadInput, every rank does."""
-    value = None
-    error = None
-    if is_first():
-        try:
-            value = function()
-        except BadInput as refusal:
-            error = refusal
+    value = error = None
+    try:
+        value = function() if is_first() else None
+    except BadInput as refusal:
+        error = refusal
     raise_on_all(error)
     return cast(T, broadcast_object(value))
 
@@ -207,3 +205,43 @@ def digest(tensor: torch.Tensor) -> torch.Tensor:
     # smaller shift would not notice one sign in 2^shift: the changes of the bits and of the factor cancel
     upper_half = bits >> 4 * tensor.element_size()
     return (bits * (upper_half * 2 + 1)).sum(dtype=torch.int64)
+
+
+class Node(NamedTuple):
+    """A node of the job. name: its host name, or its number if several have the same one."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
+def find_nodes() -> list[Node]:
+    """Return the nodes of the job, in the order of their first ranks, on every rank."""
+    local_rank = os.environ.get("LOCAL_RANK", "")
+    place = (socket.gethostname(), int(local_rank) if local_rank.isdecimal() else -1)
+    return group_nodes(gather_objects(place))
+
+
+def group_nodes(places: Sequence[tuple[str, int]]) -> list[Node]:
+    """Return the nodes. places: for each rank its host name and its local rank, -1 if that is not known."""
+    members: dict[tuple[str, int], list[int]] = {}
+    counts = collections.Counter[tuple[str, int]]()
+    for number, (host, local_rank) in enumerate(places):
+        # two ranks of one host name and one local rank are on two nodes that have the same name
+        node_of_host = counts[host, local_rank] if local_rank >= 0 else 0
+        counts[host, local_rank] += 1
+        members.setdefault((host, node_of_host), []).append(number)
+    of_host = collections.Counter(host for host, _ in members)
+    names = [host if of_host[host] == 1 else str(number) for number, (host, _) in enumerate(members)]
+    return [Node(name, tuple(of_node)) for name, of_node in zip(names, members.values(), strict=True)]
+
+
+def show(members: Sequence[int], through: str = "-") -> str:
+    """Return ranks in words: "rank 3", or "ranks 0-2, 4"."""
+    spans: list[list[int]] = []  # [first, last], or [rank]
+    for member in sorted(members):
+        if spans and member == spans[-1][-1] + 1:
+            spans[-1] = [spans[-1][0], member]
+        else:
+            spans.append([member])
+    noun = "ranks" if len(members) > 1 else "rank"
+    return f"{noun} {', '.join(through.join(map(str, span)) for span in spans)}"

@@ -2,7 +2,9 @@
 
 import collections
 import contextlib
+import dataclasses
 import json
+import math
 import os
 import statistics
 import threading
@@ -42,16 +44,16 @@ class Clock:
 
     step: the number of steps done so far.
     after: the shortest time without progress after which the run is stuck, in seconds; 0: it never is.
-    timeout: seconds after which a collective fails; None if it is not known.
+    timeout: seconds after which a collective fails; infinity if that is not known.
     """
 
-    def __init__(self, step: int, after: float, timeout: float | None):
+    def __init__(self, step: int, after: float, timeout: float = math.inf):
         self.step = step
         self.at = time.monotonic()  # when something has moved last
         self.floor = 0.0  # when this process continued, if it was stopped itself
         self.after = after
         self.model: Any = None  # in the mode of evaluation while a loop evaluates it
-        self.patience = min(_PATIENCE, _PATIENCE_SHARE * timeout) if timeout else _PATIENCE
+        self.patience = min(_PATIENCE, _PATIENCE_SHARE * timeout)
         self._timeout = timeout
         # whether more than a step happens until the next note(): an evaluation, a save or the first step
         self._has_more = True
@@ -77,18 +79,13 @@ class Clock:
 
     def limit(self) -> float:
         """Return the seconds without progress after which the run is stuck."""
-        limit = self.step_limit()
         is_evaluating = self.model is not None and not self.model.training
-        if self._has_more or is_evaluating:
-            limit *= _LONGER
-        if self._timeout:
-            limit = min(limit, _SHARE * self._timeout)
-        return limit
+        limit = self.step_limit() * (_LONGER if self._has_more or is_evaluating else 1)
+        return min(limit, _SHARE * self._timeout)
 
     def step_limit(self) -> float:
         """Return the seconds after which a step without an evaluation or a save is stuck."""
-        median = statistics.median([*self._durations]) if self._durations else 0.0
-        return max(self.after, _MEDIANS * median)
+        return max(self.after, _MEDIANS * statistics.median(self._durations or [0.0]))
 
     def beat_limit(self) -> float:
         """Return the seconds after which a process whose Python does not run is stuck."""
@@ -101,8 +98,7 @@ class Clock:
     def is_due(self, now: float, turn: float = 0.0) -> bool:
         """Return whether a line about a run that does not move is due. turn: seconds more, in which a rank
         before this one may print it."""
-        idle = self.idle(now)
-        limit = self.limit()
+        idle, limit = self.idle(now), self.limit()
         if idle < limit:  # the run has moved since the last line
             self._not_before = 0.0
         return self.after > 0 and idle >= max(limit + turn, self._not_before)
@@ -133,30 +129,22 @@ class Pulse:
         os.close(self._file)
 
 
+@dataclasses.dataclass
 class Report:
-    """Prints the line about a run that does not move, and writes the stacks to a folder.
+    """Prints the line about a run that does not move, and writes the stacks to a folder."""
 
-    exits: end the process after a line.
-    name: returns the words for a list of ranks.
-    show: returns the stacks of this process.
-
-    `line`: the last line that this process has printed.
-    `is_ending`: the watching thread ends the process.
-    """
-
-    def __init__(self, folder: str, exits: bool, name: Callable[[list[int]], str], show: Callable[[], str]):
-        self.line = ""
-        self.is_ending = False
-        self.exits = exits
-        self.folder = folder
-        self._show = show
-        self._name = name
-        self._stuck: tuple[float, int] | None = None  # when the run had moved last, and its step
-        self._writer: threading.Thread | None = None
+    folder: str
+    exits: bool  # end the process after a line
+    name: Callable[[list[int]], str]  # returns the words for a list of ranks
+    stacks_here: Callable[[], str]  # returns the stacks of this process
+    line: str = ""  # the last line that this process has printed
+    is_ending: bool = False  # the watching thread ends the process
+    _stuck: tuple[float, int] | None = None  # when the run had moved last, and its step
+    _writer: threading.Thread | None = None
 
     def show(self, clock: Clock, idle: float, places: Mapping[int, Place]) -> None:
         """Print the line about a run that does not move for `idle` seconds. places: rank -> its place."""
-        self.line = compose(idle, clock.step + 1, places, self._name, self.folder)
+        self.line = compose(idle, clock.step + 1, places, self.name, self.folder)
         self._stuck = (clock.at, clock.step + 1)
         if self.exits:
             self.is_ending = True
@@ -184,7 +172,7 @@ class Report:
         if self._writer and self._writer.is_alive():
             return
         when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        text = text or self._show()
+        text = text or self.stacks_here()
         head = f"rank {rank}, {when}: no progress for {clock.idle(now):.0f} s at step {clock.step + 1}"
         arguments = (self.folder, rank, f"{head}\n\n{text}")
         self._writer = threading.Thread(target=write_file, args=arguments, name="stacks", daemon=True)

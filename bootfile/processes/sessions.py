@@ -1,21 +1,70 @@
-"""Start processes in the background, and kill them together with all that they started."""
+"""Start processes that end with this one, and end them: by themselves first, by SIGKILL at the limit, or all
+that they have started together.
+
+What starts processes decides what their ends mean: which of them failed first (the launcher of
+common/distributed), or whether another one takes the place (the agent of common/elastic).
+"""
 
 import contextlib
+import functools
 import os
 import re
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
-from bootfile.processes import children
+from bootfile.processes import signals
 
 # the line of a job with --elastic true (common/elastic/members.py): process ids by rank
 GENERATION = re.compile(r"(?:\[node \d+\] )?generation (\d+): pids ([\d ]+)")
 _PROC = "/proc"
 _ENDED = (b"Z", b"X", b"x")  # states of /proc/PID/stat: zombie, dead
 _MARK = "BOOTFILE_PROCESSES_OF"  # the variable that marks a process and all that it starts
+_LAST = 5.0  # seconds for the end of a killed process
+
+
+def why_no_fork() -> str:
+    """Return why this process cannot fork others in place of starting them; "" if it can.
+
+    An elastic job and `bootfile prove` ask before they fork anything. A child of a process that has opened
+    the GPUs cannot use them.
+    """
+    import torch  # a launcher of programs needs none
+
+    from bootfile.ground import accelerator
+
+    # a fork aborts at its end in torch 2.1
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6) or sys.platform != "linux":
+        return f"it needs torch 2.6 on Linux, this is {torch.__version__} on {sys.platform}"
+    return "it was not run on GPUs yet (--enable_gpu=false)" if accelerator.count() else ""
+
+
+def start_child(command: list[str], **options: Any) -> "subprocess.Popen[Any]":
+    """Start a command in a session of its own, and return it. On Linux it is killed if this process ends.
+
+    options: those of Popen.
+    """
+    dies = functools.partial(signals.die_with_parent, signal.SIGKILL)
+    return subprocess.Popen(command, start_new_session=True, preexec_fn=dies, **options)
+
+
+def wait_or_kill(children: Sequence["subprocess.Popen[Any]"], seconds: float) -> None:
+    """Wait until all children have ended, and kill those that still run after `seconds`.
+
+    Send them a signal before, or close their input, so that they end by themselves.
+    """
+    deadline = time.monotonic() + seconds
+    for child in children:
+        try:
+            child.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            # a killed process may wait for a mount that hangs: this one must not wait for it for ever
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_LAST)
 
 
 def start(
@@ -25,21 +74,14 @@ def start(
     environment: dict[str, str] | None = None,
     cwd: str | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a command in a session of its own. On Linux it is killed if this process ends.
-
-    bootfile prove and launch simulate call it, from outside the job that they start.
+    """Start a command as start_child() does. bootfile prove and launch simulate call it, from outside the job
+    that they start.
 
     mark: a name, unique on this machine, that kill() finds. environment: default: that of this process.
     """
-    variables = os.environ if environment is None else environment
-    return children.start(
-        command,
-        env=marked(variables, mark),
-        cwd=cwd,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-    )
+    env = marked(os.environ if environment is None else environment, mark)
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+    return start_child(command, env=env, cwd=cwd, **pipes)
 
 
 def marked(environment: Mapping[str, str], mark: str) -> dict[str, str]:
@@ -52,10 +94,8 @@ def find(mark: str) -> dict[int, dict[str, Any]]:
 
     Without /proc and without psutil the answer is {}: only the sessions of start() can be ended.
     """
-    if os.path.isdir(_PROC):
-        processes = _read_processes(os.fsencode(f"{_MARK}={mark}"))
-    else:
-        processes = _ask_psutil()
+    has_proc = os.path.isdir(_PROC)
+    processes = _read_processes(os.fsencode(f"{_MARK}={mark}")) if has_proc else _ask_psutil()
     # a child inherits the variable, also in another session or after its parent's end
     return {pid: facts for pid, facts in processes if facts["environ"].get(_MARK) == mark}
 
@@ -75,11 +115,8 @@ def _read_processes(wanted: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
         except OSError:  # it has just ended, or is another user's
             continue
         if status not in _ENDED:
-            environ = {}
-            for entry in content.rstrip(b"\0").split(b"\0"):
-                variable, equals, value = os.fsdecode(entry).partition("=")
-                if equals:
-                    environ[variable] = value
+            entries = os.fsdecode(content).split("\0")
+            environ = dict(entry.split("=", 1) for entry in entries if "=" in entry)
             yield int(name), {"environ": environ, "ppid": int(parent)}
 
 

@@ -50,7 +50,6 @@ _reader: int | None = None  # the reading end of the pipe
 _store: "Store | None" = None  # in which the processes share a request to stop
 _rank = 0  # the rank of this process
 _token = ""  # only the processes of the job know it
-_refused = ""  # the request without the token that was reported
 _deferred: Callable[[int], object] | None = None  # the function of defer()
 _shared: mmap.mmap  # what its forked children read: forked_signals.ASKED or ENDS
 
@@ -145,10 +144,8 @@ def watch(grace: float, store: "Store | None" = None) -> None:
 def unfollow() -> None:
     """End the thread that reads the store, because a process that ends while it reads is aborted. Then wait
     until the line that names the signal was printed. The loop calls it at the end of training."""
-    threads = list(_followed)
-    _followed.clear()  # the thread ends when the list is empty
-    for thread in threads:
-        thread.join()
+    while _followed:
+        _followed.pop().join()  # the thread ends when the list is empty
     if _number and not _deferred:
         _said.wait(_MOST_TO_SAY)
 
@@ -168,14 +165,10 @@ def _is_ours(number: int) -> bool:
     SIGTERM and SIGUSR2 always stop it, SIGINT and SIGHUP unless they are ignored, as by nohup. One of
     _OPTIONAL stops it unless the job ignores it or has a handler for it, in Python or in C (faulthandler).
     """
-    if number in (signal.SIGTERM, signal.SIGUSR2):
-        return True
     handler = signal.getsignal(number)
     if number not in _OPTIONAL:
-        return handler != signal.SIG_IGN
-    if handler == _note:
-        return True
-    return handler == signal.SIG_DFL and not catches(os.getpid(), number)
+        return number in (signal.SIGTERM, signal.SIGUSR2) or handler != signal.SIG_IGN
+    return handler == _note or (handler == signal.SIG_DFL and not catches(os.getpid(), number))
 
 
 def catches(pid: int, number: int) -> bool:
@@ -279,7 +272,8 @@ def ask(number: int, reason: str = "") -> None:
 def _stop() -> None:
     """Let the loop stop at its next step, and end the process if it does not within the grace period."""
     _asked.set()
-    _call_after(_grace, _end, None, f"not stopped within {_grace:.0f} s: exiting without another checkpoint")
+    text = f"not stopped within {_grace:.0f} s: exiting without another checkpoint"
+    _call_after(_grace, _end, _code, text)
 
 
 def _call_after(seconds: float, function: Callable[..., object], *arguments: object) -> None:
@@ -289,10 +283,8 @@ def _call_after(seconds: float, function: Callable[..., object], *arguments: obj
     timer.start()
 
 
-def _end(code: int | None, text: str) -> None:
-    """End the process with the code; None: exit_code(). A thread calls it: the main thread may be blocked."""
-    if code is None:
-        code = _code
+def _end(code: int, text: str) -> None:
+    """End the process with the code. A thread calls it: the main thread may be blocked."""
     _call_after(1, os._exit, code)  # should the message block, as on a full pipe
     say_error(text)
     leave(code)
@@ -332,13 +324,6 @@ def look(store: "Store") -> None:
 
     Other users of the node may reach the store: a request without the token is ignored.
     """
-    global _refused
-    request = texts.read(store, _KEY)
-    if not request or _asked.is_set():
-        return
-    match = re.fullmatch(rf"(\d+) (\d+) {_token}(?: (.+))?", request)
+    match = re.fullmatch(rf"(\d+) (\d+) {_token}(?: (.+))?", texts.read(store, _KEY))
     if match:
         hear(int(match[1]), int(match[2]), match[3] or "")
-    elif _rank == 0 and not _refused:
-        _refused = request
-        print_line("warning: ignored a request to stop in the job's store: not by a process of this job")

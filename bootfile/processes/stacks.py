@@ -7,6 +7,7 @@ memory when a signal asks for them.
 import contextlib
 import faulthandler
 import fcntl
+import itertools
 import os
 import re
 import signal
@@ -14,16 +15,15 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator
 from types import FrameType
 from typing import NamedTuple
 
 from bootfile.processes import signals
 
 _LINE = re.compile(r'  File "(.+)", line (\d+) in (.+)')
-_LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-_LIBRARIES |= {os.path.realpath(folder) for folder in _LIBRARIES}
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # may be in site-packages
+_LIBRARIES = {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+_LIBRARIES |= {os.path.realpath(folder) + os.sep for folder in _LIBRARIES}
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # may be in site-packages
 _GROUP = os.path.join("elastic", "group.py")  # it waits for gloo in the place of torch
 _WRAPPERS = ("__torch_function__", "__torch_dispatch__")  # functions around an operation that the loop calls
 _DEEPEST = 100  # frames of a stack that are shown
@@ -82,43 +82,38 @@ def read(frame: FrameType | None) -> Stack:
 def parse(dump: str) -> Stack:
     """Return the stack of the main thread in what faulthandler has written: it comes last."""
     last = re.split(r"\n(?=(?:Current thread|Thread) )", dump)[-1]
-    stack = []
-    for file, line, function in _LINE.findall(last.split("\n\n")[0]):
-        stack.append(Frame(file, int(line), function))
-    return stack
+    lines = _LINE.findall(last.split("\n\n")[0])
+    return [Frame(file, int(line), function) for file, line, function in lines]
 
 
-def show(stack: Stack) -> Iterator[str]:
-    """Yield the lines of a stack, as faulthandler writes them."""
-    for frame in stack:
-        yield f'  File "{frame.file}", line {frame.line} in {frame.function}'
+def show(name: str, stack: Stack) -> str:
+    """Return the lines of the stack of a thread or process, as faulthandler writes them."""
+    lines = [f'  File "{frame.file}", line {frame.line} in {frame.function}\n' for frame in stack]
+    return f"{name} (newest line first):\n{''.join(lines)}\n"
 
 
 def find_place(stack: Stack) -> Place:
     """Return the place that a stack shows: a collective or a backward pass, or else the newest function that
     belongs to no library; with the line of the program that it is at."""
     # the newest frames are those of libraries; below them is the line of the program that has called them
-    called = []
-    program = []
-    for frame in stack:
-        is_called = _is_library(frame.file) or frame.function in _WRAPPERS
-        if program or not is_called:
-            program.append(frame)
-        else:
-            called.append(frame)
-    newest = (program or stack or [Frame("?", 0, "?")])[0]
+    called = list(itertools.takewhile(_is_called, stack))
+    newest = (stack[len(called) :] or stack or [Frame("?", 0, "?")])[0]
     line = f"({os.path.basename(newest.file)}:{newest.line})"
-    collectives = []
-    for frame in called:
-        is_part = _DISTRIBUTED in frame.file and not any(part in frame.file for part in _COMPUTES)
-        if is_part and frame.function != "wrapper":  # torch's decorator
-            collectives.append(frame.function)
-    if collectives:
+    if collectives := [frame.function for frame in called if _is_collective(frame)]:
         # the oldest is the function that the program has called; the others are inside of it
         return Place(WAITS, f"{collectives[-1]} {line}")
     if any(frame.function == "backward" for frame in called):  # DistributedDataParallel waits in it
         return Place(WAITS, f"backward {line}")
     return Place(IN, f"{newest.function} {line}")
+
+
+def _is_called(frame: Frame) -> bool:
+    return _is_library(frame.file) or frame.function in _WRAPPERS
+
+
+def _is_collective(frame: Frame) -> bool:
+    is_part = _DISTRIBUTED in frame.file and not any(part in frame.file for part in _COMPUTES)
+    return is_part and frame.function != "wrapper"  # torch's decorator
 
 
 def waits_for_data(stack: Stack) -> bool:
@@ -148,12 +143,8 @@ def is_idle(stack: Stack) -> bool:
 
 
 def _is_library(file: str) -> bool:
-    if file.endswith(_GROUP):
-        return True
-    if file.startswith(_OURS + os.sep):
-        return False
-    is_installed = any(file.startswith(f"{folder}{os.sep}") for folder in _LIBRARIES)
-    return is_installed or "site-packages" in file or file.startswith("<frozen")
+    is_library = "site-packages" in file or file.startswith((*_LIBRARIES, "<frozen")) or file.endswith(_GROUP)
+    return is_library and not file.startswith(_OURS)
 
 
 def make_file(name: str) -> int:
@@ -178,8 +169,7 @@ def write_on_signal() -> int:
     global _file
     if _file is None:
         _file = make_file("stacks")
-        is_free = _SIGNAL > 0 and sys.platform == "linux" and signal.getsignal(_SIGNAL) == signal.SIG_DFL
-        if is_free and not signals.catches(os.getpid(), _SIGNAL):
+        if sys.platform == "linux" and not signals.catches(os.getpid(), _SIGNAL):
             faulthandler.register(_SIGNAL, file=_file, all_threads=True)
     return _file
 
@@ -190,17 +180,14 @@ def ask(pid: int, owner: int, descriptor: int) -> str:
     owner, descriptor: a process that has the file of write_on_signal() open, and its descriptor there.
     """
     text = b""
-    # without a handler the signal would end the process
-    if _SIGNAL <= 0 or not signals.catches(pid, _SIGNAL):
+    if not signals.catches(pid, _SIGNAL):  # the signal would end the process
         return ""
     with contextlib.suppress(OSError), open(f"/proc/{owner}/fd/{descriptor}", "r+b", buffering=0) as file:
         file.truncate(0)
         os.kill(pid, _SIGNAL)
         deadline = time.monotonic() + _ANSWER
-        while time.monotonic() < deadline:
-            # all is written when the file does not grow any more
-            if text and len(text) == os.fstat(file.fileno()).st_size:
-                break
+        # all is written when the file does not grow any more
+        while time.monotonic() < deadline and not (text and len(text) == os.fstat(file.fileno()).st_size):
             text = os.pread(file.fileno(), _MOST_BYTES, 0)
             time.sleep(0.02)
     return text.decode(errors="replace")

@@ -12,7 +12,9 @@ line there has only what threads of Python can see.
 
 import atexit
 import contextlib
+import functools
 import json
+import math
 import multiprocessing
 import os
 import re
@@ -42,13 +44,8 @@ _MOST_WORKERS = 16  # of a loader whose stacks are written
 _FAREWELL = 2.0  # seconds that the end waits for the thread
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from bootfile.processes import node; node.main()"
-_CONTACT = re.compile(
-    r"\b(gloo|nccl|socket|store|broken pipe|pair closure)\b|connection (closed|reset|refused)|timed out",
-    re.IGNORECASE,
-)
 
 _watch: "Watch | None" = None  # of the run that trains in this process
-_is_hooked = False
 
 
 class Watch:
@@ -87,17 +84,16 @@ class Watch:
     def _meet(self) -> None:
         """Exchange the process ids and the files of all ranks, and make what several ranks need."""
         # a job of one process needs none of these
-        from bootfile.processes import board, node, nodes, rank_ends, roll_call
+        from bootfile.processes import board, ends, node, roll_call
 
         machine = ""
         with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
             machine = file.read() + os.readlink("/proc/self/ns/pid")
         rank = ranks.rank()
         facts = ranks.gather_objects((machine, secrets.token_hex(8), self._pulse.files))
-        self._nodes = nodes.find_nodes()
-        for other, (its_machine, _, files) in enumerate(facts):
-            if other != rank and machine and its_machine == machine:
-                self._local[other] = node.Seen(files)
+        self._nodes = ranks.find_nodes()
+        near = [other for other, fact in enumerate(facts) if fact[0] == machine and other != rank]
+        self._local = {other: node.Seen(facts[other][2]) for other in near if machine}
         store = ranks.store()
         assert store is not None  # there are several ranks
         self._board = board.Board(store, f"bootfile ranks {facts[0][1]}")
@@ -110,7 +106,7 @@ class Watch:
         def name(other: int) -> str:
             return f"{self.name([other])} (pid {facts[other][2]['pid']})"
 
-        self.ends = rank_ends.RankEnds(rank, processes, ranks_of_node, self._board, name)
+        self.ends = ends.RankEnds(rank, processes, ranks_of_node, self._board, name)
         for process in processes.values():
             if process.descriptor is not None:
                 self._poll.register(process.descriptor, select.POLLIN)
@@ -141,7 +137,7 @@ class Watch:
             self._thread.join(_FAREWELL)
         if self.calls:
             if is_early:
-                self.ends.announce_early()
+                self.ends.announce("by itself, before the others", is_early=True)
             else:
                 self._board.write(f"left/{ranks.rank()}", "done")
             self._board.close()
@@ -158,21 +154,14 @@ class Watch:
         are on several."""
         if not self._nodes:
             return "the process"
-        from bootfile.processes.nodes import show
-
-        text = show(members)
-        if len(self._nodes) > 1:
-            for node in self._nodes:
-                if set(members) <= set(node.ranks):
-                    return f"{text} on node {node.name}"
-        return text
+        nodes = [node.name for node in self._nodes if set(members) <= set(node.ranks)]
+        return " on node ".join([ranks.show(members), *(nodes if len(self._nodes) > 1 else [])])
 
     def _run(self) -> None:
         """Call look() until stop(): the thread "stuck"."""
         while not self._is_stopped.is_set():
-            pause = _LONGEST_LOOK
-            if self.clock.after:
-                pause = min(pause, self.clock.step_limit() / _LOOKS)
+            limit = self.clock.step_limit() / _LOOKS if self.clock.after else _LONGEST_LOOK
+            pause = min(_LONGEST_LOOK, limit)
             began = time.monotonic()
             # the wait ends early if a rank of this node ends, or at stop()
             for descriptor, _ in self._poll.poll(1000 * pause):
@@ -216,11 +205,11 @@ class Watch:
     def explain(self, error: BaseException) -> None:
         """Tell the other ranks about an error that ends this one. If the error may come from the end of
         another rank, wait for the reason of that and print it."""
-        first_line = next(iter(str(error).splitlines()), "")
-        is_contact = _CONTACT.search(f"{type(error).__name__} {first_line}")
-        if not (isinstance(error, RuntimeError) and is_contact):
+        from bootfile.processes.ends import has_lost_contact
+
+        if not has_lost_contact(error):
             if isinstance(error, Exception):
-                self.ends.announce(errors.in_one_line(error))
+                self.ends.announce(f"with {errors.in_one_line(error)}")
             return
         self.ends.announce_loss()  # before the save: the others then know that this rank is alive
         self.at_loss()  # at once: a launcher may end this process after some seconds
@@ -269,14 +258,12 @@ class Watch:
     def _show_threads(self) -> str:
         """Return the stacks of the threads of this process, and of the workers of its loaders."""
         names = {thread.ident: thread.name for thread in threading.enumerate()}
-        shown = []
-        for ident, frame in sys._current_frames().items():
-            shown.append((f"thread {names.get(ident, ident)}", stacks.read(frame)))
-        shown += [(f"worker {pid}", stack) for pid, stack in self._ask_workers()]
-        lines: list[str] = []
-        for name, stack in shown:
-            lines += [f"{name} (newest line first):", *stacks.show(stack), ""]
-        return "\n".join([*lines, "Stacks of C: py-spy dump --native --pid PID (pip install py-spy).\n"])
+        frames = sys._current_frames().items()
+        shown = [
+            stacks.show(f"thread {names.get(ident, ident)}", stacks.read(frame)) for ident, frame in frames
+        ]
+        shown += [stacks.show(f"worker {pid}", stack) for pid, stack in self._ask_workers()]
+        return "\n".join([*shown, "Stacks of C: py-spy dump --native --pid PID (pip install py-spy).\n"])
 
 
 def start(folder: str, step: int, after: float, exits: bool = False, tells_ends: bool = True) -> Watch:
@@ -320,15 +307,15 @@ def has_lost_first() -> bool:
     return _watch is not None and _watch.ends is not None and _watch.ends.has_lost_first()
 
 
-def _find_timeout() -> float | None:
-    """Return the seconds after which a collective of the default group fails; None if it is not known."""
+def _find_timeout() -> float:
+    """Return the seconds after which a collective of several ranks fails; infinity if not known."""
     if ranks.world_size() == 1:
-        return None
+        return math.inf
     with contextlib.suppress(AttributeError, RuntimeError):  # torch's names differ between versions
         group: Any = torch.distributed.group.WORLD
         device = torch.device("cpu" if ranks.uses_gloo() else "cuda")
         return float(group._get_backend(device).options._timeout.total_seconds())
-    return None
+    return math.inf
 
 
 def _forget() -> None:
@@ -337,12 +324,9 @@ def _forget() -> None:
     _watch = None
 
 
+@functools.cache
 def _register_once() -> None:
     """Call stop() at the end of this process, _forget() after a fork, and explain() before an error."""
-    global _is_hooked
-    if _is_hooked:
-        return
-    _is_hooked = True
     atexit.register(stop, is_early=True)
     os.register_at_fork(after_in_child=_forget)
     previous = sys.excepthook

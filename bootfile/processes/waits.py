@@ -29,7 +29,7 @@ def waiting(is_training: bool = True) -> Iterator[None]:
     global batches
     batches += 1
     # released for the wait: the thread of _wait() may save only while the loop computes nothing
-    is_held = _working.locked() and _may_save(is_training)
+    is_held = _working.locked() and (is_training or _only_evaluates)
     if is_held:
         _working.release()
     try:
@@ -51,13 +51,8 @@ def call_before_end(is_training: bool = True) -> None:
     """Save what the loop has done. A loader calls it in the thread of the loop before it raises Unavailable,
     which ends the loop. Nothing happens in a job of several processes, or before the training. is_training:
     as for waiting()."""
-    if _before_end and _may_save(is_training):
+    if _before_end and (is_training or _only_evaluates):
         _before_end()
-
-
-def _may_save(is_training: bool) -> bool:
-    """Return whether the state may be saved while the loop waits for a batch."""
-    return is_training or _only_evaluates
 
 
 def serve_when_stopped(

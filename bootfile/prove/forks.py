@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import IO, Any
 
-from bootfile.processes import children, forking, sessions
+from bootfile.processes import sessions
 from bootfile.prove import cases
 
 _SERVER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fork_server.py")
@@ -17,14 +17,14 @@ SEED = 3  # PYTHONHASHSEED of all forks
 
 def are_possible() -> bool:
     """Return whether a fork does what a new process does."""
-    return not forking.why_not()
+    return not sessions.why_no_fork()
 
 
 class Forks:
     """A server of forks. It ends with close(), or with this process."""
 
     def __init__(self) -> None:
-        self._server = children.start(
+        self._server = sessions.start_child(
             [sys.executable, _SERVER],
             env=cases.environment(seed=SEED),
             stdin=subprocess.PIPE,

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from bootfile.console.words import get_option
 from bootfile.exact import files
 from bootfile.ground.errors import BadInput
-from bootfile.processes import forking
+from bootfile.processes import sessions
 from bootfile.prove import cases, trial
 from bootfile.prove.cases import PROCESSES, REFERENCE, Case, NotRun
 from bootfile.prove.job import Job, change, describe_damage
@@ -162,7 +162,7 @@ class OwnJob(Job):
         several = [killed] if is_of_one and any(case.value == "2" for case in others) else []
         count = max(self.same_bits, default=1)
         if "--elastic" in self._known and count > 1:
-            reason = forking.why_not()
+            reason = sessions.why_no_fork()
             if reason:
                 self.unchecked.append(f"{cases.REPLACED}: {reason}")
             else:

@@ -28,8 +28,8 @@ from bootfile.ground import git
 from bootfile.ground.errors import BadInput
 from bootfile.ground.numbers import counted
 from bootfile.ground.results import checkpoints
-from bootfile.history import compute, ranges
-from bootfile.history.parent import NOT_THE_SAME, Parent, read_starts_of_job
+from bootfile.history import compute
+from bootfile.history.parent import NOT_THE_SAME, Parent, describe_steps, parse_steps, read_starts_of_job
 from bootfile.machine.differences import THREADS
 from bootfile.processes import ranks
 from bootfile.records import REMOVED, describe_removed, read_starts, start_of
@@ -105,9 +105,9 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
         raise BadInput(f"--output_dir {folder} is the run of --from: expected a new folder")
     if args.skip_steps is None:  # '' is refused: a variable of a shell may be empty
         return {}
-    steps = ranges.parse("--skip_steps", args.skip_steps)
+    steps = parse_steps("--skip_steps", args.skip_steps)
     _check_skipped(args.skip_steps, steps, args.at_step or 0)
-    return {"skip_steps": ranges.describe(steps)}
+    return {"skip_steps": describe_steps(steps)}
 
 
 def _check_skipped(text: str | None, steps: Collection[int], step: int) -> None:
@@ -135,7 +135,7 @@ class OtherRun:
         self._args = args
         self._say = say
         self._write_sums = write_sums
-        self._skipped = ranges.parse("--skip_steps", args.skip_steps) if args.skip_steps else ()
+        self._skipped = parse_steps("--skip_steps", args.skip_steps) if args.skip_steps else ()
         self._without: Any = None
         if args.without:
             from common.checkpoint.without import Without

@@ -176,7 +176,7 @@ def _wait(
     """
     # only the process that starts the others needs these
     from bootfile.ground.exit_codes import normalize
-    from bootfile.processes.children import wait_or_kill
+    from bootfile.processes.sessions import wait_or_kill
 
     deadline = 0.0  # of the wait for the child that failed first; 0 until one has failed
     while True:

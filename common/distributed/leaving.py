@@ -4,7 +4,6 @@ module when it meets other processes, or has a GPU."""
 import atexit
 import contextlib
 import multiprocessing
-import re
 import socket
 import threading
 from typing import Any
@@ -13,15 +12,11 @@ import torch
 
 from bootfile.ground import accelerator, errors
 from bootfile.processes import ranks
+from bootfile.processes.ends import has_lost_contact
 from common.ground import endings
 from common.platform.topology import Topology
 
 _TEARDOWN = 3.0  # seconds
-_COMMUNICATION = re.compile(
-    r"^Dist\w*Error|\b(gloo|nccl|socket|broken pipe|pair closure)\b|connection (closed|reset|refused)"
-    r"|timed out waiting",
-    re.IGNORECASE,
-)
 
 
 def leave_group(topology: Topology, error: BaseException | None) -> None:
@@ -42,21 +37,11 @@ def leave_group(topology: Topology, error: BaseException | None) -> None:
     if has_lost_contact(error):
         endings.say_error(
             f"rank {topology.rank} on {socket.gethostname()} lost contact with another process: "
-            f"{_first_line(error)}"
+            f"{next(iter(str(error).splitlines()), '')}"
         )
         errors.leave(endings.LOST_CONTACT)
     endings.say_traceback(error)
     errors.leave(1)
-
-
-def has_lost_contact(error: BaseException) -> bool:
-    """Return whether an error says that another process cannot be reached."""
-    text = f"{type(error).__name__} {_first_line(error)}"
-    return isinstance(error, RuntimeError) and bool(_COMMUNICATION.search(text))
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), "")
 
 
 def end_alone(error: BaseException | None) -> None:

@@ -34,7 +34,7 @@ from bootfile.ground.exit_codes import normalize
 from bootfile.machine.cores import available_cores
 from bootfile.processes import signals, sockets
 from bootfile.processes.ends import MemoryKills, is_stopped
-from bootfile.processes.forking import why_not
+from bootfile.processes.sessions import why_no_fork
 from common.console.arguments import boolean
 from common.distributed import entry, launcher, process_group, rendezvous
 from common.elastic import crash, members
@@ -77,7 +77,7 @@ def start(topology: Topology, args: argparse.Namespace, hold: Callable[[], objec
         raise BadInput(f"--elastic: expected a training without --{refused[0]}")
     if "://" in (args.output_dir or ""):
         raise BadInput(f"--elastic --output_dir {args.output_dir}: expected a folder, not a URL")
-    reason = why_not()
+    reason = why_no_fork()
     if reason:
         print_line(f"--elastic: {reason}; a lost process ends the job, which continues when it is restarted")
         return

@@ -143,8 +143,8 @@ def end_of_error(error: BaseException) -> tuple[int, str]:
     if isinstance(error, SystemExit):
         return error.code & 0xFF if isinstance(error.code, int) else 1, f"sys.exit({error.code!r:.200})"
     if endings.in_group():
-        from common.distributed import leaving  # a job of one process has no contact to lose
+        from bootfile.processes.ends import has_lost_contact  # a job of one process has no contact to lose
 
-        if leaving.has_lost_contact(error):
+        if has_lost_contact(error):
             return LOST_CONTACT, f"lost contact with another process: {in_one_line(error)}"
     return 1, in_one_line(error)

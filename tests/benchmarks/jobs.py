@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bootfile.ground import errors
 from bootfile.ground.errors import BadInput
-from bootfile.processes import children
+from bootfile.processes import sessions
 from bootfile.records import read_starts
 from common.ground.files import ROOT
 from tests.benchmarks.rounds import tail
@@ -27,7 +27,7 @@ def run(command: list[str], is_done: Callable[[], bool], timeout: float, env: di
     Return time.time() at its start. Raises BadInput if it fails or takes more than `timeout` seconds.
     """
     with tempfile.TemporaryFile("w+") as printed:
-        process = children.start(
+        process = sessions.start_child(
             command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=printed
         )
         started = time.time()

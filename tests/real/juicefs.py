@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bootfile.processes import children
+from bootfile.processes import sessions
 from tests.conftest import free_port, wait_for_port, wait_until
 
 KEY, SECRET = "testkey", "testsecret123"
@@ -65,4 +65,4 @@ class Volume:
             subprocess.run(["fusermount3", "-uz", str(place)])
         for process in self.processes:
             process.terminate()
-            children.wait_or_kill([process], 5)  # without its mount it waits for 30 s
+            sessions.wait_or_kill([process], 5)  # without its mount it waits for 30 s

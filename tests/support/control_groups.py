@@ -10,20 +10,15 @@ import pytest
 
 from bootfile.machine import control_groups
 
-NAMESPACE = "31 23 0:28 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup rw,nsdelegate\n"
 
-
-def make_tree(root: Path, group: str, mounts: str, files: dict[str, str]) -> str:
+def make_tree(root: Path, group: str, files: dict[str, str]) -> str:
     """Write /proc and /sys of a process below `root`, and return it as functions take it.
 
-    group, mounts: texts of /proc/self/cgroup and /proc/self/mountinfo; "" for no such file. files: path below
-    /sys/fs/cgroup -> text.
+    group: text of /proc/self/cgroup; "" for no such file. files: path below /sys/fs/cgroup -> text.
     """
     texts = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
     if group:
         texts["proc/self/cgroup"] = group
-    if mounts:
-        texts["proc/self/mountinfo"] = mounts
     for name, text in texts.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,6 @@ The pages of aws, google and azure are named in bootfile/processes/notices.py, t
 import http.server
 import json
 import threading
-from collections.abc import Iterable
 
 TIME = "2026-11-30T08:22:00Z"
 TOKENS = {"aws": "X-aws-ec2-metadata-token", "alibaba": "X-aliyun-ecs-metadata-token"}
@@ -86,13 +85,6 @@ class MetadataServer:
         if not self.has_notice:
             return 404, "Not Found"
         return 200, json.dumps({"action": "terminate", "time": TIME}) if self.cloud == "aws" else TIME
-
-    def slowly(self, content: bytes) -> Iterable[bytes]:
-        """Yield a byte every 0.05 s, until the server is closed."""
-        for byte in content:
-            if self.closed.wait(0.05):
-                return
-            yield bytes([byte])
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

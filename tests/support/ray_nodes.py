@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from bootfile.processes import children
+from bootfile.processes import sessions
 
 _NODES = """
 import sys
@@ -69,7 +69,7 @@ class RayNodes:
         """Stop the cluster, and kill the processes that are left."""
         for stream in (self._process.stdin, self._process.stdout):
             stream.close()
-        children.wait_or_kill([self._process], 30)
+        sessions.wait_or_kill([self._process], 30)
         left = processes(self.folder)
         for process in left:
             process.kill()

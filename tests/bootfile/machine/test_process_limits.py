@@ -2,24 +2,27 @@
 
 import errno
 import os
-import subprocess
-import sys
 
 import pytest
 
 from bootfile.machine import process_limits
-from bootfile.processes import forking
+from bootfile.processes import sessions
 from datasets.folders import random_folder
-from tests.conftest import ROOT, environment, names, run, wait_until
-from tests.support.control_groups import NAMESPACE, make_tree, real_group
+from tests.conftest import environment, names, run, wait_until
+from tests.support.control_groups import make_tree, real_group
 
 
 @pytest.mark.parametrize(
     "most, used, needed, is_short", [(20, 5, 15, False), (20, 5, 16, True), (20, 30, 1, True)]
 )
 def test_room_for_processes(most, used, needed, is_short, tmp_path):
-    files = {"job/pids.max": f"{most}\n", "job/pids.current": f"{used}\n", "pids.max": "max\n"}
-    root = make_tree(tmp_path, "0::/job/step\n", NAMESPACE, files)
+    files = {
+        "job/step/pids.max": "max\n",
+        "job/pids.max": f"{most}\n",
+        "job/pids.current": f"{used}\n",
+        "pids.max": "max\n",
+    }
+    root = make_tree(tmp_path, "0::/job/step\n", files)
     line = process_limits.shortage(needed, "8 workers", root)
     assert bool(line) == is_short
     if is_short:
@@ -138,25 +141,10 @@ def test_a_loader_that_may_not_start_its_workers_is_refused(kind, is_visible, im
     assert ("limit of 12 processes and threads (pids.max of " in line) == is_visible
 
 
-@pytest.mark.thorough
-def test_the_limit_of_a_user(tmp_path):
-    """`ulimit -u` holds for a user without rights, and counts all processes of the user."""
-    user = str(60_000 + os.getpid() % 5000)
-    limit = ["prlimit", "--nproc=12", "setpriv", "--reuid", user, "--clear-groups", "--inh-caps=-all"]
-    env = environment(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", HOME=str(tmp_path))
-    probe = [*limit, sys.executable, "-c", "import torch, common.distributed.entry"]
-    if subprocess.run(probe, cwd=ROOT, env=env, capture_output=True).returncode:
-        pytest.skip("another user cannot be had here, or cannot read these files")
-    words = [sys.executable, "-c", LOADER, "map_style", "", "True"]
-    job = subprocess.run([*limit, *words], cwd=ROOT, env=env, capture_output=True, text=True)
-    assert job.returncode == 2 and "Traceback" not in job.stderr, job.stderr
-    assert "limit of 12 processes and threads (ulimit -u)" in job.stderr.splitlines()[-1]
-
-
 @pytest.mark.parametrize("command", [["jobs/train_ddp.py"], ["jobs/train_exact.py", "--elastic=true"]])
 def test_a_job_that_may_not_start_its_processes_is_refused(command, tmp_path):
-    if "--elastic=true" in command and forking.why_not():
-        pytest.skip(forking.why_not())
+    if "--elastic=true" in command and sessions.why_no_fork():
+        pytest.skip(sessions.why_no_fork())
     words = [*command, "--dataset=digits", "--processes_per_node=4", f"--output_dir={tmp_path}"]
     with real_group("pids", {"pids.max": "16"}) as folder:
         job = run("-c", ENTER + RUN, folder, *words, "--enable_gpu=false", code=2)

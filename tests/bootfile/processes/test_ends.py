@@ -5,61 +5,48 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
 
 from bootfile.processes.board import Board
-from bootfile.processes.ends import MemoryKills, Process, describe, is_stopped
-from bootfile.processes.rank_ends import RankEnds
+from bootfile.processes.ends import MemoryKills, Process, RankEnds, describe, is_stopped
 from bootfile.processes.stacks import IN, WAITS, Frame, Place, find_place, parse
 from tests.conftest import run
-from tests.support.control_groups import real_group
+from tests.support.control_groups import make_tree, real_group
 
 GROUPS = {
     "version 2": ("0::/job\n", "job/memory.events", "oom 1\noom_kill {}\n", "job/memory.max", "2147483648\n"),
-    "version 2 in a container": ("0::/\n", "memory.events", "oom_kill {}\n", "memory.max", "max\n"),
+    "version 2 without a limit": ("0::/\n", "memory.events", "oom_kill {}\n", "memory.max", "max\n"),
     "version 1": (
-        "4:cpu,memory:/a/b\n0::/\n", "memory/a/b/memory.oom_control", "under_oom 0\noom_kill {}\n",
-        "memory/a/memory.limit_in_bytes", "2147483648\n",
-    ),
-    "version 1 with the path of the host": (
-        "4:memory:/docker/1\n", "memory/memory.oom_control", "oom_kill {}\n",
-        "memory/memory.limit_in_bytes", "2147483648\n",
+        "4:cpu,memory:/a/b\n0::/\n", "cpu,memory/a/b/memory.oom_control", "under_oom 0\noom_kill {}\n",
+        "cpu,memory/a/memory.limit_in_bytes", "2147483648\n",
     ),
 }  # fmt: skip
 
 
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-
-
 @pytest.mark.parametrize("kind", GROUPS)
 def test_the_oom_killer_of_a_memory_group(tmp_path, kind):
-    of_process, count, text, limit, most = GROUPS[kind]
-    write(tmp_path / "proc/self/cgroup", of_process)
-    write(tmp_path / "groups" / count, text.format(3))
-    write(tmp_path / "groups" / limit, most)
-    kills = MemoryKills(str(tmp_path / "proc"), str(tmp_path / "groups"))
-    assert kills.explain() == ""
+    group, count, text, limit, most = GROUPS[kind]
+    root = make_tree(tmp_path, group, {count: text.format(3), limit: most})
+    kills = MemoryKills(root)
     assert describe(signal.SIGKILL, kills) == "was killed by SIGKILL"
-    write(tmp_path / "groups" / count, text.format(4))
+    make_tree(tmp_path, group, {count: text.format(4)})
     shown = "" if most == "max\n" else " (memory limit 2.0 GB)"
     line = f": the kernel's OOM killer ended a process of this container{shown}"
-    assert kills.explain() == line
     assert describe(signal.SIGKILL, kills) == f"was killed by SIGKILL{line}"
     assert describe(signal.SIGSEGV, kills) == "was killed by SIGSEGV"
     assert describe(None, kills) == f"was killed{line}"
 
 
 def test_the_oom_killer_of_the_machine(tmp_path):
-    write(tmp_path / "proc/vmstat", "nr_free 1\noom_kill 0\n")
-    kills = MemoryKills(str(tmp_path / "proc"), str(tmp_path / "none"))
-    write(tmp_path / "proc/vmstat", "nr_free 1\noom_kill 1\n")
+    make_tree(tmp_path, "", {})
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/vmstat").write_text("nr_free 1\noom_kill 0\n")
+    kills = MemoryKills(str(tmp_path))
+    (tmp_path / "proc/vmstat").write_text("nr_free 1\noom_kill 1\n")
     assert kills.explain() == ": the kernel's OOM killer ended a process of this machine"
-    assert MemoryKills(str(tmp_path / "none"), str(tmp_path / "none")).explain() == ""
+    assert MemoryKills(str(tmp_path / "none")).explain() == ""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="pidfd and /proc")
@@ -104,7 +91,7 @@ def test_one_rank_tells_why_another_has_ended(capfd):
 def test_a_rank_that_ends_by_itself_is_told_only_if_another_one_loses_contact(capfd):
     store = torch.distributed.HashStore()
     first, other = make_ends(store, 0, {}), make_ends(store, 1, {})
-    other.announce_early()
+    other.announce("by itself, before the others", is_early=True)
     assert not first.look(0.0)
     assert first.look(0.0, gives_up=True)
     assert capfd.readouterr().out == "rank 1 ended by itself, before the others\n"
@@ -113,8 +100,8 @@ def test_a_rank_that_ends_by_itself_is_told_only_if_another_one_loses_contact(ca
 def test_the_first_error_is_the_reason(capfd):
     store = torch.distributed.HashStore()
     ranks = [make_ends(store, rank, {}) for rank in range(3)]
-    ranks[2].announce("KeyError: 3")
-    ranks[1].announce("ValueError: a later one")
+    ranks[2].announce("with KeyError: 3")
+    ranks[1].announce("with a later error")
     assert all(each.look(0.0) for each in ranks)
     assert capfd.readouterr().out == "rank 2 ended with KeyError: 3\n"
 

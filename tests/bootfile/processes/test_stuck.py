@@ -128,7 +128,7 @@ def test_the_groups_of_a_line():
 
 def test_a_model_that_is_evaluated_has_a_longer_limit():
     """A loop may evaluate with a DataLoader of its own: none of its batches is counted."""
-    clock = Clock(0, 10.0, None)
+    clock = Clock(0, 10.0)
     clock.model = torch.nn.Linear(1, 1)
     clock.note(1)
     assert clock.limit() == 10
@@ -192,7 +192,7 @@ class Ranks:
 
     def __init__(self, folder, count):
         store, here = torch.distributed.HashStore(), Place(IN, "f (a.py:1)")
-        self.clocks = [Clock(4, 2.0, None) for _ in range(count)]
+        self.clocks = [Clock(4, 2.0) for _ in range(count)]
         self.boards = [board.Board(store, "test") for _ in range(count)]
         self.calls = []
         self.now = time.monotonic()
@@ -342,7 +342,7 @@ from bootfile.processes.report import Clock, Pulse
 
 def main():
     pulse = Pulse()
-    clock = Clock(4, LIMIT, None)
+    clock = Clock(4, LIMIT)
     clock.note(5)
     pulse.beat(clock)
     print(pulse.files["pid"], pulse.files["beats"], pulse.files["dump"], flush=True)

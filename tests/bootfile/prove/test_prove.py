@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from bootfile.ground.errors import BadInput
-from bootfile.processes import forking, sessions
+from bootfile.processes import sessions
 from bootfile.prove import cases, forks, own_job, trial, verdict
 from bootfile.prove.job import Job
 from bootfile.prove.own_job import OwnJob
@@ -318,7 +318,7 @@ def test_one_receipt_of_a_folder_is_found(tmp_path):
 def test_an_exact_job_has_the_same_bits_on_other_numbers_of_processes(tmp_path):
     options = ("--width=8", "--batch_size=240", "--dataset=digits", "--max_steps=20")
     shown = proofs.prove("jobs/train_exact.py", "--kills=1", "--", *options)
-    count = 5 if forking.why_not() else 6
+    count = 5 if sessions.why_no_fork() else 6
     assert re.search(rf"^exact: {count} runs equal .*; same bits .*1, 2 and 4 processes$", shown, re.M)
     assert "--processes_per_node=4" in shown and cases.REPLACED in shown
 
@@ -367,12 +367,12 @@ def test_a_kill_waits_for_the_generation_after_the_last_one(tmp_path):
 @pytest.mark.thorough
 def test_a_job_that_cannot_replace_processes_here_is_not_checked(tmp_path, monkeypatch):
     job = exact_job(tmp_path)
-    monkeypatch.setattr(forking, "why_not", lambda: "no GPUs yet")
+    monkeypatch.setattr(sessions, "why_no_fork", lambda: "no GPUs yet")
     assert cases.REPLACED not in [case.name for case in job.plan()]
     assert f"{cases.REPLACED}: no GPUs yet" in job.unchecked
 
 
-needs_elastic = pytest.mark.skipif(bool(forking.why_not()), reason="no elastic training here")
+needs_elastic = pytest.mark.skipif(bool(sessions.why_no_fork()), reason="no elastic training here")
 
 
 @pytest.mark.thorough

@@ -264,7 +264,6 @@ def test_nothing_is_saved_while_steps_are_skipped(recovery, tmp_path):
     "damage",
     [
         {"step": "4"}, {"schedule": {}}, {"objects": {"model": {}}}, {"identity": []},
-        {"schedule": {"class": "OneCycleLR", "calls": "x", "began": {"state": {}, "groups": []}}},
     ],
     ids=str,
 )  # fmt: skip

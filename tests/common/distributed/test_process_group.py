@@ -14,6 +14,7 @@ import torch
 
 from bootfile.ground import errors
 from bootfile.ground.errors import BadInput
+from bootfile.processes.ends import has_lost_contact
 from common.distributed import leaving, process_group
 from common.ground import endings
 from common.platform.topology import Topology
@@ -115,8 +116,8 @@ def test_a_group_that_cannot_be_destroyed_ends_a_process_that_is_alone(monkeypat
 
 def test_an_error_of_the_user_is_no_lost_contact():
     lost = ("Socket Timeout", "Broken pipe", "NCCL communicator was aborted", "Connection reset by peer")
-    assert all(leaving.has_lost_contact(RuntimeError(text)) for text in lost)
-    assert not leaving.has_lost_contact(RuntimeError("cannot store the sample in the cache"))
+    assert all(has_lost_contact(RuntimeError(text)) for text in lost)
+    assert not has_lost_contact(RuntimeError("cannot store the sample in the cache"))
 
 
 ALONE = """

@@ -111,7 +111,7 @@ def test_bad_input(tmp_path, options, line):
 def test_a_launcher_of_processes_is_refused(monkeypatch):
     args = argparse.Namespace(output_dir=None, timeout=1, grace=1)
     topology = Topology(0, 1, 2, 0, "127.0.0.1", 1, "process", "torchrun")
-    monkeypatch.setattr(agent, "why_not", lambda: "")
+    monkeypatch.setattr(agent, "why_no_fork", lambda: "")
     with pytest.raises(BadInput, match=r"torchrun .*each rank: .*one process"):
         agent.start(topology, args, lambda: None)
 
