@@ -107,14 +107,14 @@ def _prove(args: Any, result: "Result", options: list[str]) -> int:
 def _change(args: Any) -> int:
     """Print or write the script with a loop of Exact, or with the blocks of several processes."""
     from bootfile.fix import ddp, engine, exact_loop
-    from bootfile.fix.training import CannotPlace
+    from bootfile.fix.edits import CannotEdit
 
     make = exact_loop.make_exact if args.exact else ddp.make_distributed
     result = engine.Result()
     notes, left = [], []
     try:
         result, notes = engine.change(args.script, make)
-    except CannotPlace as error:
+    except CannotEdit as error:
         left = error.lines
     if args.write:
         write(result)

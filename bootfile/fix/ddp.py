@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from bootfile.fix.edits import Script
-from bootfile.fix.training import CannotPlace, Training, last_import, walk_own
+from bootfile.fix.edits import CannotEdit, Script
+from bootfile.fix.training import Training, last_import, walk_own
 from bootfile.lint.sources import is_main_test, unparse
 from bootfile.lint.values import root
 
@@ -70,7 +70,7 @@ class _Block(NamedTuple):
 
 
 def make_distributed(script: Script) -> list[str]:
-    """Plan the blocks of a script, and return notes for the user. Raises CannotPlace, and BadInput if lint
+    """Plan the blocks of a script, and return notes for the user. Raises CannotEdit, and BadInput if lint
     cannot read the file."""
     return _Distributed(script).run()
 
@@ -119,10 +119,10 @@ class _Distributed(Training):
 
     def _check(self) -> None:
         if self.facts.is_distributed():
-            raise CannotPlace("the script is distributed already")
+            raise CannotEdit("the script is distributed already")
         for number, line in enumerate(self.script.text.splitlines(), 1):
             if "###" in line or line.startswith("\t"):
-                raise CannotPlace(f"line {number}: a tab or ### does not go with the marks of blocks")
+                raise CannotEdit(f"line {number}: a tab or ### does not go with the marks of blocks")
         if self.loader.options.keys() & {"sampler", "batch_sampler"}:
             self.miss(self.loader, "the loader has a sampler of its own: divide it among the ranks")
         if "dataset" in self.loader.parts and not self.loader.options.keys() & {1, "batch_size"}:

@@ -38,7 +38,7 @@ _ASKS = re.compile("resum|restart|restor|continue", re.IGNORECASE)
 
 
 def make_exact(script: Script) -> list[str]:
-    """Plan the edits that make the loop of a script exact, and return notes for the user. Raises CannotPlace,
+    """Plan the edits that make the loop of a script exact, and return notes for the user. Raises CannotEdit,
     and BadInput if lint cannot read the file."""
     return _ExactLoop(script).run()
 

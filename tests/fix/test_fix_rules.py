@@ -4,8 +4,7 @@ import difflib
 
 import pytest
 
-from bootfile.fix.engine import repair
-from bootfile.fix.repairs import REPAIRS
+from bootfile.fix.engine import REPAIRS, repair
 from bootfile.lint.engine import lint
 from bootfile.lint.table import RULES
 from tests.lint import planted
