@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from bootfile.fix.edits import CannotEdit, Script
+from bootfile.fix.edits import Script, require
 from bootfile.fix.training import Training, last_import, walk_own
 from bootfile.lint.sources import is_main_test, unparse
 from bootfile.lint.values import root
@@ -89,13 +89,8 @@ class _Distributed(Training):
         imports = last_import(self.script)
         reason = "find the rank of this process: torchrun sets RANK and LOCAL_RANK"
         self._add("after", imports, reason, *_IMPORTS)
-        self._add(
-            "after",
-            imports,
-            "rank 0 prints and writes",
-            'if os.environ.get("RANK", "0") != "0":',
-            *self._silence(),
-        )
+        test = 'if os.environ.get("RANK", "0") != "0":'
+        self._add("after", imports, "rank 0 prints and writes", test, *self._silence())
         self._connect(imports)
         self._divide_loader()
         self._wrap_model()
@@ -118,11 +113,10 @@ class _Distributed(Training):
         self.blocks.append(_Block(getattr(self.script, f"insert_{where}"), node, reason, lines))
 
     def _check(self) -> None:
-        if self.facts.is_distributed():
-            raise CannotEdit("the script is distributed already")
+        require(not self.facts.is_distributed(), "the script is distributed already")
         for number, line in enumerate(self.script.text.splitlines(), 1):
-            if "###" in line or line.startswith("\t"):
-                raise CannotEdit(f"line {number}: a tab or ### does not go with the marks of blocks")
+            is_plain = "###" not in line and not line.startswith("\t")
+            require(is_plain, f"line {number}: a tab or ### does not go with the marks of blocks")
         if self.loader.options.keys() & {"sampler", "batch_sampler"}:
             self.miss(self.loader, "the loader has a sampler of its own: divide it among the ranks")
         if "dataset" in self.loader.parts and not self.loader.options.keys() & {1, "batch_size"}:
@@ -134,9 +128,8 @@ class _Distributed(Training):
         for save in self.facts.saves:
             if any(root(entry.value) in self.models for entry in save.entries):
                 self.miss(save.event, "it saves the module itself: save its state_dict()")
-        is_seeded = bool(self.facts.calls(r"manual_seed$"))
-        for event in self.facts.calls(r"random_split$"):
-            if not is_seeded and "generator" not in event.args:
+        for event in [] if self.facts.calls(r"manual_seed$") else self.facts.calls(r"random_split$"):
+            if "generator" not in event.args:
                 self.miss(event, "each rank would split the data in another way: give it a generator")
 
     def _silence(self) -> list[str]:
@@ -169,9 +162,7 @@ class _Distributed(Training):
         last = (entry or self.tree).body[-1]
         where = "before" if isinstance(last, ast.Return) else "after"
         self._add(where, last, "the processes disconnect", "torch.distributed.destroy_process_group()")
-        for part in ast.walk(self.tree):
-            if not isinstance(part, ast.Assign):
-                continue
+        for part in [node for node in ast.walk(self.tree) if isinstance(node, ast.Assign)]:
             name = unparse(part.targets[0])
             if name.isidentifier() and "cuda:" in unparse(part.value):
                 line = f'    {name} = torch.device("cuda", int(os.environ["LOCAL_RANK"]))'
@@ -181,19 +172,18 @@ class _Distributed(Training):
     def _divide_loader(self) -> None:
         name, _ = self.find(self.outer, self.loader)
         kept = ("num_workers", "collate_fn", "pin_memory", "drop_last", "worker_init_fn")
-        self._add(
-            "before",
-            self.epochs,
-            "each rank reads its own part of every global batch",
+        is_random = f"isinstance({name}.sampler, torch.utils.data.RandomSampler)"
+        lines = [
             f"{name} = torch.utils.data.DataLoader(",
             f"    {name}.dataset,",
             f"    batch_size={name}.batch_size // {_SIZE},",
             "    sampler=DistributedSampler(",
-            f"        {name}.dataset, shuffle=isinstance({name}.sampler, torch.utils.data.RandomSampler)",
+            f"        {name}.dataset, shuffle={is_random}",
             "    ),",
             *[f"    {one}={name}.{one}," for one in kept],
             ")",
-        )
+        ]
+        self._add("before", self.epochs, "each rank reads its own part of every global batch", *lines)
         epoch = unparse(self.epochs.target)
         self._add("first", self.epochs, "each epoch has another order", f"{name}.sampler.set_epoch({epoch})")
 
@@ -209,11 +199,11 @@ class _Distributed(Training):
         if "DataParallel" in model.flags:  # the names of the weights in its files are those of DDP
             lines.append(f'{name} = DistributedDataParallel(getattr({name}, "module", {name}))')
         else:
-            lines.append(f"{name} = DistributedDataParallel({name})")
-            lines.append(
-                f"{name}.state_dict = {name}.module.state_dict  # the files stay those of one device"
-            )
-            lines.append(f"{name}.load_state_dict = {name}.module.load_state_dict")
+            lines += [
+                f"{name} = DistributedDataParallel({name})",
+                f"{name}.state_dict = {name}.module.state_dict  # the files stay those of one device",
+                f"{name}.load_state_dict = {name}.module.load_state_dict",
+            ]
         is_called = False
         for event in self.facts.select("call", "method"):
             is_in_loop = self.batches in [loop.node for loop in event.loops]
@@ -223,9 +213,8 @@ class _Distributed(Training):
             if not is_its_own or "forward" in event.functions or _OF_MODULES.fullmatch(event.text):
                 continue
             if is_in_loop:
-                self.miss(
-                    event, f"the gradients of {event.text}() would not be averaged: let forward() call it"
-                )
+                text = f"the gradients of {event.text}() would not be averaged: let forward() call it"
+                self.miss(event, text)
             elif event.order > self.facts.first_step:
                 lines.append(f"{name}.{event.text} = {name}.module.{event.text}")
         if not is_called:
@@ -238,10 +227,8 @@ class _Distributed(Training):
         around: Any = self.parents[self.batches]
         block: list[Any] = around.body
         place = block.index(self.batches)
-        begun: set[str] = set()
-        for node in block[:place]:
-            if isinstance(node, ast.Assign):
-                begun.update(unparse(node).split("=")[0].strip(" ()").split(", "))
+        assigned = [unparse(node) for node in block[:place] if isinstance(node, ast.Assign)]
+        begun = {name for text in assigned for name in text.split("=")[0].strip(" ()").split(", ")}
         after = "\n".join(map(unparse, block[place + 1 :]))
         nodes = walk_own(self.batches.body)
         added = dict.fromkeys(unparse(node.target) for node in nodes if isinstance(node, ast.AugAssign))
@@ -259,9 +246,7 @@ class _Distributed(Training):
 
     def _take_turns(self) -> None:
         """Let one rank after the other do what fails, or reads half of a file, if two do it at once."""
-        for call in ast.walk(self.tree):
-            if not isinstance(call, ast.Call):
-                continue
+        for call in [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]:
             given = {keyword.arg: unparse(keyword.value) for keyword in call.keywords}
             statement = self._statement(call)
             around = self.parents.get(statement)
@@ -277,9 +262,9 @@ class _Distributed(Training):
                 self._add("before", statement, "rank 0 downloads first", f"if {_RANK} != 0:", _WAIT)
                 self._add("after", statement, "then the others find the files", f"if {_RANK} == 0:", _WAIT)
         saved = min((save.event.order for save in self.facts.saves), default=0)
-        for load in self.facts.select("load"):
-            if 0 < saved < load.order and load.path == self.script.path:
-                self._add("before", self._statement(load.node), "rank 0 has written the file", _WAIT.strip())
+        loads = [load for load in self.facts.select("load") if load.path == self.script.path]
+        for load in [load for load in loads if 0 < saved < load.order]:
+            self._add("before", self._statement(load.node), "rank 0 has written the file", _WAIT.strip())
 
     def _statement(self, node: Any) -> Any:
         while not isinstance(node, ast.stmt):

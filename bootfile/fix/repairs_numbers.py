@@ -63,34 +63,34 @@ def save_number(job: Job) -> None:
     last = max(other.order for other in job.facts.events if job.facts.is_in_training(other))
     bound = [one for one in job.facts.tracer.bound if one.name == name and one.path == event.path]
     same = [one for one in bound if is_shared or "." in name or one.function is home]
-    left = [one.node for one in same if moment < one.order <= last and one.node not in later]
-    lines = [node.lineno for node in left]
-    require(not left, f"{name} changes in line {[*lines, 0][0]}, after the checkpoint is saved")
+    for one in same:
+        is_late = moment < one.order <= last and one.node not in later
+        require(not is_late, f"{name} changes in line {one.node.lineno}, after the checkpoint is saved")
     # an earlier value is in the file, and loaded
     has_it = all(number.key in saved.parts for _, _, saved in checkpoint.dicts)
     if later and has_it and job.facts.is_read(number.key):
         return
-    path, anchor = checkpoint.path, checkpoint.anchor
     try:
         check_order(job, checkpoint, same)
-        _check_written(job, number, path, anchor)
+        _check_place(job, number, checkpoint.path, checkpoint.anchor, is_set=True)
         load_entry(job, checkpoint, Reach(name), number.key, f"{name} = {{}}")
     except CannotEdit:
         loop = job.facts.loops[0]
-        _check_written(job, number, loop.path, loop.node)
+        _check_place(job, number, loop.path, loop.node, is_set=True)
         load_before_loop(job, checkpoint, "", number.key, [f"{name} = {{}}"])
 
 
-def _check_written(job: Job, number: Number, path: str, node: Any) -> None:
-    """Raise CannotEdit if a statement at a place does not set the number, or if it is not bound there."""
+def _check_place(job: Job, number: Number, path: str, node: Any, is_set: bool = False) -> None:
+    """Raise CannotEdit if a number is not bound at a place by its name. is_set: if a statement there does not
+    set it either."""
     here = job.scope.function(path, node)
-    nodes = [node for node in ast.walk(here) if isinstance(node, ast.Global)] if here is not None else []
-    is_set_here = here is None or any(number.name in node.names for node in nodes)
-    is_its_own = here is number.home or "." in number.name
-    is_same = is_set_here if number.home is None else is_its_own
-    reason = f"{number.name} is not a name of the function with line {node.lineno}"
-    require(path == number.path and is_same, reason)
-    is_bound = job.scope.is_bound(number.name, path, node, number.home)
+    is_visible = here is number.home or "." in number.name
+    if number.home is None and here is not None:
+        nodes = [part for part in ast.walk(here) if isinstance(part, ast.Global)]
+        is_shared = any(number.name in part.names for part in nodes)
+        is_visible = is_shared or not (is_set or number.name in list_local(here))
+    is_here = path == number.path and is_visible
+    is_bound = is_here and job.scope.is_bound(number.name, path, node, number.home)
     require(is_bound, f"{number.name} may not be bound in line {node.lineno}")
 
 
@@ -98,7 +98,6 @@ def _save(job: Job, number: Number, place: Any) -> list[ast.AST]:
     """Add a number to a dict that is saved, or its value of this epoch if the dict has an earlier one. Return
     the statements that set it later in the epoch."""
     path, node, saved = place
-    here = job.scope.function(path, node)
     if number.key in saved.parts:
         pairs = zip(node.keys, node.values, strict=True) if isinstance(node, ast.Dict) else ()
         values = [value for key, value in pairs if getattr(key, "value", None) == number.key]
@@ -108,29 +107,24 @@ def _save(job: Job, number: Number, place: Any) -> list[ast.AST]:
         if text != number.name:
             job.open(path).replace(values[0], number.form.format(text))
         return later
-    is_same = here is number.home or "." in number.name
-    is_of_module = number.home is None and (here is None or number.name not in list_local(here))
-    is_here = path == number.path and (is_same or is_of_module)
-    if not is_here or not job.scope.is_bound(number.name, path, node, number.home):
-        return _pass(job, number, place)
+    try:
+        _check_place(job, number, path, node)
+    except CannotEdit:
+        return _pass(job, number, path, node)
     text, later = _read(job, number, path, node)
     job.open(path).add_entry(node, number.key, number.form.format(text))
     return later
 
 
-def _pass(job: Job, number: Number, place: Any) -> list[ast.AST]:
+def _pass(job: Job, number: Number, path: str, node: Any) -> list[ast.AST]:
     """Give a number to the function that saves, as a further argument of each call."""
-    path, node, _ = place
     function, key = job.scope.function(path, node), number.key
     is_free = function is not None and key not in list_local(function)
     require(is_free, f"{number.name} may not be bound in line {node.lineno}")
     later: list[ast.AST] = []
     texts = {}
     for caller, call in list_calls(job, function):
-        is_home = job.scope.function(caller, call) is number.home or "." in number.name
-        is_bound = is_home and job.scope.is_bound(number.name, caller, call, number.home)
-        is_known = caller == number.path and is_bound
-        require(is_known, f"{number.name} may not be bound in line {call.lineno}, which saves")
+        _check_place(job, number, caller, call)
         text, stores = _read(job, number, caller, call)
         later += stores
         texts[caller, call] = number.form.format(text)
@@ -149,12 +143,12 @@ def _read(job: Job, number: Number, path: str, node: Any) -> tuple[str, list[ast
     loops = [part for part in around if isinstance(part, ast.For | ast.While)]
     inside = [part for part in ast.walk(loops[-1] if loops else around[-1]) if hasattr(part, "lineno")]
     after = [part for part in inside if part.lineno > statement.end_lineno]
+    sets = [part for part in after if isinstance(part, ast.Assign | ast.AugAssign | ast.AnnAssign)]
     stores: list[tuple[Any, list[Test]]] = []
     others: list[ast.AST] = []  # in other branches
-    for store in after:
-        is_set = isinstance(store, ast.Assign | ast.AugAssign | ast.AnnAssign)
-        target = (getattr(store, "targets", None) or [getattr(store, "target", None)])[0]
-        if is_set and unparse(target) == number.name and scope.function(path, store) is here:
+    for store in sets:
+        target = store.targets[0] if isinstance(store, ast.Assign) else store.target
+        if unparse(target) == number.name and scope.function(path, store) is here:
             tests = _list_tests(job, path, store, around)
             stores += [(store, tests)] if tests is not None else []
             others += [store] if tests is None else []

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from bootfile.fix.edits import CannotEdit, Script
 from tests.conftest import ROOT, environment
@@ -256,6 +257,22 @@ def describe(folder, script, *arguments, log="log.txt", step=0, signal=0, **vari
         "step": step,
         "signal": int(signal),
     }
+
+
+def change(make, folder, text):
+    """Return the text of a script that a function such as make_exact() has changed."""
+    path = folder / "train.py"
+    path.write_bytes(text.encode())
+    script = Script(str(path), path.read_bytes())
+    make(script)
+    return script.render().decode()
+
+
+def is_equal(first, second):
+    """Return whether two lists or dicts have the same tensors."""
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    return all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
 def refuse(make, path, text):

@@ -8,6 +8,7 @@ import torch
 
 from bootfile.fix.engine import repair
 from tests.conftest import environment, run
+from tests.fix.loops import is_equal
 
 SCRIPT = """
 import copy
@@ -119,10 +120,6 @@ def train(folder, text, kills=()):
     run("train.py", cwd=folder)
     best = folder / "best.pt"
     return [*torch.load(folder / "end.pt"), *(torch.load(best).values() if best.exists() else ())]
-
-
-def is_equal(first, second):
-    return all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
 def patch(text, folder, rule):

@@ -95,12 +95,6 @@ def test_json_has_the_edits_as_ranges(script, capsys):
     assert result["left"] == []
 
 
-def test_without_libcst(script, monkeypatch):
-    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(BadInput, match="pip install libcst"):
-        cli.main(["train.py"])
-
-
 def test_a_file_in_another_encoding(script):
     text = "# -*- coding: latin-1 -*-\n# é" + script.read_text()
     script.write_bytes(text.encode("latin-1"))
