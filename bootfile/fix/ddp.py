@@ -9,7 +9,6 @@ changed.
 
 import ast
 import re
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from bootfile.fix.edits import Script, require
@@ -31,39 +30,36 @@ _WRITERS = re.compile(
     r"(torch|numpy|cv2|shutil|matplotlib\.pyplot|torchvision\.utils)"
     r"\.(save|savez|savetxt|imwrite|copy|copyfile|savefig|save_image)"
 )
-_SAVE = [
-    "    torch_save = torch.save",
-    "    torch.save = lambda value, file, *args, **options: (",
-    '        torch_save(value, file, *args, **options) if hasattr(file, "write") else None  # into memory',
-    "    )",
-]
-_OPEN = [
-    "    import builtins",
-    "",
-    '    def open(path, mode="r", *args, **options):',
-    '        """Open a file for reading, or write nowhere."""',
-    '        path = os.devnull if set(mode) & set("wax+") else path',
-    "        return builtins.open(path, mode, *args, **options)",
-]
-_IMPORTS = [
-    "import os",
-    "import sys",
-    "",
-    "import torch.distributed",
-    "from torch.nn.parallel import DistributedDataParallel",
-    "from torch.utils.data.distributed import DistributedSampler",
-]
-_CONNECT = [
-    'torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")',
-    "if torch.cuda.is_available():",
-    '    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))',
-]
+_SAVE = """
+    torch_save = torch.save
+    torch.save = lambda value, file, *args, **options: (
+        torch_save(value, file, *args, **options) if hasattr(file, "write") else None  # into memory
+    )"""
+_OPEN = '''
+    import builtins
+
+    def open(path, mode="r", *args, **options):
+        """Open a file for reading, or write nowhere."""
+        path = os.devnull if set(mode) & set("wax+") else path
+        return builtins.open(path, mode, *args, **options)'''
+_IMPORTS = """
+import os
+import sys
+
+import torch.distributed
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data.distributed import DistributedSampler"""
+_CONNECT = """
+torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+if torch.cuda.is_available():
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))"""
 
 
 class _Block(NamedTuple):
-    """Lines to insert with a method of Script at a node."""
+    """Lines to insert at a node. place: for the order of the blocks. where: "before", "after" or "first"."""
 
-    insert: Callable[[Any, list[str]], None]
+    place: tuple[int, int]
+    where: str
     node: Any
     reason: str
     lines: tuple[str, ...]
@@ -88,7 +84,7 @@ class _Distributed(Training):
             return
         imports = last_import(self.script)
         reason = "find the rank of this process: torchrun sets RANK and LOCAL_RANK"
-        self._add("after", imports, reason, *_IMPORTS)
+        self._add("after", imports, reason, *_IMPORTS.split("\n")[1:])
         test = 'if os.environ.get("RANK", "0") != "0":'
         self._add("after", imports, "rank 0 prints and writes", test, *self._silence())
         self._connect(imports)
@@ -98,39 +94,36 @@ class _Distributed(Training):
         self._take_turns()
         self.notes.append(f"start it with: torchrun --nproc_per_node=2 {self.script.path}")
         # places of edits do not depend on their order, but for those at one place
-        self.blocks.sort(key=self._line)
+        self.blocks.sort(key=lambda block: block.place)
         for number, block in enumerate(self.blocks, 1):
             mark = f"### {TAG} {number}/{len(self.blocks)}, {block.reason} ###"
-            block.insert(block.node, ["", mark, *block.lines, mark])
-
-    def _line(self, block: _Block) -> tuple[int, int]:
-        node: Any = block.node
-        if block.insert == self.script.insert_first:
-            return node.body[0].lineno, 0
-        return (node.end_lineno, 1) if block.insert == self.script.insert_after else (node.lineno, 0)
+            getattr(self.script, f"insert_{block.where}")(block.node, ["", mark, *block.lines, mark])
 
     def _add(self, where: str, node: Any, reason: str, *lines: str) -> None:
-        self.blocks.append(_Block(getattr(self.script, f"insert_{where}"), node, reason, lines))
+        at = node.body[0] if where == "first" else node
+        place = (at.end_lineno, 1) if where == "after" else (at.lineno, 0)
+        self.blocks.append(_Block(place, where, node, reason, lines))
 
     def _check(self) -> None:
         require(not self.facts.is_distributed(), "the script is distributed already")
         for number, line in enumerate(self.script.text.splitlines(), 1):
             is_plain = "###" not in line and not line.startswith("\t")
             require(is_plain, f"line {number}: a tab or ### does not go with the marks of blocks")
-        if self.loader.options.keys() & {"sampler", "batch_sampler"}:
-            self.miss(self.loader, "the loader has a sampler of its own: divide it among the ranks")
-        if "dataset" in self.loader.parts and not self.loader.options.keys() & {1, "batch_size"}:
-            self.miss(self.loader, "a batch of one sample cannot be divided: give batch_size")
-        if not isinstance(self.epochs.target, ast.Name):
-            self.miss(self.epochs, "the epoch has no number here")
-        if len(self.models) != 1:
-            self.miss(self.epochs, f"expected one model that optimizers change, found {len(self.models)}")
+        options = self.loader.options.keys()
+        reason = "the loader has a sampler of its own: divide it among the ranks"
+        self.expect(not options & {"sampler", "batch_sampler"}, self.loader, reason)
+        has_batches = "dataset" not in self.loader.parts or options & {1, "batch_size"}
+        reason = "a batch of one sample cannot be divided: give batch_size"
+        self.expect(has_batches, self.loader, reason)
+        self.expect(isinstance(self.epochs.target, ast.Name), self.epochs, "the epoch has no number here")
+        reason = f"expected one model that optimizers change, found {len(self.models)}"
+        self.expect(len(self.models) == 1, self.epochs, reason)
         for save in self.facts.saves:
-            if any(root(entry.value) in self.models for entry in save.entries):
-                self.miss(save.event, "it saves the module itself: save its state_dict()")
+            is_whole = any(root(entry.value) in self.models for entry in save.entries)
+            self.expect(not is_whole, save.event, "it saves the module itself: save its state_dict()")
         for event in [] if self.facts.calls(r"manual_seed$") else self.facts.calls(r"random_split$"):
-            if "generator" not in event.args:
-                self.miss(event, "each rank would split the data in another way: give it a generator")
+            reason = "each rank would split the data in another way: give it a generator"
+            self.expect("generator" in event.args, event, reason)
 
     def _silence(self) -> list[str]:
         """Return the lines of a rank that does not print and write."""
@@ -138,13 +131,17 @@ class _Distributed(Training):
         names = [unparse(event.node.func) for event in events if _WRITERS.fullmatch(event.text)]
         lines = ['    sys.stdout = open(os.devnull, "w")']
         for name in dict.fromkeys(names):
-            lines += _SAVE if name == "torch.save" else [f"    {name} = lambda *args, **options: None"]
+            lines += (
+                _SAVE.split("\n")[1:]
+                if name == "torch.save"
+                else [f"    {name} = lambda *args, **options: None"]
+            )
         lines += ["    logging.disable(logging.WARNING)"] if self.script.imported("logging") else []
         lines += ['    os.environ["WANDB_MODE"] = "disabled"'] if self.script.imported("wandb") else []
         opened = [event for event in self.facts.calls(r"^open$") if event.path == self.script.path]
         modes = [event.args.get(1) or event.args.get("mode") for event in opened]
         is_written = any(set(str(mode.key)) & set("wax+") for mode in modes if mode)
-        return [*lines, *_OPEN] if is_written else lines
+        return [*lines, *_OPEN.split("\n")[1:]] if is_written else lines
 
     def _connect(self, imports: ast.stmt) -> None:
         """Connect the processes where all is made that trains: in a function, below `if __name__ ==
@@ -158,7 +155,7 @@ class _Distributed(Training):
             if isinstance(node, ast.If) and is_main_test(node.test) and not self.outer.calls:
                 is_inside = all(event.line > node.lineno for event in self.made)
                 entry = node if is_inside and self.epochs.lineno > node.lineno else entry
-        self._add("first" if entry else "after", entry or imports, reason, *_CONNECT)
+        self._add("first" if entry else "after", entry or imports, reason, *_CONNECT.split("\n")[1:])
         last = (entry or self.tree).body[-1]
         where = "before" if isinstance(last, ast.Return) else "after"
         self._add(where, last, "the processes disconnect", "torch.distributed.destroy_process_group()")
@@ -217,8 +214,8 @@ class _Distributed(Training):
                 self.miss(event, text)
             elif event.order > self.facts.first_step:
                 lines.append(f"{name}.{event.text} = {name}.module.{event.text}")
-        if not is_called:
-            self.miss(self.batches, "the loop does not call the model itself, as in model(inputs)")
+        reason = "the loop does not call the model itself, as in model(inputs)"
+        self.expect(is_called, self.batches, reason)
         self._add("before", self.epochs, "average the gradients of all ranks", *dict.fromkeys(lines))
 
     def _sum_figures(self) -> None:

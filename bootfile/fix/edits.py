@@ -163,9 +163,8 @@ class Script:
         line = self._line(self.span(first)[0])
         require(self.is_first(first), f"line {line} has other statements, too")
         text = self._lay_out(lines, self._indent_of(line))
-        while self._lines[line - 2].strip()[:1] in ("", "#"):  # the comments of the first statement
-            line -= 1
-        self._plan(self._starts[line - 1], self._starts[line - 1], text)
+        place = self._above(line, ("", "#"))  # above the comments of the first statement
+        self._plan(place, place, text)
 
     def guard(self, first: ast.stmt, last: ast.stmt, header: str) -> None:
         """Put statements of one block, from the first to the last, below a line such as `if rank == 0:`."""
@@ -186,17 +185,16 @@ class Script:
         start, end = self.span(statement)
         is_alone = self.is_first(statement) and self._is_last(end) and self.is_first(before)
         require(is_alone, f"line {self._line(start)} has other statements, too")
-        first, place = (self._starts[self._find_comments(one) - 1] for one in (statement, before))
+        first, place = (self._above(self._line(self.span(one)[0]), ("#",)) for one in (statement, before))
         text = self.text[first : self._end_of_line(self._line(end))]
         self._plan(first, min(first + len(text) + len(self._newline), len(self.text)), "")
         self._plan(place, place, text + self._newline)
 
-    def _find_comments(self, statement: ast.stmt) -> int:
-        """Return the first line of the comments right above a statement, or its own line."""
-        line = self._line(self.span(statement)[0])
-        while self._lines[line - 2].strip()[:1] == "#":
+    def _above(self, line: int, marks: tuple[str, ...]) -> int:
+        """Return the offset of the lines right above a line that begin with a mark."""
+        while self._lines[line - 2].strip()[:1] in marks:
             line -= 1
-        return line
+        return self._starts[line - 1]
 
     def _lay_out(self, lines: Iterable[str], indent: str, is_after: bool = False) -> str:
         text = ""

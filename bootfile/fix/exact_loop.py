@@ -73,26 +73,28 @@ class _ExactLoop(Training):
 
     def _check(self) -> None:
         workers = self.loader.options.get("persistent_workers")
-        if workers is not None and workers.key is not False:
-            self.miss(self.loader, "persistent_workers=True: they keep their random numbers")
-        if self.range is None:
-            self.miss(self.epochs, "expected a loop over epochs of the form `for epoch in range(N)`")
-        if not self.models:
-            self.miss(self.epochs, "no model was found that an optimizer changes")
+        is_kept = workers is not None and workers.key is not False
+        self.expect(not is_kept, self.loader, "persistent_workers=True: they keep their random numbers")
+        form = "expected a loop over epochs of the form `for epoch in range(N)`"
+        self.expect(self.range is not None, self.epochs, form)
+        self.expect(self.models, self.epochs, "no model was found that an optimizer changes")
         target = self.batches.target
         is_pair = isinstance(target, ast.Tuple) and len(target.elts) == 2
-        if find_call(self.batches.iter, "enumerate") and not is_pair:
-            self.miss(self.batches, "expected `for number, batch in enumerate(loader)`")
-        if any(isinstance(node, ast.Starred) for node in ast.walk(target)):
-            self.miss(self.batches, "expected a name for each part of a batch, not `*name`")
+        is_taken_apart = is_pair or not find_call(self.batches.iter, "enumerate")
+        self.expect(is_taken_apart, self.batches, "expected `for number, batch in enumerate(loader)`")
+        is_starred = any(isinstance(node, ast.Starred) for node in ast.walk(target))
+        form = "expected a name for each part of a batch, not `*name`"
+        self.expect(not is_starred, self.batches, form)
+        is_one = sum(loop.node is self.batches for loop in self.tracer.all_loops) <= 1
+        form = "this loop also runs for another loader, or for another training"
+        self.expect(is_one, self.batches, form)
         for node in [one for one in walk_own(self.batches.body) if isinstance(one, ast.Return)]:
             self.miss(node, "`return` in the loop over batches")
-        if sum(loop.node is self.batches for loop in self.tracer.all_loops) > 1:
-            self.miss(self.batches, "this loop also runs for another loader, or for another training")
         for function, node in self.passes:
             name = unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
-            if name != function.name or function.args.vararg or len(self.tracer.entered[function]) > 1:
-                self.miss(node, f"this call cannot give {function.name}() the argument {self.name}")
+            is_plain = name == function.name and not function.args.vararg
+            is_plain = is_plain and len(self.tracer.entered[function]) == 1
+            self.expect(is_plain, node, f"this call cannot give {function.name}() the argument {self.name}")
         for load in self.facts.restart_loads() if self.facts.intent in ("optimizer", "counter") else []:
             tests = [test for test in load.conditions if "(" not in test.text]
             options = [test.text for test in tests if _ASKS.search(test.text) or _is_option(test.value)]
@@ -194,8 +196,7 @@ class _ExactLoop(Training):
         names = [node for expression in read for node in ast.walk(expression) if unparse(node) == text]
         for node in names:
             self.script.replace(node, f"{self.name}.loader")  # type: ignore[arg-type]
-        if not names:
-            self.miss(self.batches, f"the loop does not read {text} by its name")
+        self.expect(names, self.batches, f"the loop does not read {text} by its name")
         # after a restart the number of a batch begins with that of its epoch
         call = find_call(self.batches.iter, "enumerate")
         step = f"{self.name}.loader.step % len({self.name}.loader)"

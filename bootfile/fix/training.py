@@ -100,6 +100,11 @@ class Training:
         """Note what cannot be placed. node: of the syntax tree, or an event."""
         self.missing.append(f"line {getattr(node, 'lineno', 0) or node.line}: {text}")
 
+    def expect(self, condition: Any, node: Any, text: str) -> None:
+        """Note what cannot be placed if a condition is not met."""
+        if not condition:
+            self.miss(node, text)
+
     def check_loader(self) -> None:
         """Note a loader that is not a DataLoader of torch, or whose order is not known."""
         for text in explain_loader(self.facts, self.loader):

@@ -126,8 +126,7 @@ def patch(text, folder, rule):
     path = folder / "script.py"
     path.write_text(text)
     result = repair(str(path), [rule])
-    assert [finding.rule for finding, _ in result.repaired] == [rule]
-    assert result.left == []
+    assert [finding.rule for finding, _ in result.repaired] == [rule] and result.left == []
     return result.new[str(path)].decode()
 
 
