@@ -134,7 +134,9 @@ def split_read(node: Any, methods: tuple[str, ...]) -> tuple[ast.expr, Any] | No
 def _has_others(first: Value, second: Value) -> bool:
     """Return whether two dicts have the states of different objects under one key."""
     pairs = [(root(first.parts[key]), root(second.parts[key])) for key in first.parts.keys() & second.parts]
-    owners = [(one.of, other.of) for one, other in pairs if one.kind == other.kind == "state"]
+    owners: list[tuple[Any, Any]] = [
+        (one.of, other.of) for one, other in pairs if one.kind == other.kind == "state"
+    ]
     return any(root(one) is not root(other) for one, other in owners if one and other)
 
 

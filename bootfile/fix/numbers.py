@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
+from bootfile.fix.scope import list_stored
 from bootfile.fix.training import Training, walk_own
 from bootfile.lint.sources import FUNCTIONS, unparse
 from bootfile.lint.values import root
@@ -83,7 +84,7 @@ def find_needs(
     above = [node for node in walk_own(function.body) if getattr(node, "lineno", 0) < batches.lineno]
     given = {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
     inside = [*walk_own([batches])]
-    unset = _find_stored(inside) - _find_stored(above) - given
+    unset = list_stored(inside) - list_stored(above) - given
     sums = [node for node in inside if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add)]
     counts = {node.target.id for node in sums if isinstance(node.target, ast.Name)} - {*restored}
     after = "after a restart at the end of an epoch"
@@ -112,7 +113,3 @@ def _list_later(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> list[ast.stmt
             break
         node = around
     return later
-
-
-def _find_stored(nodes: list[ast.AST]) -> set[str]:
-    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}

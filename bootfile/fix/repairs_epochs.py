@@ -14,6 +14,7 @@ from bootfile.fix.checkpoint import (
     split_read,
 )
 from bootfile.fix.edits import CannotEdit, require
+from bootfile.fix.scope import list_stored
 from bootfile.lint.record import Event
 from bootfile.lint.sources import is_listing, is_modulo, unparse
 from bootfile.lint.values import Loop, Value, root
@@ -238,8 +239,7 @@ def save_after_step(job: Job) -> None:
     names = {part.id for part in ast.walk(test.node.test) if isinstance(part, ast.Name)}
     inner = save.loops[-1]
     body = inner.node.body
-    nodes = [node for statement in body for node in ast.walk(statement) if isinstance(node, ast.Name)]
-    changed = {node.id for node in nodes if isinstance(node.ctx, ast.Store)}
+    changed = list_stored(node for statement in body for node in ast.walk(statement))
     is_in_body = inner.node is step.loops[-1].node and test.node in body and around in body
     is_same = is_in_body and not names & changed
     require(is_same, "the test of the step may have another result where the script saves")

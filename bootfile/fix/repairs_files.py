@@ -1,16 +1,14 @@
 """Repairs of the files of checkpoints: how they are written, chosen and read."""
 
 import ast
-import contextlib
 import itertools
 import re
 from typing import Any
 
 from bootfile.fix.checkpoint import Job
-from bootfile.fix.edits import CannotEdit, Script, require
+from bootfile.fix.edits import Script, require
 from bootfile.lint.record import Event
 from bootfile.lint.sources import unparse
-from bootfile.lint.values import root
 
 _MOVES = re.compile(r"\bos\.(replace|rename|remove|fsync)\(|\bshutil\.|\.(rename|replace)\(")
 _SHARDED = r"fully_shard|FullyShardedDataParallel|FSDP|deepspeed"
@@ -28,9 +26,7 @@ def write_whole(job: Job) -> None:
     is_of_node = any("%" in part.text and "rank" in part.text for part in save.conditions)
     # several processes write the file: each has a temporary file of its own
     if is_of_node or (job.facts.is_distributed() and not save.conditions):
-        is_of_torch = not job.facts.imports(r"\b(horovod|torch_xla)\b")
-        require(is_of_torch, "several processes write the file, and their ranks are not those of torch")
-        dist = _find_distributed(script)
+        dist = _find_distributed(job, script)
         suffix = f"{{{dist}.get_rank() if {dist}.is_initialized() else 0}}"
     os_name = script.add_import("os")
     path: Any = save.node.args[1]
@@ -83,7 +79,7 @@ def write_on_rank_0(job: Job) -> None:
     is_sharded = job.facts.imports(_SHARDED) or job.facts.calls(_SHARDED)
     require(not is_sharded, "a sharded model may be saved by all ranks together")
     script = job.open(path)
-    dist = _find_distributed(script)
+    dist = _find_distributed(job, script)
     first: Any = scope.statement(path, save.node)
     while isinstance(around := scope.parents[path][first], ast.With) and "open(" in unparse(around.items[0]):
         first = around
@@ -91,26 +87,17 @@ def write_on_rank_0(job: Job) -> None:
     # what renames the file comes after it, and would fail on the other ranks
     later = itertools.takewhile(lambda part: _MOVES.search(unparse(part)), block[block.index(first) + 1 :])
     last = [first, *later][-1]
-    rank = _find_rank(job, path, first)
-    asked = f"{rank} == 0" if rank else f"not {dist}.is_initialized() or {dist}.get_rank() == 0"
-    script.guard(first, last, f"if {asked}:")
+    script.guard(first, last, f"if not {dist}.is_initialized() or {dist}.get_rank() == 0:")
 
 
-def _find_distributed(script: Script) -> str:
-    """Return the name of torch.distributed. Raises CannotEdit if the file does not import torch."""
+def _find_distributed(job: Job, script: Script) -> str:
+    """Return the name of torch.distributed. Raises CannotEdit if the ranks may be those of another package,
+    or if the file does not import torch."""
+    is_of_torch = not job.facts.imports(r"\b(horovod|torch_xla)\b")
+    require(is_of_torch, "several processes write the file, and their ranks are not those of torch")
     torch = script.imported("torch")
     require(torch, "torch is not imported by its name")
     return script.imported("torch.distributed") or f"{torch}.distributed"
-
-
-def _find_rank(job: Job, path: str, node: ast.AST) -> str:
-    """Return a name that is the rank of the process in each case; "" if there is none."""
-    bound = [one for one in job.facts.tracer.bound if one.path == path and root(one.value).kind == "rank"]
-    for one in [one for one in bound if "local" not in one.name and "." not in one.name]:
-        with contextlib.suppress(CannotEdit):
-            reach = job.scope.reach(root(one.value), path, node)
-            return reach.name if not reach.guard and "local" not in reach.name else ""
-    return ""
 
 
 def read_whole(job: Job) -> None:

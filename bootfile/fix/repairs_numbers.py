@@ -51,7 +51,7 @@ def save_number(job: Job) -> None:
     is_name = name.replace(".", "").isidentifier()
     require(is_name and is_number, "it is not a number that a statement of the loop sets")
     checkpoint = find_checkpoint(job)
-    is_shared = any(name in node.names for node in job.facts.nodes(event.path, ast.Global))
+    is_shared = name in job.scope.shared(event.path)
     home = None if is_shared else job.scope.function(event.path, event.node)
     # a number of NumPy is more than torch.load() accepts
     number = Number(name, event.path, home, name.rpartition(".")[2], "float({})" if is_best else "{}")

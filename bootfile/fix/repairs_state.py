@@ -18,6 +18,7 @@ from bootfile.fix.checkpoint import (
     reach,
 )
 from bootfile.fix.edits import CannotEdit, Script, require
+from bootfile.fix.scope import list_stored
 from bootfile.lint.record import Class, Event
 from bootfile.lint.sources import FUNCTIONS, unparse
 from bootfile.lint.values import Value, root
@@ -84,18 +85,13 @@ def _load(job: Job, checkpoint: Checkpoint, value: Value, key: str, put: str) ->
     """Load a state where the others are loaded, or before the loop if the object is made in between."""
     bound = [binding for binding in job.facts.tracer.bound if root(binding.value) is value]
     made = [binding for binding in bound if not isinstance(binding.node, ast.arg)]
-    # an error names a line of a function first
-    made.sort(key=lambda binding: binding.function is None)
     try:
         check_order(job, checkpoint, made)
         target = reach(job, value, checkpoint.path, checkpoint.anchor)
         load_entry(job, checkpoint, target, key, put.replace("{}", target.name, 1))
-    except CannotEdit as error:
-        try:
-            loop = job.facts.loops[0]
-            target = reach(job, value, loop.path, loop.node)
-        except CannotEdit:
-            raise error from None
+    except CannotEdit:
+        loop = job.facts.loops[0]
+        target = reach(job, value, loop.path, loop.node)
         rate = _write_rate(value, target.name) if value.kind == "scheduler" else []
         lines = [put.replace("{}", target.name, 1), *rate]
         load_before_loop(job, checkpoint, target.guard, key, lines)
@@ -160,8 +156,7 @@ def _is_movable(job: Job, path: str, moved: Any, crossed: list[ast.stmt]) -> boo
     calls = [part for part in parts if isinstance(part, ast.Call)]
     given = " ".join(unparse(arg) for call in calls for arg in (*call.args, *call.keywords))
     used = {part.id for part in parts if isinstance(part, ast.Name)}
-    stored = {part.id for part in inside if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
-    shared = {name for node in job.facts.nodes(path, ast.Global) for name in node.names}
+    set_there = list_stored(inside) | job.scope.shared(path)
     is_left = any(isinstance(part, ast.Break | ast.Continue | ast.Return) for part in inside)
     is_plain = isinstance(moved, ast.Expr | ast.If) and all(call in nodes for call in calls)
     called = {unparse(part.func) for part in between if isinstance(part, ast.Call)} - {"print", "torch.save"}
@@ -177,9 +172,7 @@ def _is_movable(job: Job, path: str, moved: Any, crossed: list[ast.stmt]) -> boo
     reads_more = is_free and bool(called or sets)
     read = [part for part in parts if part not in [node.func for node in nodes]]
     is_plain &= not (reads_rate or reads_more or job.scope.may_change(path, read, between))
-    return (
-        bool(crossed) and is_plain and not is_left and "self." not in given and not used & (stored | shared)
-    )
+    return bool(crossed) and is_plain and not is_left and "self." not in given and not used & set_there
 
 
 # Random numbers

@@ -7,7 +7,7 @@ A name counts as bound if a plain assignment, a parameter, a loop, or both branc
 
 import ast
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 from bootfile.fix.edits import CannotEdit, require
@@ -61,11 +61,14 @@ class Scope:
         """Return the statements of the block with a statement."""
         around = self.parents[path][statement]
         blocks: list[Any] = [getattr(around, name, None) for name in ("body", "orelse", "finalbody")]
-        return next(
-            (block for block in blocks if isinstance(block, list) and statement in block), [statement]
-        )
+        found = [block for block in blocks if isinstance(block, list) and statement in block]
+        return [*found, [statement]][0]
 
     # Names
+
+    def shared(self, path: str) -> set[str]:
+        """Return the global names that functions of a module set."""
+        return {name for node in self.facts.nodes(path, ast.Global) for name in node.names}
 
     def reach(self, value: Value, path: str, node: ast.AST, used: str = "", loop: Any = None) -> Reach:
         """Return a name of an object at a node of a module. used: the tests under which the loop uses the
@@ -152,10 +155,9 @@ class Scope:
         calls = [call for call in calls if unparse(call.func) not in ("print", "torch.save")]
         touched = _list_names(calls) | {re.split(r"[.\[]", unparse(node))[0] for node in stored}
         held = [part for part in parts if isinstance(part, ast.Attribute | ast.Subscript)]
-        shared = {name for node in self.facts.nodes(path, ast.Global) for name in node.names}
         names = {part.id for part in parts if isinstance(part, ast.Name)}
         is_set = not {*map(unparse, stored)}.isdisjoint(map(unparse, parts))
-        return bool(is_set or _list_names(held) & touched or (calls and names & shared))
+        return bool(is_set or _list_names(held) & touched or (calls and names & self.shared(path)))
 
     # Is it bound?
 
@@ -260,6 +262,10 @@ def _list_parameters(function: Any) -> set[str]:
 def list_local(function: Any) -> set[str]:
     """Return the names that are local to a function."""
     nodes = [*ast.walk(function)]
-    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     shared = {name for node in nodes if isinstance(node, ast.Global) for name in node.names}
-    return (_list_parameters(function) | stored) - shared
+    return (_list_parameters(function) | list_stored(nodes)) - shared
+
+
+def list_stored(nodes: Iterable[ast.AST]) -> set[str]:
+    """Return the names that nodes set."""
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
