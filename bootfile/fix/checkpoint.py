@@ -186,20 +186,16 @@ def find_moment(job: Job, checkpoint: Checkpoint) -> int:
 def reach(job: Job, value: Value, path: str, node: ast.AST) -> Reach:
     """Return a name of an object at a place; a function that does not get the object gets it as a further
     argument. Raises CannotEdit if that is not safe."""
-    in_loop = job.facts.in_training("step", "method", "call")
-    uses = [event for event in in_loop if root(event.value) is root(value)]
-    used = " ".join(event.describe_conditions() for event in uses[:1])
-    is_needed = any(not event.conditions[event.loops[0].depth :] for event in uses)
     function = job.scope.function(path, node)
     try:
-        return job.scope.reach(value, path, node, used, job.facts.loops[0].node if is_needed else None)
+        return job.scope.reach(value, path, node)
     except CannotEdit:
         if function is None or function in [loop.node for loop in job.facts.loops]:
             raise
         callers: dict[tuple[str, Any], Reach] = {}
         for caller, call in list_calls(job, function):
             with contextlib.suppress(CannotEdit):
-                callers[caller, call] = job.scope.reach(value, caller, call, used)
+                callers[caller, call] = job.scope.reach(value, caller, call)
         name = next((reached.name.rpartition(".")[2] for reached in callers.values()), "")
         bound = job.facts.tracer.bound
         stateful = {binding.name for binding in bound if root(binding.value).kind in STATEFUL}

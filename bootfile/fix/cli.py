@@ -64,10 +64,8 @@ def main(arguments: list[str]) -> int:
     unknown = [rule for rule in only if rule not in RULES]
     if unknown:
         raise BadInput(f"--only {args.only}: {unknown[0]} is not a rule: expected some of {', '.join(RULES)}")
-    if args.exact and args.ddp:
-        raise BadInput("--exact --ddp: expected one of them; give the other one to the new file")
-    if args.prove and (args.exact or args.ddp or args.write or args.json):
-        raise BadInput("--prove changes no file, and proves repairs only: expected no other mode")
+    if args.exact + args.ddp + args.prove > 1 or (args.prove and (args.write or args.json)):
+        raise BadInput("--exact, --ddp and --prove, which changes no file: expected no other mode with it")
     if args.exact or args.ddp:
         return _change(args)
     from bootfile.fix import engine  # imports all of lint
@@ -121,8 +119,7 @@ def _prove(args: Any, result: "Result", options: list[str]) -> int:
     rules = sorted({finding.rule for finding, _ in result.repaired})
     size = f"{added} lines added, {removed} removed in {', '.join(map(os.path.relpath, result.new))}"
     notes = [note for _, notes in result.repaired for note in notes]
-    request = proved.Request(args.script, args.compare, args.resume_with, args.kills, options)
-    return proved.prove(request, result.new, f"{size} ({', '.join(rules)})", notes)
+    return proved.prove(args, options, result.new, f"{size} ({', '.join(rules)})", notes)
 
 
 def _change(args: Any) -> int:

@@ -186,9 +186,9 @@ class Script:
         is_alone = self.is_first(statement) and self._is_last(end) and self.is_first(before)
         require(is_alone, f"line {self._line(start)} has other statements, too")
         first, place = (self._above(self._line(self.span(one)[0]), ("#",)) for one in (statement, before))
-        text = self.text[first : self._end_of_line(self._line(end))]
-        self._plan(first, min(first + len(text) + len(self._newline), len(self.text)), "")
-        self._plan(place, place, text + self._newline)
+        last = [*self._starts, len(self.text)][self._line(end)]  # the start of the next line
+        self._plan(first, last, "")
+        self._plan(place, place, self.text[first:last].rstrip("\r\n") + self._newline)
 
     def _above(self, line: int, marks: tuple[str, ...]) -> int:
         """Return the offset of the lines right above a line that begin with a mark."""

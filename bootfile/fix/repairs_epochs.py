@@ -70,19 +70,20 @@ def restore_start(job: Job) -> None:
     path, node = loop.path, loop.node
     call: Any = getattr(node, "iter", None)
     is_range = isinstance(call, ast.Call) and unparse(call.func) in ("range", "trange")
-    is_plain = is_range and isinstance(getattr(node, "target", None), ast.Name)
+    is_plain = is_range and len(call.args) < 3 and isinstance(getattr(node, "target", None), ast.Name)
     require(is_plain, "the loop is not a plain one over range()")
     saves = [save.event for save in job.facts.training_saves]
     is_part = any(len(save.loops) > 1 or save.order < _find_last_step(job, loop) for save in saves)
     require(not is_part, "the checkpoint is saved within an epoch, of which a part would be left out")
     key, offset = _save_epoch(job, checkpoint, loop)
+    require(offset in (0, 1), "the saved epoch is neither the last one nor the next one")
     script = job.open(path)
     first = call.args[0] if len(call.args) > 1 else None
     begin = script.source(first) if first is not None else "0"
     name = "start_epoch"
     require(name not in script.find_bound(), f"the name {name} has another meaning here")
     script.insert_before(node, [f"{name} = {begin}"])
-    load_before_loop(job, checkpoint, "", key, [f"{name} = {{}}" + ("" if offset else " + 1")])
+    load_before_loop(job, checkpoint, "", key, [f"{name} = {{}}" + " + 1" * (1 - offset)])
     if first is not None:
         script.replace(first, name)
     else:

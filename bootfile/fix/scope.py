@@ -70,15 +70,14 @@ class Scope:
         """Return the global names that functions of a module set."""
         return {name for node in self.facts.nodes(path, ast.Global) for name in node.names}
 
-    def reach(self, value: Value, path: str, node: ast.AST, used: str = "", loop: Any = None) -> Reach:
-        """Return a name of an object at a node of a module. used: the tests under which the loop uses the
-        object. loop: one that uses it in each pass, so that it is bound there. Raises CannotEdit if there is
-        none that is bound in each case, and is not bound again."""
+    def reach(self, value: Value, path: str, node: ast.AST) -> Reach:
+        """Return a name of an object at a node of a module. Raises CannotEdit if there is none that is bound
+        in each case, and is not bound again."""
         base, reason = root(value), ""
         function = self.function(path, node)
         for binding in self._list_bindings(base, path, node):
             try:
-                return self._check(base, binding, path, node, used, loop)
+                return self._check(base, binding, path, node)
             except CannotEdit as error:
                 reason = reason or str(error)
         where = f"{function.name}()" if function is not None else "the script"
@@ -99,7 +98,7 @@ class Scope:
                 by_name.setdefault(one.name, one)
         return [*by_name.values()]
 
-    def _check(self, base: Value, binding: Binding, path: str, node: ast.AST, used: str, loop: Any) -> Reach:
+    def _check(self, base: Value, binding: Binding, path: str, node: ast.AST) -> Reach:
         """Return how the name of a binding reaches an object at a node. Raises CannotEdit if it does not."""
         name, home = binding.name, binding.function
         same = self._same_name(binding, path)
@@ -112,7 +111,13 @@ class Scope:
         is_last = all(other.order < binding.order for other in of_others)
         statements = {other.node for other in of_object}
         is_object = is_last and not any(map(_may_be_none, of_object))
-        is_used = loop in (node, *self.above(path, node)) and self.function(path, loop) is home
+        # the loop uses an object in each pass that is made before it: it is bound there
+        events = self.facts.in_training("step", "method", "call")
+        uses = [event for event in events if root(event.value) is base]
+        loop = self.facts.loops[0].node if self.facts.loops else None
+        is_used = any(not event.conditions[event.loops[0].depth :] for event in uses)
+        is_used = is_used and loop in (node, *self.above(path, node)) and self.function(path, loop) is home
+        is_used = is_used and loop not in self.above(path, binding.node)
         if is_object and (is_used or self.is_bound(name, path, node, home, statements)):
             return Reach(name)
         is_its_own = all(root(other.value).kind == "none" for other in of_others)
@@ -120,6 +125,7 @@ class Scope:
         if self.is_bound(name, path, node, home):
             return Reach(name, f"{name} is not None")
         test = self._find_test(binding, path, node)
+        used = " ".join(event.describe_conditions() for event in uses[:1])
         require(test and test in used, f"{name} may not be bound in line {getattr(node, 'lineno', 0)}")
         return Reach(name, test)
 

@@ -87,22 +87,18 @@ def test_the_lines_are_those_of_the_guide(tmp_path):
 
 def test_the_command_prints_a_diff_or_writes_it(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    new = change(make_exact, tmp_path, MODULE)
+    new, path, old = change(make_exact, tmp_path, MODULE), tmp_path / "train.py", tmp_path / "train.py.orig"
     assert cli.main(["--exact", "train.py"]) == 0
     out = capsys.readouterr().out
-    assert "+run.close()" in out and "-for epoch in range(3):" in out
-    assert (tmp_path / "train.py").read_text() == MODULE
+    assert "+run.close()" in out and "-for epoch in range(3):" in out and path.read_text() == MODULE
     assert cli.main(["--exact", "train.py", "--write"]) == 0
-    assert (tmp_path / "train.py").read_text() == new and (tmp_path / "train.py.orig").read_text() == MODULE
-
-
-def test_the_command_names_what_it_cannot_place(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    text = HELPER.replace("            continue", "            return total")
-    (tmp_path / "train.py").write_text(text)
+    assert path.read_text() == new and old.read_text() == MODULE
+    # what it cannot place is named
+    old.unlink()
+    path.write_text(text := HELPER.replace("            continue", "            return total"))
     assert cli.main(["--exact", "train.py", "--write"]) == 1
     assert "train.py: not placed: line 25: `return`" in capsys.readouterr().out
-    assert (tmp_path / "train.py").read_text() == text and not (tmp_path / "train.py.orig").exists()
+    assert path.read_text() == text and not old.exists()
 
 
 REFUSED = {

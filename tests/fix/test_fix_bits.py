@@ -1,8 +1,6 @@
 """Scripts that are trained, killed after an epoch and started again: a repair makes the restart exact, and
 does not change a run without an interruption."""
 
-import os
-
 import pytest
 import torch
 
@@ -147,17 +145,6 @@ def test_an_order_that_changes_on_purpose(tmp_path):
     whole = train(tmp_path / "whole", new)
     assert not is_equal(whole, train(tmp_path / "old", write({"setup": SAMPLED})))
     assert is_equal(whole, train(tmp_path / "killed", new, [0, 2]))
-
-
-def test_a_checkpoint_from_before_the_repair(tmp_path):
-    """It is loaded with one line of warning."""
-    old = write(KINDS["scheduler"][1])
-    new = patch(old, tmp_path, "R103")
-    train(tmp_path / "run", old)
-    os.remove(tmp_path / "run" / "end.pt")
-    (tmp_path / "run" / "train.py").write_text(new)
-    lines = run("train.py", cwd=tmp_path / "run").stdout.splitlines()
-    assert lines == ["warning: this checkpoint has no scheduler"]
 
 
 def test_sigterm_saves_the_epoch(tmp_path):

@@ -92,13 +92,6 @@ def test_json_has_the_edits_as_ranges(script, capsys):
     assert result["left"] == []
 
 
-def test_a_file_in_another_encoding(script):
-    text = "# -*- coding: latin-1 -*-\n# é" + script.read_text()
-    script.write_bytes(text.encode("latin-1"))
-    assert cli.main(["train.py", "--write"]) == 0
-    assert "# é" in script.read_text(encoding="latin-1")
-
-
 def test_the_hook_for_pre_commit_runs_lint(script):
     yaml = pytest.importorskip("yaml")
     [hook] = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())

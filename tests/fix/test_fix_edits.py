@@ -120,11 +120,8 @@ def test_an_argument_is_added_in_a_line_of_its_own(end):
     text = f"f(dict(\n    a=1,\n    {end}), x)\n"
 
     def change(script):
-        call = next(
-            one
-            for one in ast.walk(script.tree)
-            if isinstance(one, ast.Call) and one.lineno == 1 and one.keywords
-        )
+        calls = [one for one in ast.walk(script.tree) if isinstance(one, ast.Call) and one.lineno == 1]
+        call = next(one for one in calls if one.keywords)
         script.add_argument(call, "c=3")
 
     new = edit(text.encode(), change).decode()
@@ -141,15 +138,11 @@ def test_an_expression_is_replaced_and_wrapped():
 
 def test_an_import_is_added_once():
     def change(script):
-        assert [script.add_import(name) for name in ("os", "os", "torch", "warnings")] == [
-            "os", "os", "torch", "warnings",
-        ]  # fmt: skip
+        for name in ("os", "os", "torch", "warnings"):
+            assert script.add_import(name) == name
 
-    assert edit(TEXT.encode(), change).decode().splitlines()[1:4] == [
-        "import os",
-        "import torch",
-        "import warnings",
-    ]
+    lines = edit(TEXT.encode(), change).decode().splitlines()
+    assert lines[1:4] == ["import os", "import torch", "import warnings"]
     with pytest.raises(CannotEdit):
         changed(lambda script: script.add_import("first"))
 
