@@ -143,7 +143,7 @@ def _has_others(first: Value, second: Value) -> bool:
 def _saved_dict(save: Save) -> Value | None:
     """Return the dict that a call such as torch.save() writes; None if it writes something else."""
     args = save.event.args
-    saved = args.get(0, args.get("obj"))
+    saved: Any = args.get(0, args.get("obj"))
     is_dict = save.event.name == "call" and saved is not None and root(saved).kind == "dict"
     return root(saved) if is_dict else None
 

@@ -114,7 +114,7 @@ class Scope:
         # the loop uses an object in each pass that is made before it: it is bound there
         events = self.facts.in_training("step", "method", "call")
         uses = [event for event in events if root(event.value) is base]
-        loop = self.facts.loops[0].node if self.facts.loops else None
+        loop: Any = self.facts.loops[0].node if self.facts.loops else None
         is_used = any(not event.conditions[event.loops[0].depth :] for event in uses)
         is_used = is_used and loop in (node, *self.above(path, node)) and self.function(path, loop) is home
         is_used = is_used and loop not in self.above(path, binding.node)
