@@ -8,9 +8,12 @@ repair says what it changes (the order of a loader). Each repair is checked on t
 no longer has the finding, and has no new one. Otherwise the repair is withdrawn. A name is used only if it is
 bound there in each case. What a repair does not touch stays byte for byte.
 
-engine repairs one finding after another; repairs_*.py has a function for each kind of finding; scope tells by
-which name an object can be reached at a place; edits changes the text of one file. lint gives all facts.
+engine repairs one finding after another by its table; repairs_*.py has a function for each kind of finding;
+checkpoint finds the dicts that are saved and loaded; scope tells by which name an object can be reached at a
+place; edits changes the text of one file. lint gives all facts. A function that cannot repair raises
+CannotEdit with the reason, by require().
 
-Outside: checkpoints that another package writes, saves in the middle of an epoch, and more than one process
-where a repair would need all of them. These findings are left with the reason.
+Outside: checkpoints that another package writes, saves in the middle of an epoch, names that are bound within
+try or with, and more than one process where a repair would need all of them. These findings are left with the
+reason.
 """

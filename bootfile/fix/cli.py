@@ -22,7 +22,6 @@ something differs; 21 unverified; 2 bad input.
 """
 
 import difflib
-import importlib.util
 import json
 import os
 from collections.abc import Iterator
@@ -65,27 +64,46 @@ def main(arguments: list[str]) -> int:
     unknown = [rule for rule in only if rule not in RULES]
     if unknown:
         raise BadInput(f"--only {args.only}: {unknown[0]} is not a rule: expected some of {', '.join(RULES)}")
-    if importlib.util.find_spec("libcst") is None:
-        raise BadInput("the repairs need LibCST: pip install libcst (it is in the extra bootfile[fix])")
-    if args.exact and args.ddp:
-        raise BadInput("--exact --ddp: expected one of them; give the other one to the new file")
-    if args.prove and (args.exact or args.ddp or args.write or args.json):
-        raise BadInput("--prove changes no file, and proves repairs only: expected no other mode")
+    if args.exact + args.ddp + args.prove > 1 or (args.prove and (args.write or args.json)):
+        raise BadInput("--exact, --ddp and --prove, which changes no file: expected no other mode with it")
     if args.exact or args.ddp:
         return _change(args)
-    from bootfile.fix import engine  # needs LibCST
+    from bootfile.fix import engine  # imports all of lint
 
     result = engine.repair(args.script, only, not args.no_hints)
     if args.prove:
         return _prove(args, result, options)
-    diff = [line for path in sorted(result.new) for line in make_diff(path, result)]
+    names = ("rule", "path", "line", "message")
+    rows = [{name: getattr(one, name) for name in names} | {"notes": notes} for one, notes in result.repaired]
+    left = [
+        {name: getattr(one, name) for name in (*names, "is_hint")}
+        | {"reason": reason, "fix": one.fix or RULES[one.rule].fix}
+        for one, reason in result.left
+    ]
+    lines = []
+    for finding, notes in result.repaired:
+        lines.append(f"{finding.path}:{finding.line}: {finding.rule} repaired: {finding.message}")
+        lines += [f"    note: {note}" for note in notes]
+    for finding, reason in result.left:
+        first, *others = as_text([finding])
+        lines += [first, f"    not repaired: {reason}", *others]
+    lines.append(f"{len(result.repaired)} repaired, {len(result.left)} left")
+    _finish(args, result, lines, {"repaired": rows, "left": left})
+    return LEFT if any(not finding.is_hint for finding, _ in result.left) else 0
+
+
+def _finish(args: Any, result: "Result", lines: list[str], data: dict[str, Any]) -> None:
+    """Write the files if --write asks for it; print the edits and the data with --json, or else the diff and
+    the lines."""
     if args.write:
         write(result)
     if args.json:
-        print(as_json(result))
+        edits = [edit for path in sorted(result.new) for edit in list_edits(path, result)]
+        print(json.dumps({"edits": edits} | data, indent=2))
     else:
-        _report(result, [] if args.write else diff)
-    return LEFT if any(not finding.is_hint for finding, _ in result.left) else 0
+        diff = [line for path in sorted(result.new) for line in make_diff(path, result)]
+        for line in [*([] if args.write else diff), *lines]:
+            print_line(line)
 
 
 def _prove(args: Any, result: "Result", options: list[str]) -> int:
@@ -95,57 +113,31 @@ def _prove(args: Any, result: "Result", options: list[str]) -> int:
     if not result.new:
         raise BadInput(f"{args.script}: nothing to prove: 0 repaired, {len(result.left)} left")
     lines = [line for path in sorted(result.new) for line in make_diff(path, result)]
-    added = sum(line.startswith("+") and not line.startswith("+++") for line in lines)
-    removed = sum(line.startswith("-") and not line.startswith("---") for line in lines)
+    added, removed = (
+        sum(line.startswith(sign) and not line.startswith(sign * 3) for line in lines) for sign in "+-"
+    )
     rules = sorted({finding.rule for finding, _ in result.repaired})
     size = f"{added} lines added, {removed} removed in {', '.join(map(os.path.relpath, result.new))}"
     notes = [note for _, notes in result.repaired for note in notes]
-    request = proved.Request(args.script, args.compare, args.resume_with, args.kills, options)
-    return proved.prove(request, result.new, f"{size} ({', '.join(rules)})", notes)
+    return proved.prove(args, options, result.new, f"{size} ({', '.join(rules)})", notes)
 
 
 def _change(args: Any) -> int:
     """Print or write the script with a loop of Exact, or with the blocks of several processes."""
     from bootfile.fix import ddp, engine, exact_loop
-    from bootfile.fix.training import CannotPlace
+    from bootfile.fix.edits import CannotEdit
 
     make = exact_loop.make_exact if args.exact else ddp.make_distributed
     result = engine.Result()
     notes, left = [], []
     try:
         result, notes = engine.change(args.script, make)
-    except CannotPlace as error:
+    except CannotEdit as error:
         left = error.lines
-    if args.write:
-        write(result)
-    if args.json:
-        edits = [edit for path in result.new for edit in list_edits(path, result)]
-        print(json.dumps({"edits": edits, "notes": notes, "left": left}, indent=2))
-        return LEFT if left else 0
-    for line in [] if args.write else [line for path in result.new for line in make_diff(path, result)]:
-        print_line(line)
-    for note in notes:
-        print_line(f"{args.script}: note: {note}")
-    for line in left:
-        print_line(f"{args.script}: not placed: {line}")
-    if left:
-        print_line("nothing is changed")
+    lines = [f"{args.script}: note: {note}" for note in notes]
+    lines += [f"{args.script}: not placed: {line}" for line in left]
+    _finish(args, result, [*lines, *(["nothing is changed"] if left else [])], {"notes": notes, "left": left})
     return LEFT if left else 0
-
-
-def _report(result: "Result", diff: list[str]) -> None:
-    for line in diff:
-        print_line(line)
-    for finding, notes in result.repaired:
-        print_line(f"{finding.path}:{finding.line}: {finding.rule} repaired: {finding.message}")
-        for note in notes:
-            print_line(f"    note: {note}")
-    for finding, reason in result.left:
-        for number, line in enumerate(as_text([finding])):
-            print_line(line)
-            if number == 0:
-                print_line(f"    not repaired: {reason}")
-    print_line(f"{len(result.repaired)} repaired, {len(result.left)} left")
 
 
 def make_diff(path: str, result: "Result") -> Iterator[str]:
@@ -194,18 +186,3 @@ def list_edits(path: str, result: "Result") -> Iterator[dict[str, Any]]:
                 "end": {"line": last + 1, "column": 0},
                 "text": "".join(new[start:end]),
             }
-
-
-def as_json(result: "Result") -> str:
-    """Return {"edits": [...], "repaired": [...], "left": [...]}."""
-    rows = [
-        {"rule": one.rule, "path": one.path, "line": one.line, "message": one.message, "notes": notes}
-        for one, notes in result.repaired
-    ]
-    left = [
-        {"rule": one.rule, "path": one.path, "line": one.line, "message": one.message, "is_hint": one.is_hint}
-        | {"reason": reason, "fix": one.fix or RULES[one.rule].fix}
-        for one, reason in result.left
-    ]
-    edits = [edit for path in sorted(result.new) for edit in list_edits(path, result)]
-    return json.dumps({"edits": edits, "repaired": rows, "left": left}, indent=2)

@@ -9,11 +9,10 @@ changed.
 
 import ast
 import re
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from bootfile.fix.edits import Script
-from bootfile.fix.training import CannotPlace, Training, last_import, walk_own
+from bootfile.fix.edits import Script, require
+from bootfile.fix.training import Training, last_import, walk_own
 from bootfile.lint.sources import is_main_test, unparse
 from bootfile.lint.values import root
 
@@ -31,46 +30,43 @@ _WRITERS = re.compile(
     r"(torch|numpy|cv2|shutil|matplotlib\.pyplot|torchvision\.utils)"
     r"\.(save|savez|savetxt|imwrite|copy|copyfile|savefig|save_image)"
 )
-_SAVE = [
-    "    torch_save = torch.save",
-    "    torch.save = lambda value, file, *args, **options: (",
-    '        torch_save(value, file, *args, **options) if hasattr(file, "write") else None  # into memory',
-    "    )",
-]
-_OPEN = [
-    "    import builtins",
-    "",
-    '    def open(path, mode="r", *args, **options):',
-    '        """Open a file for reading, or write nowhere."""',
-    '        path = os.devnull if set(mode) & set("wax+") else path',
-    "        return builtins.open(path, mode, *args, **options)",
-]
-_IMPORTS = [
-    "import os",
-    "import sys",
-    "",
-    "import torch.distributed",
-    "from torch.nn.parallel import DistributedDataParallel",
-    "from torch.utils.data.distributed import DistributedSampler",
-]
-_CONNECT = [
-    'torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")',
-    "if torch.cuda.is_available():",
-    '    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))',
-]
+_SAVE = """
+    torch_save = torch.save
+    torch.save = lambda value, file, *args, **options: (
+        torch_save(value, file, *args, **options) if hasattr(file, "write") else None  # into memory
+    )"""
+_OPEN = '''
+    import builtins
+
+    def open(path, mode="r", *args, **options):
+        """Open a file for reading, or write nowhere."""
+        path = os.devnull if set(mode) & set("wax+") else path
+        return builtins.open(path, mode, *args, **options)'''
+_IMPORTS = """
+import os
+import sys
+
+import torch.distributed
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data.distributed import DistributedSampler"""
+_CONNECT = """
+torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+if torch.cuda.is_available():
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))"""
 
 
 class _Block(NamedTuple):
-    """Lines to insert with a method of Script at a node."""
+    """Lines to insert at a node. place: for the order of the blocks. where: "before", "after" or "first"."""
 
-    insert: Callable[[Any, list[str]], None]
+    place: tuple[int, int]
+    where: str
     node: Any
     reason: str
     lines: tuple[str, ...]
 
 
 def make_distributed(script: Script) -> list[str]:
-    """Plan the blocks of a script, and return notes for the user. Raises CannotPlace, and BadInput if lint
+    """Plan the blocks of a script, and return notes for the user. Raises CannotEdit, and BadInput if lint
     cannot read the file."""
     return _Distributed(script).run()
 
@@ -88,14 +84,9 @@ class _Distributed(Training):
             return
         imports = last_import(self.script)
         reason = "find the rank of this process: torchrun sets RANK and LOCAL_RANK"
-        self._add("after", imports, reason, *_IMPORTS)
-        self._add(
-            "after",
-            imports,
-            "rank 0 prints and writes",
-            'if os.environ.get("RANK", "0") != "0":',
-            *self._silence(),
-        )
+        self._add("after", imports, reason, *_IMPORTS.split("\n")[1:])
+        test = 'if os.environ.get("RANK", "0") != "0":'
+        self._add("after", imports, "rank 0 prints and writes", test, *self._silence())
         self._connect(imports)
         self._divide_loader()
         self._wrap_model()
@@ -103,41 +94,36 @@ class _Distributed(Training):
         self._take_turns()
         self.notes.append(f"start it with: torchrun --nproc_per_node=2 {self.script.path}")
         # places of edits do not depend on their order, but for those at one place
-        self.blocks.sort(key=self._line)
+        self.blocks.sort(key=lambda block: block.place)
         for number, block in enumerate(self.blocks, 1):
             mark = f"### {TAG} {number}/{len(self.blocks)}, {block.reason} ###"
-            block.insert(block.node, ["", mark, *block.lines, mark])
-
-    def _line(self, block: _Block) -> tuple[int, int]:
-        node: Any = block.node
-        if block.insert == self.script.insert_first:
-            return node.body[0].lineno, 0
-        return (node.end_lineno, 1) if block.insert == self.script.insert_after else (node.lineno, 0)
+            getattr(self.script, f"insert_{block.where}")(block.node, ["", mark, *block.lines, mark])
 
     def _add(self, where: str, node: Any, reason: str, *lines: str) -> None:
-        self.blocks.append(_Block(getattr(self.script, f"insert_{where}"), node, reason, lines))
+        at = node.body[0] if where == "first" else node
+        place = (at.end_lineno, 1) if where == "after" else (at.lineno, 0)
+        self.blocks.append(_Block(place, where, node, reason, lines))
 
     def _check(self) -> None:
-        if self.facts.is_distributed():
-            raise CannotPlace("the script is distributed already")
+        require(not self.facts.is_distributed(), "the script is distributed already")
         for number, line in enumerate(self.script.text.splitlines(), 1):
-            if "###" in line or line.startswith("\t"):
-                raise CannotPlace(f"line {number}: a tab or ### does not go with the marks of blocks")
-        if self.loader.options.keys() & {"sampler", "batch_sampler"}:
-            self.miss(self.loader, "the loader has a sampler of its own: divide it among the ranks")
-        if "dataset" in self.loader.parts and not self.loader.options.keys() & {1, "batch_size"}:
-            self.miss(self.loader, "a batch of one sample cannot be divided: give batch_size")
-        if not isinstance(self.epochs.target, ast.Name):
-            self.miss(self.epochs, "the epoch has no number here")
-        if len(self.models) != 1:
-            self.miss(self.epochs, f"expected one model that optimizers change, found {len(self.models)}")
+            is_plain = "###" not in line and not line.startswith("\t")
+            require(is_plain, f"line {number}: a tab or ### does not go with the marks of blocks")
+        options = self.loader.options.keys()
+        reason = "the loader has a sampler of its own: divide it among the ranks"
+        self.expect(not options & {"sampler", "batch_sampler"}, self.loader, reason)
+        has_batches = "dataset" not in self.loader.parts or options & {1, "batch_size"}
+        reason = "a batch of one sample cannot be divided: give batch_size"
+        self.expect(has_batches, self.loader, reason)
+        self.expect(isinstance(self.epochs.target, ast.Name), self.epochs, "the epoch has no number here")
+        reason = f"expected one model that optimizers change, found {len(self.models)}"
+        self.expect(len(self.models) == 1, self.epochs, reason)
         for save in self.facts.saves:
-            if any(root(entry.value) in self.models for entry in save.entries):
-                self.miss(save.event, "it saves the module itself: save its state_dict()")
-        is_seeded = bool(self.facts.calls(r"manual_seed$"))
-        for event in self.facts.calls(r"random_split$"):
-            if not is_seeded and "generator" not in event.args:
-                self.miss(event, "each rank would split the data in another way: give it a generator")
+            is_whole = any(root(entry.value) in self.models for entry in save.entries)
+            self.expect(not is_whole, save.event, "it saves the module itself: save its state_dict()")
+        for event in [] if self.facts.calls(r"manual_seed$") else self.facts.calls(r"random_split$"):
+            reason = "each rank would split the data in another way: give it a generator"
+            self.expect("generator" in event.args, event, reason)
 
     def _silence(self) -> list[str]:
         """Return the lines of a rank that does not print and write."""
@@ -145,13 +131,17 @@ class _Distributed(Training):
         names = [unparse(event.node.func) for event in events if _WRITERS.fullmatch(event.text)]
         lines = ['    sys.stdout = open(os.devnull, "w")']
         for name in dict.fromkeys(names):
-            lines += _SAVE if name == "torch.save" else [f"    {name} = lambda *args, **options: None"]
+            lines += (
+                _SAVE.split("\n")[1:]
+                if name == "torch.save"
+                else [f"    {name} = lambda *args, **options: None"]
+            )
         lines += ["    logging.disable(logging.WARNING)"] if self.script.imported("logging") else []
         lines += ['    os.environ["WANDB_MODE"] = "disabled"'] if self.script.imported("wandb") else []
         opened = [event for event in self.facts.calls(r"^open$") if event.path == self.script.path]
         modes = [event.args.get(1) or event.args.get("mode") for event in opened]
         is_written = any(set(str(mode.key)) & set("wax+") for mode in modes if mode)
-        return [*lines, *_OPEN] if is_written else lines
+        return [*lines, *_OPEN.split("\n")[1:]] if is_written else lines
 
     def _connect(self, imports: ast.stmt) -> None:
         """Connect the processes where all is made that trains: in a function, below `if __name__ ==
@@ -165,13 +155,11 @@ class _Distributed(Training):
             if isinstance(node, ast.If) and is_main_test(node.test) and not self.outer.calls:
                 is_inside = all(event.line > node.lineno for event in self.made)
                 entry = node if is_inside and self.epochs.lineno > node.lineno else entry
-        self._add("first" if entry else "after", entry or imports, reason, *_CONNECT)
+        self._add("first" if entry else "after", entry or imports, reason, *_CONNECT.split("\n")[1:])
         last = (entry or self.tree).body[-1]
         where = "before" if isinstance(last, ast.Return) else "after"
         self._add(where, last, "the processes disconnect", "torch.distributed.destroy_process_group()")
-        for part in ast.walk(self.tree):
-            if not isinstance(part, ast.Assign):
-                continue
+        for part in [node for node in ast.walk(self.tree) if isinstance(node, ast.Assign)]:
             name = unparse(part.targets[0])
             if name.isidentifier() and "cuda:" in unparse(part.value):
                 line = f'    {name} = torch.device("cuda", int(os.environ["LOCAL_RANK"]))'
@@ -181,19 +169,18 @@ class _Distributed(Training):
     def _divide_loader(self) -> None:
         name, _ = self.find(self.outer, self.loader)
         kept = ("num_workers", "collate_fn", "pin_memory", "drop_last", "worker_init_fn")
-        self._add(
-            "before",
-            self.epochs,
-            "each rank reads its own part of every global batch",
+        is_random = f"isinstance({name}.sampler, torch.utils.data.RandomSampler)"
+        lines = [
             f"{name} = torch.utils.data.DataLoader(",
             f"    {name}.dataset,",
             f"    batch_size={name}.batch_size // {_SIZE},",
             "    sampler=DistributedSampler(",
-            f"        {name}.dataset, shuffle=isinstance({name}.sampler, torch.utils.data.RandomSampler)",
+            f"        {name}.dataset, shuffle={is_random}",
             "    ),",
             *[f"    {one}={name}.{one}," for one in kept],
             ")",
-        )
+        ]
+        self._add("before", self.epochs, "each rank reads its own part of every global batch", *lines)
         epoch = unparse(self.epochs.target)
         self._add("first", self.epochs, "each epoch has another order", f"{name}.sampler.set_epoch({epoch})")
 
@@ -209,11 +196,11 @@ class _Distributed(Training):
         if "DataParallel" in model.flags:  # the names of the weights in its files are those of DDP
             lines.append(f'{name} = DistributedDataParallel(getattr({name}, "module", {name}))')
         else:
-            lines.append(f"{name} = DistributedDataParallel({name})")
-            lines.append(
-                f"{name}.state_dict = {name}.module.state_dict  # the files stay those of one device"
-            )
-            lines.append(f"{name}.load_state_dict = {name}.module.load_state_dict")
+            lines += [
+                f"{name} = DistributedDataParallel({name})",
+                f"{name}.state_dict = {name}.module.state_dict  # the files stay those of one device",
+                f"{name}.load_state_dict = {name}.module.load_state_dict",
+            ]
         is_called = False
         for event in self.facts.select("call", "method"):
             is_in_loop = self.batches in [loop.node for loop in event.loops]
@@ -223,13 +210,12 @@ class _Distributed(Training):
             if not is_its_own or "forward" in event.functions or _OF_MODULES.fullmatch(event.text):
                 continue
             if is_in_loop:
-                self.miss(
-                    event, f"the gradients of {event.text}() would not be averaged: let forward() call it"
-                )
+                text = f"the gradients of {event.text}() would not be averaged: let forward() call it"
+                self.miss(event, text)
             elif event.order > self.facts.first_step:
                 lines.append(f"{name}.{event.text} = {name}.module.{event.text}")
-        if not is_called:
-            self.miss(self.batches, "the loop does not call the model itself, as in model(inputs)")
+        reason = "the loop does not call the model itself, as in model(inputs)"
+        self.expect(is_called, self.batches, reason)
         self._add("before", self.epochs, "average the gradients of all ranks", *dict.fromkeys(lines))
 
     def _sum_figures(self) -> None:
@@ -238,10 +224,8 @@ class _Distributed(Training):
         around: Any = self.parents[self.batches]
         block: list[Any] = around.body
         place = block.index(self.batches)
-        begun: set[str] = set()
-        for node in block[:place]:
-            if isinstance(node, ast.Assign):
-                begun.update(unparse(node).split("=")[0].strip(" ()").split(", "))
+        assigned = [unparse(node) for node in block[:place] if isinstance(node, ast.Assign)]
+        begun = {name for text in assigned for name in text.split("=")[0].strip(" ()").split(", ")}
         after = "\n".join(map(unparse, block[place + 1 :]))
         nodes = walk_own(self.batches.body)
         added = dict.fromkeys(unparse(node.target) for node in nodes if isinstance(node, ast.AugAssign))
@@ -259,9 +243,7 @@ class _Distributed(Training):
 
     def _take_turns(self) -> None:
         """Let one rank after the other do what fails, or reads half of a file, if two do it at once."""
-        for call in ast.walk(self.tree):
-            if not isinstance(call, ast.Call):
-                continue
+        for call in [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]:
             given = {keyword.arg: unparse(keyword.value) for keyword in call.keywords}
             statement = self._statement(call)
             around = self.parents.get(statement)
@@ -277,9 +259,9 @@ class _Distributed(Training):
                 self._add("before", statement, "rank 0 downloads first", f"if {_RANK} != 0:", _WAIT)
                 self._add("after", statement, "then the others find the files", f"if {_RANK} == 0:", _WAIT)
         saved = min((save.event.order for save in self.facts.saves), default=0)
-        for load in self.facts.select("load"):
-            if 0 < saved < load.order and load.path == self.script.path:
-                self._add("before", self._statement(load.node), "rank 0 has written the file", _WAIT.strip())
+        loads = [load for load in self.facts.select("load") if load.path == self.script.path]
+        for load in [load for load in loads if 0 < saved < load.order]:
+            self._add("before", self._statement(load.node), "rank 0 has written the file", _WAIT.strip())
 
     def _statement(self, node: Any) -> Any:
         while not isinstance(node, ast.stmt):

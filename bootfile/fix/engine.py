@@ -8,12 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from bootfile.fix import repairs_epochs, repairs_files, repairs_numbers, repairs_state
 from bootfile.fix.checkpoint import Job
-from bootfile.fix.edits import Script
-from bootfile.fix.places import CannotEdit
-from bootfile.fix.repairs import REPAIRS
+from bootfile.fix.edits import CannotEdit, Script, require
 from bootfile.fix.scope import Scope
-from bootfile.fix.training import CannotPlace
 from bootfile.ground.errors import BadInput
 from bootfile.lint import engine, sources
 from bootfile.lint.facts import Facts
@@ -23,6 +21,33 @@ _ROOTS = (
     ".git", "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt", "environment.yml", "LICENSE",
     "README.md",
 )  # fmt: skip
+# a repair plans edits, or raises CannotEdit. In this order: what is written, then what is in it, then when
+REPAIRS: dict[str, Callable[[Job], None]] = {
+    "R503": repairs_files.write_on_rank_0,
+    "R501": repairs_files.write_whole,
+    "R502": repairs_files.choose_by_number,
+    "R506": repairs_files.read_whole,
+    "R601": repairs_files.rename_entries,
+    "R101": repairs_state.save_object,
+    "R103": repairs_state.save_object,
+    "R104": repairs_state.save_object,
+    "R105": repairs_state.save_object,
+    "R109": repairs_state.save_object,
+    "R106": repairs_state.save_object,
+    "R201": repairs_state.load_object,
+    "R301": repairs_epochs.shift_start,
+    "R302": repairs_epochs.restore_start,
+    "R107": repairs_numbers.save_number,
+    "R108": repairs_numbers.save_number,
+    "R305": repairs_epochs.seed_order,
+    "R307": repairs_epochs.set_epoch,
+    "R308": repairs_epochs.vary_epoch,
+    "R402": repairs_epochs.sort_listing,
+    "R401": repairs_state.save_random,
+    "R602": repairs_epochs.save_after_step,
+    "R801": repairs_epochs.save_at_sigterm,
+}
+_Described = tuple[str, str, str]
 MOST_OTHERS = 30  # other scripts that are read again because they use a module that changes
 
 
@@ -57,8 +82,7 @@ class Project:
         if not self.root:
             files = [self.path, *[source.path for source in (facts.sources if facts else [])]]
             self.root = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in files])
-        kept = {path: source for path, source in parsed.items() if path not in changed}
-        self._parsed = kept
+        self._parsed = {path: source for path, source in parsed.items() if path not in changed}
         return findings, facts
 
     def is_inside(self, path: str) -> bool:
@@ -78,7 +102,7 @@ def find_root(path: str) -> str:
     return ""
 
 
-def describe(finding: Finding) -> tuple[str, str, str]:
+def _describe(finding: Finding) -> _Described:
     """Return what stays of a finding when its lines move."""
     return finding.rule, os.path.abspath(finding.path), re.sub(r"line \d+", "line", finding.message)
 
@@ -86,30 +110,31 @@ def describe(finding: Finding) -> tuple[str, str, str]:
 def repair(path: str, only: Collection[str] = (), is_hint_repaired: bool = True) -> Result:
     """Repair the findings of a script. only: rules, all if empty. Raises BadInput if it cannot be read."""
     project, result = Project(path), Result()
-    reasons: dict[tuple[str, str, str], str] = {}
+    reasons: dict[_Described, str] = {}
     order = list(REPAIRS)
     # the user knows the lines of the old text
-    first: dict[tuple[str, str, str], Finding] = {}
+    first: dict[_Described, Finding] = {}
     while True:
         findings, facts = project.lint(project.contents)
-        first = first or {describe(finding): finding for finding in findings}
+        first = first or {_describe(finding): finding for finding in findings}
         asked = [finding for finding in findings if not only or finding.rule in only]
         chosen = [finding for finding in asked if is_hint_repaired or not finding.is_hint]
-        todo = [finding for finding in chosen if finding.rule in REPAIRS and describe(finding) not in reasons]
+        todo = [
+            finding for finding in chosen if finding.rule in REPAIRS and _describe(finding) not in reasons
+        ]
         if not todo or facts is None:
             break
         finding = min(todo, key=lambda finding: (order.index(finding.rule), finding))
         try:
-            _check_order(finding, findings)
             job = _attempt(project, finding, facts, findings)
-            shown = _show(first.get(describe(finding), finding), path)
+            shown = _show(first.get(_describe(finding), finding), path)
             result.repaired.append((shown, job.notes))
             project.contents.update({name: script.render() for name, script in job.scripts.items()})
         except CannotEdit as error:
-            reasons[describe(finding)] = str(error)
+            reasons[_describe(finding)] = str(error)
     for finding in chosen:
-        reason = reasons.get(describe(finding), "there is no repair of this rule")
-        shown = _show(first.get(describe(finding), finding), path)
+        reason = reasons.get(_describe(finding), "there is no repair of this rule")
+        shown = _show(first.get(_describe(finding), finding), path)
         result.left.append((dataclasses.replace(shown, is_hint=finding.is_hint), reason))
     for name, data in project.contents.items():
         result.old[name], result.new[name] = sources.read(name).data, data
@@ -117,24 +142,17 @@ def repair(path: str, only: Collection[str] = (), is_hint_repaired: bool = True)
 
 
 def change(path: str, make: Callable[[Script], list[str]]) -> tuple[Result, list[str]]:
-    """Return (the new text of a script, notes for the user). make: plans the edits. Raises CannotPlace, and
+    """Return (the new text of a script, notes for the user). make: plans the edits. Raises CannotEdit, and
     BadInput if the script cannot be read."""
     data = sources.read(path).data
+    script = Script(path, data)
+    notes = make(script)
+    new = script.render()
     try:
-        script = Script(path, data)
-        notes = make(script)
-        new = script.render()
         compile(new, path, "exec", dont_inherit=True)
-    except (CannotEdit, SyntaxError) as error:
-        raise CannotPlace(f"the new text cannot be made: {error}") from error
+    except SyntaxError as error:
+        raise CannotEdit(f"the new text cannot be compiled: {error}") from error
     return Result({path: data}, {path: new}), notes
-
-
-def _check_order(finding: Finding, findings: list[Finding]) -> None:
-    """Raise CannotEdit if a repair needs one that was not possible or not chosen."""
-    left = [other.rule for other in findings if other.rule in ("R101", "R103")]
-    if finding.rule == "R302" and left:
-        raise CannotEdit(f"{left[0]} is left: later epochs need the optimizer and its learning rate")
 
 
 def _show(finding: Finding, script: str) -> Finding:
@@ -144,11 +162,13 @@ def _show(finding: Finding, script: str) -> Finding:
 
 def _attempt(project: Project, finding: Finding, facts: Facts, findings: list[Finding]) -> Job:
     """Plan a repair, and return it if lint finds it right. Raises CannotEdit."""
+    needed = [other.rule for other in findings if finding.rule == "R302" and other.rule in ("R101", "R103")]
+    reason = "is left: later epochs need the optimizer and its learning rate"
+    require(not needed, f"{', '.join(needed)} {reason}")
     job = Job(finding, facts, Scope(facts), {})
     REPAIRS[finding.rule](job)
     outside = [path for path in job.scripts if not project.is_inside(path)]
-    if outside:
-        raise CannotEdit(f"{outside[0]} is outside of the project {project.root}")
+    require(not outside, f"{', '.join(outside)} is outside of the project {project.root}")
     contents = {**project.contents, **{name: script.render() for name, script in job.scripts.items()}}
     try:
         after, _ = project.lint(contents)
@@ -156,16 +176,14 @@ def _attempt(project: Project, finding: Finding, facts: Facts, findings: list[Fi
             compile(contents[name], name, "exec", dont_inherit=True)
     except (BadInput, SyntaxError) as error:
         raise CannotEdit(f"not safe: the new text cannot be compiled: {error}") from error
-    before, later = Counter(map(describe, findings)), Counter(map(describe, after))
-    if later[describe(finding)] >= before[describe(finding)]:
-        raise CannotEdit("not safe: lint still has the finding after the repair")
+    before, later = Counter(map(_describe, findings)), Counter(map(_describe, after))
+    is_gone = later[_describe(finding)] < before[_describe(finding)]
+    require(is_gone, "not safe: lint still has the finding after the repair")
     # of most rules lint tells the first finding only: the next one is not new
     counts = [sum(found[key] for key in found if key[0] == finding.rule) for found in (before, later)]
     is_more = counts[1] > counts[0]
     new = [described for described in later - before if described[0] != finding.rule or is_more]
-    if new:
-        rule, _, message = min(new)
-        raise CannotEdit(f"not safe: the repair leads to {rule}: {message}")
+    require(not new, f"not safe: the repair leads to {': '.join(min(new)[::2]) if new else ''}")
     _check_others(project, contents, set(job.scripts) - {project.path})
     return job
 
@@ -177,12 +195,10 @@ def _check_others(project: Project, contents: dict[str, bytes], modules: set[str
     same = os.path.realpath(project.path)
     for path in [path for path in paths if os.path.realpath(path) not in (same, *modules)][:MOST_OTHERS]:
         with contextlib.suppress(BadInput):
-            source = sources.read(path)
-            if not any(name in source.data for name in names):
-                continue
+            data = sources.read(path).data
             other = Project(path)
-            before = Counter(map(describe, other.lint(project.contents)[0]))
-            new = Counter(map(describe, other.lint(contents)[0])) - before
-            if new:
-                rule = min(new)[0]
-                raise CannotEdit(f"not safe: {os.path.relpath(path)} uses this file, and would have {rule}")
+            if any(name in data for name in names):
+                before = Counter(map(_describe, other.lint(project.contents)[0]))
+                new = Counter(map(_describe, other.lint(contents)[0])) - before
+                rules = ", ".join({rule for rule, _, _ in new})
+                require(not new, f"not safe: {os.path.relpath(path)} uses this file, and would have {rules}")

@@ -10,35 +10,30 @@ import re
 from typing import Any
 
 from bootfile.fix.edits import Script
-from bootfile.fix.empty_epoch import find_needs
-from bootfile.fix.numbers import find_numbers
+from bootfile.fix.numbers import find_needs, find_numbers
 from bootfile.fix.training import Training, last_import, walk_own
 from bootfile.lint.epoch_loop import find_call, find_range
 from bootfile.lint.sources import unparse
 from bootfile.lint.values import Value, kind_of, list_deps, root
 
-_NUMBERS = [
-    "",
-    "",
-    "class Numbers(dict):",
-    '    """Numbers of the loop that a checkpoint has."""',
-    "",
-    "    state_dict, load_state_dict = dict.copy, dict.update",
-]
-_WHOLE = [
-    "",
-    "",
-    "def whole_batch(collate, items):",
-    '    """Return a batch as inputs without targets: torch_loader() takes pairs."""',
-    "    return collate(items), ()",
-]
+_NUMBERS = '''
+
+class Numbers(dict):
+    """Numbers of the loop that a checkpoint has."""
+
+    state_dict, load_state_dict = dict.copy, dict.update'''
+_WHOLE = '''
+
+def whole_batch(collate, items):
+    """Return a batch as inputs without targets: torch_loader() takes pairs."""
+    return collate(items), ()'''
 _WIDTH = 100
 _INNER = {"module.": "module", "_orig_mod.": "_orig_mod"}
 _ASKS = re.compile("resum|restart|restor|continue", re.IGNORECASE)
 
 
 def make_exact(script: Script) -> list[str]:
-    """Plan the edits that make the loop of a script exact, and return notes for the user. Raises CannotPlace,
+    """Plan the edits that make the loop of a script exact, and return notes for the user. Raises CannotEdit,
     and BadInput if lint cannot read the file."""
     return _ExactLoop(script).run()
 
@@ -66,9 +61,10 @@ class _ExactLoop(Training):
         for node, text in find_needs(self.batches, self.parents, self.numbers):
             self.miss(node, text)
         if not self.missing:
-            imports = ["from bootfile import Exact, torch_loader", *(_NUMBERS if self.numbers else [])]
+            imports = ["from bootfile import Exact, torch_loader"]
+            imports += _NUMBERS.split("\n") if self.numbers else []
             if self._pair_batches():
-                imports = ["from functools import partial", *imports, *_WHOLE]
+                imports = ["from functools import partial", *imports, *_WHOLE.split("\n")]
             self.script.insert_after(last_import(self.script), imports)
             self.notes.append('the checkpoints go to the folder "OUT": edit its name as you like')
             self._place_start()
@@ -77,27 +73,28 @@ class _ExactLoop(Training):
 
     def _check(self) -> None:
         workers = self.loader.options.get("persistent_workers")
-        if workers is not None and workers.key is not False:
-            self.miss(self.loader, "persistent_workers=True: they keep their random numbers")
-        if self.range is None:
-            self.miss(self.epochs, "expected a loop over epochs of the form `for epoch in range(N)`")
-        if not self.models:
-            self.miss(self.epochs, "no model was found that an optimizer changes")
+        is_kept = workers is not None and workers.key is not False
+        self.expect(not is_kept, self.loader, "persistent_workers=True: they keep their random numbers")
+        form = "expected a loop over epochs of the form `for epoch in range(N)`"
+        self.expect(self.range is not None, self.epochs, form)
+        self.expect(self.models, self.epochs, "no model was found that an optimizer changes")
         target = self.batches.target
         is_pair = isinstance(target, ast.Tuple) and len(target.elts) == 2
-        if find_call(self.batches.iter, "enumerate") and not is_pair:
-            self.miss(self.batches, "expected `for number, batch in enumerate(loader)`")
-        if any(isinstance(node, ast.Starred) for node in ast.walk(target)):
-            self.miss(self.batches, "expected a name for each part of a batch, not `*name`")
-        for node in walk_own(self.batches.body):
-            if isinstance(node, ast.Return):
-                self.miss(node, "`return` in the loop over batches")
-        if sum(loop.node is self.batches for loop in self.tracer.all_loops) > 1:
-            self.miss(self.batches, "this loop also runs for another loader, or for another training")
+        is_taken_apart = is_pair or not find_call(self.batches.iter, "enumerate")
+        self.expect(is_taken_apart, self.batches, "expected `for number, batch in enumerate(loader)`")
+        is_starred = any(isinstance(node, ast.Starred) for node in ast.walk(target))
+        form = "expected a name for each part of a batch, not `*name`"
+        self.expect(not is_starred, self.batches, form)
+        is_one = sum(loop.node is self.batches for loop in self.tracer.all_loops) <= 1
+        form = "this loop also runs for another loader, or for another training"
+        self.expect(is_one, self.batches, form)
+        for node in [one for one in walk_own(self.batches.body) if isinstance(one, ast.Return)]:
+            self.miss(node, "`return` in the loop over batches")
         for function, node in self.passes:
             name = unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
-            if name != function.name or function.args.vararg or len(self.tracer.entered[function]) > 1:
-                self.miss(node, f"this call cannot give {function.name}() the argument {self.name}")
+            is_plain = name == function.name and not function.args.vararg
+            is_plain = is_plain and len(self.tracer.entered[function]) == 1
+            self.expect(is_plain, node, f"this call cannot give {function.name}() the argument {self.name}")
         for load in self.facts.restart_loads() if self.facts.intent in ("optimizer", "counter") else []:
             tests = [test for test in load.conditions if "(" not in test.text]
             options = [test.text for test in tests if _ASKS.search(test.text) or _is_option(test.value)]
@@ -149,11 +146,8 @@ class _ExactLoop(Training):
 
     def _device(self) -> str:
         """Return the device of the training as an expression."""
-        for name, value in self.outer.names.items():
-            if value.key == "torch.device":
-                return name
-        model, _ = self.find(self.outer, self.models[0])
-        return f"next({model}.parameters()).device"
+        named = next((name for name, one in self.outer.names.items() if one.key == "torch.device"), "")
+        return named or f"next({self.find(self.outer, self.models[0])[0]}.parameters()).device"
 
     def _seed(self) -> str:
         """Return the seed of the script as an argument, if its names are known at the loop."""
@@ -166,10 +160,10 @@ class _ExactLoop(Training):
 
     def _count_epochs(self, stop: Any, start: str) -> str:
         """Return the number of epochs of `range(start, stop)` as an expression."""
-        text = self.script.source(stop)
-        text = f"({text})" if isinstance(stop, ast.IfExp | ast.BoolOp) else text
         if isinstance(stop, ast.BinOp) and isinstance(stop.op, ast.Add) and unparse(stop.right) == start:
             return self.script.source(stop.left)
+        text = self.script.source(stop)
+        text = f"({text})" if isinstance(stop, ast.IfExp | ast.BoolOp) else text
         start = start if start.isalnum() else f"({start})"
         return text if start == "0" else f"{text} - {start}"
 
@@ -197,20 +191,19 @@ class _ExactLoop(Training):
         bars = {node.id for node in ast.walk(self.batches.iter) if isinstance(node, ast.Name)} - {text}
         read = [self.batches.iter]
         for around in (self.epochs, *[function for function, _ in self.calls]):
-            for node in ast.walk(around):
-                if isinstance(node, ast.Assign) and unparse(node.targets[0]) in bars:
-                    read.append(node.value)
+            assigned = [node for node in ast.walk(around) if isinstance(node, ast.Assign)]
+            read += [node.value for node in assigned if unparse(node.targets[0]) in bars]
         names = [node for expression in read for node in ast.walk(expression) if unparse(node) == text]
         for node in names:
             self.script.replace(node, f"{self.name}.loader")  # type: ignore[arg-type]
-        if not names:
-            self.miss(self.batches, f"the loop does not read {text} by its name")
+        self.expect(names, self.batches, f"the loop does not read {text} by its name")
         # after a restart the number of a batch begins with that of its epoch
         call = find_call(self.batches.iter, "enumerate")
         step = f"{self.name}.loader.step % len({self.name}.loader)"
-        for start in [*call.args[1:], *[keyword.value for keyword in call.keywords]] if call else []:
+        starts = [*call.args[1:], *[keyword.value for keyword in call.keywords]] if call else []
+        for start in starts:
             self.script.replace(start, step if unparse(start) == "0" else f"{unparse(start)} + ({step})")
-        if call is not None and len(call.args) + len(call.keywords) == 1:
+        if call is not None and not starts:
             self.script.add_argument(call, step)
 
     def _place_ends(self) -> None:
@@ -227,9 +220,8 @@ class _ExactLoop(Training):
                 self.notes.append(f"line {node.lineno}: {text}")
         if not isinstance(self.batches.body[-1], ast.Continue | ast.Break):
             self.script.insert_after(self.batches.body[-1], lines)
-        for node in walk_own(self.epochs.body):
-            if isinstance(node, ast.Return):
-                self.script.insert_before(node, [f"{self.name}.close()"])
+        for node in [one for one in walk_own(self.epochs.body) if isinstance(one, ast.Return)]:
+            self.script.insert_before(node, [f"{self.name}.close()"])
         self.script.insert_after(self.epochs, [f"{self.name}.close()"])
         for function, call in self.passes:
             self.script.add_argument(call, f"{self.name}={self.name}")

@@ -1,11 +1,14 @@
-"""Find the numbers of a training loop that a restart needs: counters, best results, and best weights."""
+"""Find what a restart of a loop needs: its counters, best results and best weights; and what needs a batch
+after the loop over batches, because a restart at the end of an epoch has none left."""
 
 import ast
 import re
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
+from bootfile.fix.scope import list_stored
 from bootfile.fix.training import Training, walk_own
-from bootfile.lint.sources import unparse
+from bootfile.lint.sources import FUNCTIONS, unparse
 from bootfile.lint.values import root
 
 _NUMBER = re.compile(r"-?(\d\S*|True|False|None|\w+\.(inf|Inf|nan)|float\(.*\)|copy\.deepcopy\(.*\))")
@@ -24,12 +27,9 @@ def find_numbers(training: Training, holder: str) -> Numbers:
     next. holder: "self." if the loops are those of one object."""
     functions = [function for function, _ in training.calls]
     bodies = [training.epochs.body, *[function.body for function in functions]]
-    nodes = [node for function in functions for node in ast.walk(function)]
     # a function between the loops has names of its own
-    shared: set[str] = set()
-    for node in nodes:
-        if isinstance(node, ast.Global | ast.Nonlocal):
-            shared.update(node.names)
+    nodes = [node for function in functions for node in ast.walk(function)]
+    shared = {name for node in nodes if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
     if holder:
         shared |= {f"self.{name}" for name in root(training.outer.names["self"]).parts}
     changed: dict[str, bool] = {}  # name -> whether the loop adds to it
@@ -43,11 +43,8 @@ def find_numbers(training: Training, holder: str) -> Numbers:
     first = [pair for node in ast.walk(training.tree) if node not in inside for pair in _list_set(node)]
     numbers = {text for text, value in first if _NUMBER.fullmatch(unparse(value))}
     displays = {text for text, value in first if isinstance(value, _DISPLAYS)}
-    kept = []
-    for text, adds in changed.items():
-        is_number = text in numbers or (adds and text not in displays)
-        if is_number and not any(_is_reset(body, text) for body in bodies):
-            kept.append(text)
+    likely = [text for text, adds in changed.items() if text in numbers or (adds and text not in displays)]
+    kept = [text for text in likely if not any(_is_reset(body, text) for body in bodies)]
     of_epochs = [text for text in kept if functions and text not in shared]
     return Numbers(of_epochs, [text for text in kept if text not in of_epochs])
 
@@ -74,3 +71,45 @@ def _is_reset(body: list[ast.stmt], text: str) -> bool:
             is_set = isinstance(statement, ast.Assign | ast.AnnAssign)
             return is_set and all(isinstance(node.ctx, ast.Store) for node in used)
     return False
+
+
+def find_needs(
+    batches: ast.For, parents: dict[ast.AST, ast.AST], restored: Collection[str]
+) -> Iterator[tuple[ast.AST, str]]:
+    """Yield (a node after the loop over batches, why it fails without a batch). restored: the numbers that a
+    checkpoint has."""
+    function: Any = batches
+    while function in parents and not isinstance(function, FUNCTIONS):
+        function = parents[function]
+    above = [node for node in walk_own(function.body) if getattr(node, "lineno", 0) < batches.lineno]
+    given = {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
+    inside = [*walk_own([batches])]
+    unset = list_stored(inside) - list_stored(above) - given
+    sums = [node for node in inside if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add)]
+    counts = {node.target.id for node in sums if isinstance(node.target, ast.Name)} - {*restored}
+    after = "after a restart at the end of an epoch"
+    for node in walk_own(_list_later(batches, parents)):
+        name = getattr(node, "id", "")
+        is_read = name in unset and isinstance(node.ctx, ast.Load)  # type: ignore[attr-defined]
+        unset.discard(name)
+        is_division = isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, ast.Div)
+        divisor = getattr(node, "right", getattr(node, "value", None)) if is_division else None
+        if is_read:
+            yield node, f"{name} is not set {after}: set it before the loop"
+        elif isinstance(divisor, ast.Name) and divisor.id in counts:
+            yield node, f"{divisor.id} is 0 {after}: divide by max({divisor.id}, 1)"
+
+
+def _list_later(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> list[ast.stmt]:
+    """Return the statements that run after a statement, up to the end of its function or of the next loop."""
+    later: list[ast.stmt] = []
+    while node in parents and not isinstance(node, FUNCTIONS):
+        around = parents[node]
+        for field in ("body", "orelse", "finalbody"):
+            block: Any = getattr(around, field, None)
+            if isinstance(block, list) and node in block:
+                later += block[block.index(node) + 1 :]
+        if isinstance(around, ast.For | ast.While):
+            break
+        node = around
+    return later

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any
 
 from bootfile.console.words import mask_words
 from bootfile.exact.kinds import RANDOM
@@ -28,32 +28,13 @@ _PROVE = f"import sys; sys.path.insert(0, {_PACKAGE!r}); from bootfile.cli impor
 _LAST = 5  # lines of `prove` that an error shows
 
 
-class Request(NamedTuple):
-    """What to run. script: its path. compare: pattern of its files of weights. resume_with: the options of a
-    restart. kills: SIGKILLs of a restarted run. words: the options of the script."""
-
-    script: str
-    compare: str
-    resume_with: str
-    kills: int
-    words: list[str]
-
-
-class Verdict(NamedTuple):
-    """What `prove` said about a script. code: its exit code. folder: of its runs."""
-
-    text: str
-    code: int
-    folder: str
-
-
-def prove(request: Request, texts: dict[str, bytes], lines: str, notes: list[str]) -> int:
+def prove(args: Any, options: list[str], texts: dict[str, bytes], lines: str, notes: list[str]) -> int:
     """Prove the script as it is, and with these texts in place of its files. Print what differed before, the
     lines of the patch, and what differs afterwards. Return the exit code.
 
-    texts: path of a file -> its patched content. lines: the size of the patch, in words. notes: what the
-    repairs change in an uninterrupted run, such as the order of the samples: it may differ then. Raises
-    BadInput.
+    args: of `bootfile fix`. options: of the script. texts: path of a file -> its patched content. lines: the
+    size of the patch, in words. notes: what the repairs change in an uninterrupted run, such as the order of
+    the samples: it may differ then. Raises BadInput.
     """
     outside = [path for path in texts if os.path.relpath(path).startswith(os.pardir)]
     if outside:
@@ -61,19 +42,20 @@ def prove(request: Request, texts: dict[str, bytes], lines: str, notes: list[str
             f"{outside[0]} is not below the working folder: start bootfile fix in a folder above it"
         )
     with tempfile.TemporaryDirectory(prefix="bootfile-fix-") as root:
-        before = _prove(request, os.path.join(root, "before"), None)
-        print(f"before: {before.text}", f"patch: {lines}", sep="\n", flush=True)
+        before, after = (os.path.join(root, name) for name in ("before", "after"))
+        text, _ = _prove(args, options, before, None)
+        print(f"before: {text}", f"patch: {lines}", sep="\n", flush=True)
         with _patched_folder(texts, os.path.join(root, "patched")) as place:
-            after = _prove(request, os.path.join(root, "after"), place)
-        print(f"after: {after.text}", flush=True)
-        changes = find_changes(before.folder, after.folder, request.compare)
+            text, code = _prove(args, options, after, place)
+        print(f"after: {text}", flush=True)
+        changes = find_changes(before, after, args.compare)
     if not changes:
         print("without a restart: the same weights, bit for bit")
-        return after.code
+        return code
     print(f"without a restart: differs: {changes[0]}, and {len(changes) - 1} more")
     for note in notes:
         print(f"note: {note}")
-    return after.code if notes else DIFFERS
+    return code if notes else DIFFERS
 
 
 def find_changes(before: str, after: str, compare: str) -> list[str]:
@@ -133,13 +115,14 @@ def _open_folders(place: str, folder: str) -> None:
             os.symlink(os.path.join(source, name), os.path.join(target, name))
 
 
-def _prove(request: Request, folder: str, place: str | None) -> Verdict:
-    """Run `bootfile prove` in a working folder, with its progress on the standard output. Raises BadInput."""
-    name = "before" if place is None else "after"
-    options = ["--compare", request.compare, f"--resume_with={request.resume_with}"]
-    words = ["prove", request.script, "--kills", str(request.kills), "--keep", folder, *options]
+def _prove(args: Any, options: list[str], folder: str, place: str | None) -> tuple[str, int]:
+    """Run `bootfile prove` in a working folder, with its progress on the standard output. Return its verdict
+    and its exit code. folder: keeps the runs. Raises BadInput."""
+    name = os.path.basename(folder)
+    words = ["prove", args.script, "--kills", str(args.kills), "--keep", folder]
+    words += ["--compare", args.compare, f"--resume_with={args.resume_with}", "--", *options]
     process = subprocess.Popen(
-        [sys.executable, "-c", _PROVE, *words, "--", *request.words],
+        [sys.executable, "-c", _PROVE, *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -155,5 +138,5 @@ def _prove(request: Request, folder: str, place: str | None) -> Verdict:
     found = _VERDICT.search("".join(output))
     if not found or process.returncode not in (0, DIFFERS, UNVERIFIED):
         last, _ = mask_words([" | ".join(line.strip() for line in output[-_LAST:])])
-        raise BadInput(f"{name} the patch, {request.script} could not be proved: {' '.join(last)}")
-    return Verdict(found[1], process.returncode, folder)
+        raise BadInput(f"{name} the patch, {args.script} could not be proved: {' '.join(last)}")
+    return found[1], process.returncode

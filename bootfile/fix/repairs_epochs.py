@@ -1,4 +1,5 @@
-"""Repairs of the epoch with which a restart begins, and of the order of the samples."""
+"""Repairs of the epoch with which a restart begins, of the order of the samples, and of the moment of a save:
+at SIGTERM, and not between two steps of the optimizer."""
 
 import ast
 from typing import Any
@@ -6,15 +7,19 @@ from typing import Any
 from bootfile.fix.checkpoint import (
     Checkpoint,
     Job,
-    add_entry,
     find_checkpoint,
+    is_distributed,
+    list_in_body,
     load_before_loop,
+    split_read,
 )
-from bootfile.fix.places import CannotEdit
-from bootfile.fix.scope import Reach
+from bootfile.fix.edits import CannotEdit, require
+from bootfile.fix.scope import list_stored
 from bootfile.lint.record import Event
-from bootfile.lint.sources import is_listing, unparse
+from bootfile.lint.sources import is_listing, is_modulo, unparse
 from bootfile.lint.values import Loop, Value, root
+
+_ORDER = "each epoch has another order now, also without a restart"
 
 
 def shift_start(job: Job) -> None:
@@ -26,33 +31,20 @@ def shift_start(job: Job) -> None:
     # the saved number is the one of the loop plus an offset
     is_after = _find_last_step(job, loop) < save.order
     wanted = int(is_after) - offset
-    reads = [node for node in job.nodes_at(start, ast.Subscript | ast.Call) if _reads(node, start.key)]
-    if len(reads) != 1:
-        raise CannotEdit(f"line {start.line} does not read the epoch in one place")
-    node, script = reads[0], job.open(start.path)
+    reads = [(node, split_read(node, ("get", "pop"))) for node in job.nodes_at(start, ast.expr)]
+    reads = [(node, read) for node, read in reads if read is not None and read[1] == start.key]
+    require(len(reads) == 1, f"line {start.line} does not read the epoch in one place")
+    node, script = reads[0][0], job.open(start.path)
     around: Any = job.scope.parents[start.path][node]
     added = int(job.find("added"))
     text = script.source(node)
     if wanted:
         text += f" + {wanted}" if wanted > 0 else f" - {-wanted}"
     is_sum = isinstance(around, ast.BinOp) and isinstance(around.right, ast.Constant) and around.left is node
-    if added and not is_sum:
-        raise CannotEdit("the number that is added to the epoch is not next to it")
-    if added:
-        script.replace(around, text)
-    else:
-        script.replace(node, text if isinstance(around, ast.Assign) else f"({text})")
+    require(not added or is_sum, "the number that is added to the epoch is not next to it")
+    is_alone = added or isinstance(around, ast.Assign)
+    script.replace(around if added else node, text if is_alone else f"({text})")
     job.notes.append("the files stay the same: only what a restart makes of the saved epoch changes")
-
-
-def _reads(node: Any, key: Any) -> bool:
-    """Return whether a subscript, or a call of get() or pop(), reads a key."""
-    read: ast.expr | None = None
-    if isinstance(node, ast.Subscript):
-        read = node.slice
-    elif unparse(node.func).endswith((".get", ".pop")) and node.args:
-        read = node.args[0]
-    return isinstance(read, ast.Constant) and read.value == key
 
 
 def _find_last_step(job: Job, loop: Loop) -> int:
@@ -76,58 +68,42 @@ def restore_start(job: Job) -> None:
     loop: Loop = job.find("event")
     checkpoint = find_checkpoint(job)
     path, node = loop.path, loop.node
-    target: Any = getattr(node, "target", None)
     call: Any = getattr(node, "iter", None)
     is_range = isinstance(call, ast.Call) and unparse(call.func) in ("range", "trange")
-    if not is_range or not isinstance(target, ast.Name):
-        raise CannotEdit("the loop is not a plain one over range()")
+    is_plain = is_range and len(call.args) < 3 and isinstance(getattr(node, "target", None), ast.Name)
+    require(is_plain, "the loop is not a plain one over range()")
     saves = [save.event for save in job.facts.training_saves]
-    if any(len(save.loops) > 1 or save.order < _find_last_step(job, loop) for save in saves):
-        raise CannotEdit("the checkpoint is saved within an epoch, of which a part would be left out")
-    key, offset = _save_epoch(job, checkpoint, loop, target.id)
+    is_part = any(len(save.loops) > 1 or save.order < _find_last_step(job, loop) for save in saves)
+    require(not is_part, "the checkpoint is saved within an epoch, of which a part would be left out")
+    key, offset = _save_epoch(job, checkpoint, loop)
+    require(offset in (0, 1), "the saved epoch is neither the last one nor the next one")
     script = job.open(path)
     first = call.args[0] if len(call.args) > 1 else None
     begin = script.source(first) if first is not None else "0"
-    name = _find_start(job, path, node, key)
-    if not name:
-        name = "start_epoch"
-        if name in script.find_bound():
-            raise CannotEdit(f"the name {name} has another meaning here")
-        script.insert_before(node, [f"{name} = {begin}"])
-        load_before_loop(job, checkpoint, "", key, [f"{name} = {{}}" + ("" if offset else " + 1")])
+    name = "start_epoch"
+    require(name not in script.find_bound(), f"the name {name} has another meaning here")
+    script.insert_before(node, [f"{name} = {begin}"])
+    load_before_loop(job, checkpoint, "", key, [f"{name} = {{}}" + " + 1" * (1 - offset)])
     if first is not None:
         script.replace(first, name)
     else:
         script.wrap(call.args[0], f"{name}, ", "")
 
 
-def _save_epoch(job: Job, checkpoint: Checkpoint, loop: Loop, name: str) -> tuple[str, int]:
+def _save_epoch(job: Job, checkpoint: Checkpoint, loop: Loop) -> tuple[str, int]:
     """Return (key, what the script adds to it) of the number of the loop in the checkpoint. A checkpoint
-    without it gets it. name: the name of the number in the loop."""
+    without it gets it."""
     entries = [(str(key), value) for _, _, saved in checkpoint.dicts for key, value in saved.parts.items()]
     for key, value in entries:
         if loop.value in (value, value.of):
             return key, value.offset if value.kind == "shifted" else 0
-    if any(key == "epoch" for key, _ in entries):
-        raise CannotEdit('the entry "epoch" of the checkpoint is another number')
-    for place in checkpoint.dicts:
-        if place[0] != loop.path or loop.node not in job.scope.above(loop.path, place[1]):
-            raise CannotEdit("the checkpoint is written outside of the loop")
-        add_entry(job, place, "epoch", name)
+    is_free = all(key != "epoch" for key, _ in entries)
+    require(is_free, 'the entry "epoch" of the checkpoint is another number')
+    for path, node, _ in checkpoint.dicts:
+        is_inside = path == loop.path and loop.node in job.scope.above(loop.path, node)
+        require(is_inside, "the checkpoint is written outside of the loop")
+        job.open(path).add_entry(node, "epoch", loop.node.target.id)
     return "epoch", 0
-
-
-def _find_start(job: Job, path: str, loop: Any, key: str) -> str:
-    """Return a name that has the number of the next epoch already; "" if there is none."""
-    function = job.scope.function(path, loop)
-    for binding in job.facts.tracer.bound:
-        number = binding.value.of if binding.value.kind == "shifted" else None
-        is_entry = number is not None and number.kind == "field" and number.key == key
-        is_next = is_entry and binding.value.offset == 1
-        is_here = binding.path == path and binding.function is function and "." not in binding.name
-        if is_next and is_here and job.scope.is_bound(binding.name, path, loop, function):
-            return binding.name
-    return ""
 
 
 def set_epoch(job: Job) -> None:
@@ -137,31 +113,28 @@ def set_epoch(job: Job) -> None:
     body = loop.node.body[0]
     number = _number_of(loop)
     try:
-        reached = job.scope.reach(sampler, loop.path, body)
-        text = f"{reached.name}.set_epoch({number})"
+        reached, owner = job.scope.reach(sampler, loop.path, body), ""
     except CannotEdit:
-        bound = job.facts.tracer.bound
-        loaders = [root(binding.value) for binding in bound if _reads_with(binding.value, sampler)]
-        reached = job.scope.reach(loaders[0], loop.path, body) if loaders else Reach("")
-        text = f"{reached.name}.sampler.set_epoch({number})"
-    if not reached.name:
-        raise CannotEdit("the sampler has no name in the function with the loop") from None
+        values = [root(binding.value) for binding in job.facts.tracer.bound]
+        loaders = [one for one in values if one.kind == "loader" and _get_sampler(one) is sampler]
+        require(loaders, "the sampler has no name in the function with the loop")
+        reached, owner = job.scope.reach(loaders[0], loop.path, body), ".sampler"
+    text = f"{reached.name}{owner}.set_epoch({number})"
     lines = [f"if {reached.guard}:", f"    {text}"] if reached.guard else [text]
     job.open(loop.path).insert_first(loop.node, lines)
-    job.notes.append("each epoch has another order now, also without a restart")
+    job.notes.append(_ORDER)
 
 
-def _reads_with(value: Value, sampler: Value) -> bool:
-    """Return whether a value is a loader with a sampler."""
-    return root(value).kind == "loader" and root(root(value).parts.get("sampler", Value())) is sampler
+def _get_sampler(loader: Value) -> Value:
+    return root(loader.parts.get("sampler", Value()))
 
 
 def _number_of(loop: Loop) -> str:
     """Return the name of the number of the epoch. Raises CannotEdit if the loop has none."""
     target = getattr(loop.node, "target", None)
-    if not isinstance(target, ast.Name) or loop.value is None:
-        raise CannotEdit("the loop has no number of the epoch")
-    return target.id
+    is_name = isinstance(target, ast.Name) and loop.value is not None
+    require(is_name, "the loop has no number of the epoch")
+    return str(target.id)  # type: ignore[union-attr]
 
 
 def vary_epoch(job: Job) -> None:
@@ -169,10 +142,10 @@ def vary_epoch(job: Job) -> None:
     event: Event = job.find("event")
     arguments = [*event.node.args, *[keyword.value for keyword in event.node.keywords]]
     loop: Loop = job.find("loop")
-    if event.path != loop.path or loop.node not in job.scope.above(event.path, event.node):
-        raise CannotEdit("set_epoch() is not called in the loop over epochs itself")
+    is_inside = event.path == loop.path and loop.node in job.scope.above(event.path, event.node)
+    require(is_inside, "set_epoch() is not called in the loop over epochs itself")
     job.open(event.path).replace(arguments[0], _number_of(loop))
-    job.notes.append("each epoch has another order now, also without a restart")
+    job.notes.append(_ORDER)
 
 
 def sort_listing(job: Job) -> None:
@@ -181,9 +154,7 @@ def sort_listing(job: Job) -> None:
     path = job.finding.path
     cls = job.scope.cls(path, node)
     # lint names the first one of a class
-    for call in ast.walk(cls):
-        if not isinstance(call, ast.Call) or not is_listing(call):
-            continue
+    for call in [part for part in ast.walk(cls) if isinstance(part, ast.Call) and is_listing(part)]:
         if call is node or isinstance(job.scope.parents[path][call], ast.Assign):
             end = ", key=lambda entry: entry.name)" if unparse(call.func).endswith("scandir") else ")"
             job.open(path).wrap(call, "sorted(", end)
@@ -203,14 +174,83 @@ def seed_order(job: Job) -> None:
     calls = [call for call in job.nodes_at(loader, ast.Call) if unparse(call.func).endswith("DataLoader")]
     scope, path = job.scope, loop.path
     is_one = len(calls) == 1 and loader.path == path
-    if not is_one or scope.function(path, calls[0]) is not scope.function(path, loop.node):
-        raise CannotEdit("the loader is not made in one call in the function with the loop")
+    is_one = is_one and scope.function(path, calls[0]) is scope.function(path, loop.node)
+    require(is_one, "the loader is not made in one call in the function with the loop")
     script, made = job.open(path), scope.statement(path, calls[0])
     torch = script.imported("torch")
-    block = scope.block(path, made)
-    if not torch or "order" in script.find_bound() or loop.node not in block or made not in block:
-        raise CannotEdit("the loader may not be bound, or a name of the repair has another meaning")
+    is_bound = {made, loop.node} <= {*scope.block(path, made)}
+    is_free = torch and "order" not in script.find_bound()
+    require(is_free and is_bound, "the loader may not be bound, or a name of the repair has another meaning")
     script.add_argument(calls[0], "generator=order")
     script.insert_before(made, [f"order = {torch}.Generator()"])
     script.insert_first(loop.node, [f"order.manual_seed({number})"])
     job.notes.append("each epoch has the order of its number now, also without a restart")
+
+
+def save_at_sigterm(job: Job) -> None:
+    """Save at the end of the epoch in which SIGTERM comes, and exit (R801)."""
+    facts = job.facts
+    is_one = not is_distributed(facts) and len(facts.loops) == 1 and facts.fullest_save is not None
+    require(is_one, "the processes would have to agree on the epoch after which they exit")
+    # of the calls that write the whole checkpoint, the one that the fewest tests decide about
+    whole = facts.fullest_save.event.node  # type: ignore[union-attr]
+    calls = [one.event for one in facts.training_saves if one.event.node is whole]
+    save: Event = min(calls, key=lambda one: len(one.conditions))
+    loop = save.loops[0]
+    inside = list_in_body(job, loop, save)
+    inside = [part for part in inside if isinstance(part, ast.Expr)] or inside
+    last = loop.node.body[-1]
+    is_ended = isinstance(last, ast.Break | ast.Continue | ast.Return | ast.Raise)
+    reason = "the place of the save in the loop is not known, or the epoch does not end there"
+    require(inside and not is_ended, reason)
+    # the tests between the loop and the save
+    depth = min(len(one.conditions) for one in facts.events if one.loops[:1] == (loop,))
+    tests = [one for one in save.conditions[depth:] if isinstance(one.node, ast.If)]
+    script = job.open(loop.path)
+    test = tests[0].node.test if len(tests) == 1 and tests[0].node in inside and tests[0].is_true else None
+    # `if args.save and epoch % 5 == 0` may mean that nothing is to be saved
+    is_rhythm = isinstance(test, ast.Compare) or isinstance(getattr(test, "op", None), ast.Or)
+    must_stop = "sigterm.is_set()"
+    if test is not None and is_rhythm and is_modulo(test):
+        # the flag is read once in an epoch: a signal after the test waits for the next one
+        script.wrap(test, "(", ") or must_stop")
+        script.insert_before(tests[0].node, [f"must_stop = {must_stop}"])
+        must_stop = "must_stop"
+    else:
+        require(not tests, "a condition decides whether an epoch is saved")
+    signal, system, threading = (script.add_import(name) for name in ("signal", "sys", "threading"))
+    is_free = not {"sigterm", "must_stop"} & script.find_bound()
+    require(is_free, "the names sigterm and must_stop have another meaning here")
+    handler = f"{signal}.signal({signal}.SIGTERM, lambda *_: sigterm.set())"
+    comment = "# SIGTERM: save at the end of the epoch, and exit"
+    script.insert_before(loop.node, [comment, f"sigterm = {threading}.Event()", handler])
+    script.insert_after(last, [f"if {must_stop}:", f"    {system}.exit(128 + {signal}.SIGTERM)"])
+
+
+def save_after_step(job: Job) -> None:
+    """Save after a step of the optimizer (R602)."""
+    save, step = job.find("save"), job.find("step")
+    scope = job.scope
+    tests = [one for one in step.conditions if isinstance(one.node, ast.If)]
+    around: Any = scope.parents[save.path][scope.statement(save.path, save.node)]
+    is_tested = isinstance(around, ast.If) and not around.orelse
+    is_one_loop = save.path == step.path and tests and is_tested
+    require(is_one_loop, "the tests of the step and of the save are not in one loop")
+    test = tests[-1]
+    names = {part.id for part in ast.walk(test.node.test) if isinstance(part, ast.Name)}
+    inner = save.loops[-1]
+    body = inner.node.body
+    changed = list_stored(node for statement in body for node in ast.walk(statement))
+    is_in_body = inner.node is step.loops[-1].node and test.node in body and around in body
+    is_same = is_in_body and not names & changed
+    require(is_same, "the test of the step may have another result where the script saves")
+    script = job.open(save.path)
+    is_free = "save_is_due" not in script.find_bound()
+    require(is_free, "the name save_is_due has another meaning here")
+    text = unparse(test.node.test) if test.is_true else f"not ({unparse(test.node.test)})"
+    text = f"({text})" if isinstance(test.node.test, ast.BoolOp) and test.is_true else text
+    script.insert_before(inner.node, ["save_is_due = False"])
+    script.insert_before(around, [f"save_is_due = save_is_due or {unparse(around.test)}"])
+    script.replace(around.test, f"save_is_due and {text}")
+    script.insert_first(around, ["save_is_due = False"])
+    job.notes.append("the checkpoint is saved at the next step of the optimizer")

@@ -6,11 +6,9 @@ import re
 from typing import Any
 
 from bootfile.fix.checkpoint import Job
-from bootfile.fix.edits import Script
-from bootfile.fix.places import CannotEdit
+from bootfile.fix.edits import Script, require
 from bootfile.lint.record import Event
 from bootfile.lint.sources import unparse
-from bootfile.lint.values import root
 
 _MOVES = re.compile(r"\bos\.(replace|rename|remove|fsync)\(|\bshutil\.|\.(rename|replace)\(")
 _SHARDED = r"fully_shard|FullyShardedDataParallel|FSDP|deepspeed"
@@ -22,22 +20,23 @@ def write_whole(job: Job) -> None:
     save: Event = job.find("save")
     statement = job.scope.statement(save.path, save.node)
     is_alone = isinstance(statement, ast.Expr) and statement.value is save.node and save.text == "torch.save"
-    if not is_alone or len(save.node.args) != 2 or save.node.keywords:
-        raise CannotEdit("the checkpoint is not written by torch.save(object, path) in a line of its own")
+    is_plain = is_alone and len(save.node.args) == 2 and not save.node.keywords
+    require(is_plain, "the checkpoint is not written by torch.save(object, path) in a line of its own")
     script, suffix = job.open(save.path), ""
     is_of_node = any("%" in part.text and "rank" in part.text for part in save.conditions)
     # several processes write the file: each has a temporary file of its own
     if is_of_node or (job.facts.is_distributed() and not save.conditions):
-        if job.facts.imports(r"\b(horovod|torch_xla)\b"):
-            raise CannotEdit("several processes write the file, and their ranks are not those of torch")
-        dist = _find_distributed(script)
+        dist = _find_distributed(job, script)
         suffix = f"{{{dist}.get_rank() if {dist}.is_initialized() else 0}}"
     os_name = script.add_import("os")
     path: Any = save.node.args[1]
     target = script.source(path)
-    if "\n" in target:
-        raise CannotEdit("the path has several lines")
-    final_path, new_path, new_file = _choose_names(script)
+    require("\n" not in target, "the path has several lines")
+    # names that the script does not have yet: those of its first file have no number
+    names, bound = ["final_path", "new_path", "new_file"], script.find_bound()
+    endings = ["", *[f"_{number}" for number in range(2, len(bound) + 3)]]
+    ending = next(one for one in endings if not bound & {name + one for name in names})
+    final_path, new_path, new_file = (name + ending for name in names)
     if not isinstance(path, ast.Name | ast.Attribute | ast.Constant):
         script.insert_before(statement, [f"{final_path} = {target}"])
         target = final_path
@@ -52,29 +51,17 @@ def write_whole(job: Job) -> None:
     script.insert_after(statement, [*synced, f"{os_name}.replace({new_path}, {target})"])
 
 
-def _choose_names(script: Script) -> list[str]:
-    """Return names for a path, for another one and for a file, which the script does not have yet."""
-    names, bound = ["final_path", "new_path", "new_file"], script.find_bound()
-    for number in itertools.count(2):
-        if not bound & {*names}:
-            break
-        names = [f"final_path_{number}", f"new_path_{number}", f"new_file_{number}"]
-    return names
-
-
 def choose_by_number(job: Job) -> None:
     """Compare the numbers in the names of checkpoints (R502)."""
     load: Event = job.find("load")
-    tree = job.scope.trees[load.path]
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and not node.keywords]
+    calls = [node for node in job.facts.nodes(load.path, ast.Call) if not node.keywords]
     sorts = [node for node in calls if _compares(node)]
     # the one that leads to the load: the line of the listing or of a name that is made of it
     listed = job.find("value")
     near = [node for node in sorts if node.lineno >= listed.line]
     # if a line has two of these calls, sorted() or max() and not .sort()
     near.sort(key=lambda node: unparse(node.func) not in ("sorted", "max"))
-    if not near or listed.path != load.path:
-        raise CannotEdit("the call that sorts the names is not found")
+    require(near and listed.path == load.path, "the call that sorts the names is not found")
     script = job.open(load.path)
     nearest = min(near, key=lambda node: node.lineno - listed.line)
     script.add_argument(nearest, _NUMBERS.format(script.add_import("re")))
@@ -89,72 +76,48 @@ def write_on_rank_0(job: Job) -> None:
     """Write a file on rank 0 only (R503)."""
     save: Event = job.find("save")
     scope, path = job.scope, save.path
-    if job.facts.imports(_SHARDED) or job.facts.calls(_SHARDED):
-        raise CannotEdit("a sharded model may be saved by all ranks together")
+    is_sharded = job.facts.imports(_SHARDED) or job.facts.calls(_SHARDED)
+    require(not is_sharded, "a sharded model may be saved by all ranks together")
     script = job.open(path)
-    dist = _find_distributed(script)
+    dist = _find_distributed(job, script)
     first: Any = scope.statement(path, save.node)
     while isinstance(around := scope.parents[path][first], ast.With) and "open(" in unparse(around.items[0]):
         first = around
     block = scope.block(path, first)
-    last = block[block.index(first)]
     # what renames the file comes after it, and would fail on the other ranks
-    for statement in block[block.index(first) + 1 :]:
-        if not _MOVES.search(unparse(statement)):
-            break
-        last = statement
-    rank = _find_rank(job, path, first)
-    script.guard(
-        first,
-        last,
-        f"if {rank} == 0:" if rank else f"if not {dist}.is_initialized() or {dist}.get_rank() == 0:",
-    )
-    if not script.is_first(first):
-        raise CannotEdit("the line has other statements, too")
+    later = itertools.takewhile(lambda part: _MOVES.search(unparse(part)), block[block.index(first) + 1 :])
+    last = [first, *later][-1]
+    script.guard(first, last, f"if not {dist}.is_initialized() or {dist}.get_rank() == 0:")
 
 
-def _find_distributed(script: Script) -> str:
-    """Return the name of torch.distributed. Raises CannotEdit if the file does not import torch."""
+def _find_distributed(job: Job, script: Script) -> str:
+    """Return the name of torch.distributed. Raises CannotEdit if the ranks may be those of another package,
+    or if the file does not import torch."""
+    is_of_torch = not job.facts.imports(r"\b(horovod|torch_xla)\b")
+    require(is_of_torch, "several processes write the file, and their ranks are not those of torch")
     torch = script.imported("torch")
-    if not torch:
-        raise CannotEdit("torch is not imported by its name")
+    require(torch, "torch is not imported by its name")
     return script.imported("torch.distributed") or f"{torch}.distributed"
-
-
-def _find_rank(job: Job, path: str, node: ast.AST) -> str:
-    """Return a name that is the rank of the process in each case; "" if there is none."""
-    for one in job.facts.tracer.bound:
-        value = root(one.value)
-        if value.kind == "rank" and "local" not in one.name and one.path == path and "." not in one.name:
-            try:
-                reach = job.scope.reach(value, path, node)
-            except CannotEdit:
-                continue
-            return reach.name if not reach.guard and "local" not in reach.name else ""
-    return ""
 
 
 def read_whole(job: Job) -> None:
     """Let torch.load() read a file of the script itself (R506)."""
     event: Event = job.find("event")
     job.open(event.path).add_argument(event.node, "weights_only=False")
-    job.notes.append(
-        "torch.load() with weights_only=False runs code of the file: load only files that you trust"
-    )
+    note = "torch.load() with weights_only=False runs code of the file: load only files that you trust"
+    job.notes.append(note)
 
 
 def rename_entries(job: Job) -> None:
     """Load the weights of a wrapped model into the bare one, or the other way round (R601)."""
     load: Event = job.find("load")
-    saved, loaded = ("module." in job.finding.message, load.text.partition(":")[2])
+    loaded = load.text.partition(":")[2]
     script = job.open(load.path)
     prefix = next((one for one in ("_orig_mod.", "module.") if one in job.finding.message), "")
-    given = load.node.args[0] if load.node.args else None
     if loaded:
         called = load.node.func.value
         script.wrap(called, "getattr(", f', "{loaded.rstrip(".")}", {script.source(called)})')
-    elif prefix and saved is not None and given is not None:
-        before = f'{{name.removeprefix("{prefix}"): part for name, part in '
-        script.wrap(given, before, ".items()}")
-    else:
-        raise CannotEdit("the names of the weights are not known")
+        return
+    require(prefix and load.node.args, "the names of the weights are not known")
+    before = f'{{name.removeprefix("{prefix}"): part for name, part in '
+    script.wrap(load.node.args[0], before, ".items()}")

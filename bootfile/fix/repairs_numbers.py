@@ -1,20 +1,19 @@
 """Repairs of numbers that the loop carries from one epoch to the next: counters and best results."""
 
 import ast
-import re
 from typing import Any, NamedTuple
 
 from bootfile.fix.checkpoint import (
     Job,
-    add_entry,
     check_order,
     find_checkpoint,
     find_moment,
     list_calls,
     load_before_loop,
     load_entry,
+    pass_argument,
 )
-from bootfile.fix.places import CannotEdit
+from bootfile.fix.edits import CannotEdit, require
 from bootfile.fix.scope import PLAIN, Reach, list_local
 from bootfile.lint.sources import unparse
 from bootfile.lint.values import root
@@ -48,64 +47,57 @@ def save_number(job: Job) -> None:
     name = unparse(targets[0]) if targets[0] is not None else getattr(event, "label", "")
     is_best = job.finding.rule == "R108"
     is_set = is_best and isinstance(event.node, ast.Assign)
-    if not name.replace(".", "").isidentifier():
-        raise CannotEdit("it is not a number that a statement of the loop sets")
-    if root(job.find("value")).kind not in ("const", "counter") and not is_set:
-        raise CannotEdit("it is not a number that a statement of the loop sets")
+    is_number = root(job.find("value")).kind in ("const", "counter") or is_set
+    is_name = name.replace(".", "").isidentifier()
+    require(is_name and is_number, "it is not a number that a statement of the loop sets")
     checkpoint = find_checkpoint(job)
-    is_shared = any(name in node.names for node in job.facts.nodes(event.path, ast.Global))
+    is_shared = name in job.scope.shared(event.path)
     home = None if is_shared else job.scope.function(event.path, event.node)
     # a number of NumPy is more than torch.load() accepts
     number = Number(name, event.path, home, name.rpartition(".")[2], "float({})" if is_best else "{}")
     parts = job.facts.nodes(event.path, ast.Attribute)
-    if is_best and any(unparse(part.value) == name for part in parts):
-        raise CannotEdit(f"{name} is more than a number")
-    later: list[ast.AST] = []
-    for place in checkpoint.dicts:
-        later += _save(job, number, place)
+    is_more = is_best and any(unparse(part.value) == name for part in parts)
+    require(not is_more, f"{name} is more than a number")
+    later = [node for place in checkpoint.dicts for node in _save(job, number, place)]
     moment = find_moment(job, checkpoint)
     last = max(other.order for other in job.facts.events if job.facts.is_in_training(other))
     bound = [one for one in job.facts.tracer.bound if one.name == name and one.path == event.path]
     same = [one for one in bound if is_shared or "." in name or one.function is home]
-    left = [one.node for one in same if moment < one.order <= last and one.node not in later]
-    if left:
-        raise CannotEdit(f"{name} changes in line {left[0].lineno}, after the checkpoint is saved")
+    for one in same:
+        is_late = moment < one.order <= last and one.node not in later
+        require(not is_late, f"{name} changes in line {one.node.lineno}, after the checkpoint is saved")
     # an earlier value is in the file, and loaded
     has_it = all(number.key in saved.parts for _, _, saved in checkpoint.dicts)
     if later and has_it and job.facts.is_read(number.key):
         return
-    path, anchor = checkpoint.path, checkpoint.anchor
     try:
         check_order(job, checkpoint, same)
-        _check_written(job, number, path, anchor)
+        _check_place(job, number, checkpoint.path, checkpoint.anchor, is_set=True)
         load_entry(job, checkpoint, Reach(name), number.key, f"{name} = {{}}")
     except CannotEdit:
         loop = job.facts.loops[0]
-        _check_written(job, number, loop.path, loop.node)
+        _check_place(job, number, loop.path, loop.node, is_set=True)
         load_before_loop(job, checkpoint, "", number.key, [f"{name} = {{}}"])
 
 
-def _check_written(job: Job, number: Number, path: str, node: Any) -> None:
-    """Raise CannotEdit if a statement at a place does not set the number, or if it is not bound there."""
+def _check_place(job: Job, number: Number, path: str, node: Any, is_set: bool = False) -> None:
+    """Raise CannotEdit if a number is not bound at a place by its name. is_set: if a statement there does not
+    set it either."""
     here = job.scope.function(path, node)
-    is_shared = number.home is None and here is not None and number.name not in _list_set(here)
-    is_same = here is number.home or "." in number.name
-    if path != number.path or is_shared or not (is_same or number.home is None):
-        raise CannotEdit(f"{number.name} is not a name of the function with line {node.lineno}")
-    if not job.scope.is_bound(number.name, path, node, number.home):
-        raise CannotEdit(f"{number.name} may not be bound in line {node.lineno}")
-
-
-def _list_set(function: Any) -> set[str]:
-    """Return the names of the module that a function sets."""
-    return {name for node in ast.walk(function) if isinstance(node, ast.Global) for name in node.names}
+    is_visible = here is number.home or "." in number.name
+    if number.home is None and here is not None:
+        nodes = [part for part in ast.walk(here) if isinstance(part, ast.Global)]
+        is_shared = any(number.name in part.names for part in nodes)
+        is_visible = is_shared or not (is_set or number.name in list_local(here))
+    is_here = path == number.path and is_visible
+    is_bound = is_here and job.scope.is_bound(number.name, path, node, number.home)
+    require(is_bound, f"{number.name} may not be bound in line {node.lineno}")
 
 
 def _save(job: Job, number: Number, place: Any) -> list[ast.AST]:
     """Add a number to a dict that is saved, or its value of this epoch if the dict has an earlier one. Return
     the statements that set it later in the epoch."""
     path, node, saved = place
-    here = job.scope.function(path, node)
     if number.key in saved.parts:
         pairs = zip(node.keys, node.values, strict=True) if isinstance(node, ast.Dict) else ()
         values = [value for key, value in pairs if getattr(key, "value", None) == number.key]
@@ -115,35 +107,29 @@ def _save(job: Job, number: Number, place: Any) -> list[ast.AST]:
         if text != number.name:
             job.open(path).replace(values[0], number.form.format(text))
         return later
-    is_same = here is number.home or "." in number.name
-    is_of_module = number.home is None and (here is None or number.name not in list_local(here))
-    is_here = path == number.path and (is_same or is_of_module)
-    if not is_here or not job.scope.is_bound(number.name, path, node, number.home):
-        return _pass(job, number, place)
+    try:
+        _check_place(job, number, path, node)
+    except CannotEdit:
+        return _pass(job, number, path, node)
     text, later = _read(job, number, path, node)
-    add_entry(job, place, number.key, number.form.format(text))
+    job.open(path).add_entry(node, number.key, number.form.format(text))
     return later
 
 
-def _pass(job: Job, number: Number, place: Any) -> list[ast.AST]:
+def _pass(job: Job, number: Number, path: str, node: Any) -> list[ast.AST]:
     """Give a number to the function that saves, as a further argument of each call."""
-    path, node, _ = place
     function, key = job.scope.function(path, node), number.key
-    if function is None or key in list_local(function):
-        raise CannotEdit(f"{number.name} may not be bound in line {node.lineno}")
-    later = []
+    is_free = function is not None and key not in list_local(function)
+    require(is_free, f"{number.name} may not be bound in line {node.lineno}")
+    later: list[ast.AST] = []
+    texts = {}
     for caller, call in list_calls(job, function):
-        is_home = job.scope.function(caller, call) is number.home or "." in number.name
-        is_bound = is_home and job.scope.is_bound(number.name, caller, call, number.home)
-        if caller != number.path or not is_bound:
-            raise CannotEdit(f"{number.name} may not be bound in line {call.lineno}, which saves")
+        _check_place(job, number, caller, call)
         text, stores = _read(job, number, caller, call)
         later += stores
-        job.open(caller).add_argument(call, f"{key}={number.form.format(text)}")
-    if (function, key) not in job.passed:
-        job.passed.add((function, key))
-        job.open(path).add_parameter(function, f"{key}=None")
-    add_entry(job, place, key, key)
+        texts[caller, call] = number.form.format(text)
+    pass_argument(job, path, function, key, texts)
+    job.open(path).add_entry(node, key, key)
     return later
 
 
@@ -157,26 +143,20 @@ def _read(job: Job, number: Number, path: str, node: Any) -> tuple[str, list[ast
     loops = [part for part in around if isinstance(part, ast.For | ast.While)]
     inside = [part for part in ast.walk(loops[-1] if loops else around[-1]) if hasattr(part, "lineno")]
     after = [part for part in inside if part.lineno > statement.end_lineno]
+    sets = [part for part in after if isinstance(part, ast.Assign | ast.AugAssign | ast.AnnAssign)]
     stores: list[tuple[Any, list[Test]]] = []
     others: list[ast.AST] = []  # in other branches
-    for store in after:
-        is_set = isinstance(store, ast.Assign | ast.AugAssign | ast.AnnAssign)
-        target = (getattr(store, "targets", None) or [getattr(store, "target", None)])[0]
-        if is_set and unparse(target) == number.name and scope.function(path, store) is here:
+    for store in sets:
+        target = store.targets[0] if isinstance(store, ast.Assign) else store.target
+        if unparse(target) == number.name and scope.function(path, store) is here:
             tests = _list_tests(job, path, store, around)
             stores += [(store, tests)] if tests is not None else []
             others += [store] if tests is None else []
     if not stores:
         return number.name, others
-    problem = CannotEdit(
-        f"{number.name} changes in line {stores[0][0].lineno}, after the checkpoint is saved"
-    )
-    news = [unparse(store.value) for store, _ in stores]
-    for place, (store, _) in enumerate(stores):
-        if isinstance(store.value, ast.IfExp):
-            raise problem
-        if isinstance(store, ast.AugAssign):
-            news[place] = unparse(ast.BinOp(store.target, store.op, store.value))
+    reason = f"{number.name} changes in line {stores[0][0].lineno}, after the checkpoint is saved"
+    news = [_write_value(store) for store, _ in stores]
+    is_plain = not any(isinstance(store.value, ast.IfExp) for store, _ in stores)
     tests, last = stores[0][1], stores[-1][0].lineno
     otherwise = number.name
     if len(stores) == 2 and len(tests) == 1 and stores[1][1] == [Test(tests[0].node, not tests[0].is_true)]:
@@ -189,33 +169,28 @@ def _read(job: Job, number: Number, path: str, node: Any) -> tuple[str, list[ast
     is_known = _is_known(job, path, node, asked, [part for part in after if part.lineno < line], number)
     between = [part for part in after if part.lineno < last]
     is_known &= all(_is_known(job, path, node, text, between, number) for text in (*news, otherwise))
-    if len(news) != 1 or is_left or not is_known:
-        raise problem
+    require(len(news) == 1 and is_plain and is_known and not is_left, reason)
     text = f"{news[0]} if {asked} else {otherwise}" if tests else news[0]
     return text, [*others, *[store for store, _ in stores]]
+
+
+def _write_value(store: Any) -> str:
+    """Return the value that an assignment such as `a = b` or `a += b` sets."""
+    is_sum = isinstance(store, ast.AugAssign)
+    return unparse(ast.BinOp(store.target, store.op, store.value) if is_sum else store.value)
 
 
 def _is_known(job: Job, path: str, node: Any, text: str, between: list[Any], number: Number) -> bool:
     """Return whether an expression has its value at a place already, before the nodes between."""
     here = job.scope.function(path, node)
     parts = [*ast.walk(ast.parse(text or "0", mode="eval").body)]
-    names = {part.id for part in parts if isinstance(part, ast.Name)} - {number.name, *_FUNCTIONS}
     calls = {unparse(part.func) for part in parts if isinstance(part, ast.Call)}
-    stored = [part for part in between if isinstance(getattr(part, "ctx", None), ast.Store)]
-    changed = {unparse(part) for part in stored} - {number.name}
     is_plain = all(isinstance(part, _COMPUTED) for part in parts) and calls <= {*_FUNCTIONS}
-    # a call may change an object that it gets, or whose method it is, and a global of its module
-    made = [part for part in between if isinstance(part, ast.Call) and unparse(part.func) != "print"]
-    named = {part.id for call in made for part in ast.walk(call) if isinstance(part, ast.Name)}
-    named |= {re.split(r"[.\[]", unparse(part))[0] for part in stored if not isinstance(part, ast.Name)}
-    held = [part for part in parts if isinstance(part, ast.Attribute | ast.Subscript)]
-    held = [part for part in held if unparse(part) != number.name]
-    read = {part.id for one in held for part in ast.walk(one) if isinstance(part, ast.Name)}
-    shared = {name for one in job.facts.nodes(path, ast.Global) for name in one.names}
-    is_plain &= not read & named and not (made and names & shared)
+    parts = [part for part in parts if unparse(part) not in (number.name, *_FUNCTIONS)]
+    names = {part.id for part in parts if isinstance(part, ast.Name)}
     local = names if here is None else names & list_local(here)
     is_bound = all(job.scope.is_bound(one, path, node, here) for one in local)
-    return is_plain and is_bound and not changed & {unparse(part) for part in parts}
+    return is_plain and is_bound and not job.scope.may_change(path, parts, between)
 
 
 def _list_tests(job: Job, path: str, store: Any, around: list[Any]) -> list[Test] | None:

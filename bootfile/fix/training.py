@@ -5,8 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from bootfile.fix.edits import Script
-from bootfile.fix.places import CannotEdit
+from bootfile.fix.edits import CannotEdit, Script, require
 from bootfile.lint import sources
 from bootfile.lint.epoch_loop import OtherForm, explain_loader, find_epoch_loop
 from bootfile.lint.facts import Facts
@@ -14,14 +13,6 @@ from bootfile.lint.record import Function
 from bootfile.lint.trace import Tracer
 from bootfile.lint.values import Loop, Value, root
 from bootfile.lint.walk import list_parameter_owners
-
-
-class CannotPlace(Exception):
-    """The script has a form that is not known. lines: what cannot be placed, each with its place."""
-
-    def __init__(self, *lines: str):
-        super().__init__("; ".join(lines))
-        self.lines = [*lines]
 
 
 class Place(NamedTuple):
@@ -45,10 +36,9 @@ class _Recorder(Tracer):
     def _call_function(self, function: Function, args: Any, named: Any, node: Any) -> Value:
         self._calls.append((function.node, node))
         self.entered.setdefault(function.node, set()).add(node)
-        try:
-            return super()._call_function(function, args, named, node)
-        finally:
-            self._calls.pop()
+        value = super()._call_function(function, args, named, node)
+        self._calls.pop()
+        return value
 
     def open_loop(self, node: Any, iterated: Value) -> Loop:
         loop = super().open_loop(node, iterated)
@@ -64,7 +54,7 @@ class Training:
 
     outer, inner: the places of the loops over epochs and over batches, whose statements are epochs and
     batches. loader, models, optimizers: the values of the objects that train. calls: the functions between
-    the loops, each with its call. Raises CannotPlace, and BadInput if lint cannot read the file.
+    the loops, each with its call. Raises CannotEdit, and BadInput if lint cannot read the file.
     """
 
     def __init__(self, script: Script):
@@ -74,12 +64,11 @@ class Training:
         self.tracer = _Recorder(source, sources.Project(script.path))
         self.tracer.run()
         self.facts = Facts(self.tracer)
-        if not self.tracer.is_whole:
-            raise CannotPlace("the script is too large to be read to its end")
+        require(self.tracer.is_whole, "the script is too large to be read to its end")
         try:
             found = find_epoch_loop(self.facts)
         except OtherForm as error:
-            raise CannotPlace(str(error)) from error
+            raise CannotEdit(str(error)) from error
         loops = [found.epochs, found.batches]
         self.epochs: Any = loops[0].node
         self.batches: Any = loops[1].node
@@ -95,15 +84,13 @@ class Training:
         self.notes: list[str] = []
 
     def run(self) -> list[str]:
-        """Plan the edits, and return notes for the user. Raises CannotPlace, without an edit."""
-        mark = self.script.mark()
+        """Plan the edits, and return notes for the user. Raises CannotEdit."""
         try:
             self.plan()
-        except (CannotPlace, CannotEdit) as error:
-            self.missing += getattr(error, "lines", [str(error)])
+        except CannotEdit as error:
+            self.missing += error.lines
         if self.missing:
-            self.script.rollback(mark)
-            raise CannotPlace(*dict.fromkeys(self.missing))
+            raise CannotEdit(*dict.fromkeys(self.missing))
         return self.notes
 
     def plan(self) -> None:
@@ -113,6 +100,11 @@ class Training:
         """Note what cannot be placed. node: of the syntax tree, or an event."""
         self.missing.append(f"line {getattr(node, 'lineno', 0) or node.line}: {text}")
 
+    def expect(self, condition: Any, node: Any, text: str) -> None:
+        """Note what cannot be placed if a condition is not met."""
+        if not condition:
+            self.miss(node, text)
+
     def check_loader(self) -> None:
         """Note a loader that is not a DataLoader of torch, or whose order is not known."""
         for text in explain_loader(self.facts, self.loader):
@@ -120,7 +112,7 @@ class Training:
 
     def find(self, place: Place, wanted: Value) -> tuple[str, Value]:
         """Return (how an object is written at a place, its value there, such as a wrapper). Raises
-        CannotPlace if it has no name there."""
+        CannotEdit if it has no name there."""
         found: dict[str, Value] = {}
         for name, value in place.names.items():
             written = {name: value}
@@ -131,9 +123,8 @@ class Training:
             for text, part in written.items():
                 if root(part) is wanted:
                     found.setdefault(text, part)
-        if not found:
-            line = (self.epochs if place is self.outer else self.batches).lineno
-            raise CannotPlace(f"line {line}: no name of the {wanted.kind} {wanted.label} is known here")
+        line = (self.epochs if place is self.outer else self.batches).lineno
+        require(found, f"line {line}: no name of the {wanted.kind} {wanted.label} is known here")
 
         def rank(text: str) -> tuple[bool, bool]:
             return re.split(r"[.\[]", text)[0] in place.local, text == wanted.label
@@ -160,16 +151,14 @@ def walk_own(body: list[ast.stmt], *without: Any) -> Iterator[ast.AST]:
 
 
 def last_import(script: Script) -> ast.stmt:
-    """Return the last import at the top of a file, above its blocks. Raises CannotPlace if there is none."""
+    """Return the last import at the top of a file, above its blocks. Raises CannotEdit if there is none."""
     above = script.text.partition("\n###")[0].count("\n") + 1
     last = None
-    for node in script.tree.body:
-        if node.lineno > above:
-            break
+    for node in [node for node in script.tree.body if node.lineno <= above]:
         if isinstance(node, ast.Import | ast.ImportFrom):
             last = node
         elif last is not None and not isinstance(node, ast.Expr | ast.If | ast.Try | ast.Assign):
             break
     if last is None:
-        raise CannotPlace("expected imports at the top of the file")
+        raise CannotEdit("expected imports at the top of the file")
     return last

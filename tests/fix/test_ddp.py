@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from bootfile.fix.ddp import make_distributed
-from bootfile.fix.edits import Script
 from bootfile.fix.exact_loop import make_exact
 from tests.conftest import ROOT, environment, free_port
-from tests.fix.loops import CLASS, HELPER, MAIN, MODULE, SCRIPTS, describe, refuse, run_all
+from tests.fix.loops import CLASS, HELPER, MAIN, MODULE, SCRIPTS, change, describe, is_equal, refuse, run_all
 from tests.support.marks import DISTRIBUTED, strip
 
 pytestmark = pytest.mark.rounding
@@ -28,31 +27,11 @@ for old, new in [
 FIXED = SCRIPTS | {"writes": _WRITES}
 
 
-def fix(folder, text):
-    """Return the text of a script with its blocks."""
-    path = folder / "train.py"
-    path.write_bytes(text.encode())
-    script = Script(str(path), path.read_bytes())
-    make_distributed(script)
-    return script.render().decode()
-
-
 def start_two(folder, *arguments, **options):
     """Return the runs of two processes of a script."""
     meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    return [
-        describe(
-            folder,
-            "train.py",
-            *arguments,
-            log=f"log{rank}.txt",
-            RANK=rank,
-            LOCAL_RANK=rank,
-            **meeting,
-            **options,
-        )
-        for rank in "01"
-    ]
+    ranks = [{"log": f"log{rank}.txt", "RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
+    return [describe(folder, "train.py", *arguments, **rank, **meeting, **options) for rank in ranks]
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +42,7 @@ def runs(tmp_path_factory):
     for name, text in FIXED.items():
         folder = root / f"{name}_two"
         folder.mkdir()
-        (folder / "train.py").write_text(fix(folder, text))
+        (folder / "train.py").write_text(change(make_distributed, folder, text))
         arguments = ("weights.pt", "--ordered") if name in ("main", "writes") else ("weights.pt",)
         groups.append(start_two(folder, *arguments))
     folder = root / "main_one"
@@ -99,7 +78,7 @@ def test_only_rank_0_writes_to_a_file_that_the_script_opens(runs):
 
 @pytest.mark.parametrize("name", FIXED)
 def test_without_its_blocks_it_is_the_script(name, tmp_path):
-    new = fix(tmp_path, FIXED[name])
+    new = change(make_distributed, tmp_path, FIXED[name])
     assert strip(new, DISTRIBUTED) == FIXED[name]
     # the command of jobs/README.md
     command = re.search(
@@ -116,7 +95,7 @@ def test_without_its_blocks_it_is_the_script(name, tmp_path):
 @pytest.mark.parametrize("end", ["\r\n", "\n"])
 def test_line_ends_and_a_last_line_without_one_stay(end, tmp_path):
     text = MODULE.rstrip("\n").replace("\n", end)
-    assert strip(fix(tmp_path, text).replace("###\r\n", "###\n"), DISTRIBUTED).replace(
+    assert strip(change(make_distributed, tmp_path, text).replace("###\r\n", "###\n"), DISTRIBUTED).replace(
         "\r", ""
     ) == text.replace("\r", "")
 
@@ -155,25 +134,21 @@ def test_both_changes_together_continue_exactly(tmp_path):
     for name in ("whole", "killed"):
         folder = tmp_path / name
         folder.mkdir()
-        (folder / "train.py").write_text(fix(folder, MODULE))
-        script = Script(str(folder / "train.py"), (folder / "train.py").read_bytes())
-        make_exact(script)
-        new = script.render()
-        (folder / "train.py").write_bytes(new)
+        new = change(make_exact, folder, change(make_distributed, folder, MODULE))
+        (folder / "train.py").write_text(new)
         # the blocks stay blocks
-        (folder / "one.py").write_text(strip(new.decode(), DISTRIBUTED))
-        assert "from bootfile import" in (folder / "one.py").read_text()
+        assert "from bootfile import" in strip(new, DISTRIBUTED)
         if name == "killed":
             groups.append(start_two(folder, "weights.pt", step=13, signal=signal.SIGTERM))
         groups.append(start_two(folder, "weights.pt"))
     assert run_all(groups) == [[0, 0], [143, 143], [0, 0]]
     whole, killed = (torch.load(tmp_path / name / "weights.pt") for name in ("whole", "killed"))
-    assert all(torch.equal(whole[key], killed[key]) for key in whole)
+    assert is_equal(whole, killed)
 
 
 @pytest.mark.thorough
 def test_torchrun_starts_it(tmp_path):
-    (tmp_path / "ddp.py").write_text(fix(tmp_path, MODULE))
+    (tmp_path / "ddp.py").write_text(change(make_distributed, tmp_path, MODULE))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "ddp.py", "weights.pt"]
     shown = subprocess.run(
         command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300

@@ -9,7 +9,7 @@ import torch
 from bootfile.fix import cli
 from bootfile.fix.edits import Script
 from bootfile.fix.exact_loop import make_exact
-from tests.fix.loops import CLASS, HELPER, MAIN, MODULE, SCRIPTS, describe, refuse, run_all
+from tests.fix.loops import CLASS, HELPER, MAIN, MODULE, SCRIPTS, change, describe, is_equal, refuse, run_all
 
 pytestmark = pytest.mark.rounding
 
@@ -36,15 +36,6 @@ start = state["epoch"] + 1
 """
 
 
-def fix(folder, text):
-    """Return the text of a script after the fix."""
-    path = folder / "train.py"
-    path.write_text(text)
-    script = Script(str(path), path.read_bytes())
-    make_exact(script)
-    return script.render().decode()
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Return the folder of all runs: each script without a kill ("whole"), and stopped at step 13 and killed
@@ -55,7 +46,7 @@ def runs(tmp_path_factory):
         for kind in ("whole",) if name == "by_hand" else ("whole", "killed"):
             folder = root / f"{name}_{kind}"
             folder.mkdir()
-            new = text if name == "by_hand" else fix(folder, text)
+            new = text if name == "by_hand" else change(make_exact, folder, text)
             (folder / "train.py").write_text(new)
             command = (folder, "train.py", "weights.pt")
             if kind == "killed":
@@ -72,8 +63,7 @@ def runs(tmp_path_factory):
 def test_killed_and_continued_it_has_the_same_weights(runs, name):
     whole, killed = (torch.load(runs / f"{name}_{kind}" / "weights.pt") for kind in ("whole", "killed"))
     whole, killed = (state.get("model", state) for state in (whole, killed))
-    assert whole.keys() == killed.keys()
-    assert all(torch.equal(whole[key], killed[key]) for key in whole)
+    assert is_equal(whole, killed)
     first, last = ((runs / f"{name}_{kind}" / "log.txt").read_text() for kind in ("whole", "killed"))
     # the last line has counters, best results and the number of the epoch
     if name in ("main", "class"):
@@ -82,11 +72,11 @@ def test_killed_and_continued_it_has_the_same_weights(runs, name):
 
 def test_it_has_the_weights_of_a_loop_that_was_changed_by_hand(runs):
     fixed, by_hand = (torch.load(runs / f"{name}_whole" / "weights.pt") for name in ("module", "by_hand"))
-    assert all(torch.equal(fixed[key], by_hand[key]) for key in by_hand)
+    assert is_equal(fixed, by_hand)
 
 
 def test_the_lines_are_those_of_the_guide(tmp_path):
-    lines = fix(tmp_path, MODULE).splitlines()
+    lines = change(make_exact, tmp_path, MODULE).splitlines()
     new = [line for line in lines if line not in MODULE.splitlines()]
     assert new[0] == "from bootfile import Exact, torch_loader"
     for text in ("run.loader.epochs_from(run.resume())", "if run.end_step().save:", "run.close()"):
@@ -97,22 +87,18 @@ def test_the_lines_are_those_of_the_guide(tmp_path):
 
 def test_the_command_prints_a_diff_or_writes_it(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    new = fix(tmp_path, MODULE)
+    new, path, old = change(make_exact, tmp_path, MODULE), tmp_path / "train.py", tmp_path / "train.py.orig"
     assert cli.main(["--exact", "train.py"]) == 0
     out = capsys.readouterr().out
-    assert "+run.close()" in out and "-for epoch in range(3):" in out
-    assert (tmp_path / "train.py").read_text() == MODULE
+    assert "+run.close()" in out and "-for epoch in range(3):" in out and path.read_text() == MODULE
     assert cli.main(["--exact", "train.py", "--write"]) == 0
-    assert (tmp_path / "train.py").read_text() == new and (tmp_path / "train.py.orig").read_text() == MODULE
-
-
-def test_the_command_names_what_it_cannot_place(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    text = HELPER.replace("            continue", "            return total")
-    (tmp_path / "train.py").write_text(text)
+    assert path.read_text() == new and old.read_text() == MODULE
+    # what it cannot place is named
+    old.unlink()
+    path.write_text(text := HELPER.replace("            continue", "            return total"))
     assert cli.main(["--exact", "train.py", "--write"]) == 1
     assert "train.py: not placed: line 25: `return`" in capsys.readouterr().out
-    assert (tmp_path / "train.py").read_text() == text and not (tmp_path / "train.py.orig").exists()
+    assert path.read_text() == text and not old.exists()
 
 
 REFUSED = {
@@ -180,6 +166,6 @@ def test_what_needs_a_batch_at_the_end_of_an_epoch_is_named(tmp_path, old, new, 
     text = MODULE.replace(old, new, 1)
     assert text != MODULE
     if line is None:
-        fix(tmp_path, text)
-        return
-    assert any(line in text for text in refuse(make_exact, tmp_path / "train.py", text))
+        change(make_exact, tmp_path, text)
+    else:
+        assert any(line in text for text in refuse(make_exact, tmp_path / "train.py", text))

@@ -1,13 +1,12 @@
 """Scripts that are trained, killed after an epoch and started again: a repair makes the restart exact, and
 does not change a run without an interruption."""
 
-import os
-
 import pytest
 import torch
 
 from bootfile.fix.engine import repair
 from tests.conftest import environment, run
+from tests.fix.loops import is_equal
 
 SCRIPT = """
 import copy
@@ -121,16 +120,11 @@ def train(folder, text, kills=()):
     return [*torch.load(folder / "end.pt"), *(torch.load(best).values() if best.exists() else ())]
 
 
-def is_equal(first, second):
-    return all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
-
-
 def patch(text, folder, rule):
     path = folder / "script.py"
     path.write_text(text)
     result = repair(str(path), [rule])
-    assert [finding.rule for finding, _ in result.repaired] == [rule]
-    assert result.left == []
+    assert [finding.rule for finding, _ in result.repaired] == [rule] and result.left == []
     return result.new[str(path)].decode()
 
 
@@ -151,17 +145,6 @@ def test_an_order_that_changes_on_purpose(tmp_path):
     whole = train(tmp_path / "whole", new)
     assert not is_equal(whole, train(tmp_path / "old", write({"setup": SAMPLED})))
     assert is_equal(whole, train(tmp_path / "killed", new, [0, 2]))
-
-
-def test_a_checkpoint_from_before_the_repair(tmp_path):
-    """It is loaded with one line of warning."""
-    old = write(KINDS["scheduler"][1])
-    new = patch(old, tmp_path, "R103")
-    train(tmp_path / "run", old)
-    os.remove(tmp_path / "run" / "end.pt")
-    (tmp_path / "run" / "train.py").write_text(new)
-    lines = run("train.py", cwd=tmp_path / "run").stdout.splitlines()
-    assert lines == ["warning: this checkpoint has no scheduler"]
 
 
 def test_sigterm_saves_the_epoch(tmp_path):

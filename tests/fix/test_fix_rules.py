@@ -4,8 +4,7 @@ import difflib
 
 import pytest
 
-from bootfile.fix.engine import repair
-from bootfile.fix.repairs import REPAIRS
+from bootfile.fix.engine import REPAIRS, repair
 from bootfile.lint.engine import lint
 from bootfile.lint.table import RULES
 from tests.lint import planted
@@ -75,19 +74,59 @@ def test_a_correct_script_stays(path):
     assert repair(str(path), is_hint_repaired=False).new == {}
 
 
-def left(tmp_path, rule, **parts):
-    """The reasons for which a script keeps its findings of a rule."""
-    path = tmp_path / "script.py"
-    path.write_text(write(parts))
-    result = repair(str(path), [rule])
-    assert result.new == {}
-    return " ".join(reason for _, reason in result.left)
+def fix(folder, text, *rules):
+    """Repair a script, or the parts of one. Return the result and the new text of all files."""
+    path = folder / "script.py"
+    path.write_text(text if isinstance(text, str) else write(text))
+    result = repair(str(path), rules)
+    return result, "".join(data.decode() for data in result.new.values())
 
 
-def test_a_name_that_may_not_be_bound_is_left(tmp_path):
-    made = "if len(data) > 3:\n    scheduler = StepLR(optimizer, 3)"
-    reason = left(tmp_path, "R103", setup=made, end="if len(data) > 4:\n    scheduler.step()")
-    assert "may not be bound" in reason
+SAVE = 'torch.save(state, "new.pt"); os.replace("new.pt", "last.pt")'
+SHUFFLED = {"top": "torch.manual_seed(0)", "setup": "loader = DataLoader(data, 8, shuffle=True)"}
+PLATEAU = "scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)\n"
+REPORT = "def report():\n    print(optimizer.param_groups[0]['lr'])\nvalue = 1"
+BETTER = 'if value < best:\n    best = value\n    torch.save(model.state_dict(), "best.pt")'
+LATER = "after the checkpoint is saved"
+# what is not repaired -> (the rule, the parts of the script, the reason)
+UNSAFE = {
+    "a name that may not be bound": ("R103", {
+        "setup": "if len(data) > 3:\n    scheduler = StepLR(optimizer, 3)",
+        "end": "if len(data) > 4:\n    scheduler.step()"}, "may not be bound"),
+    "random numbers between the dict and the file": ("R401", {
+        **SHUFFLED, "write": f"torch.randn(3)\n{SAVE}"}, LATER),
+    "random numbers of several processes": ("R401", {
+        "top": SHUFFLED["top"], "setup": f'dist.init_process_group("gloo")\n{SHUFFLED["setup"]}',
+        "write": f"if dist.get_rank() == 0:\n    {SAVE}"}, "each process"),
+}  # fmt: skip
+# a schedule that is stepped after the save
+for between in (
+    "print(optimizer.param_groups[0]['lr'])", "print(scheduler.get_last_lr())", "value = loss.item()",
+    "if epoch % 2:\n    continue", "optimizer.step()",
+):  # fmt: skip
+    step, setup = f"{between}\nscheduler.step(value)", f"{PLATEAU}value = 1"
+    UNSAFE[f"step after {between}"] = "R103", {"setup": setup, "write": f"{SAVE}\n{step}"}, LATER
+    UNSAFE[f"save after {between}"] = "R103", {"setup": setup, "write": f"{step}\n{SAVE}"}, LATER
+# its step reads what changes after the save
+for made, between, given in (
+    ("history = [1.0]", "history.append(loss.item())", "history[-1]"),
+    ("figures = {'loss': 1.0}", "figures['loss'] = loss.item()", "figures['loss']"),
+    ("figures = {'loss': 1.0}", "figures.update(loss=loss.item())", "figures['loss']"),
+    (REPORT, "report()", "value"),
+):
+    parts = {"setup": PLATEAU + made, "write": f"{SAVE}\n{between}\nscheduler.step({given})"}
+    UNSAFE[f"read after {between}"] = "R103", parts, LATER
+# a best result that is not known where it is saved
+for between in ("value = value / 2", "if epoch % 2:\n    continue", "value, other = value / 2, 1"):
+    parts = {"before": "best = 9.0", "end": "value = loss.item()", "write": f"{SAVE}\n{between}\n{BETTER}"}
+    UNSAFE[f"best after {between}"] = "R108", parts, LATER
+
+
+@pytest.mark.parametrize("case", UNSAFE)
+def test_what_is_not_safe_is_left(case, tmp_path):
+    rule, parts, reason = UNSAFE[case]
+    result, new = fix(tmp_path, parts, rule)
+    assert new == "" and reason in " ".join(text for _, text in result.left)
 
 
 TRAINER = """import contextlib, sys, torch
@@ -123,8 +162,7 @@ MADE = "self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1)"
     ],
 )
 def test_what_a_method_binds_in_each_case(build, is_bound, tmp_path):
-    (tmp_path / "script.py").write_text(TRAINER.replace("BUILD", build))
-    result = repair(str(tmp_path / "script.py"), ["R103"])
+    result, _ = fix(tmp_path, TRAINER.replace("BUILD", build), "R103")
     assert (len(result.repaired), len(result.left)) == (is_bound, not is_bound)
 
 
@@ -169,51 +207,8 @@ main()
 )
 def test_a_function_that_is_called_in_an_unknown_way_gets_no_argument(decorator, other, call, new, tmp_path):
     text = HELPER.replace("DECORATOR", decorator).replace("OTHER", other).replace("CALL", call)
-    (tmp_path / "script.py").write_text(text)
-    result = repair(str(tmp_path / "script.py"), ["R108"])
-    assert (new in "".join(each.decode() for each in result.new.values())) if new else not result.new
-
-
-SAVE = 'torch.save(state, "new.pt"); os.replace("new.pt", "last.pt")'
-
-
-@pytest.mark.parametrize("between", [
-    "print(optimizer.param_groups[0]['lr'])", "print(scheduler.get_last_lr())", "value = loss.item()",
-    "if epoch % 2:\n    continue", "optimizer.step()",
-])  # fmt: skip
-def test_a_schedule_that_is_stepped_after_the_save_is_left(between, tmp_path):
-    step = f"{between}\nscheduler.step(value)"
-    for text in (f"{SAVE}\n{step}", f"{step}\n{SAVE}"):
-        setup = "scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)\nvalue = 1"
-        assert "after the checkpoint is saved" in left(tmp_path, "R103", setup=setup, write=text)
-
-
-@pytest.mark.parametrize(("made", "between", "given"), [
-    ("history = [1.0]", "history.append(loss.item())", "history[-1]"),
-    ("figures = {'loss': 1.0}", "figures['loss'] = loss.item()", "figures['loss']"),
-    ("figures = {'loss': 1.0}", "figures.update(loss=loss.item())", "figures['loss']"),
-    ("def report():\n    print(optimizer.param_groups[0]['lr'])\nvalue = 1", "report()", "value"),
-])  # fmt: skip
-def test_a_schedule_whose_step_reads_what_changes_after_the_save_is_left(made, between, given, tmp_path):
-    setup = f"scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)\n{made}"
-    step = f"{SAVE}\n{between}\nscheduler.step({given})"
-    assert "after the checkpoint is saved" in left(tmp_path, "R103", setup=setup, write=step)
-
-
-@pytest.mark.parametrize(
-    "between", ["value = value / 2", "if epoch % 2:\n    continue", "value, other = value / 2, 1"]
-)
-def test_a_best_result_that_is_not_known_where_it_is_saved_is_left(between, tmp_path):
-    later = 'if value < best:\n    best = value\n    torch.save(model.state_dict(), "best.pt")'
-    parts = {"before": "best = 9.0", "end": "value = loss.item()", "write": f"{SAVE}\n{between}\n{later}"}
-    assert "after the checkpoint is saved" in left(tmp_path, "R108", **parts)
-
-
-def test_random_numbers_that_are_drawn_between_the_dict_and_the_file_are_left(tmp_path):
-    write = 'torch.randn(3)\ntorch.save(state, "new.pt"); os.replace("new.pt", "last.pt")'
-    parts = {"top": "torch.manual_seed(0)", "setup": "loader = DataLoader(data, 8, shuffle=True)"}
-    reason = left(tmp_path, "R401", **parts, write=write)
-    assert "after the checkpoint is saved" in reason
+    _, text = fix(tmp_path, text, "R108")
+    assert (new in text) if new else text == ""
 
 
 def test_a_file_of_weights_before_the_checkpoint(tmp_path):
@@ -223,32 +218,21 @@ def test_a_file_of_weights_before_the_checkpoint(tmp_path):
         '    torch.save(model.state_dict(), "best.pt")\nelse:\n    bad += 1'
     )
     write_whole = 'torch.save(state, "last.pt")\nif bad > 3:\n    break'
-    path = tmp_path / "script.py"
-    path.write_text(write({"before": "best = 9.0\nbad = 0", "end": end, "write": write_whole}))
-    result = repair(str(path))
-    new = result.new[str(path)].decode()
+    result, new = fix(tmp_path, {"before": "best = 9.0\nbad = 0", "end": end, "write": write_whole})
     assert [finding.rule for finding, _ in result.left] == [], result.left
     assert '"bad": bad' in new and 'bad = restored.pop("bad")' in new
     # two files are written whole: each has names of its own
     assert "os.replace(new_path, " in new and "os.replace(new_path_2, " in new
 
 
-def test_random_numbers_of_several_processes_are_left(tmp_path):
-    setup = 'dist.init_process_group("gloo")\nloader = DataLoader(data, 8, shuffle=True)'
-    write = 'if dist.get_rank() == 0:\n    torch.save(state, "new.pt"); os.replace("new.pt", "last.pt")'
-    reason = left(tmp_path, "R401", top="torch.manual_seed(0)", setup=setup, write=write)
-    assert "each process" in reason
-
-
 def test_an_object_is_made_under_a_test(tmp_path):
     """The test is asked again where the object is saved and loaded."""
-    path = tmp_path / "script.py"
-    path.write_text(write({
+    parts = {
         "top": "import argparse\nargs = argparse.ArgumentParser().parse_args()",
         "setup": "if args.decay:\n    scheduler = StepLR(optimizer, 3)",
         "end": "if args.decay:\n    scheduler.step()",
-    }))  # fmt: skip
-    new = repair(str(path), ["R103"]).new[str(path)].decode()
+    }
+    _, new = fix(tmp_path, parts, "R103")
     assert '"scheduler": scheduler.state_dict() if args.decay else None' in new
     assert 'if args.decay and saved.get("scheduler") is not None:' in new
 
@@ -295,20 +279,6 @@ main()
 """
 
 
-def test_functions_of_another_file_get_the_object(tmp_path):
-    (tmp_path / "setup.py").write_text("")
-    (tmp_path / "tools.py").write_text(FUNCTIONS)
-    path = tmp_path / "train.py"
-    path.write_text(MAIN)
-    result = repair(str(path), ["R103"])
-    assert len(result.repaired) == 1 and len(result.new) == 2
-    tools = result.new[str(tmp_path / "tools.py")].decode()
-    assert "def load(path, model, optimizer, scheduler=None):" in tools
-    assert '"scheduler": scheduler.state_dict() if scheduler is not None else None}' in tools
-    assert "    save(model, optimizer, epoch, scheduler=scheduler)" in result.new[str(path)].decode()
-    assert 'torch.save(model.state_dict(), "weights.pt")' in result.new[str(path)].decode()
-
-
 def test_a_file_outside_of_the_project_is_left(tmp_path):
     (tmp_path / "tools.py").write_text(FUNCTIONS)
     (tmp_path / "run").mkdir()
@@ -335,12 +305,8 @@ def test_a_module_that_another_script_uses_is_left(tmp_path):
 
 def test_a_rhythm_of_saves_gives_way_to_sigterm(tmp_path):
     """Each fifth epoch is saved, and the one in which the signal comes; an option may turn all saves off."""
-    path = tmp_path / "script.py"
-    saves = "torch.save(state, 'new.pt'); os.replace('new.pt', 'last.pt')"
-    path.write_text(write({"write": f"if epoch % 5 == 0:\n    {saves}"}))
-    new = repair(str(path), ["R801"]).new[str(path)]
+    _, new = fix(tmp_path, {"write": f"if epoch % 5 == 0:\n    {SAVE}"}, "R801")
     # the flag is read once: an epoch that was not saved does not end the script
-    assert b"must_stop = sigterm.is_set()\n    if (epoch % 5 == 0) or must_stop:" in new
-    assert new.count(b"sigterm.is_set()") == 1 and b"if must_stop:\n        sys.exit" in new
-    path.write_text(write({"write": f"if len(data) > 3 and epoch % 5 == 0:\n    {saves}"}))
-    assert repair(str(path), ["R801"]).new == {}
+    assert "must_stop = sigterm.is_set()\n    if (epoch % 5 == 0) or must_stop:" in new
+    assert new.count("sigterm.is_set()") == 1 and "if must_stop:\n        sys.exit" in new
+    assert fix(tmp_path, {"write": f"if len(data) > 3 and epoch % 5 == 0:\n    {SAVE}"}, "R801")[1] == ""

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from bootfile.fix.engine import repair
-from tests.fix.loops import describe, run_all
+from tests.fix.loops import describe, is_equal, run_all
 
 HEAD = """\
 import argparse
@@ -204,10 +204,6 @@ def write(folder, texts):
     for name, text in texts.items():
         (folder / name).write_text(text)
     return folder
-
-
-def is_equal(first, second):
-    return all(torch.equal(first[name], second[name]) for name in first.keys() | second.keys())
 
 
 # one of them in each run of the tests
