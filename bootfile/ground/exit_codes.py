@@ -37,6 +37,14 @@ _SIGNALS = {
 }
 
 
+def name_signal(number: int) -> str:
+    """Return the name of a signal: "SIGTERM", or "signal 35" for one without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def normalize(code: int) -> int:
     """Return an exit code as shells and platforms show it: 128 + n instead of subprocess's -n (signal n)."""
     return code if code >= 0 else 128 - code

@@ -10,8 +10,9 @@ class Interval(NamedTuple):
     unit: str = "step"
 
     def steps(self, steps_per_epoch: int) -> int:
-        """Return the interval in steps; 0 if it counts seconds."""
-        return int(self.number * {"step": 1, "epoch": steps_per_epoch, "s": 0}[self.unit])
+        """Return the interval in steps, at least one; 0 if it counts seconds, or is 0."""
+        steps = int(self.number * {"step": 1, "epoch": steps_per_epoch, "s": 0}[self.unit])
+        return max(steps, 1) if self.number > 0 and self.unit != "s" else steps
 
     def ends_at(self, step: int, steps_per_epoch: int) -> bool:
         """Return whether an interval that counts steps or epochs ends at this step."""

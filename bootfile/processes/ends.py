@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from bootfile.ground import errors
 from bootfile.ground.errors import print_line
+from bootfile.ground.exit_codes import name_signal
 from bootfile.machine.control_groups import find_folders, read_number, read_text
 from bootfile.processes import signals
 
@@ -153,10 +154,7 @@ def describe(status: int | None, kills: MemoryKills) -> str:
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return f"ended with exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:  # a signal without a name
-        name = f"signal {-code}"
+    name = name_signal(-code)
     # the OOM killer sends the same SIGKILL as a person: only the counter of the group tells them apart
     return f"was killed by {name}{killed if code == -signal.SIGKILL else ''}"
 

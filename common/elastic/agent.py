@@ -30,7 +30,7 @@ import torch
 
 from bootfile.ground import errors
 from bootfile.ground.errors import BadInput, print_line
-from bootfile.ground.exit_codes import normalize
+from bootfile.ground.exit_codes import name_signal, normalize
 from bootfile.machine.cores import available_cores
 from bootfile.processes import signals, sockets
 from bootfile.processes.ends import MemoryKills, is_stopped
@@ -257,7 +257,7 @@ class _Agent:
             del self._children[name]
             place = crash.read_place(self._stacks.pop(name))
             code = child.exitcode
-            reason = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            reason = name_signal(-code) if code < 0 else f"exit code {code}"
             lack_of_memory = self._kills.explain() if code == -signal.SIGKILL else ""
             if lack_of_memory:
                 reason += lack_of_memory

@@ -52,3 +52,16 @@ def test_each_start_of_a_job_that_is_killed_every_five_minutes_progresses(monkey
     clock = Clock(monkeypatch)
     for _ in range(3):
         assert find_saves(clock, Interval(1, "epoch"), 300)[-1] == 240
+
+
+@pytest.mark.parametrize(
+    "every, steps",
+    [
+        (Interval(0.01, "epoch"), 1),
+        (Interval(0.5, "epoch"), 4),
+        (Interval(0, "epoch"), 0),
+        (Interval(9, "s"), 0),
+    ],
+)
+def test_a_share_of_an_epoch_is_at_least_a_step(every, steps):
+    assert every.steps(8) == steps

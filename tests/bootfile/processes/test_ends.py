@@ -51,7 +51,12 @@ def test_the_oom_killer_of_the_machine(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="pidfd and /proc")
 @pytest.mark.parametrize(
-    "code, text", [("os._exit(3)", "ended with exit code 3"), ("os.abort()", "was killed by SIGABRT")]
+    "code, text",
+    [
+        ("os._exit(3)", "ended with exit code 3"),
+        ("os.abort()", "was killed by SIGABRT"),
+        ("os.kill(os.getpid(), 35)", "was killed by signal 35"),
+    ],
 )
 def test_the_end_of_a_process_that_is_no_child(code, text):
     program = f"import os, sys; sys.stdin.read(); {code}"
