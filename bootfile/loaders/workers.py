@@ -1,6 +1,7 @@
 """The worker processes of torch's DataLoader, and an engine whose batches they make."""
 
 import concurrent.futures
+import contextlib
 import fcntl
 import functools
 import gc
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from bootfile.ground.errors import BadInput
 from bootfile.loaders.loader import Data, Engine, NotDelivered
@@ -126,7 +128,7 @@ class Workers:
         in_main_thread = threading.current_thread() is threading.main_thread()
         begin = functools.partial(_begin, self._closing, in_main_thread)
         pins = self.pinned and self.count > 0
-        return DataLoader(results, pin_memory=pins, worker_init_fn=begin, **options)
+        return _DataLoader(results, pin_memory=pins, worker_init_fn=begin, **options)
 
     def _iterate(self, loader: DataLoader[Any], count: int) -> Iterator[Any]:
         """Start `count` workers, and yield what they send. Raises NotDelivered if a limit of processes and
@@ -149,6 +151,24 @@ class Workers:
                 raise
             self.close()  # the workers that have started end at a SIGTERM
             raise NotDelivered(f"{line}, or use {_FEWER}") from error
+
+
+class _Iterator(_MultiProcessingDataLoaderIter):
+    """torch's iterator of a DataLoader, which ends its workers. If only some of them could be started, torch
+    would print a traceback of its own at the end, after the line of Workers._iterate()."""
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            super().__del__()
+
+
+class _DataLoader(DataLoader[Any]):
+    def _get_iterator(self) -> Any:
+        """Return the iterator of an epoch."""
+        if not self.num_workers:
+            return super()._get_iterator()
+        self.check_worker_number_rationality()  # a warning of torch
+        return _Iterator(self)
 
 
 class WorkerEngine(Engine):
