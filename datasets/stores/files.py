@@ -115,10 +115,8 @@ class FileStore(Store):
         path = index.path(id)
         with reading(path), explained(f"cannot read {path}"):
             content, times = read_again(functools.partial(self._read, path, id), path)
-        # of a member of a tar file only the size is compared; a file may have no known ctime
-        has_other_time = times and (
-            times[0] != index.mtimes[id] or (len(index.ctimes) > 0 and times[1] != index.ctimes[id])
-        )
+        # of a member of a tar file only the size is compared
+        has_other_time = times not in (None, (index.mtimes[id], index.ctimes[id]))
         reason = ""
         size = index.bytes[id]
         if len(content) != size:

@@ -237,14 +237,12 @@ def test_an_image_that_went_bad_is_named(backend, folder, tmp_path):
     """After the scan the file is cut, which its size shows, or gets other bytes of the same length."""
     copy = tmp_path / "copy"
     subprocess.run(["cp", "-r", folder, copy], check=True)
-    index = pictures.without_ctimes(image_folder.load(str(copy), "train", str(tmp_path / "cache")))
+    index = image_folder.load(str(copy), "train", str(tmp_path / "cache"))
     victim = Path(index.path(11))
     good = victim.read_bytes()
     noise = os.urandom(len(good))
-    for content, reason in ((good[:-100], "bytes"), (noise, "changed"), (noise, "decode")):
+    for content, reason in ((good[:-100], "bytes"), (noise, "changed")):
         victim.write_bytes(content)
-        if reason == "decode":  # with the times of the scan
-            os.utime(victim, ns=(0, int(index.mtimes[11])))
         with backends.build(backend, FileStore(index), plan_of(index), CPU, 2) as loader:
             with pytest.raises(BadInput, match=rf"{reason}.*{victim.name}|{victim.name}.*{reason}"):
                 epoch_of(loader)
