@@ -80,10 +80,12 @@ def restore_start(job: Job) -> None:
     script = job.open(path)
     first = call.args[0] if len(call.args) > 1 else None
     begin = script.source(first) if first is not None else "0"
-    name = "start_epoch"
-    require(name not in script.find_bound(), f"the name {name} has another meaning here")
-    script.insert_before(node, [f"{name} = {begin}"])
-    load_before_loop(job, checkpoint, "", key, [f"{name} = {{}}" + " + 1" * (1 - offset)])
+    name = "" if offset else _find_start(job, path, node, key)
+    if not name:
+        name = "start_epoch"
+        require(name not in script.find_bound(), f"the name {name} has another meaning here")
+        script.insert_before(node, [f"{name} = {begin}"])
+        load_before_loop(job, checkpoint, "", key, [f"{name} = {{}}" + " + 1" * (1 - offset)])
     if first is not None:
         script.replace(first, name)
     else:
@@ -104,6 +106,18 @@ def _save_epoch(job: Job, checkpoint: Checkpoint, loop: Loop) -> tuple[str, int]
         require(is_inside, "the checkpoint is written outside of the loop")
         job.open(path).add_entry(node, "epoch", loop.node.target.id)
     return "epoch", 0
+
+
+def _find_start(job: Job, path: str, loop: Any, key: str) -> str:
+    """Return a name that has the number of the next epoch already; "" if there is none."""
+    function = job.scope.function(path, loop)
+    for one in job.facts.tracer.bound:
+        number = one.value.of if one.value.kind == "shifted" and one.value.offset == 1 else None
+        is_entry = number is not None and (number.kind, number.key) == ("field", key)
+        is_here = one.path == path and one.function is function and "." not in one.name
+        if is_entry and is_here and job.scope.is_bound(one.name, path, loop, function):
+            return one.name
+    return ""
 
 
 def set_epoch(job: Job) -> None:
