@@ -249,19 +249,11 @@ def test_an_output_that_fills_up_is_named_and_training_goes_on(tmp_path):
 
 
 def test_a_checkpoint_of_a_version_with_more_options_continues(tmp_path, whole):
-    """With their defaults as if they had not been there, with other values after a warning."""
     path = checkpoint.list_newest_first(str(whole[0] / "checkpoints"))[-1]
     state = checkpoint.read(path)
-    default = {"antialias": True, "optimizer_kwargs": "{}", "upload_timeout": 300.0}  # and no compression
-    other = {"antialias": False, "optimizer_kwargs": "{eps = 1e-6}", "upload_timeout": 60.0}
-    for name, more in (("default", default), ("other", default | other)):
-        old = tmp_path / name / f"step_{state['step']}.pt"
-        old.parent.mkdir()
-        checkpoint.write(str(old), {**state, "arguments": state["arguments"] | more})
-        out = tmp_path / f"{name}_out"
-        printed = run(*ONE, f"--output_dir={out}", f"--resume={old}").stdout
-        named = re.findall(
-            r"--(antialias False|gradient_compression|optimizer_kwargs \{eps = 1e-6\}|upload_t)", printed
-        )
-        assert named == ([] if name == "default" else ["antialias False", "optimizer_kwargs {eps = 1e-6}"])
-        assert same_weights(weights(out), weights(whole[0]))
+    old = tmp_path / "old" / f"step_{state['step']}.pt"
+    old.parent.mkdir()
+    checkpoint.write(str(old), {**state, "arguments": state["arguments"] | {"upload_timeout": 60.0}})
+    out = tmp_path / "out"
+    run(*ONE, f"--output_dir={out}", f"--resume={old}")
+    assert same_weights(weights(out), weights(whole[0]))
