@@ -27,13 +27,13 @@ def load(run: RunState, state: SavedState, total_steps: int) -> None:
     """Check a state that was read from a file on rank 0, and restore it if the model is not sharded. The
     other ranks wait, and get the state by broadcast(); then each restores its parts of a sharded model.
     Raises Refused, with both values, if it belongs to another run, and BadInput if it has done more than
-        total_steps. A file of another program may raise any exception; another state can be loaded then.
+        total_steps; a file of another program may raise any exception. Nothing of the run has changed then.
     """
     check_format(state)
     _check_identity(run, state)
     _check_sampling(run, state)
     saved = state["objects"]
-    run.notes += _check_shapes(run.objects["model"], saved["model"])
+    notes = _check_shapes(run.objects["model"], saved["model"])
     # BadInput, not Refused: this is the right run, and no older checkpoint may be taken in its place
     if state["step"] > total_steps:
         raise BadInput(
@@ -42,6 +42,7 @@ def load(run: RunState, state: SavedState, total_steps: int) -> None:
         )
     _check_objects(run, saved)
     check_order(state["order"], order_of(run.objects, run.generators))
+    run.notes += notes
     if not run.is_sharded:
         restore(run, state)
 

@@ -173,8 +173,10 @@ class RunState:
 
     def counts(self) -> dict[str, Any]:
         """Return the counts of bad steps, and the extras."""
-        counts = {"bad_steps": self.bad_steps, "bad_in_a_row": self.bad_in_a_row}
-        return counts | self.extras.state_dict() if self.extras else counts
+        counts: dict[str, Any] = {"bad_steps": self.bad_steps, "bad_in_a_row": self.bad_in_a_row}
+        if self.extras:
+            counts |= self.extras.state_dict()
+        return counts
 
     def before_step(self) -> None:
         """Load, before each optimizer step, the state of groups that the loop has added since the restart.

@@ -231,7 +231,7 @@ class Tracer(Names):
         frame, text = self.frames[-1], unparse(test)
         name = re.sub(r"^not | is (not )?None$", "", text)
         given = frame.given.get(name)
-        if given is None or frame.node is None:
+        if given is None or frame.node is None or (text.startswith("not ") and text.endswith("None")):
             return None
         if text.endswith("None"):
             # the function may have changed it before the test

@@ -105,9 +105,9 @@ def plain_names(model: torch.nn.Module, state: dict[str, Any]) -> dict[str, Any]
 
     def plain(name: str) -> str:
         parts = name.split(".")
-        owners = [modules.get(".".join(parts[:place])) for place in range(len(parts))]
+        owners = [modules.get(".".join(parts[:place])) for place in range(len(parts))]  # of each part
         # "module" is left out only below a parallel wrapper: a part of the user's may have this name
         pairs = [(part, owner) for part, owner in zip(parts, owners, strict=True) if part not in WRAPPERS]
-        return ".".join(part for part, owner in pairs if not isinstance(owner, parallel))
+        return ".".join(part for part, owner in pairs if part != "module" or not isinstance(owner, parallel))
 
     return {plain(name): value for name, value in state.items()}

@@ -246,3 +246,14 @@ def test_an_output_that_fills_up_is_named_and_training_goes_on(tmp_path):
         result.stdout,
     )
     assert "epoch=1 step=5/" in result.stdout and "error: step_5.pt was not saved: " in result.stderr
+
+
+def test_a_checkpoint_of_a_version_with_more_options_continues(tmp_path, whole):
+    path = checkpoint.list_newest_first(str(whole[0] / "checkpoints"))[-1]
+    state = checkpoint.read(path)
+    old = tmp_path / "old" / f"step_{state['step']}.pt"
+    old.parent.mkdir()
+    checkpoint.write(str(old), {**state, "arguments": state["arguments"] | {"upload_timeout": 60.0}})
+    out = tmp_path / "out"
+    run(*ONE, f"--output_dir={out}", f"--resume={old}")
+    assert same_weights(weights(out), weights(whole[0]))
