@@ -88,7 +88,8 @@ def hash_value(value: Any) -> int:
 
 
 def hash_rows(values: Any) -> np.ndarray:
-    """Return hash_value() of each row, int64 [n]. values: a tensor [n, ...] on any device, or a list."""
+    """Return an int64 for each row: the number of an integer label, or a hash of the bytes, for a tensor not
+    that of hash_value(). values: a tensor [n, ...] on any device, or a list."""
     if isinstance(values, torch.Tensor) and values.dtype != torch.bfloat16 and len(values):
         # one call for all rows: a loop over them would take longer than reading the batch
         rows = values.detach().cpu().numpy()

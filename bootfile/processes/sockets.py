@@ -20,8 +20,9 @@ def find_short_folder() -> None:
     A process calls it before it starts workers, which inherit the folder. It stays after the job: each job of
     the user takes the same one.
     """
-    # the sockets fail when a batch is sent, with a line that does not name TMPDIR: so it is checked before
-    settings = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # its get_temp_dir()
+    # the sockets fail when a batch is sent, with a line that does not name TMPDIR: so it is checked before.
+    # multiprocessing.util.get_temp_dir() reads the folder from these settings
+    settings = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     folder = settings.get("tempdir") or tempfile.gettempdir()
     if len(os.fsencode(folder)) + _NAME <= LONGEST:
         return

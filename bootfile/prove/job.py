@@ -437,7 +437,8 @@ def change(state: dict[str, Any], case: Case) -> str:
     most models use, or all of them. Return the name of the largest, "" if there is none."""
     tensors = []
     for name, value in digest.leaves(state):
-        # no copy can change a tensor that repeats one element; others in place: two names may have one tensor
+        # all changes are computed before one is written: two names may share memory. No copy can change a
+        # tensor that repeats one element
         if isinstance(value, torch.Tensor) and value.is_floating_point() and 0 not in value.stride():
             changed = (value.detach().double() * _FACTOR).to(value.dtype)
             # a mask of zeros and infinities would stay as it is

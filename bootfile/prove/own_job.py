@@ -201,8 +201,10 @@ class OwnJob(Job):
         return not case.kills or any(0 < step < self.steps for step in resumed_at)
 
     def _describe_kills(self, case: Case, killed: list[float]) -> str:
+        """Return the kills of a case in words. killed: the steps after which a SIGKILL came."""
         if not killed:
             return "no SIGKILL"
+        # the first start did not continue
         resumed_at = ", ".join(f"{start['step']:.0f}" for start in read_starts(self.output)[1:])
         killed_after = ", ".join(f"{step:.0f}" for step in killed)
         return f"SIGKILL after step {killed_after}; continued from step {resumed_at}"

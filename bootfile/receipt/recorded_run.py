@@ -142,8 +142,9 @@ class Run:
         sampler = self.sampler(self.last)
         removed = {}
         for step, ids in self.find_steps(self.removed, self.last).items():
-            # a step that was left out although it has other samples is one of --skip_steps
-            if not self.is_left_out(step) or len(ids) == len(sampler.batch(step - 1)):
+            is_empty = len(ids) == len(sampler.batch(step - 1))  # --without took all of its samples
+            was_skipped = self.is_left_out(step) and not is_empty  # by --skip_steps
+            if not was_skipped:
                 removed[step] = len(ids), int(self.sum_ids(sampler, ids).view("u8")[0])
         return removed
 

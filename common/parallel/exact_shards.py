@@ -292,8 +292,8 @@ class Shards:
         called add() for fewer batches than the rank has shards."""
         step = 0 if self._loader is None else self._loader.step
         if is_first:
-            self._step = step
-        if step != self._step:
+            self._step_at_first = step
+        if step != self._step_at_first:
             raise BadInput("--exact_shards: expected one shards.add() for each batch of the training loader")
 
     def undo(self) -> None:

@@ -86,7 +86,8 @@ def of_launcher(env: Mapping[str, str]) -> Claim | None:
 
 def recognised(env: Mapping[str, str]) -> bool:
     """Return whether a platform set these variables. RANK and WORLD_SIZE alone do not count: a user or
-    torchrun may set them. Azure ML has no claim, because it sets LOCAL_RANK."""
+    torchrun may set them. Azure ML has no claim: it starts one process for each rank, as torchrun does. Its
+    own variable tells."""
     try:
         claim = detect(env)
     except BadInput:  # its variables contradict each other

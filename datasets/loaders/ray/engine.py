@@ -162,8 +162,8 @@ class RayWorkers(Workers):
     def __init__(self, workers: int, address: str = "auto", cpus: float = 1.0):
         super().__init__(workers, pinned=False)
         self.forks = False
-        self._place: dict[str, Any] = {"head_address": address, "cpus_per_worker": cpus}
+        self._pool_options: dict[str, Any] = {"head_address": address, "cpus_per_worker": cpus}
 
     def open_loader(self, results: Dataset, **options: Any) -> DataLoader:
         """Return the loader that Workers iterates."""
-        return RayDataLoader(results, True, **self._place, **options)
+        return RayDataLoader(results, True, **self._pool_options, **options)
