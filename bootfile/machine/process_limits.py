@@ -9,6 +9,7 @@ This module imports no torch. Source: Linux, admin-guide/cgroup-v2.rst (pids.max
 """
 
 import errno
+import resource
 
 from bootfile.machine.control_groups import ProcessLimit, process_limits
 
@@ -44,8 +45,10 @@ def explain(error: BaseException, what: str = "") -> str:
 def explain_refusal(what: str = "") -> str:
     """Return the limit that was reached, as a part of a line. Others may have ended since."""
     limit = find_limit()
-    # none is visible in a pod, whose limit is that of a group outside
-    reached = _describe(limit) if limit else "the limit of processes and threads is reached"
+    of_user = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    # none is visible in a pod, whose limit is that of a group outside; one with more room was not reached
+    is_known = limit and not 0 <= of_user < limit.most - limit.used
+    reached = _describe(limit) if limit and is_known else "the limit of processes and threads is reached"
     return f"{reached}{what and f', and {what}'}: {_ADVICE}"
 
 

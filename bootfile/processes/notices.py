@@ -180,8 +180,10 @@ class Metadata:
     ) -> tuple[int, str]:
         """Return the status and the text of an answer. Raises OSError and http.client.HTTPException."""
         # this client of Python's library uses neither proxies nor redirects
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=seconds or _SECONDS)
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=_SECONDS)
         with contextlib.closing(connection):
+            connection.connect()
+            connection.sock.settimeout(seconds or _SECONDS)  # where there is a server, its answer may be late
             connection.request(method, path, headers=dict(headers))
             response = connection.getresponse()
             return response.status, response.read(_MOST).decode(errors="replace")

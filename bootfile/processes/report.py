@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import mmap
 import os
 import statistics
 import threading
@@ -24,6 +25,7 @@ _SHARE = 0.7  # share of the time limit of a collective after which a line comes
 _PATIENCE = 10.0  # seconds for the answers of all ranks, or this share of that limit, which may end the run
 _PATIENCE_SHARE = 0.15
 _SHORTEST_POSTPONED = 1.0  # seconds
+_BEAT_BYTES = 128
 _MOST_BYTES = 2**17  # of a file of stacks
 _MOST_GROUPS = 12  # of ranks in a line
 _FAREWELL = 2.0  # seconds in which the others find in the store that they end, too
@@ -117,13 +119,15 @@ class Pulse:
 
     def __init__(self) -> None:
         self._file = stacks.make_file("beats")
+        os.ftruncate(self._file, _BEAT_BYTES)
+        # C code may take the lock of Python at any system call: none is between the old beat and the new one
+        self._map = mmap.mmap(self._file, _BEAT_BYTES)
         self.files = {"pid": os.getpid(), "beats": self._file, "dump": stacks.write_on_signal()}
 
     def beat(self, clock: Clock) -> None:
         """Write that Python runs now, and what another process has to know to print the line."""
         beat = [time.monotonic(), clock.beat_limit(), clock.at, clock.step]
-        os.ftruncate(self._file, 0)
-        os.write(self._file, json.dumps(beat).encode())
+        self._map[:] = json.dumps(beat).encode().ljust(_BEAT_BYTES)
 
     def close(self) -> None:
         os.close(self._file)

@@ -144,8 +144,10 @@ def watch(grace: float, store: "Store | None" = None) -> None:
 def unfollow() -> None:
     """End the thread that reads the store, because a process that ends while it reads is aborted. Then wait
     until the line that names the signal was printed. The loop calls it at the end of training."""
-    while _followed:
-        _followed.pop().join()  # the thread ends when the list is empty
+    threads = list(_followed)  # several if an exception has ended an earlier loop
+    _followed.clear()  # a thread ends when the list is empty
+    for thread in threads:
+        thread.join()
     if _number and not _deferred:
         _said.wait(_MOST_TO_SAY)
 

@@ -2,10 +2,12 @@
 
 import errno
 import os
+import resource
 
 import pytest
 
 from bootfile.machine import process_limits
+from bootfile.machine.control_groups import ProcessLimit
 from bootfile.processes import sessions
 from datasets.folders import random_folder
 from tests.conftest import environment, names, run, wait_until
@@ -115,6 +117,15 @@ def main():
 
 entry(main)()
 """
+
+
+def test_a_group_with_more_room_than_the_limit_of_the_user_is_not_named(monkeypatch):
+    limit = ProcessLimit(20_000, 300, "pids.max of /group")
+    monkeypatch.setattr(process_limits, "find_limit", lambda: limit)
+    for of_user, is_named in ((12, False), (30_000, True), (resource.RLIM_INFINITY, True)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, of_user=of_user: (of_user, of_user))
+        line = process_limits.explain_refusal("8 workers need more")
+        assert ("pids.max" in line) == is_named and "8 workers" in line and "ulimit -u" in line
 
 
 @pytest.fixture(scope="module")

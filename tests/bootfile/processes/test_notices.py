@@ -122,6 +122,19 @@ def test_a_server_that_hangs_is_left(monkeypatch):
             notices.Metadata("aws", server.address).find()
 
 
+def test_no_server_is_noticed_before_its_first_answer_would_be_late(monkeypatch):
+    times = []
+
+    def connect(address, timeout, *_):
+        times.append(timeout)
+        raise TimeoutError
+
+    monkeypatch.setattr("socket.create_connection", connect)
+    with pytest.raises(TimeoutError):
+        notices.Metadata("azure").find()
+    assert times == [notices._SECONDS]
+
+
 def test_the_first_answer_of_azure_may_be_late(monkeypatch):
     monkeypatch.setattr(notices, "_SECONDS", 0.05)
     with MetadataServer() as server:

@@ -74,6 +74,19 @@ def test_a_second_interrupt_ends_a_stuck_process_at_once():
     assert re.fullmatch("error: interrupted again\\b.*without .*checkpoint\n", result.stderr)
 
 
+AGAIN = """
+import sys, torch; sys.path.insert(0, ROOT)
+from bootfile.processes import signals
+for _ in range(2):  # an exception has ended the first loop
+    signals.watch(5.0, torch.distributed.HashStore())
+signals.unfollow()
+"""
+
+
+def test_a_loop_ends_although_an_exception_has_ended_the_one_before():
+    finish(start("-c", AGAIN.replace("ROOT", repr(str(ROOT)))), 0)
+
+
 @pytest.mark.parametrize(
     ("number", "own", "shown"),
     [

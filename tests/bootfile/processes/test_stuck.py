@@ -13,7 +13,7 @@ import torch
 
 from bootfile.ground.log_lines import END
 from bootfile.processes import board, node, stacks
-from bootfile.processes.report import Clock, Report, compose
+from bootfile.processes.report import Clock, Pulse, Report, compose
 from bootfile.processes.roll_call import RollCall
 from bootfile.processes.stacks import IN, WAITS, Place
 from tests.conftest import ROOT, finish, is_stopped, read_until, start, start_ranks, wait_until
@@ -333,6 +333,24 @@ STEP, DEBUGGER = ("/home/me/own.py", "main"), (bdb.__file__, "run")
 )
 def test_a_debugger_that_waits_for_its_user(lines, rests):
     assert stacks.is_at_rest(stacks.parse(_frames(*lines))) == rests
+
+
+def test_a_beat_is_never_half_written():
+    """C code may take the lock of Python, and keep it, in the middle of one."""
+    pulse, clock, has_ended = Pulse(), Clock(4, 2.0), threading.Event()
+    pulse.beat(clock)
+
+    def beat():
+        while not has_ended.is_set():
+            pulse.beat(clock)
+
+    writer = threading.Thread(target=beat)
+    writer.start()
+    steps = {node.Seen(pulse.files).read_beat()[3] for _ in range(2000)}
+    has_ended.set()
+    writer.join()
+    pulse.close()
+    assert steps == {4}
 
 
 PROGRAM = """
