@@ -77,7 +77,11 @@ def _has_no_state(value: Value) -> bool:
 
 def _ends_before_saves(facts: Facts, value: Value) -> bool:
     """Return whether only another loop saves: that of a later stage, which does not change the object."""
+    fullest = facts.fullest_save
     saving = {save.event.loops[0] for save in facts.training_saves}
+    # some of several stages save weights only
+    if fullest is not None and facts.is_in_training(fullest.event) and len(fullest.entries) > 1:
+        saving = {fullest.event.loops[0]}
     loops = {event.loops[0] for event in facts.events if event.loops and root(event.value) is value}
     return bool(saving) and not loops & saving and value.kind != "copied"
 
@@ -165,7 +169,7 @@ def _find_not_loaded(facts: Facts) -> Iterator[Finding]:
     if facts.restores_all or not facts.loads or facts.trainers():
         return
     # a loop over objects that are not known loads a state, which may be that of any
-    looped = [event for event in facts.select("load_state") if event.loops]
+    looped = [one for one in facts.select("load_state") if one.loops and one.order < facts.first_step]
     if any(kind_of(event.value) in ("unknown", "attribute") for event in looped):
         return
     load = facts.loads[-1]

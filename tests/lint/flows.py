@@ -6,7 +6,7 @@ must not. A row without the second one is a further form of the row before it.
 
 from typing import NamedTuple
 
-from tests.lint.examples import BEST, PARTS, SCALED, SHUFFLED, WITHIN, write
+from tests.lint.examples import BEST, FOLDER, PARTS, SCALED, SHUFFLED, WITHIN, write
 
 
 class Flow(NamedTuple):
@@ -131,6 +131,10 @@ KEEPS = (
 )
 SCALES = {"setup": "scaler = torch.amp.GradScaler()\nloader = DataLoader(Kept(), 8)", "step": SCALED}
 
+GIVEN = (
+    FOLDER.format(names="list(map(self.find, [folder]))[0]")
+    + "\n    @staticmethod\n    def find(folder):\n        return os.listdir(folder)"
+)
 FLOWS = [
     Flow("R104", {**SCALES, "top": CACHES, "begin": "cache_labels(input)"}),
     Flow("R104", {**SCALES, "top": KEEPS}),
@@ -194,6 +198,10 @@ FLOWS = [
     Flow("R501", {"write": NUMBERED, "file": "max(glob.glob('out/*.pt'), key=os.path.getmtime)"},
          {"write": NUMBERED}),
     Flow("R501", {"write": "torch.save({'model': model.state_dict(), 'epoch': epoch}, 'last.pt')"}),
+    Flow("R402", {"top": GIVEN, "setup": "images = Folder('images')"}),
+    Flow("R201", {"top": "from others import parts", "setup": "scheduler = StepLR(optimizer, 3)",
+                  "end": "scheduler.step()\nfor part in parts:\n    part.load_state_dict(torch.load('b.pt'))",
+                  "save": '"scheduler": scheduler.state_dict()'}),
     Flow("R506", {"save": '"loss": nn.BCELoss()'},
          {"setup": "criterion = nn.BCELoss()", "save": '"loss": criterion.state_dict()'}),
 ]  # fmt: skip
