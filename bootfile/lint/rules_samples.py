@@ -142,10 +142,10 @@ def _list_listings(source: Source) -> Iterator[Listing]:
 def _mentions(source: Source, cls: ast.ClassDef) -> bool:
     """Return whether a module uses a class outside of it, not for an evaluation: an import is not a use."""
     inside = range(cls.lineno, (cls.end_lineno or 0) + 1) if cls in source.tree.body else ()
-    nodes = source.find(ast.Name | ast.Attribute) if cls.name.encode() in source.data else []
-    named = [
-        node.lineno for node in nodes if cls.name in (getattr(node, "id", ""), getattr(node, "attr", ""))
-    ]
+    nodes = source.find(ast.Name | ast.Attribute | ast.Constant) if cls.name.encode() in source.data else []
+    # also getattr(module, "Images")
+    parts = [(node.lineno, getattr(node, name, "")) for node in nodes for name in ("id", "attr", "value")]
+    named = [line for line, name in parts if name == cls.name]
     lines = [source.data.splitlines()[number - 1] for number in named if number not in inside]
     return any(b"train" in line or not _EVALUATES.search(line) for line in lines)
 

@@ -242,6 +242,9 @@ def _is_lost(facts: Facts, save: Save, module: Value) -> bool:
     is_known = module.kind in ("model", "criterion") and "by_name" not in module.flags
     inner = [part for part in module.options.values() if kind_of(part) == "model"]
     is_saved = any(facts.is_saved(part, "model") for part in (module, *inner))
+    # an attribute of another module is in the state of that one
+    sets = [event for event in facts.select("set_attribute") if root(event.args[0]) is module]
+    is_saved |= any(kind_of(event.value) not in ("instance", "args") for event in sets)
     # a script that saves no module at all has its weights elsewhere, in a way that is not followed
     has_others = any(owner.kind in ("model", "unknown") for owner in save.owners())
     return is_known and has_others and not is_saved and not facts.is_own_state(module)

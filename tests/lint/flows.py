@@ -131,6 +131,11 @@ KEEPS = (
 )
 SCALES = {"setup": "scaler = torch.amp.GradScaler()\nloader = DataLoader(Kept(), 8)", "step": SCALED}
 
+SEED_OPTION = (
+    "import argparse\nparser = argparse.ArgumentParser()\n"
+    "parser.add_argument('--seed', default=3, help='with default=3 no random one')\n"
+    "args = parser.parse_args()\ntorch.manual_seed(args.seed)"
+)
 GIVEN = (
     FOLDER.format(names="list(map(self.find, [folder]))[0]")
     + "\n    @staticmethod\n    def find(folder):\n        return os.listdir(folder)"
@@ -199,6 +204,9 @@ FLOWS = [
          {"write": NUMBERED}),
     Flow("R501", {"write": "torch.save({'model': model.state_dict(), 'epoch': epoch}, 'last.pt')"}),
     Flow("R402", {"top": GIVEN, "setup": "images = Folder('images')"}),
+    Flow("R402", {"top": FOLDER.format(names="os.listdir(folder)"),
+                  "setup": "images = globals()['Folder']('images')"}),
+    Flow("R401", {"top": SEED_OPTION, "setup": SHUFFLED}),
     Flow("R201", {"top": "from others import parts", "setup": "scheduler = StepLR(optimizer, 3)",
                   "end": "scheduler.step()\nfor part in parts:\n    part.load_state_dict(torch.load('b.pt'))",
                   "save": '"scheduler": scheduler.state_dict()'}),

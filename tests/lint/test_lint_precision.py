@@ -308,6 +308,9 @@ LOOKALIKES = {
                  "setup": "scheduler = StepLR(optimizer, 3)", "end": "scheduler.step()",
                  "resume": "state = {'scheduler': None}\nstate.update(saved)\nrestore(scheduler, state)",
                  "save": '"scheduler": scheduler.state_dict()'}),
+    "a module that becomes a part of the one that is saved":
+        ("R109", {"setup": "head = nn.Linear(4, 4)\nmodel.head = head\noptimizer = torch.optim.Adam(\n"
+                          "    [*head.parameters(), *model.parameters()])"}),
     "a loop that fills memory":
         ("R401", {"top": "torch.manual_seed(0)",
                   "before": "for size in range(8):\n    model(torch.randn(8, 4)).mean().backward()"}),
