@@ -210,8 +210,11 @@ def _binds(statement: Any, name: str, cls: Any, by: Any) -> bool:
     """Return whether a statement binds a name in each case. cls: the class whose methods it may call. by: the
     statements that count; all if it is None."""
     if isinstance(statement, ast.If):
-        bodies = (statement.body,) if is_main_test(statement.test) else (statement.body, statement.orelse)
-        return all(any(_binds(part, name, cls, by) for part in body) or _leaves(body) for body in bodies)
+        bodies = (statement.body, statement.orelse)
+        found = [any(_binds(part, name, cls, by) for part in body) for body in bodies]
+        # another file that imports this one does not run `raise SystemExit(main())`
+        is_all = all(one or _leaves(body) for one, body in zip(found, bodies, strict=True))
+        return found[0] if is_main_test(statement.test) else is_all
     # `self.build_optimizer()` in __init__()
     if cls is not None and "." in name and isinstance(statement, ast.Expr):
         called = re.match(r"self\.(\w+)\(", unparse(statement.value))

@@ -13,6 +13,7 @@ from bootfile.lint.table import Finding, at, name_line
 from bootfile.lint.values import NUMBERS, Value, list_deps, root
 from bootfile.lint.walk import is_guarded
 
+_MOVES = ("replace", "rename", "renames", "move")
 _RENAMES = r"(^|\.)(replace|rename|renames|move|mkstemp|NamedTemporaryFile|safe_save|atomic_\w+)$"
 _STEP_NAME = re.compile(r"epoch|step|iter|number|count|idx|index|^i$|^n$|^it$", re.IGNORECASE)
 _COUNTS = re.compile(r"num|count|uuid|unique|next|version|^len$", re.IGNORECASE)
@@ -108,7 +109,7 @@ def _is_listed(facts: Facts, load: Event) -> bool:
 
 def _is_renamed(facts: Facts, save: Save) -> bool:
     """Return whether a file gets its name only after it was written."""
-    paths = set(map(unparse, _path_nodes(save.event)))
+    path, paths = path_of(save.event), set(map(unparse, _path_nodes(save.event)))
     # `with open(new, "wb") as file: torch.save(state, file)`
     opened = save.event.describe_conditions()
     for event in facts.calls(_RENAMES):
@@ -117,7 +118,10 @@ def _is_renamed(facts: Facts, save: Save) -> bool:
         is_opened = any(f"open({text}," in opened for text in texts if text)
         # replace() with two arguments is that of a text
         is_text = event.name == "method" and event.text == "replace" and len(event.args) == 2
-        if not is_text and (root(first).kind == "unknown" or is_opened or texts & paths):
+        # mkstemp() and others make the first name themselves
+        is_open = event.text.rpartition(".")[2] not in _MOVES or root(first).kind == "unknown"
+        is_same = path in facts.list_deps(first) or (first.kind == "const" and first.key == path.key)
+        if not is_text and (is_open or is_same or is_opened or texts & paths):
             return True
     return False
 
@@ -127,7 +131,8 @@ def varies(facts: Facts, save: Save) -> bool:
     path = path_of(save.event)
     # a path that is not known, or a call that may choose the name of the file itself
     is_known = save.event.text in _WRITES or save.event.value.key in ("Accelerator", "Fabric")
-    is_open = path.kind == "none" or not is_known
+    is_followed = path.kind in ("const", "text", "unknown", "path", "option", "checkpoint")
+    is_open = path.kind == "none" or not is_known or not (is_followed or path.deps)
     return is_open or _moves(facts, path) or any(map(_names_step, _path_nodes(save.event)))
 
 

@@ -140,9 +140,10 @@ def _may_be_drawn(facts: Facts, seed: Event) -> bool:
     random.randint(1, 9999)`."""
     names = {unparse(given).rpartition(".")[2] for given in getattr(seed.node, "args", [])}
     # `add_argument("--seed", default=random.randrange(200))`
-    texts = [unparse(event.node).replace("-", "_") for event in facts.calls(r"^add_argument$")]
-    options = [text for text in texts if any(f"__{name}'" in text for name in names)]
-    defaults = [default for text in options for default in re.findall(r"default=(.*?)(?:, \w+=|$)", text)]
+    nodes = [event.node for event in facts.calls(r"^add_argument$")]
+    pairs = [(unparse(node).replace("-", "_"), keyword) for node in nodes for keyword in node.keywords]
+    pairs = [pair for pair in pairs if any(f"__{name}'" in pair[0] for name in names)]
+    defaults = [unparse(keyword.value) for _, keyword in pairs if keyword.arg == "default"]
     sets = [event for event in facts.select("set_attribute") if event.text in names and event.conditions]
     given = [str(dep.key) for event in sets for dep in list_deps(event.args.get(0, Value()))]
     return any(map(_IS_DRAWN.search, [*defaults, *given]))

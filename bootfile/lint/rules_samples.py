@@ -55,7 +55,8 @@ def _find_set_epoch(facts: Facts, calls: list[Event]) -> Iterator[Finding]:
     for event in facts.in_training("iterate"):
         loader = root(event.value)
         sampler = root(loader.parts.get("sampler", Value()))
-        is_shuffled = is_constant(sampler.options.get("shuffle", Value("const", key=True)), True)
+        shuffle = sampler.options.get("shuffle") or sampler.options.get(3) or Value("const", key=True)
+        is_shuffled = is_constant(shuffle, True)
         is_told = is_open or sampler in objects or "prepared" in loader.flags
         is_distributed = sampler.key == "DistributedSampler" and is_shuffled
         if not is_distributed or is_told or len(event.loops) < 2 or not facts.trains_within(event):
@@ -81,7 +82,8 @@ def _find_fixed_epoch(facts: Facts, calls: list[Event]) -> Iterator[Finding]:
         # a number that is written there: a name may be counted in a way that is not followed
         given = [*event.node.args, *[keyword.value for keyword in event.node.keywords]]
         is_fixed = any(isinstance(node, ast.Constant) for node in given)
-        if is_fixed and unparse(event.node.func) not in varied:
+        is_sampler = root(event.value).kind in ("sampler", "loader", "unknown")
+        if is_fixed and is_sampler and unparse(event.node.func) not in varied:
             message = f"set_epoch() gets the same number in each epoch: {unparse(event.node)}"
             yield at(event, "R308", message, value=event.value, loop=event.loops[0])
             return
@@ -140,10 +142,10 @@ def _list_listings(source: Source) -> Iterator[Listing]:
 def _mentions(source: Source, cls: ast.ClassDef) -> bool:
     """Return whether a module uses a class outside of it, not for an evaluation: an import is not a use."""
     inside = range(cls.lineno, (cls.end_lineno or 0) + 1) if cls in source.tree.body else ()
-    nodes = source.find(ast.Name | ast.Attribute) if cls.name.encode() in source.data else []
-    named = [
-        node.lineno for node in nodes if cls.name in (getattr(node, "id", ""), getattr(node, "attr", ""))
-    ]
+    nodes = source.find(ast.Name | ast.Attribute | ast.Constant) if cls.name.encode() in source.data else []
+    # also getattr(module, "Images")
+    parts = [(node.lineno, getattr(node, name, "")) for node in nodes for name in ("id", "attr", "value")]
+    named = [line for line, name in parts if name == cls.name]
     lines = [source.data.splitlines()[number - 1] for number in named if number not in inside]
     return any(b"train" in line or not _EVALUATES.search(line) for line in lines)
 
@@ -156,10 +158,10 @@ def _is_sorted(listing: Listing) -> bool:
     calls = [part for part in ast.walk(listing.cls) if isinstance(part, ast.Call)]
     sorts = [unparse(call) for call in calls if _SORTS.search(unparse(call.func).rpartition(".")[2])]
     assigns = [part for part in listing.above if isinstance(part, ast.Assign)]
-    # what a loop over the names makes of them is not followed
-    is_name = assigns != [] and not any(isinstance(part, ast.For) for part in listing.above)
-    name = re.escape(unparse(assigns[0].targets[0]).rpartition(".")[2]) if is_name else ""
-    return any(not name or re.search(rf"\b{name}\b", text) for text in sorts)
+    name = unparse(assigns[0].targets[0]).rpartition(".")[2] if assigns else ""
+    # `self.files[part]`, and what a loop over the names makes of them, are not followed
+    is_name = name.isidentifier() and not any(isinstance(part, ast.For) for part in listing.above)
+    return any(not is_name or re.search(rf"\b{name}\b", text) for text in sorts)
 
 
 def _loses_order(listing: Listing) -> bool:
@@ -191,7 +193,7 @@ def _is_drawn(listing: Listing) -> bool:
 def _is_not_called(listing: Listing) -> bool:
     """Return whether the method is static and its class does not call it; others may call one that is not."""
     is_static = any(unparse(part) == "staticmethod" for part in listing.function.decorator_list)
-    return is_static and f".{listing.function.name}(" not in unparse(listing.cls)
+    return is_static and not re.search(rf"\.{listing.function.name}\b", unparse(listing.cls))
 
 
 def _is_only_counted(listing: Listing) -> bool:

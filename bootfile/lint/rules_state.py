@@ -77,7 +77,11 @@ def _has_no_state(value: Value) -> bool:
 
 def _ends_before_saves(facts: Facts, value: Value) -> bool:
     """Return whether only another loop saves: that of a later stage, which does not change the object."""
+    fullest = facts.fullest_save
     saving = {save.event.loops[0] for save in facts.training_saves}
+    # some of several stages save weights only
+    if fullest is not None and facts.is_in_training(fullest.event) and len(fullest.entries) > 1:
+        saving = {fullest.event.loops[0]}
     loops = {event.loops[0] for event in facts.events if event.loops and root(event.value) is value}
     return bool(saving) and not loops & saving and value.kind != "copied"
 
@@ -165,7 +169,7 @@ def _find_not_loaded(facts: Facts) -> Iterator[Finding]:
     if facts.restores_all or not facts.loads or facts.trainers():
         return
     # a loop over objects that are not known loads a state, which may be that of any
-    looped = [event for event in facts.select("load_state") if event.loops]
+    looped = [one for one in facts.select("load_state") if one.loops and one.order < facts.first_step]
     if any(kind_of(event.value) in ("unknown", "attribute") for event in looped):
         return
     load = facts.loads[-1]
@@ -238,6 +242,9 @@ def _is_lost(facts: Facts, save: Save, module: Value) -> bool:
     is_known = module.kind in ("model", "criterion") and "by_name" not in module.flags
     inner = [part for part in module.options.values() if kind_of(part) == "model"]
     is_saved = any(facts.is_saved(part, "model") for part in (module, *inner))
+    # an attribute of another module is in the state of that one
+    sets = [event for event in facts.select("set_attribute") if root(event.args[0]) is module]
+    is_saved |= any(kind_of(event.value) not in ("instance", "args") for event in sets)
     # a script that saves no module at all has its weights elsewhere, in a way that is not followed
     has_others = any(owner.kind in ("model", "unknown") for owner in save.owners())
     return is_known and has_others and not is_saved and not facts.is_own_state(module)

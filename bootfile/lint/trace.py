@@ -229,7 +229,8 @@ class Tracer(Names):
         """Return the value of a test of a parameter to which the call gives True, False or a dict: `flag`,
         `not flag`, `state is None`, `state is not None`. None if it is another test."""
         frame, text = self.frames[-1], unparse(test)
-        name = re.sub(r"^not | is (not )?None$", "", text)
+        # `not state is None` is another test
+        name = re.sub(r"^not (?!.* )| is (not )?None$", "", text)
         given = frame.given.get(name)
         if given is None or frame.node is None or (text.startswith("not ") and text.endswith("None")):
             return None

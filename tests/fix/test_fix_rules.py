@@ -211,6 +211,18 @@ def test_a_function_that_is_called_in_an_unknown_way_gets_no_argument(decorator,
     assert (new in text) if new else text == ""
 
 
+@pytest.mark.parametrize("end", ["raise SystemExit(main())", "main()"])
+def test_a_global_name_that_a_test_binds_may_not_be_bound(end, tmp_path):
+    made = "if torch.rand(1) > 0.5:\n    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)\n"
+    text = HELPER.replace("DECORATOR", "").replace("OTHER", "").replace("saved = ", f"{made}saved = ")
+    text = text.replace(
+        "CALL", 'if torch.rand(1) > 0.9:\n            scheduler.step()\n        save("a.pt", epoch)'
+    )
+    text = text.replace("\nmain()", f'\nif __name__ == "__main__":\n    {end}')
+    result, new = fix(tmp_path, text, "R103")
+    assert new == "" and "may not be bound" in result.left[0][1]
+
+
 def test_a_file_of_weights_before_the_checkpoint(tmp_path):
     """A number may change after the file of the best weights: the checkpoint has it."""
     end = (

@@ -6,7 +6,7 @@ must not. A row without the second one is a further form of the row before it.
 
 from typing import NamedTuple
 
-from tests.lint.examples import BEST, PARTS, SCALED, SHUFFLED, WITHIN, write
+from tests.lint.examples import BEST, FOLDER, PARTS, SCALED, SHUFFLED, WITHIN, write
 
 
 class Flow(NamedTuple):
@@ -131,6 +131,15 @@ KEEPS = (
 )
 SCALES = {"setup": "scaler = torch.amp.GradScaler()\nloader = DataLoader(Kept(), 8)", "step": SCALED}
 
+SEED_OPTION = (
+    "import argparse\nparser = argparse.ArgumentParser()\n"
+    "parser.add_argument('--seed', default=3, help='with default=3 no random one')\n"
+    "args = parser.parse_args()\ntorch.manual_seed(args.seed)"
+)
+GIVEN = (
+    FOLDER.format(names="list(map(self.find, [folder]))[0]")
+    + "\n    @staticmethod\n    def find(folder):\n        return os.listdir(folder)"
+)
 FLOWS = [
     Flow("R104", {**SCALES, "top": CACHES, "begin": "cache_labels(input)"}),
     Flow("R104", {**SCALES, "top": KEEPS}),
@@ -194,6 +203,13 @@ FLOWS = [
     Flow("R501", {"write": NUMBERED, "file": "max(glob.glob('out/*.pt'), key=os.path.getmtime)"},
          {"write": NUMBERED}),
     Flow("R501", {"write": "torch.save({'model': model.state_dict(), 'epoch': epoch}, 'last.pt')"}),
+    Flow("R402", {"top": GIVEN, "setup": "images = Folder('images')"}),
+    Flow("R402", {"top": FOLDER.format(names="os.listdir(folder)"),
+                  "setup": "images = globals()['Folder']('images')"}),
+    Flow("R401", {"top": SEED_OPTION, "setup": SHUFFLED}),
+    Flow("R201", {"top": "from others import parts", "setup": "scheduler = StepLR(optimizer, 3)",
+                  "end": "scheduler.step()\nfor part in parts:\n    part.load_state_dict(torch.load('b.pt'))",
+                  "save": '"scheduler": scheduler.state_dict()'}),
     Flow("R506", {"save": '"loss": nn.BCELoss()'},
          {"setup": "criterion = nn.BCELoss()", "save": '"loss": criterion.state_dict()'}),
 ]  # fmt: skip

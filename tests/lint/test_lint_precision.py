@@ -273,6 +273,44 @@ LOOKALIKES = {
                  "setup": "images = Folder('images')", "batch": "batch = batch + np.random.rand()"}),
     "a counter of the learning rate":
         ("R107", {"setup": "steps = 0", "step": RATE}),
+    "a temporary file of tempfile, whose name is not known":
+        ("R501", {"top": "import tempfile",
+                 "write": 'with tempfile.NamedTemporaryFile("wb", delete=False) as file:\n'
+                          '    torch.save(state, file)\nos.replace(file.name, "last.pt")'}),
+    "a file that a package gives its name when it is whole":
+        ("R501", {"top": "from atomicwrites import atomic_write",
+                 "write": 'with atomic_write("last.pt", mode="wb") as file:\n    torch.save(state, file)'}),
+    "a name, and the same text where it is renamed":
+        ("R501", {"setup": 'new = "new.pt"',
+                 "write": 'torch.save(state, new)\nos.replace("new.pt", "last.pt")'}),
+    "a function that renames the file":
+        ("R501", {"top": "def swap(old, new):\n    os.replace(old, new)",
+                 "write": 'torch.save(state, "new.pt")\nswap("new.pt", "last.pt")'}),
+    "the path is the name of a module that is not known, which may set it":
+        ("R501", {"top": "import others", "begin": "others.advance()",
+                 "write": "torch.save(state, others.path)"}),
+    "a sampler that does not shuffle, by its place":
+        ("R307", {"setup": DISTRIBUTED.replace("(data)", "(data, 2, 0, False)")}),
+    "set_epoch() of an object that gives no samples":
+        ("R308", {"top": "class Meter:\n    def set_epoch(self, number):\n        self.number = number",
+                 "setup": "meter = Meter()", "begin": "meter.set_epoch(0)"}),
+    "listings by the name of a part, which are sorted":
+        ("R402", {"top": FOLDER.format(names="{}\n        self.names[0] = os.listdir(folder)"
+                                            "\n        self.names[0].sort()"),
+                 "setup": "images = Folder('images')"}),
+    "a stage before that saves weights only":
+        ("R101", {"setup": "warm = torch.optim.Adam(model.parameters())\nfor number in range(4):\n"
+                          "    model(data).mean().backward()\n    warm.step()\n"
+                          "    torch.save(model.state_dict(), f'warm_{number}.pt')"}),
+    "a state that is loaded if it is not None, with `not` first":
+        ("R201", {"top": "def restore(scheduler, state):\n    if not state is None:\n"
+                        "        scheduler.load_state_dict(state['scheduler'])",
+                 "setup": "scheduler = StepLR(optimizer, 3)", "end": "scheduler.step()",
+                 "resume": "state = {'scheduler': None}\nstate.update(saved)\nrestore(scheduler, state)",
+                 "save": '"scheduler": scheduler.state_dict()'}),
+    "a module that becomes a part of the one that is saved":
+        ("R109", {"setup": "head = nn.Linear(4, 4)\nmodel.head = head\noptimizer = torch.optim.Adam(\n"
+                          "    [*head.parameters(), *model.parameters()])"}),
     "a loop that fills memory":
         ("R401", {"top": "torch.manual_seed(0)",
                   "before": "for size in range(8):\n    model(torch.randn(8, 4)).mean().backward()"}),
