@@ -70,7 +70,7 @@ def print_line(line: str) -> None:
     with contextlib.suppress(LookupError, TypeError, ValueError):
         text = text.encode(encoding, "backslashreplace").decode(encoding)
     with contextlib.suppress(OSError, ValueError):
-        print(text, flush=True)
+        print(f"{text}\n", end="", flush=True)
 
 
 def in_one_line(error: BaseException, most: int = 200) -> str:

@@ -95,7 +95,7 @@ class Fetcher:
         self.dataset = dataset
         self.collate_fn = collate_fn
         # the rows of a TensorDataset are taken in one call
-        self._table, self._rows = (None, None) if collate_fn else _table_of(dataset)
+        self._table, self._rows = _table_of(dataset) if collate_fn is None else (None, None)
         self.fingerprint = ""  # of the samples and their targets; look() computes it
         self.is_stable = True  # items are the same when they are read again
         self._draws = False  # whether an item has used a global generator

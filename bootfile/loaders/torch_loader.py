@@ -142,15 +142,16 @@ def find_fingerprint(loader: DataLoader[Any]) -> tuple[str, str, bool]:
         """Return (fingerprint, digest of a batch, what is unstable or "")."""
         with generators.restored():
             digest = batch = name = ""
-            # its keys may not be 0, 1, ..., and a bad item ends an epoch
+            # its keys may not be 0, 1, ..., a bad item ends an epoch, and "".join has the module None
             with contextlib.suppress(Exception):
                 # some items are read twice, for half a second at most
                 unstable = find_unstable(dataset, lambda ids: hash_value(read(ids)))
                 if unstable is None:
+                    is_own = not getattr(collate, "__module__", "").startswith("torch.")
                     digest = fingerprint(dataset, read)
                 else:
                     name = f"sample {unstable} of {type(dataset).__name__} differs when it is read twice"
-            if digest and not getattr(collate, "__module__", "").startswith("torch."):
+            if digest and is_own:
                 with contextlib.suppress(Exception):  # the first batch will raise it
                     batches = {read_batch(), read_batch()}
                     batch = batches.pop() if len(batches) == 1 else ""

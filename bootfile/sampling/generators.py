@@ -235,8 +235,10 @@ def _items_of(value: Any) -> dict[str, Any]:
 
 def _parts_of_class(kind: type, value: Any) -> dict[str, Any]:
     """Return the attributes, methods and slots that one of the user's own classes gives to a value."""
-    called = ("__getitem__", "__call__")
-    parts = {name: part for name, part in vars(kind).items() if not name.startswith("__") or name in called}
+    members = vars(kind)
+    parts = {name: part for name, part in members.items() if not name.startswith("__")}
+    # after the others: the order of the generators decides how each is seeded
+    parts |= {name: members[name] for name in ("__getitem__", "__call__") if name in members}
     for name, part in parts.items():
         if isinstance(part, types.MemberDescriptorType):  # a slot
             parts[name] = getattr(value, name, None)

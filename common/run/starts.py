@@ -121,10 +121,12 @@ def read_ends(folder: str) -> dict[float, str]:
 def describe_last_end(folder: str) -> str:
     """Return one line on how the training before ended; "" if it was done, or if its end is not known. A
     start calls it on rank 0, before it writes its own lines. Raises BadInput."""
-    ends = [*read_ends(folder).values()]  # not by the time: a clock may have been set back
-    if not ends or ends[-1] == DONE:
+    ends = [*read_ends(folder).items()]  # not by the time: a clock may have been set back
+    known = read_starts(folder)
+    # a full disk may have kept the line of the newest start out
+    if not ends or not known or ends[-1][0] < known[-1].get("time", 0) or ends[-1][1] == DONE:
         return ""
-    return f"the end of the training before: {ends[-1]}"
+    return f"the end of the training before: {ends[-1][1]}"
 
 
 def end_of_signal() -> tuple[int, str]:

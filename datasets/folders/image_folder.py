@@ -174,8 +174,17 @@ def _name_index(listing: Listing, cache: str) -> str:
     parts += [str(option) for option in (listing.val_share, listing.splits) if option]
     if listing.val_share:  # version 0.31 and earlier divided in another way
         parts.append("by class")
+    return _place(cache, listing.split, parts)
+
+
+def name_former(root: str, cache: str) -> str:
+    """Return the path of the index that version 0.55.0 made for training with the former division."""
+    return _place(cache, "train", [root, str(VAL_SHARE)])
+
+
+def _place(cache: str, split: str, parts: list[str]) -> str:
     digest = hashlib.blake2b(os.fsencode("\0".join(parts)), digest_size=6).hexdigest()
-    return os.path.join(os.path.abspath(cache), f"{listing.split}-{digest}")
+    return os.path.join(os.path.abspath(cache), f"{split}-{digest}")
 
 
 def _is_current(index: ImageFolderIndex, listing: Listing) -> bool:

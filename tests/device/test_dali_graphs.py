@@ -54,3 +54,10 @@ def test_an_argument_that_dali_does_not_know_is_refused(monkeypatch):
     monkeypatch.setattr("datasets.loaders.engines.dali.NVJPEG", {"device": "mixed", "fancy": True})
     with pytest.raises(Exception, match="fancy"):
         _graph(monkeypatch, *STORES[0])
+
+
+def test_an_error_before_the_first_batch_stays_as_it_is():
+    engine = object.__new__(Dali)  # no threads
+    engine._in_flight = []
+    error = RuntimeError("no memory")
+    assert engine._name_bad_file(error) is error

@@ -161,8 +161,9 @@ class Dali(Engine):
     def _name_bad_file(self, error: RuntimeError) -> Exception:
         """Return the error with the name of the bad file, which DALI does not know."""
         try:
-            for id in np.concatenate([batch.ids for batch, _ in self._in_flight]):
-                self.store.image(id)
+            for batch, _ in self._in_flight:
+                for id in batch.ids:
+                    self.store.image(id)
         except BadInput as reason:
             return reason
         return error

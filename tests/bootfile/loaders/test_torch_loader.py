@@ -41,6 +41,20 @@ def test_items_that_are_no_pair_are_refused_with_the_way_out_of_this_loader():
             next(iter(loader))
 
 
+class _Words(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, id):
+        return str(id)
+
+
+def test_a_collate_fn_without_a_module_is_taken():
+    """Such as a method of a builtin object."""
+    assert "".join.__module__ is None
+    assert len(torch_loader(DataLoader(_Words(), 2, collate_fn="".join), torch.device("cpu"))) == 2
+
+
 class _Bound:
     """A batch sampler of six batches whose length is only a bound."""
 
