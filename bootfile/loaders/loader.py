@@ -91,9 +91,9 @@ class Stage:
 
     def _move_all(self, data: Any) -> Any:
         is_plain = isinstance(data, torch.Tensor)
-        return self._move(data) if is_plain else tree_map_only(torch.Tensor, self._move, data)
+        return self.move(data) if is_plain else tree_map_only(torch.Tensor, self.move, data)
 
-    def _move(self, tensor: torch.Tensor) -> torch.Tensor:
+    def move(self, tensor: torch.Tensor) -> torch.Tensor:
         """Start the copy of a tensor to the device."""
         return tensor.to(self.device, non_blocking=self.stream is not None)
 

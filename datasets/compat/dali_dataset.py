@@ -176,7 +176,7 @@ class Dataset:
         # such a program has no starts.jsonl: only this index tells that it trained with other images
         if self._train_index.division and os.path.exists(former):
             raise BadInput(
-                f"version 0.55.0 (commit 7fefafdc) has divided {data_dir} in another way: images of a training "
+                f"version 0.55.0 (commit 7fefafdc) divided {data_dir} in another way: images of a training "
                 f"with it would validate it. Continue it with that version; for a new one delete {former}"
             )
         self._val_index = load("val", classes=self._train_index.classes)
