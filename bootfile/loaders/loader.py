@@ -91,9 +91,9 @@ class Stage:
 
     def _move_all(self, data: Any) -> Any:
         is_plain = isinstance(data, torch.Tensor)
-        return self.move(data) if is_plain else tree_map_only(torch.Tensor, self.move, data)
+        return self.move_tensor(data) if is_plain else tree_map_only(torch.Tensor, self.move_tensor, data)
 
-    def move(self, tensor: torch.Tensor) -> torch.Tensor:
+    def move_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         """Start the copy of a tensor to the device."""
         return tensor.to(self.device, non_blocking=self.stream is not None)
 

@@ -73,7 +73,7 @@ class ToDevice(Stage):
         """Start moving images and labels to the device. The images must not change until wait() returns.
         change: applied on the device before the images are normalised."""
         if self.stream is None:
-            images, labels = self.move(images), self.move(labels)
+            images, labels = self.move_tensor(images), self.move_tensor(labels)
             if change:
                 images, labels = change(images, labels)
             on_host = self.device.type == "cpu"
@@ -86,8 +86,8 @@ class ToDevice(Stage):
             images.record_stream(self.stream)  # torch does not reuse its memory while the stream reads it
         with device.stream(self.stream):
             self._copied = accelerator.new_event(self.device)
-            images = self.move(images)
-            labels = self.move(labels)
+            images = self.move_tensor(images)
+            labels = self.move_tensor(labels)
             if on_host:
                 self._copied.record()
             if change:
@@ -106,7 +106,7 @@ class ToDevice(Stage):
             self._copied.synchronize()
             self._copied = None
 
-    def move(self, tensor: torch.Tensor) -> torch.Tensor:
+    def move_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         """Start the copy of a tensor to the device. The host does not wait for copies from pinned memory."""
         if self.stream and tensor.device.type == "cpu" and not tensor.is_pinned():
             tensor = tensor.pin_memory()
