@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import itertools
+import re
 import time
 from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple, Protocol
@@ -126,6 +127,7 @@ class Loader:
         self.has_left_epoch = False  # since the last batch it has asked epochs_from() for the next epoch
         self.leaves_out_ended = False  # epochs_from() leaves out an epoch that its step ends
         self.batch: Batch | None = None  # the last one that was handed out
+        self._targets: Any = None  # of this batch, as long as the caller has it
         self.generators: list[generators.Generator] = []  # your own; each step seeds them too
         self.backend = ""  # the name of the engine, if it was chosen by name
         self.removal: Any = None  # a Removal, whose samples no batch has
@@ -301,13 +303,23 @@ class Loader:
         return self.engine.example(count)  # type: ignore[attr-defined]  # those that need none have none
 
     def explain(self, error: Exception) -> str:
-        """Return one line for an error of torch if a worker has ended or cannot be started; "" for another
-        one. torch raises it in whatever the job does when the worker ends."""
+        """Return one line for an error of torch if a worker has ended or cannot be started, or if the loss
+        has refused a target of the last batch; "" for another one. torch raises the error of a worker in
+        whatever the job does when the worker ends."""
         from bootfile.machine import process_limits  # only after an error
 
         text = next(iter(str(error).splitlines()), "")
         if text.startswith("DataLoader worker (pid"):  # torch only says that it has ended
             return f"{text} {_DEAD_WORKER}"
+        refused = re.match(r"Target (-?\d+) is out of bounds", text)  # a class that the model lacks
+        if refused and self.batch and isinstance(self._targets, torch.Tensor):
+            has_target = (self._targets == int(refused[1])).reshape(len(self.batch.ids), -1).any(1).tolist()
+            of = f" of {type(self.engine.data_set).__name__}" if hasattr(self.engine, "data_set") else ""
+            for id in self.batch.ids[has_target][:1]:
+                return (
+                    f"sample {id}{of} has the target {refused[1]}, for which the model has no output: "
+                    "expected 0 to its number of outputs - 1, or ignore_index of the loss"
+                )
         return process_limits.explain(error)
 
     def __len__(self) -> int:
@@ -360,11 +372,13 @@ class Loader:
                 self.step = step + 1
                 self.has_left_epoch = False
                 self.batch = batch
+                self._targets = delivered[1]
                 if self.is_whole:
                     step += 1
                     missing -= 1
                 self.waited += time.perf_counter() - start
                 yield delivered
+                self._targets = None
                 # the caller asks for the next batch: the memory of this one may be reused
                 del following, copy, delivered
                 if is_leading:
