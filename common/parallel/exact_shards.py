@@ -12,7 +12,7 @@ of 2 + 3 and of 4. A process sends at most 2 log2(V) - 2 sums, and one if N divi
 
 A job gives it a DistributedDataParallel, and computes each shard by forward(inputs), loss.backward() and
 shards.add(loss). Outside are other wrappers such as FSDP, sparse gradients, collectives in a shard, a
-closure of an optimizer, and a model or a criterion with state that is not in buffers (shard_guards.py).
+closure of an optimizer, and a model or a criterion with state that is not in buffers (repeated_calls.py).
 
 Related work: M. Li et al., "EasyScale", SC '23, whose virtual workers move between GPUs.
 """
@@ -36,8 +36,7 @@ from bootfile.ground.errors import BadInput
 from bootfile.ground.numbers import part_of
 from bootfile.machine import convolution
 from bootfile.processes import ranks
-from common.parallel.repeated_calls import is_dense
-from common.parallel.shard_guards import Guards
+from common.parallel.repeated_calls import Guards, is_dense
 
 HELP = "shards of a step, a power of two: the same bits on any number of processes up to V"
 _FLAT = 2**25  # bytes that are sent together
