@@ -228,7 +228,7 @@ def evaluate(
     if reduction in ("sum", "none"):
         raise BadInput(f"the criterion has reduction={reduction!r}: {_EXPECTED}")
     used_metrics = metrics or Metrics()
-    labels = 0  # of cross_entropy() and nll_loss()
+    labels = 0  # those that cross_entropy() and nll_loss() got so far, also the ignored ones
     training = model.training
     model.eval()
     device = accelerator.device_of(model)
@@ -247,15 +247,15 @@ def evaluate(
                 outputs = (outputs + model(inputs.flip(3))) / 2
             if targets is None:
                 continue  # this rank has no more batches, and others need its part of the model
-            with LabelMean() as seen:
+            with LabelMean() as label_mean:
                 loss = criterion(outputs, targets)
             batch = _sums(loss, outputs, targets)
             divisor = batch[2]
-            # cross_entropy() or nll_loss() has computed it: its divisor is known
-            if seen.loss is loss:
-                batch[0] = seen.total
-                divisor = seen.divisor
-                labels = labels + seen.labels
+            # cross_entropy() or nll_loss() has computed the loss: its divisor is known
+            if label_mean.loss is loss:
+                batch[0] = label_mean.total
+                divisor = label_mean.divisor
+                labels = labels + label_mean.labels
             measured = (outputs, targets)
             if not accelerator.has_float64(device):  # the metrics are computed where their sums are
                 measured = tree_map_only(torch.Tensor, torch.Tensor.cpu, measured)
@@ -264,15 +264,16 @@ def evaluate(
     # not if a batch has failed: main() ends then
     model.train(training)
     if metrics is None:
+        # the caller adds the results of the ranks, which are without the divisor: each label has to count 1
         if labels and ranks.world_size() > 1 and total[-1].item() != labels:
             raise BadInput("the labels have weights or are ignored: expected evaluate(..., log.metrics)")
-        # a loss over the labels becomes one over the samples, as the sum of batch_sums() is
+        # loss_sum is the mean over the labels times the samples, as that of batch_sums()
         total = total[:3] * torch.stack([total[2] / total[3], *total.new_ones(2)]).nan_to_num(0.0)
     return total
 
 
 class LabelMean(TorchFunctionMode):
-    """Sees by what the functions of _NAMES divide, also in torch.nn's modules.
+    """A mode of torch that notes by what the functions of _NAMES divide, also in the modules of torch.nn.
 
     `loss`: the last result that is a mean, or None. It is `total` / `divisor`, float64 []; the divisor is the
     sum of the weights of the labels that are not ignored. `labels`: the number of all labels.
@@ -299,8 +300,11 @@ class LabelMean(TorchFunctionMode):
         return result
 
 
-def _count_labels(target: torch.Tensor, weight: Any, ignore_index: int | None, **_: Any) -> Any:
-    """Return the number of labels, and the sum of the weights of those that are not ignored, float64 []."""
+def _count_labels(
+    target: torch.Tensor, weight: Any, ignore_index: int | None, **_: Any
+) -> tuple[int, torch.Tensor]:
+    """Return the number of labels, and the sum of the weights of those that are not ignored, float64 [].
+    The arguments are those of cross_entropy()."""
     if target.is_floating_point():  # shares of the classes: each sample counts 1, whatever the weights
         samples = target.numel() // target.shape[min(1, target.ndim - 1)]
         return samples, accelerator.double(torch.full((), samples, device=target.device))
