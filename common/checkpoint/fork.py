@@ -79,9 +79,9 @@ def inherit(args: argparse.Namespace) -> dict[str, Any]:
         # backends round pixels differently: the steps are computed with the one that was used
         if settings.get("data_backend") == "auto" and start.get("data backend"):
             settings["data_backend"] = start["data backend"]
-    # a part of a secret was not recorded
-    own = {name for name, value in settings.items() if name in _OF_A_START or "***" in str(value)}
-    defaults = {name: value for name, value in settings.items() if name not in own}
+    # a value with *** was not recorded as it was: a part of it is secret
+    left_out = {name for name, value in settings.items() if name in _OF_A_START or "***" in str(value)}
+    defaults = {name: value for name, value in settings.items() if name not in left_out}
     if settings.get("without"):  # the file may be gone: the run has kept its content
         defaults["without"] = os.path.join(os.path.realpath(source), REMOVED)
     if settings.get("weights") and settings.get("partial_weights"):
@@ -159,8 +159,7 @@ class OtherRun:
             return wanted
         starts = read_starts(self._folder)
         names = checkpoints(self._folder)
-        # a restart: the folder must hold this new run, not another one
-        if starts or names:
+        if starts or names:  # a restart: the folder must hold this new run, not another one
             self.facts = self._find_facts(starts)
         if not names:
             return self._begin(state)
@@ -223,8 +222,8 @@ class OtherRun:
         if self._parent and step < self._parent.step:
             points = [point for point in self._parent.points if point > step]
             skipped = [number for number in self._parent.skipped if number > step]
-        shared = ranks.broadcast_object((self.facts, points, skipped, self._begins))
-        self.facts, points, skipped, begins = shared
+        of_first = (self.facts, points, skipped, self._begins)
+        self.facts, points, skipped, begins = ranks.broadcast_object(of_first)
         scores = parts.state.extras
         if begins and isinstance(scores, Scores):
             scores.best = -math.inf  # the folder has no best.pth yet

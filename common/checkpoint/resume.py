@@ -112,9 +112,9 @@ def find_source(args: argparse.Namespace, output: Output, is_later: bool = False
     resume: str | None = vars(args).get("resume")
     if not checkpoints(output.folder):
         return resume
-    # The members of the generation before have saved these, and no living one has a later state.
+    # the generation before has saved these checkpoints, and no living process has a later state
     if is_later:
         return "auto"
-    # The same command was started before, and has saved them.
-    earlier = {start["settings"].get("resume", "") for start in read_starts(output.folder)} - {"never"}
-    return "auto" if resume in earlier else resume
+    # an earlier start of the same command has begun at that path, and has saved these checkpoints since
+    paths = {start["settings"].get("resume", "") for start in read_starts(output.folder)} - {"never"}
+    return "auto" if resume in paths else resume

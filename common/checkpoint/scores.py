@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from bootfile.ground.again import is_file
 from bootfile.ground.errors import Unavailable
 from bootfile.processes import ranks
 
@@ -78,6 +77,8 @@ class Scores:
         """
         is_lost = False
         if ranks.is_first() and writes and math.isfinite(self.best) and BEST not in at_url:
+            from bootfile.ground.again import is_file  # a first start has no score
+
             with contextlib.suppress(Unavailable):  # the mount does not answer: the file may be there
                 is_lost = not is_file(os.path.join(folder, BEST))
         if ranks.broadcast_object(is_lost):

@@ -287,9 +287,9 @@ def match(
             f"weights {path}: several networks in it have these names: {_list_first(prefixes)}; expected one"
         )
     prefix = prefixes[0]
-    found = {name: theirs[prefix + bare] for bare, name in ours.items() if prefix + bare in theirs}
-    used = set(found.values())
-    in_file = {name: tensors[name_in_file] for name, name_in_file in found.items()}
+    names_in_file = {name: theirs[prefix + bare] for bare, name in ours.items() if prefix + bare in theirs}
+    in_file = {name: tensors[name_in_file] for name, name_in_file in names_in_file.items()}
+    used = set(names_in_file.values())
     note = f" without the prefix {prefix!r:.80}" if _bare(prefix, _WRAPPERS) else ""
     return in_file, [name for name in tensors if name not in used], note
 

@@ -82,7 +82,7 @@ def facts() -> dict[str, str | int]:
     """Return versions, device and nodes of this process. CUDA is queried only if the job uses it."""
     world_size = ranks.world_size()
     per_node = count_in(os.environ, "LOCAL_WORLD_SIZE") or 1  # set by a launcher of processes
-    module = accelerator.in_use()  # torch.cuda or the like; None on a CPU
+    module = accelerator.in_use()  # of torch, for its devices; None on a CPU
     name_device = getattr(module, "get_device_name", accelerator.kind)
     packages = [f"{name} {sys.modules[name].__version__}" for name in PACKAGES if name in sys.modules]
     of_process: dict[str, str | int] = {
