@@ -392,7 +392,7 @@ class Checkpointer(Exact, Events):
 
     def _load_weights(self, path: str, complete: bool = False) -> None:
         """Load a file of weights into the model, on every rank. complete: see weights.load()."""
-        from common.checkpoint import pretrained, weights  # only a run with --weights or --evaluate needs it
+        from common.checkpoint import weights  # only a run with --weights or --evaluate needs it
 
         given = vars(self.args)
         arch = given.get("arch")
@@ -401,7 +401,7 @@ class Checkpointer(Exact, Events):
         if average is not None:
             average.module.load_state_dict(self.model.state_dict())
         line = weights.compare_class_names(path, getattr(self.loader.plan.index, "class_names", ()))
-        if line and not pretrained.is_name(arch, path):
+        if line and not weights.is_published(arch, path):
             self.log.info(line)
 
     def _is_of_this_run(self, start: dict) -> bool:
