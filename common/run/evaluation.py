@@ -42,6 +42,7 @@ class Metrics:
     over batches and ranks, and value(sums) -> number of Python or NumPy, or a tensor of 0 dimensions, from
     float64 [size] on the CPU. best: the name of a metric, "acc" or "loss"; None: the accuracy, or the loss if
     the job has no accuracy. lowest: whether the lowest value is the best (default: true for the loss only).
+    The sums of an evaluation are [loss_sum, correct, count, sums of each metric, divisor of the loss].
     Raises BadInput.
 
         log.use(metrics.Metrics(mae=metrics.absolute_error, best="mae", lowest=True))
@@ -59,7 +60,7 @@ class Metrics:
         self.best = best
         self.lowest = best == "loss" if lowest is None else lowest
         self._sizes = [getattr(metric, "size", 1) for metric in metrics.values()]  # sums of each metric
-        self.size = sum(self._sizes) + 1  # the divisor of the loss is the last
+        self.size = sum(self._sizes) + 1  # the sums after the first three
 
     @property
     def best_of(self) -> str:
@@ -80,7 +81,7 @@ class Metrics:
 
     def loss(self, sums: torch.Tensor) -> float:
         """Return the loss of all samples; NaN without samples or labels. sums: as for values()."""
-        # without metrics the sums have no divisor of their own
+        # the result of evaluate() without metrics is only [loss_sum, correct, count]
         divisor = sums[-1] if len(sums) == 3 + self.size else sums[2]
         return (sums[0] / divisor).item() if divisor else math.nan
 
