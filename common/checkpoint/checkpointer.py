@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bootfile.console.words import mask_words
-from bootfile.exact import files, recorded
-from bootfile.exact.choose import newest
 from bootfile.exact.due import Due
-from bootfile.exact.files import write_weights
+from bootfile.exact.files import Refused, write_weights
 from bootfile.exact.loop import Exact, Job
 from bootfile.exact.plugins import Events, Plugin, Processes, stopped_line
 from bootfile.exact.saver import NotSaved
@@ -357,17 +355,19 @@ class Checkpointer(Exact, Events):
         """Load only weights, for --evaluate, and return the last step. Raises BadInput."""
         path = self.args.weights
         if not path:
+            from bootfile.exact import recorded
+            from bootfile.exact.choose import newest
+            from bootfile.ground.again import refusal
+
             path = newest(self._wanted)
 
             def compare_with_record() -> None:
                 """Raise BadInput if the file is a checkpoint, and not the state that its run has recorded."""
-                if os.path.exists(f"{path}.json"):
-                    try:
+                try:
+                    if os.path.exists(f"{path}.json"):
                         recorded.verify(path)
-                    except files.Refused as reason:
-                        from bootfile.ground.again import refusal  # most files are as recorded
-
-                        raise refusal(f"--resume {path}: {reason}", reason) from None
+                except Refused as reason:
+                    raise refusal(f"--resume {path}: {reason}", reason) from None
 
             ranks.call_on_first(compare_with_record)
         self._load_weights(path, complete=True)
