@@ -191,12 +191,12 @@ def main() -> None:
         checkpoint.save_weights(epoch, val_sums)  # or exits, if the evaluation was stopped
         log.validation(val_sums)
 
-        ### 新增 (new) 8/8, a text that the model writes; the start is that of the test set ###
+        ### 新增 (new) 8/8, a text that the model writes; its first 16 tokens are those of the test set ###
         start = test_set[0][0][:16].to(device)
         written = gpt.generate(model, start, 200, args.context, args.seed)
         for line in test_set.text(torch.cat([start, written])).splitlines():
             log.info(f"| {line}")
-        ### 新增 (new) 8/8, a text that the model writes; the start is that of the test set ###
+        ### 新增 (new) 8/8, a text that the model writes; its first 16 tokens are those of the test set ###
     checkpoint.finish()  # waits for the last save and upload, and prints the TIME COST table
 
 

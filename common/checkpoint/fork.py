@@ -174,8 +174,9 @@ class OtherRun:
     def _begin(self, state: RunState) -> str:
         """Return the path of the checkpoint from which the new run begins, or "never" for step 1. choose()
         calls it on rank 0 of a start without a checkpoint of its own. Raises BadInput."""
+        # without --at_step: a start of this run that was killed before its first checkpoint has the step
         step = self.facts.get("step") if self._args.at_step is None else self._args.at_step
-        # a start that only computes steps begins with a state that another one chose
+        # the program in NEW/.fork, which only computes steps, begins with the state that its parent chose
         latest = int(os.environ[compute.ONLY]) if compute.ONLY in os.environ else None
         parent = Parent(self._args.from_run, step, latest)
         self._parent = parent
@@ -203,8 +204,8 @@ class OtherRun:
         return self._compute(parent, changed)
 
     def settle(self, parts: Parts, step: int, folder: str | None) -> None:
-        """Tell the plugin what it has to do, on every rank, when the state after `step` is restored. folder:
-        of the results, None if nothing is written. Raises BadInput."""
+        """Give the plugin its Plan, on every rank, when the state after `step` is restored. folder: of the
+        results, None if nothing is written. Raises BadInput."""
         removes = None
         if self._without:
             self._without.identify(parts.state)
@@ -216,8 +217,8 @@ class OtherRun:
             self.plugin.follow(Plan(0, removes=removes))
             return
         self._parts = parts
-        points: list[int] = []
-        skipped: list[int] = []
+        points: list[int] = []  # steps at which the records of the old run are compared
+        skipped: list[int] = []  # steps that the old run has left out
         # only rank 0 has read the old run
         if self._parent and step < self._parent.step:
             points = [point for point in self._parent.points if point > step]

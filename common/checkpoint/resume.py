@@ -89,10 +89,11 @@ def refuse_results(
     """
     folder = output.folder
     source = find_source(args, output, is_later)
+    continues = source == "auto"
     has_checkpoint = bool(checkpoints(folder))
-    at_url = () if source == "auto" else at_url  # what a restart continues from is not replaced
+    at_url = () if continues else at_url  # what a restart continues from is not replaced
     results = list(dict.fromkeys([*list_results(folder), *at_url]))
-    if not results or (source == "auto" and has_checkpoint):
+    if not results or (continues and has_checkpoint):
         return
     # a start that was killed before its first save has left reports, but nothing that could be lost
     before = read_starts(folder)
