@@ -293,6 +293,7 @@ class Checkpointer(Exact, Events):
     # What Exact asks and tells: see Events.
 
     def choose_checkpoint(self) -> str:
+        """Open the output, and return what the run continues from: "auto", "never" or a path. On rank 0."""
         if self._writes:
             # under the lock of the output: another job cannot write a checkpoint between this and the choice
             self._mirror = resume.take_output(
@@ -306,6 +307,7 @@ class Checkpointer(Exact, Events):
         return self._wanted
 
     def wait_for_first(self, error: BadInput | None) -> None:
+        """Wait until rank 0 has opened the output, which may take long, and raise its error on every rank."""
         if not ranks.store():  # one process
             super().wait_for_first(error)
             return
@@ -314,6 +316,7 @@ class Checkpointer(Exact, Events):
         barrier.wait_for_all("checkpoint", "to restore a checkpoint", error)
 
     def repeat_report(self) -> None:
+        """Report what the last step of an elastic job had still to report, on every rank: rank 0 was lost."""
         from common.parallel.exact_shards import sum_rows  # most jobs do not need it
 
         if self.running is not None:
@@ -321,6 +324,7 @@ class Checkpointer(Exact, Events):
             self.running.zero_()
 
     def stopping(self, step: int, saved: int) -> None:
+        """Print the command that continues the run, record the signal, and upload the rest, before a stop."""
         if not ranks.is_first() or self.args.evaluate:
             return  # an evaluation has nothing to continue
         self.log.info(stopped_line(step, saved))

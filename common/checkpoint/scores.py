@@ -105,6 +105,7 @@ def plain_names(model: torch.nn.Module, state: dict[str, Any]) -> dict[str, Any]
     modules = dict(model.named_modules(remove_duplicate=False))
 
     def plain(name: str) -> str:
+        """Return the name of a tensor without the parts that are wrappers."""
         parts = name.split(".")
         owners = [modules.get(".".join(parts[:place])) for place in range(len(parts))]  # of each part
         # "module" is left out only below a parallel wrapper: a part of the user's may have this name

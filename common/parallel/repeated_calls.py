@@ -56,6 +56,8 @@ class Guards:
                 self._watch(name, module, module)
 
     def _watch(self, name: str, hooked: torch.nn.Module, module: torch.nn.Module) -> None:
+        """Record the first call of a module in each checked step; see Recorder for `hooked`."""
+
         def keep(output: Any) -> None:
             self._results[name] = digest_results(module, output)
 
@@ -143,7 +145,7 @@ class Recorder:
         self.states = []
 
     def _record(self, _: Any, args: tuple, kwargs: dict) -> None:
-        """torch calls it before each forward pass of the module."""
+        """Keep the inputs of an expected call. torch calls it before each forward pass of the module."""
         if not self._is_expected:
             return
         inputs, structure = tree_flatten((args, kwargs))
@@ -158,7 +160,7 @@ class Recorder:
         self._is_open = True
 
     def _end(self, _: Any, args: tuple, output: Any) -> None:
-        """torch calls it after each forward pass of the module."""
+        """Pass the output of the recorded call to keep(). torch calls it after each forward pass."""
         if self._is_open:
             self._is_open = False
             self._keep(output)

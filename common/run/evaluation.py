@@ -64,7 +64,7 @@ class Metrics:
 
     @property
     def best_of(self) -> str:
-        """The metric that chooses best.pth, as a checkpoint stores it; "" for the default."""
+        """Return the metric that chooses best.pth, as a checkpoint stores it; "" for the default."""
         return f"{'lowest' if self.lowest else 'highest'} {self.best}" if self.best else ""
 
     def sums(self, outputs: Any, targets: Any) -> list[torch.Tensor]:
