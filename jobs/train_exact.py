@@ -121,9 +121,9 @@ def main() -> None:
     forward.broadcast_buffers = False  # equal on all ranks: no need to send them before every forward pass
     ### 分布式改造 (distributed) 4/6, average the gradients, and BatchNorm over the global batch ###
 
-    ### 新增 (new) 5/13, the gradients of all shards are added in one fixed binary tree, by shards.add() ###
+    ### 新增 (new) 5/13, shards.add() adds the gradients of all shards in one fixed binary tree ###
     shards.attach(forward)  # as in no_sync(): backward() does not communicate
-    ### 新增 (new) 5/13, the gradients of all shards are added in one fixed binary tree, by shards.add() ###
+    ### 新增 (new) 5/13, shards.add() adds the gradients of all shards in one fixed binary tree ###
 
     total_steps = train_sampler.total_steps
     recipe = models.FUSED[device.type] | {"momentum": 0.9, "weight_decay": 5e-4, "nesterov": True}
@@ -163,12 +163,12 @@ def main() -> None:
             loss = criterion(logits, targets)
             loss.backward()
 
-            ### 新增 (new) 8/13, after the last shard of a step the gradients are means over all shards ###
+            ### 新增 (new) 8/13, after its last shard a step has the mean gradients of all shards ###
             sums[shards.index] = evaluation.batch_sums(loss, logits, targets)
-            loss = shards.add(loss)
+            loss = shards.add(loss)  # the mean over all shards, after the last one of this process
             if loss is None:  # another shard of this step follows
                 continue
-            ### 新增 (new) 8/13, after the last shard of a step the gradients are means over all shards ###
+            ### 新增 (new) 8/13, after its last shard a step has the mean gradients of all shards ###
             if checkpoint.accepts(loss):  # finite on all ranks; on a GPU the optimizer skips the step
                 ### 新增 (new) 9/13, the figures of a step are those of all its shards ###
                 # - running += evaluation.batch_sums(loss, logits, targets)
