@@ -95,9 +95,10 @@ class ReportFiles:
         if is_train_job:
             opened["the TrainJob"] = trackers.TrainJob(step, self._facts["steps"])
         if name:
+            make = trackers.MLflow if name == "mlflow" else trackers.WandbLike
             title = os.path.basename(str(self._output).rstrip("/"))
             with self._reported(f"--tracker {name}"):
-                tracker = trackers.start(name, self._run, title, arguments.settings(self._args))
+                tracker = make(name, self._run, title, arguments.settings(self._args))
                 opened[f"--tracker {name}"] = tracker
 
     @contextlib.contextmanager
