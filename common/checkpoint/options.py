@@ -54,8 +54,8 @@ class TrainingParser(JobParser):
         options_of_job = {action.dest for action in self._actions}
         _add_run_arguments(self)  # after the job's own, as --help shows them
         _add_arguments(self)
-        # The job may have called set_defaults() for options that are added only now: argparse has changed the
-        # defaults of those that it knew then.
+        # the job may have called set_defaults() for options that are added only now: argparse sets a default
+        # of an option that it knows already
         late = {name: value for name, value in self._defaults.items() if name not in options_of_job}
         self.set_defaults(**late)
         self.roles |= {"batch_size_per_gpu": OPERATION, "partial_weights": OPERATION}  # which the checks add

@@ -266,6 +266,7 @@ def fill(
     they are only compared with the model. published: tensors of the file may be left over."""
     ours = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
     in_file, unused, note = match(path, ours, tensors)
+    # what is in the file for the model, in two parts: tensors of another shape or kind, and those that fit
     different = {name: tensor for name, tensor in in_file.items() if not _can_load(tensor, ours[name])}
     loadable = {name: tensor for name, tensor in in_file.items() if name not in different}
     shapes = [
@@ -273,7 +274,7 @@ def fill(
         for name, tensor in different.items()
     ]
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    # safetensors hold a parameter of several names once
+    # safetensors hold a parameter of several names once: under its other names it is not missing
     loaded = {id(parameters[name]) for name in loadable if name in parameters}
     absent = [name for name in ours if name not in in_file and id(parameters.get(name)) not in loaded]
     missing = [name for name in absent if not name.endswith(_COUNTERS)]
@@ -288,7 +289,7 @@ def fill(
         raise BadInput(
             f"{line}: they belong to another network, or to one of other names: " + CONVERT.format(new)
         )
-    # numbers that are not floats, such as counters, may be left over
+    # of the tensors that the model lacks, those that are not floats, such as counters, do not count
     left_over = [name for name in unused if tensors[name].is_floating_point() and not published]
     if complete and (different or missing or left_over):
         raise BadInput(f"{line}: expected all of them, and no others")
