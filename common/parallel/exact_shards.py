@@ -302,9 +302,8 @@ class Shards:
         """Return the rows [V, n] of all shards on every process. Of the given rows only this process's count;
         all_reduce adds zeros to them, so nothing is rounded. All ranks call it at the same step, and wait for
         each other."""
-        local = slice(self.first, self.first + self.local)
-        gathered = torch.zeros_like(rows)
-        gathered[local] = rows[local]
+        gathered = self.make_rows([*rows[self.first : self.first + self.local]])
+        # a shard whose samples --without has removed counts nothing
         gathered[[shard for shard, count in enumerate(self._count_samples()) if not count]] = 0
         if self.world_size > 1:
             torch.distributed.all_reduce(gathered)
