@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import itertools
-import re
 import time
 from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple, Protocol
@@ -20,11 +19,6 @@ from bootfile.receipt.receipt import Receipt, sums_of_ids
 from bootfile.sampling import generators
 from bootfile.sampling.plan import Batch, Plan
 
-_DEAD_WORKER = (
-    "`Bus error`: /dev/shm is full, give the container more with --shm-size, or use --data_backend threads; "
-    "`Killed`: the memory is full, use fewer --workers or a smaller batch; else the code of an item ended "
-    "it: --workers 0 shows where"
-)
 Data = Generator[tuple[Batch, Any], None, None]  # yielded by Engine.run()
 
 
@@ -303,24 +297,11 @@ class Loader:
         return self.engine.example(count)  # type: ignore[attr-defined]  # those that need none have none
 
     def explain(self, error: Exception) -> str:
-        """Return one line for an error of torch if a worker has ended or cannot be started, or if the loss
-        has refused a target of the last batch; "" for another one. torch raises the error of a worker in
-        whatever the job does when the worker ends."""
-        from bootfile.machine import process_limits  # only after an error
+        """Return one line for an error of torch that a worker or a target of the last batch has caused; ""
+        for another one. torch raises the error of a worker in whatever the job does when the worker ends."""
+        from bootfile.loaders import causes  # only after an error
 
-        text = next(iter(str(error).splitlines()), "")
-        if text.startswith("DataLoader worker (pid"):  # torch only says that it has ended
-            return f"{text} {_DEAD_WORKER}"
-        refused = re.match(r"Target (-?\d+) is out of bounds", text)  # a class that the model lacks
-        if refused and self.batch and isinstance(self._targets, torch.Tensor):
-            has_target = (self._targets == int(refused[1])).reshape(len(self.batch.ids), -1).any(1).tolist()
-            of = f" of {type(self.engine.data_set).__name__}" if hasattr(self.engine, "data_set") else ""
-            for id in self.batch.ids[has_target][:1]:
-                return (
-                    f"sample {id}{of} has the target {refused[1]}, for which the model has no output: "
-                    "expected 0 to its number of outputs - 1, or ignore_index of the loss"
-                )
-        return process_limits.explain(error)
+        return causes.explain(error, self.batch, self._targets, getattr(self.engine, "data_set", None))
 
     def __len__(self) -> int:
         return len(self.plan)
