@@ -82,7 +82,7 @@ def parse_args() -> arguments.Arguments:
     help = f"{exact_shards.HELP} (default: none)"
     add("--exact_shards", role=IDENTITY, type=positive_int, metavar="V", help=help)
     losses.add_arguments(add)
-    help = "seed of weights, order and crops (default: 0)"
+    help = "seed of all random numbers (default: 0)"
     add("--seed", role=IDENTITY, type=arguments.seed, default=0, help=help)
     names = ("acc", "loss", "class_acc", "top5", "f1")
     help = "metric that chooses best.pth (default: acc or f1)"
