@@ -62,14 +62,8 @@ def parse_args() -> arguments.Arguments:
     parser.first = FIRST_OPTIONS
     image_folders.add_arguments(parser)  # --data_url, --data_backend, --pack, --cache, --image_size, ...
     add = parser.add_argument_group("model").add_argument
-    add(
-        "-a",
-        "--arch",
-        role=IDENTITY,
-        type=networks.arch,
-        default="resnet50",
-        help="network of torchvision, or timm:NAME (default: resnet50)",
-    )
+    help = "network of torchvision, or timm:NAME (default: resnet50)"
+    add("-a", "--arch", role=IDENTITY, type=networks.arch, default="resnet50", help=help)
     help = "further arguments of the network's class, such as {drop_path_rate = 0.1} (TOML)"
     add("--model_kwargs", default=classifiers.NO_KWARGS, metavar="TABLE", help=help)
     add("--freeze", **FLAG, help="train only the head; needs --weights FILE or DEFAULT")
@@ -85,23 +79,14 @@ def parse_args() -> arguments.Arguments:
     add("-b", "--batch_size", role=IDENTITY, type=positive_int, default=256, help=arguments.BATCH_SIZE_HELP)
     optimizers.add_arguments(add)
     add("--accumulate", type=positive_int, default=1, help="micro-batches per step and process (default: 1)")
-    add(
-        "--exact_shards",
-        role=IDENTITY,
-        type=positive_int,
-        metavar="V",
-        help=f"{exact_shards.HELP} (default: none)",
-    )
+    help = f"{exact_shards.HELP} (default: none)"
+    add("--exact_shards", role=IDENTITY, type=positive_int, metavar="V", help=help)
     losses.add_arguments(add)
-    help = "seed of weights, order and crops (default: 0)"
+    help = "seed of all random numbers (default: 0)"
     add("--seed", role=IDENTITY, type=arguments.seed, default=0, help=help)
     names = ("acc", "loss", "class_acc", "top5", "f1")
-    add(
-        "--best_metric",
-        type=metric_name,
-        choices=names,
-        help="metric that chooses best.pth (default: acc or f1)",
-    )
+    help = "metric that chooses best.pth (default: acc or f1)"
+    add("--best_metric", type=metric_name, choices=names, help=help)
     help = "stop after N evaluations in a row without a better score (default: none)"
     add("--early_stopping", role=OPERATION, type=positive_int, metavar="N", help=help)
     add = parser.add_argument_group("what to do").add_argument

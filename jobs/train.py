@@ -40,7 +40,7 @@ def main() -> None:
     data.add_argument("--width", type=positive_int, default=64, help=models.WIDTH_HELP)
     data.add_argument("--data_url", role="operation", help="folder of the data set (default: input_dir/)")
     data.add_argument("--batch_size", type=positive_int, default=128, help=BATCH_SIZE_HELP)
-    data.add_argument("--seed", type=seed, default=0, help="seed of weights, order and crops (default: 0)")
+    data.add_argument("--seed", type=seed, default=0, help="seed of all random numbers (default: 0)")
     optimization = parser.add_argument_group("optimization")
     optimization.add_argument("--lr", type=positive_float, default=0.1, help="peak LR (default: %(default)s)")
     optimization.add_argument("--epochs", type=positive_int, default=20, help="default: %(default)s")
@@ -51,7 +51,7 @@ def main() -> None:
     log = run.log
     torch.manual_seed(args.seed)
 
-    # The samples of a step and their crops are a function of (seed, step): a restart continues exactly.
+    # A step's samples and their random parts are a function of (seed, step): a restart continues exactly.
     train_set, test_set = image_set.load(args.dataset, args.data_url, args.custom_data)
     log.print_data(train_set, test_set)
     train_sampler = BatchSampler(

@@ -40,7 +40,7 @@ def main() -> None:
     data.add_argument("--width", type=positive_int, default=64, help=models.WIDTH_HELP)
     data.add_argument("--data_url", role="operation", help="folder of the data set (default: input_dir/)")
     data.add_argument("--batch_size", type=positive_int, default=128, help=BATCH_SIZE_HELP)
-    data.add_argument("--seed", type=seed, default=0, help="seed of weights, order and crops (default: 0)")
+    data.add_argument("--seed", type=seed, default=0, help="seed of all random numbers (default: 0)")
     optimization = parser.add_argument_group("optimization")
     optimization.add_argument("--lr", type=positive_float, default=0.1, help="peak LR (default: %(default)s)")
     optimization.add_argument("--epochs", type=positive_int, default=20, help="default: %(default)s")
@@ -85,11 +85,12 @@ def main() -> None:
 
     ### 新增 (new) 3/13, a process computes neighbouring shards, each with its own BatchNorm ###
     shards = exact_shards.Shards(args.exact_shards, device)
-    convert_sync_batchnorm = torch.nn.Identity()  # noqa: F811  # buffers: those of shard 0
+    # block 4/6 calls it: BatchNorm is not synchronised, and after a step its buffers are those of shard 0
+    convert_sync_batchnorm = torch.nn.Identity()  # noqa: F811
     ### 新增 (new) 3/13, a process computes neighbouring shards, each with its own BatchNorm ###
     torch.manual_seed(args.seed)
 
-    # The samples of a step and their crops are a function of (seed, step): a restart continues exactly.
+    # A step's samples and their random parts are a function of (seed, step): a restart continues exactly.
     train_set, test_set = image_set.load(args.dataset, args.data_url, args.custom_data)
     log.print_data(train_set, test_set)
     train_sampler = BatchSampler(
@@ -120,9 +121,9 @@ def main() -> None:
     forward.broadcast_buffers = False  # equal on all ranks: no need to send them before every forward pass
     ### 分布式改造 (distributed) 4/6, average the gradients, and BatchNorm over the global batch ###
 
-    ### 新增 (new) 5/13, the gradients of all shards are added in one fixed binary tree, by shards.add() ###
+    ### 新增 (new) 5/13, shards.add() adds the gradients of all shards in one fixed binary tree ###
     shards.attach(forward)  # as in no_sync(): backward() does not communicate
-    ### 新增 (new) 5/13, the gradients of all shards are added in one fixed binary tree, by shards.add() ###
+    ### 新增 (new) 5/13, shards.add() adds the gradients of all shards in one fixed binary tree ###
 
     total_steps = train_sampler.total_steps
     recipe = models.FUSED[device.type] | {"momentum": 0.9, "weight_decay": 5e-4, "nesterov": True}
@@ -134,7 +135,8 @@ def main() -> None:
     running = evaluation.zero_sums(device, 3)  # float64: loss_sum, correct, count since a report
 
     ### 新增 (new) 6/13, the figures of each shard have a row of their own ###
-    running, sums = evaluation.zero_sums(device, 2, shards.count, 3)  # sums: one step
+    running = evaluation.zero_sums(device, shards.count, 3)  # since a report
+    sums = torch.zeros_like(running)  # of one step
     ### 新增 (new) 6/13, the figures of each shard have a row of their own ###
 
     checkpoint = Checkpointer(
@@ -148,9 +150,9 @@ def main() -> None:
         val_loader=test_loader,
     )
 
-    ### 新增 (new) 7/13, a process that comes gets the figures since the last report ###
+    ### 新增 (new) 7/13, a process that replaces a lost one gets the figures since the last report ###
     checkpoint.running = running
-    ### 新增 (new) 7/13, a process that comes gets the figures since the last report ###
+    ### 新增 (new) 7/13, a process that replaces a lost one gets the figures since the last report ###
     step = checkpoint.resume()  # 0, or the step of the newest checkpoint
 
     for epoch in train_loader.epochs_from(step):  # after a restart: first the rest of the epoch
@@ -161,17 +163,17 @@ def main() -> None:
             loss = criterion(logits, targets)
             loss.backward()
 
-            ### 新增 (new) 8/13, after the last shard of a step the gradients are means over all shards ###
+            ### 新增 (new) 8/13, after its last shard a step has the mean gradients of all shards ###
             sums[shards.index] = evaluation.batch_sums(loss, logits, targets)
-            loss = shards.add(loss)
+            loss = shards.add(loss)  # the mean over all shards, after the last one of this process
             if loss is None:  # another shard of this step follows
                 continue
-            ### 新增 (new) 8/13, after the last shard of a step the gradients are means over all shards ###
+            ### 新增 (new) 8/13, after its last shard a step has the mean gradients of all shards ###
             if checkpoint.accepts(loss):  # finite on all ranks; on a GPU the optimizer skips the step
-                ### 新增 (new) 9/13, the figures of a step are counted once ###
+                ### 新增 (new) 9/13, the figures of a step are those of all its shards ###
                 # - running += evaluation.batch_sums(loss, logits, targets)
-                running += shards.gather(sums)  # all processes have them: one that is lost takes none along
-                ### 新增 (new) 9/13, the figures of a step are counted once ###
+                running += shards.gather(sums)  # on all ranks: a process that is lost takes no figures along
+                ### 新增 (new) 9/13, the figures of a step are those of all its shards ###
                 optimizer.step()
             scheduler.step()
             step += 1
@@ -179,9 +181,9 @@ def main() -> None:
             if due.report:  # after --report_every, and before a save
                 ### 分布式改造 (distributed) 5/6, sum the figures over all ranks; rank 0 prints and writes ###
 
-                ### 新增 (new) 10/13, they were summed in each step ###
+                ### 新增 (new) 10/13, they were summed over the ranks in each step: see 9/13 ###
                 # - torch.distributed.all_reduce(running)
-                ### 新增 (new) 10/13, they were summed in each step ###
+                ### 新增 (new) 10/13, they were summed over the ranks in each step: see 9/13 ###
                 ### 分布式改造 (distributed) 5/6, sum the figures over all ranks; rank 0 prints and writes ###
 
                 ### 新增 (new) 11/13, add the rows in the binary tree ###
@@ -192,7 +194,7 @@ def main() -> None:
             if due.save:  # after --save_every, and if the platform has sent SIGTERM: then it exits
                 checkpoint.save()
 
-        ### 新增 (new) 12/13, evaluate V parts of the test set, with a row of sums for each ###
+        ### 新增 (new) 12/13, evaluate this rank's shards of the test set, with a row of sums for each ###
         # - val_sums = evaluation.evaluate(model, test_loader, criterion, log.metrics, checkpoint.must_stop)
         evaluate = partial(
             evaluation.evaluate,
@@ -202,7 +204,7 @@ def main() -> None:
             stop=checkpoint.must_stop,
         )
         val_sums = shards.rows(evaluate, test_loader)
-        ### 新增 (new) 12/13, evaluate V parts of the test set, with a row of sums for each ###
+        ### 新增 (new) 12/13, evaluate this rank's shards of the test set, with a row of sums for each ###
 
         ### 分布式改造 (distributed) 6/6, sum the evaluation over all ranks; rank 0 writes the weights ###
         torch.distributed.all_reduce(val_sums)

@@ -46,7 +46,7 @@ def main() -> None:
     ### 新增 (new) 1/5, your options: their values are args.NAME ###
     data.add_argument("--data_url", role="operation", help="folder of the data set (default: input_dir/)")
     data.add_argument("--batch_size", type=positive_int, default=128, help=BATCH_SIZE_HELP)
-    data.add_argument("--seed", type=seed, default=0, help="seed of weights, order and crops (default: 0)")
+    data.add_argument("--seed", type=seed, default=0, help="seed of all random numbers (default: 0)")
     optimization = parser.add_argument_group("optimization")
     optimization.add_argument("--lr", type=positive_float, default=0.1, help="peak LR (default: %(default)s)")
     optimization.add_argument("--epochs", type=positive_int, default=20, help="default: %(default)s")
@@ -57,7 +57,7 @@ def main() -> None:
     log = run.log
     torch.manual_seed(args.seed)
 
-    # The samples of a step and their crops are a function of (seed, step): a restart continues exactly.
+    # A step's samples and their random parts are a function of (seed, step): a restart continues exactly.
 
     ### 新增 (new) 2/5, your data: any map-style Dataset; random transforms are seeded for each sample ###
     import functools

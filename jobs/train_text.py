@@ -53,12 +53,12 @@ def main() -> None:
     data.add_argument("--data_url", role="operation", metavar="PATH|URL", help=help)
     ### 新增 (new) 1/8, the texts and the network ###
     data.add_argument("--batch_size", type=positive_int, default=128, help=BATCH_SIZE_HELP)
-    data.add_argument("--seed", type=seed, default=0, help="seed of weights, order and crops (default: 0)")
+    data.add_argument("--seed", type=seed, default=0, help="seed of all random numbers (default: 0)")
     optimization = parser.add_argument_group("optimization")
     optimization.add_argument("--lr", type=positive_float, default=0.1, help="peak LR (default: %(default)s)")
     optimization.add_argument("--epochs", type=positive_int, default=20, help="default: %(default)s")
 
-    ### 新增 (new) 2/8, defaults for AdamW; accumulation and clipping ###
+    ### 新增 (new) 2/8, defaults for AdamW; options of the parts of a batch, clipping and the schedule ###
     parser.set_defaults(lr=1e-3, epochs=1, batch_size=32)
     help = "parts of a batch that are computed one after the other, to save memory (default: 1)"
     optimization.add_argument("--accumulate", type=positive_int, default=1, metavar="N", help=help)
@@ -68,7 +68,7 @@ def main() -> None:
     optimization.add_argument("--warmup", type=positive_int, default=100, metavar="STEPS", help=help)
     help = "weight decay of AdamW, without norms and biases (default: 0.1)"
     optimization.add_argument("--weight_decay", type=non_negative_float, default=0.1, help=help)
-    ### 新增 (new) 2/8, defaults for AdamW; accumulation and clipping ###
+    ### 新增 (new) 2/8, defaults for AdamW; options of the parts of a batch, clipping and the schedule ###
     args = parser.parse_args()
 
     run = Run(args)  # finds the device, and opens the output folder and the log
@@ -76,7 +76,7 @@ def main() -> None:
     log = run.log
     torch.manual_seed(args.seed)
 
-    # The samples of a step and their crops are a function of (seed, step): a restart continues exactly.
+    # A step's samples and their random parts are a function of (seed, step): a restart continues exactly.
 
     ### 新增 (new) 3/8, windows of tokens ###
     # - train_set, test_set = image_set.load(args.dataset, args.data_url, args.custom_data)
@@ -91,10 +91,10 @@ def main() -> None:
     )
     test_sampler = SequentialBatchSampler(len(test_set), 250)
 
-    ### 新增 (new) 4/8, smaller batches: the logits of 250 windows can be larger than a GPU ###
+    ### 新增 (new) 4/8, smaller test batches: the logits of 250 windows may not fit on a GPU ###
     rows = max(1, args.batch_size // args.accumulate)
     test_sampler = SequentialBatchSampler(len(test_set), rows)
-    ### 新增 (new) 4/8, smaller batches: the logits of 250 windows can be larger than a GPU ###
+    ### 新增 (new) 4/8, smaller test batches: the logits of 250 windows may not fit on a GPU ###
     train_loader = make_loader(train_set, train_sampler, device, augment=True)
     test_loader = make_loader(test_set, test_sampler, device)
 
@@ -157,7 +157,7 @@ def main() -> None:
     for epoch in train_loader.epochs_from(step):  # after a restart: first the rest of the epoch
         model.train()
         for inputs, targets in train_loader:
-            ### 新增 (new) 7/8, accumulated and clipped ###
+            ### 新增 (new) 7/8, gradients are added over the parts of a batch, and clipped ###
             # - optimizer.zero_grad()
             # - logits = forward(inputs)
             # - loss = criterion(logits, targets)
@@ -169,17 +169,17 @@ def main() -> None:
             loss = torch.zeros((), device=device)
             parts = [*zip(inputs.chunk(args.accumulate), targets.chunk(args.accumulate), strict=True)]
             for number, (part, following) in enumerate(parts, start=1):
-                # DDP sends the gradients after the last part only
+                # DistributedDataParallel sends the gradients after the last part only
                 forward.require_backward_grad_sync = number == len(parts)  # type: ignore[assignment]
                 logits = forward(part)
                 part_loss = criterion(logits, following) * len(part) / len(inputs)
                 part_loss.backward()
                 loss += part_loss.detach()
             if checkpoint.accepts(loss):  # finite on all ranks; on a GPU the optimizer skips the step
-                running += evaluation.batch_sums(loss, logits, targets)
+                running += evaluation.batch_sums(loss, None, targets)  # no logits: a text has no accuracy
                 torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip_grad)
                 optimizer.step()
-            ### 新增 (new) 7/8, accumulated and clipped ###
+            ### 新增 (new) 7/8, gradients are added over the parts of a batch, and clipped ###
             scheduler.step()
             step += 1
             due = checkpoint.end_step()
@@ -191,12 +191,12 @@ def main() -> None:
         checkpoint.save_weights(epoch, val_sums)  # or exits, if the evaluation was stopped
         log.validation(val_sums)
 
-        ### 新增 (new) 8/8, a text that the model writes; the start is that of the test set ###
+        ### 新增 (new) 8/8, a text that the model writes; its first 16 tokens are those of the test set ###
         start = test_set[0][0][:16].to(device)
         written = gpt.generate(model, start, 200, args.context, args.seed)
         for line in test_set.text(torch.cat([start, written])).splitlines():
             log.info(f"| {line}")
-        ### 新增 (new) 8/8, a text that the model writes; the start is that of the test set ###
+        ### 新增 (new) 8/8, a text that the model writes; its first 16 tokens are those of the test set ###
     checkpoint.finish()  # waits for the last save and upload, and prints the TIME COST table
 
 

@@ -19,11 +19,6 @@ from bootfile.receipt.receipt import Receipt, sums_of_ids
 from bootfile.sampling import generators
 from bootfile.sampling.plan import Batch, Plan
 
-_DEAD_WORKER = (
-    "`Bus error`: /dev/shm is full, give the container more with --shm-size, or use --data_backend threads; "
-    "`Killed`: the memory is full, use fewer --workers or a smaller batch; else the code of an item ended "
-    "it: --workers 0 shows where"
-)
 Data = Generator[tuple[Batch, Any], None, None]  # yielded by Engine.run()
 
 
@@ -126,6 +121,7 @@ class Loader:
         self.has_left_epoch = False  # since the last batch it has asked epochs_from() for the next epoch
         self.leaves_out_ended = False  # epochs_from() leaves out an epoch that its step ends
         self.batch: Batch | None = None  # the last one that was handed out
+        self._targets: Any = None  # of this batch, as long as the caller has it
         self.generators: list[generators.Generator] = []  # your own; each step seeds them too
         self.backend = ""  # the name of the engine, if it was chosen by name
         self.removal: Any = None  # a Removal, whose samples no batch has
@@ -301,14 +297,11 @@ class Loader:
         return self.engine.example(count)  # type: ignore[attr-defined]  # those that need none have none
 
     def explain(self, error: Exception) -> str:
-        """Return one line for an error of torch if a worker has ended or cannot be started; "" for another
-        one. torch raises it in whatever the job does when the worker ends."""
-        from bootfile.machine import process_limits  # only after an error
+        """Return one line for an error of torch that a worker or a target of the last batch has caused; ""
+        for another one. torch raises the error of a worker in whatever the job does when the worker ends."""
+        from bootfile.loaders import causes  # only after an error
 
-        text = next(iter(str(error).splitlines()), "")
-        if text.startswith("DataLoader worker (pid"):  # torch only says that it has ended
-            return f"{text} {_DEAD_WORKER}"
-        return process_limits.explain(error)
+        return causes.explain(error, self.batch, self._targets, getattr(self.engine, "data_set", None))
 
     def __len__(self) -> int:
         return len(self.plan)
@@ -360,11 +353,13 @@ class Loader:
                 self.step = step + 1
                 self.has_left_epoch = False
                 self.batch = batch
+                self._targets = delivered[1]
                 if self.is_whole:
                     step += 1
                     missing -= 1
                 self.waited += time.perf_counter() - start
                 yield delivered
+                self._targets = None
                 # the caller asks for the next batch: the memory of this one may be reused
                 del following, copy, delivered
                 if is_leading:

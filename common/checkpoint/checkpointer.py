@@ -7,7 +7,6 @@ the output (resume.py) and uploads it (mirror.py); the others wait for it, and r
 adds to a step joins as a plugin.
 """
 
-import functools
 import math
 import os
 import shlex
@@ -17,15 +16,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bootfile.console.words import mask_words
-from bootfile.exact import files, recorded
-from bootfile.exact.choose import newest
 from bootfile.exact.due import Due
-from bootfile.exact.files import write_weights
+from bootfile.exact.files import Refused, write_weights
 from bootfile.exact.loop import Exact, Job
 from bootfile.exact.plugins import Events, Plugin, Processes, stopped_line
 from bootfile.exact.saver import NotSaved
 from bootfile.exact.usual import usual
-from bootfile.ground.again import refusal
 from bootfile.ground.errors import BadInput
 from bootfile.machine import instructions
 from bootfile.processes import ranks, signals, stuck
@@ -43,16 +39,6 @@ if TYPE_CHECKING:  # most jobs have none of these
     from common.checkpoint.mirror import Mirror
 
 _OF_EXACT = ("save_every", "report_every", "keep", "keep_every", "max_bad_steps", "grace")  # options
-
-
-def _compare_with_record(path: str) -> None:
-    """Raise BadInput if a file is a checkpoint, and not the state that its run has recorded."""
-    if not os.path.exists(f"{path}.json"):
-        return
-    try:
-        recorded.verify(path)
-    except files.Refused as reason:
-        raise refusal(f"--resume {path}: {reason}", reason) from None
 
 
 class Checkpointer(Exact, Events):
@@ -125,12 +111,12 @@ class Checkpointer(Exact, Events):
                 raise BadInput(f"--{name} {most}: the job does not give it to its sampler")
 
     def _find_plugins(self, run: Run, parts: dict[str, Any]) -> list[Plugin]:
-        """Return what joins this job, in the order of usual.py. parts: the objects of the job. Called on
-        every rank. Raises BadInput."""
+        """Return the plugins that the options ask for, around those of usual.py. Called on every rank.
+        parts: the objects of the job. Raises BadInput."""
         args = self.args
         say = self.log.info
-        plugins: list[Plugin] = []
-        writing: list[Plugin] = []  # after those that measure: their files may be on a slow mount
+        first: list[Plugin] = []
+        last: list[Plugin] = []  # after those that measure: their files may be on a slow mount
         write_sums = None
         if args.recheck:
             shards = getattr(parts.get("forward"), "exact_shards", None)
@@ -138,13 +124,13 @@ class Checkpointer(Exact, Events):
                 raise BadInput(f"--recheck {args.recheck} needs --exact_shards: jobs/train_exact.py has it")
             if not args.evaluate:
                 recheck = shards.recheck(args.recheck, say)
-                writing.append(recheck)
+                last.append(recheck)
                 write_sums = recheck.write
         if args.without or args.from_run:
             from common.checkpoint.fork import OtherRun  # most runs begin with step 1
 
             self._other_run = OtherRun(run, self.loader, parts, say, write_sums)
-            plugins.append(self._other_run.plugin)
+            first.append(self._other_run.plugin)
         survivors: str = args.survivors
         if survivors != "first" and self.output.url:
             say("warning: --survivors any has no effect: rank 0 alone uploads results to a URL")
@@ -153,14 +139,15 @@ class Checkpointer(Exact, Events):
             from common.run.sample_losses import SampleLosses  # most jobs do not keep them
 
             criterion = parts.get("criterion")
-            writing.append(SampleLosses(criterion, self.loader, run.output.folder, ranks.rank(), say))
-            survivors = ""  # each rank keeps the losses of its samples until a report
+            last.append(SampleLosses(criterion, self.loader, run.output.folder, ranks.rank(), say))
+            # a lost rank takes the losses since the last report along: the others must not save later steps
+            survivors = ""
         if args.preemption:
             from bootfile.exact.preemption import Preemption  # most jobs ask for no notices
 
-            plugins.append(Preemption(args.preemption))
+            first.append(Preemption(args.preemption))
         watching = usual(survivors, args.stuck_after, args.stuck_exit, args.slow_rank, is_job=True)
-        return [*plugins, *watching, *writing]
+        return [*first, *watching, *last]
 
     # What a loop calls; see also Exact: accepts(), found_inf, save(), add(), total_steps, running.
 
@@ -306,6 +293,7 @@ class Checkpointer(Exact, Events):
     # What Exact asks and tells: see Events.
 
     def choose_checkpoint(self) -> str:
+        """Open the output, and return what the run continues from: "auto", "never" or a path. On rank 0."""
         if self._writes:
             # under the lock of the output: another job cannot write a checkpoint between this and the choice
             self._mirror = resume.take_output(
@@ -319,6 +307,7 @@ class Checkpointer(Exact, Events):
         return self._wanted
 
     def wait_for_first(self, error: BadInput | None) -> None:
+        """Wait until rank 0 has opened the output, which may take long, and raise its error on every rank."""
         if not ranks.store():  # one process
             super().wait_for_first(error)
             return
@@ -327,6 +316,7 @@ class Checkpointer(Exact, Events):
         barrier.wait_for_all("checkpoint", "to restore a checkpoint", error)
 
     def repeat_report(self) -> None:
+        """Report what the last step of an elastic job had still to report, on every rank: rank 0 was lost."""
         from common.parallel.exact_shards import sum_rows  # most jobs do not need it
 
         if self.running is not None:
@@ -334,6 +324,7 @@ class Checkpointer(Exact, Events):
             self.running.zero_()
 
     def stopping(self, step: int, saved: int) -> None:
+        """Print the command that continues the run, record the signal, and upload the rest, before a stop."""
         if not ranks.is_first() or self.args.evaluate:
             return  # an evaluation has nothing to continue
         self.log.info(stopped_line(step, saved))
@@ -368,8 +359,21 @@ class Checkpointer(Exact, Events):
         """Load only weights, for --evaluate, and return the last step. Raises BadInput."""
         path = self.args.weights
         if not path:
+            from bootfile.exact import recorded
+            from bootfile.exact.choose import newest
+            from bootfile.ground.again import refusal
+
             path = newest(self._wanted)
-            ranks.call_on_first(functools.partial(_compare_with_record, path))
+
+            def compare_with_record() -> None:
+                """Raise BadInput if the file is a checkpoint, and not the state that its run has recorded."""
+                try:
+                    if os.path.exists(f"{path}.json"):
+                        recorded.verify(path)
+                except Refused as reason:
+                    raise refusal(f"--resume {path}: {reason}", reason) from None
+
+            ranks.call_on_first(compare_with_record)
         self._load_weights(path, complete=True)
         # Exact.begin() is not called: nothing is trained, and a signal only ends the evaluation.
         signals.watch(self.args.grace, ranks.store())
@@ -380,8 +384,8 @@ class Checkpointer(Exact, Events):
         """Forget the scores of the checkpoint if they are those of another validation set, with a warning:
         a score of other samples would decide about best.pth. Called on every rank."""
         receipt = getattr(self._val_loader, "receipt", None)
-        # Rank 0 decides: items that are not seeded give each rank a digest of its own, and ranks with other
-        # counts would not stop early together.
+        # rank 0 decides: ranks that disagree would not stop early together, and items that are not seeded
+        # give each rank another digest
         digests = [str(getattr(receipt, "fingerprint", "")), *getattr(receipt, "further", {}).values()]
         if self.scores.begin(ranks.broadcast_object("+".join(digests))):
             self.log.info(
@@ -392,7 +396,7 @@ class Checkpointer(Exact, Events):
 
     def _load_weights(self, path: str, complete: bool = False) -> None:
         """Load a file of weights into the model, on every rank. complete: see weights.load()."""
-        from common.checkpoint import pretrained, weights  # only a run with --weights or --evaluate needs it
+        from common.checkpoint import weights  # only a run with --weights or --evaluate needs it
 
         given = vars(self.args)
         arch = given.get("arch")
@@ -401,23 +405,24 @@ class Checkpointer(Exact, Events):
         if average is not None:
             average.module.load_state_dict(self.model.state_dict())
         line = weights.compare_class_names(path, getattr(self.loader.plan.index, "class_names", ()))
-        if line and not pretrained.is_name(arch, path):
+        if line and not weights.is_published(arch, path):
             self.log.info(line)
 
     def _is_of_this_run(self, start: dict) -> bool:
-        """Return whether a start belongs to this run, which was killed before its first save. If there are
-        weights of an epoch after that save, they belong to a run whose checkpoints were deleted."""
+        """Return whether a start without a checkpoint belongs to this run, and was killed before its first
+        save. Weights of an epoch after that save are those of a run whose checkpoints were deleted."""
         folder = self.output.folder
-        state = self.state
-        # the start may be of another version: only the options that identify this run count
-        identity = {name: start["settings"].get(name[2:]) for name in state.identity}
-        identity["training data"] = start.get("training data")
         lines = read_states(folder)
         saves = [step for step, line in lines.items() if line.get("saved")]
         # without lines of its saves, the weights are those of an unknown run
         was_killed = any("saved" in line for line in lines.values())
         first_save = min(saves, default=math.inf if was_killed else 0)
-        is_before = max(output.epochs(folder), default=-1) * len(self.loader) < first_save
+        if max(output.epochs(folder), default=-1) * len(self.loader) >= first_save:
+            return False
+        expected = self.state.identity
+        # the start may be of another version: only the options that identify this run count
+        identity = {name: start["settings"].get(name.removeprefix("--")) for name in expected}
+        identity["training data"] = start.get("training data")
         # a start has no digests of the lists of the data
-        names = state.identity.keys() - state.further.keys()
-        return is_before and all(identity[name] == state.identity[name] for name in names)
+        names = expected.keys() - self.state.further.keys()
+        return all(identity[name] == expected[name] for name in names)

@@ -79,9 +79,9 @@ def inherit(args: argparse.Namespace) -> dict[str, Any]:
         # backends round pixels differently: the steps are computed with the one that was used
         if settings.get("data_backend") == "auto" and start.get("data backend"):
             settings["data_backend"] = start["data backend"]
-    # a part of a secret was not recorded
-    own = {name for name, value in settings.items() if name in _OF_A_START or "***" in str(value)}
-    defaults = {name: value for name, value in settings.items() if name not in own}
+    # a value with *** was not recorded as it was: a part of it is secret
+    left_out = {name for name, value in settings.items() if name in _OF_A_START or "***" in str(value)}
+    defaults = {name: value for name, value in settings.items() if name not in left_out}
     if settings.get("without"):  # the file may be gone: the run has kept its content
         defaults["without"] = os.path.join(os.path.realpath(source), REMOVED)
     if settings.get("weights") and settings.get("partial_weights"):
@@ -159,8 +159,7 @@ class OtherRun:
             return wanted
         starts = read_starts(self._folder)
         names = checkpoints(self._folder)
-        # a restart: the folder must hold this new run, not another one
-        if starts or names:
+        if starts or names:  # a restart: the folder must hold this new run, not another one
             self.facts = self._find_facts(starts)
         if not names:
             return self._begin(state)
@@ -175,8 +174,9 @@ class OtherRun:
     def _begin(self, state: RunState) -> str:
         """Return the path of the checkpoint from which the new run begins, or "never" for step 1. choose()
         calls it on rank 0 of a start without a checkpoint of its own. Raises BadInput."""
+        # without --at_step: a start of this run that was killed before its first checkpoint has the step
         step = self.facts.get("step") if self._args.at_step is None else self._args.at_step
-        # a start that only computes steps begins with a state that another one chose
+        # the program in NEW/.fork, which only computes steps, begins with the state that its parent chose
         latest = int(os.environ[compute.ONLY]) if compute.ONLY in os.environ else None
         parent = Parent(self._args.from_run, step, latest)
         self._parent = parent
@@ -204,8 +204,8 @@ class OtherRun:
         return self._compute(parent, changed)
 
     def settle(self, parts: Parts, step: int, folder: str | None) -> None:
-        """Tell the plugin what it has to do, on every rank, when the state after `step` is restored. folder:
-        of the results, None if nothing is written. Raises BadInput."""
+        """Give the plugin its Plan, on every rank, when the state after `step` is restored. folder: of the
+        results, None if nothing is written. Raises BadInput."""
         removes = None
         if self._without:
             self._without.identify(parts.state)
@@ -217,14 +217,14 @@ class OtherRun:
             self.plugin.follow(Plan(0, removes=removes))
             return
         self._parts = parts
-        points: list[int] = []
-        skipped: list[int] = []
+        points: list[int] = []  # steps at which the records of the old run are compared
+        skipped: list[int] = []  # steps that the old run has left out
         # only rank 0 has read the old run
         if self._parent and step < self._parent.step:
             points = [point for point in self._parent.points if point > step]
             skipped = [number for number in self._parent.skipped if number > step]
-        shared = ranks.broadcast_object((self.facts, points, skipped, self._begins))
-        self.facts, points, skipped, begins = shared
+        of_first = (self.facts, points, skipped, self._begins)
+        self.facts, points, skipped, begins = ranks.broadcast_object(of_first)
         scores = parts.state.extras
         if begins and isinstance(scores, Scores):
             scores.best = -math.inf  # the folder has no best.pth yet

@@ -131,10 +131,11 @@ class Mirror:
 
     def _read_url(self, resume: str | None) -> None:
         """Find out what is at the URL, and restore its newest checkpoint if `resume` is "auto"."""
-        self._files, self._etag = restoring.read_list(self.store)  # the complete files at the URL; the list's
-        self._listed: dict[str, File] | None = self._files.copy()  # None: unknown, a write may have failed
+        # the complete files at the URL, path -> File, and the ETag of their list
+        self._files, self._etag = restoring.read_list(self.store)
+        self._listed: dict[str, File] | None = self._files.copy()  # None: a write may have failed
         stored = {entry.key for entry in self.store.list(CHECKPOINTS)}
-        # Files of checkpoints that are deleted when the next one is stored. These are of unfinished uploads.
+        # files of checkpoints to delete when the next one is stored: at first those of unfinished uploads
         self._outdated = {path for path in stored - self._files.keys() if restoring.step_of(path) is not None}
         if resume == "auto" and self._files:
             self._outdated |= restoring.restore(self.store, self.folder, self._files)
@@ -153,7 +154,7 @@ class Mirror:
         self._every = every
         self._start_step = step
         self._newest_step = step
-        # checkpoints of another run, or of steps that this run repeats
+        # checkpoints after `step` are of another run, or of steps that this run repeats
         self._outdated |= {path for path in self._files if (restoring.step_of(path) or 0) > step}
         self._thread.start()
 
@@ -199,7 +200,7 @@ class Mirror:
                 self._try()
         deadline = time.monotonic() + _PATIENCE
         pause = 1.0
-        # a cause that may pass is tried until the deadline, another one once more
+        # after an error that may pass it tries until the deadline, after another one once more
         while self._try() and time.monotonic() + pause < deadline and (self._is_temporary or pause == 1):
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -256,7 +257,7 @@ class Mirror:
         finally:
             shutil.rmtree(os.path.join(self.folder, SNAPSHOTS), ignore_errors=True)
         # a restart may need those that the list still names
-        deleted = self._outdated - (set() if replaces_others else self._files.keys())
+        deleted = self._outdated if replaces_others else self._outdated - self._files.keys()
         if deleted and not self._keeps_all:
             self.lease.check()
             self._delete(sorted(deleted))
@@ -293,7 +294,9 @@ class Mirror:
         steps = steps_of(f"{CHECKPOINTS}/{name}" for name in names)
         on_node = sorted(step for step in steps if step <= self._newest_step)
         ends_by_itself = self._ending.is_set() and not signals.asked()
-        wanted = self._find_kept(at_url | set(on_node)) | set(on_node[-self.keep :] if ends_by_itself else [])
+        wanted = self._find_kept(at_url | set(on_node))
+        if ends_by_itself:
+            wanted |= set(on_node[-self.keep :])
         return sorted(wanted - at_url - {self._newest_step})
 
     def _find_whole(self, step: int) -> list[str]:

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import functools
 import os
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -53,8 +54,8 @@ class TrainingParser(JobParser):
         options_of_job = {action.dest for action in self._actions}
         _add_run_arguments(self)  # after the job's own, as --help shows them
         _add_arguments(self)
-        # The job may have called set_defaults() for options that are added only now: argparse has changed the
-        # defaults of those that it knew then.
+        # the job may have called set_defaults() for options that are added only now: argparse sets a default
+        # of an option that it knows already
         late = {name: value for name, value in self._defaults.items() if name not in options_of_job}
         self.set_defaults(**late)
         self.roles |= {"batch_size_per_gpu": OPERATION, "partial_weights": OPERATION}  # which the checks add
@@ -70,12 +71,15 @@ class TrainingParser(JobParser):
 
 
 def _distance(text: str) -> Interval:
-    """Parse "1000" or "1000step", "5epochs", or "0"."""
+    """Parse "1000" or "1000step", "5epochs", or "0", also "0epochs": none is kept."""
+    if re.fullmatch("0(steps?|epochs?)?", text):
+        return Interval(0)
     with contextlib.suppress(argparse.ArgumentTypeError):  # its line would offer seconds
-        distance = Interval(0) if text in ("0", "0step") else interval(text)
+        distance = interval(text)
         if distance.unit != "s":
             return distance
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps (1000step) or epochs (5epochs)")
+    expected = "a number of steps (1000step) or epochs (5epochs), or 0"
+    raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
 
 
 def _threads(text: str) -> int:

@@ -89,10 +89,11 @@ def refuse_results(
     """
     folder = output.folder
     source = find_source(args, output, is_later)
+    continues = source == "auto"
     has_checkpoint = bool(checkpoints(folder))
-    at_url = () if source == "auto" else at_url  # what a restart continues from is not replaced
+    at_url = () if continues else at_url  # what a restart continues from is not replaced
     results = list(dict.fromkeys([*list_results(folder), *at_url]))
-    if not results or (source == "auto" and has_checkpoint):
+    if not results or (continues and has_checkpoint):
         return
     # a start that was killed before its first save has left reports, but nothing that could be lost
     before = read_starts(folder)
@@ -112,9 +113,9 @@ def find_source(args: argparse.Namespace, output: Output, is_later: bool = False
     resume: str | None = vars(args).get("resume")
     if not checkpoints(output.folder):
         return resume
-    # The members of the generation before have saved these, and no living one has a later state.
+    # the generation before has saved these checkpoints, and no living process has a later state
     if is_later:
         return "auto"
-    # The same command was started before, and has saved them.
-    earlier = {start["settings"].get("resume", "") for start in read_starts(output.folder)} - {"never"}
-    return "auto" if resume in earlier else resume
+    # an earlier start of the same command has begun at that path, and has saved these checkpoints since
+    paths = {start["settings"].get("resume", "") for start in read_starts(output.folder)} - {"never"}
+    return "auto" if resume in paths else resume

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from bootfile.ground.again import is_file
 from bootfile.ground.errors import Unavailable
 from bootfile.processes import ranks
 
@@ -78,6 +77,8 @@ class Scores:
         """
         is_lost = False
         if ranks.is_first() and writes and math.isfinite(self.best) and BEST not in at_url:
+            from bootfile.ground.again import is_file  # a first start has no score
+
             with contextlib.suppress(Unavailable):  # the mount does not answer: the file may be there
                 is_lost = not is_file(os.path.join(folder, BEST))
         if ranks.broadcast_object(is_lost):
@@ -104,6 +105,7 @@ def plain_names(model: torch.nn.Module, state: dict[str, Any]) -> dict[str, Any]
     modules = dict(model.named_modules(remove_duplicate=False))
 
     def plain(name: str) -> str:
+        """Return the name of a tensor without the parts that are wrappers."""
         parts = name.split(".")
         owners = [modules.get(".".join(parts[:place])) for place in range(len(parts))]  # of each part
         # "module" is left out only below a parallel wrapper: a part of the user's may have this name

@@ -1,10 +1,11 @@
-"""Read files of weights, load them into a model, and name weights for other programs.
+"""Read files of weights or published weights, and load them into a model.
 
 It takes best.pth, epoch_<n>.pth, a checkpoint step_<n>.pt, or a file of another program: a state_dict, a
 dictionary that holds one, or safetensors. read() checks it once, and returns dense tensors by their names:
 nothing in the file is executed, and no code after read() asks again. The names of wrappers (WRAPPERS) and one
 prefix of all names, such as Lightning's (model.), are taken off. Outside are files of pickled modules,
 TorchScript and distributed checkpoints: the error has the line of Python that converts them.
+Published weights are those of torchvision and timm, by the names of the network and of the weights.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import functools
 import json
 import math
 import os
+import re
 import shlex
 import warnings
 import zipfile
@@ -27,13 +29,14 @@ from bootfile.exact import files as checkpoint
 from bootfile.exact.foreign_files import CONVERT
 from bootfile.ground.again import is_temporary, refusal
 from bootfile.ground.errors import BadInput, import_optional, in_one_line, printable
-from bootfile.ground.files import explained, opener, read_again
+from bootfile.ground.files import explained, opener, read_again, sha256_file
 from bootfile.ground.results import CLASSES, checkpoints
 from bootfile.processes import ranks
-from common.checkpoint import pretrained
 from common.checkpoint.scores import WRAPPERS
+from common.compute.networks import TIMM, import_timm
 from common.run.output import Output
 
+DEFAULT = "DEFAULT"  # the name of the newest published weights of a network
 _SHOWN = 3  # tensors named in a line
 _MOST = 50_000  # tensors of a file; torch loads them in 4 s
 _WRAPPERS = (*WRAPPERS, "module")  # the last: of DataParallel, or a module of the user's
@@ -50,20 +53,20 @@ def load(
 ) -> str:
     """Load the weights of a file on every rank; rank 0 reads it. Return one line about the loaded tensors.
 
-    path: the file; if `arch` is given, also the name of published weights of this network (pretrained.py).
+    path: the file; if `arch` is given, also the name of published weights of this network.
     complete: every tensor of the model must be in the file. Otherwise a head for another number of classes
         keeps its values.
     partial: tensors that are missing, not in the model, or of another shape are not errors either.
     Raises BadInput on every rank if the file cannot be read or does not fit, and always if it has fewer than
     half of the model's weights.
     """
-    is_published = bool(arch) and pretrained.is_name(arch, path)
+    published = is_published(arch, path)
 
     def read_on_first() -> tuple[dict[str, torch.Tensor], str]:
-        return (pretrained.read(str(arch), path), "") if is_published else read(path)
+        return (read_published(str(arch), path), "") if published else read(path)
 
     tensors, taken = ranks.call_on_first(read_on_first)
-    return fill(path, model, tensors, complete, partial, taken, is_published)
+    return fill(path, model, tensors, complete, partial, taken, published)
 
 
 def file_of(args: argparse.Namespace, output: Output) -> str | None:
@@ -74,16 +77,67 @@ def file_of(args: argparse.Namespace, output: Output) -> str | None:
     """
     arch = vars(args).get("arch")  # another job takes files only
     name: str | None = args.weights
-    if not name or not pretrained.is_name(arch, name):
+    if not name or not is_published(arch, name):
         return name
-    pretrained.check(str(arch), name)
+    check_published(str(arch), name)
 
     def download() -> None:
         if not output.url and not checkpoints(output.folder):
-            pretrained.read(str(arch), name)
+            read_published(str(arch), name)
 
     ranks.call_on_first(download)
     return None
+
+
+def is_published(arch: str | None, text: str | None) -> bool:
+    """Return whether --weights is a name of published weights (DEFAULT, IMAGENET1K_V1, a tag of timm)."""
+    return bool(arch and text and re.fullmatch(r"[A-Za-z]\w*", text)) and not os.path.exists(str(text))
+
+
+def check_published(arch: str, name: str) -> None:
+    """Raise BadInput unless weights of this name are published for the network. Nothing is downloaded."""
+    if arch.startswith(TIMM):
+        model = arch.removeprefix(TIMM).partition(".")[0]
+        tags = [name.partition(".")[2] for name in import_timm().list_pretrained(f"{model}.*")]
+    else:
+        tags = [*published_of(arch).__members__]
+    names = list(dict.fromkeys([DEFAULT, *tags]))
+    if name not in names:
+        raise BadInput(f"--weights {name}: no such file; {arch} has {', '.join(names)}")
+
+
+def read_published(arch: str, name: str) -> dict[str, torch.Tensor]:
+    """Return published weights, name -> tensor, from the library's cache (torchvision: in TORCH_HOME) or
+    downloaded. Raises BadInput."""
+    try:
+        if arch.startswith(TIMM):
+            model = arch.removeprefix(TIMM)
+            tagged = model if name == DEFAULT else f"{model.partition('.')[0]}.{name}"
+            return import_timm().create_model(tagged, pretrained=True).state_dict()
+        url = published_of(arch)[name].url
+        path = os.path.join(torch.hub.get_dir(), "checkpoints", os.path.basename(url))
+        digest = path.rpartition("-")[2].partition(".")[0]  # the first digits of the file's sha256
+        if not os.path.exists(path):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            torch.hub.download_url_to_file(url, path, digest, progress=False)
+        # Also if the file was in the cache: another program may have put it there.
+        if not sha256_file(path).startswith(digest):
+            raise BadInput(f"{path} is damaged: its sha256 does not begin with {digest}; delete it")
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except BadInput:
+        raise
+    except Exception as error:  # of the network, the disk, or timm
+        raise BadInput(
+            f"--weights {name} of {arch} is not in the cache and cannot be downloaded "
+            f"({in_one_line(error)}): download it elsewhere, and pass the file"
+        ) from error
+
+
+def published_of(arch: str) -> Any:
+    """Return torchvision's enumeration of the weights of a network."""
+    import torchvision
+
+    return torchvision.models.get_model_weights(arch)
 
 
 def read(path: str) -> tuple[dict[str, torch.Tensor], str]:
@@ -212,6 +266,7 @@ def fill(
     they are only compared with the model. published: tensors of the file may be left over."""
     ours = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
     in_file, unused, note = match(path, ours, tensors)
+    # what is in the file for the model, in two parts: tensors of another shape or kind, and those that fit
     different = {name: tensor for name, tensor in in_file.items() if not _can_load(tensor, ours[name])}
     loadable = {name: tensor for name, tensor in in_file.items() if name not in different}
     shapes = [
@@ -219,7 +274,7 @@ def fill(
         for name, tensor in different.items()
     ]
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    # safetensors hold a parameter of several names once
+    # safetensors hold a parameter of several names once: under its other names it is not missing
     loaded = {id(parameters[name]) for name in loadable if name in parameters}
     absent = [name for name in ours if name not in in_file and id(parameters.get(name)) not in loaded]
     missing = [name for name in absent if not name.endswith(_COUNTERS)]
@@ -234,7 +289,7 @@ def fill(
         raise BadInput(
             f"{line}: they belong to another network, or to one of other names: " + CONVERT.format(new)
         )
-    # numbers that are not floats, such as counters, may be left over
+    # of the tensors that the model lacks, those that are not floats, such as counters, do not count
     left_over = [name for name in unused if tensors[name].is_floating_point() and not published]
     if complete and (different or missing or left_over):
         raise BadInput(f"{line}: expected all of them, and no others")
@@ -287,9 +342,9 @@ def match(
             f"weights {path}: several networks in it have these names: {_list_first(prefixes)}; expected one"
         )
     prefix = prefixes[0]
-    found = {name: theirs[prefix + bare] for bare, name in ours.items() if prefix + bare in theirs}
-    used = set(found.values())
-    in_file = {name: tensors[name_in_file] for name, name_in_file in found.items()}
+    names_in_file = {name: theirs[prefix + bare] for bare, name in ours.items() if prefix + bare in theirs}
+    in_file = {name: tensors[name_in_file] for name, name_in_file in names_in_file.items()}
+    used = set(names_in_file.values())
     note = f" without the prefix {prefix!r:.80}" if _bare(prefix, _WRAPPERS) else ""
     return in_file, [name for name in tensors if name not in used], note
 

@@ -53,14 +53,12 @@ class MovingAverage(AveragedModel):
                 copied.append((average, current))
         if found_inf is None:
             super().update_parameters(model)
-        # after it: that of torch averages all buffers of floats
+        else:
+            taken = 1 - found_inf  # 0 in a step that was skipped, which only the device knows
+            differences = torch._foreach_sub(currents, averages)
+            torch._foreach_mul_(differences, torch.where(self.n_averaged > 0, 1 - self.decay, 1.0) * taken)
+            torch._foreach_add_(averages, differences)
+            self.n_averaged += taken.to(self.n_averaged.dtype)
+        # last: torch's own average is of all buffers of floats
         for average, current in copied:
             average.copy_(current)
-        if found_inf is None:
-            return
-        # 0 in a step that was skipped, which only the device knows: the host does not ask it
-        taken = 1 - found_inf
-        differences = torch._foreach_sub(currents, averages)
-        torch._foreach_mul_(differences, torch.where(self.n_averaged > 0, 1 - self.decay, 1.0) * taken)
-        torch._foreach_add_(averages, differences)
-        self.n_averaged += taken.to(self.n_averaged.dtype)

@@ -29,6 +29,7 @@ def check(
     """
 
     def attempt() -> None:
+        """Build the network, and try it on images of zeros."""
         classes = 10  # any number: only the sizes matter
         size = other_size or image_size
         model = build(name, classes, image_size, kwargs)

@@ -109,8 +109,8 @@ def build_scheduler(
     warmup = min(round(args.warmup * steps_per_epoch), total_steps)
     rise = lr_scheduler.LinearLR(optimizer, 1 / max(1, warmup), total_iters=max(1, warmup - 1))
     if args.lr_schedule == "step":
-        milestones = [int(-(-share * args.epochs * steps_per_epoch // 1)) for share in (1 / 3, 2 / 3, 8 / 9)]
-        milestones = [max(warmup, milestone) for milestone in milestones]  # the rate rises first
+        ends = [math.ceil(share * args.epochs * steps_per_epoch) for share in (1 / 3, 2 / 3, 8 / 9)]
+        milestones = [max(warmup, end) for end in ends]  # the rate rises first
         return lr_scheduler.ChainedScheduler([rise, lr_scheduler.MultiStepLR(optimizer, milestones)])
     # a trial of a few steps may end while the rate still rises
     if warmup == total_steps:

@@ -64,6 +64,7 @@ def compile_module(
     reason = ""  # why this rank cannot compile the module
 
     def compile_once() -> torch.nn.Module:
+        """Return the compiled module, in its wrapper if there is one, after passes over all examples."""
         # torch.compile() raises if Python is too new for torch
         fast = cast(torch.nn.Module, torch.compile(module, mode=mode, dynamic=False))
         if wrapper:

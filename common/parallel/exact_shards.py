@@ -12,7 +12,7 @@ of 2 + 3 and of 4. A process sends at most 2 log2(V) - 2 sums, and one if N divi
 
 A job gives it a DistributedDataParallel, and computes each shard by forward(inputs), loss.backward() and
 shards.add(loss). Outside are other wrappers such as FSDP, sparse gradients, collectives in a shard, a
-closure of an optimizer, and a model or a criterion with state that is not in buffers (shard_guards.py).
+closure of an optimizer, and a model or a criterion with state that is not in buffers (repeated_calls.py).
 
 Related work: M. Li et al., "EasyScale", SC '23, whose virtual workers move between GPUs.
 """
@@ -36,8 +36,7 @@ from bootfile.ground.errors import BadInput
 from bootfile.ground.numbers import part_of
 from bootfile.machine import convolution
 from bootfile.processes import ranks
-from common.parallel.repeated_calls import is_dense
-from common.parallel.shard_guards import Guards
+from common.parallel.repeated_calls import Guards, is_dense
 
 HELP = "shards of a step, a power of two: the same bits on any number of processes up to V"
 _FLAT = 2**25  # bytes that are sent together
@@ -206,7 +205,7 @@ class Shards:
         # a process with fewer shards would not take part, and the others would wait
         if self._collectives != _count_collectives():
             raise BadInput("--exact_shards: the model or the criterion communicates with other processes")
-        counts = self._count_rest()
+        counts = self._count_samples()
         loss = accelerator.double(loss.detach()).squeeze()
         if counts and not counts[self.index]:  # the loss of a shard without a sample may be NaN
             loss = torch.zeros_like(loss)
@@ -215,10 +214,14 @@ class Shards:
         self._losses.append(loss)
         is_first = len(self._losses) == 1
         is_last = len(self._losses) == self.local
-        # one shard gives its buffers to the step; ranks without this shard get them in _average()
-        if is_first or self.index == _find_whole(counts):
+        # ranks without the buffer shard get its buffers in _average()
+        if is_first or self.index == _find_buffer_shard(counts):
             self._after = _read(self._buffers)
-        self._check_loader(is_first)
+        step = 0 if self._loader is None else self._loader.step
+        if is_first:
+            self._step_at_first = step
+        elif step != self._step_at_first:  # add() was called for fewer batches than the rank has shards
+            raise BadInput("--exact_shards: expected one shards.add() for each batch of the training loader")
         self._keep_gradients(is_first, counts)
         restore_buffers = functools.partial(_write, self._buffers)
         # before the gradients are added over the ranks: code that is refused has not changed the weights
@@ -254,9 +257,9 @@ class Shards:
         if self._is_open or self._losses:
             raise BadInput(f"{name} between two shards: expected it after shards.add() has returned a loss")
 
-    def _count_rest(self) -> tuple[int, ...]:
-        """Return the samples that each of the V shards of this step has, if some were removed (--without):
-        then the means are over those that are left. () in any other step."""
+    def _count_samples(self) -> tuple[int, ...]:
+        """Return the number of samples of each of the V shards of this step, if --without has removed some:
+        then the means are over those that are left. () in a step that has all its samples."""
         removal = getattr(self._loader, "removal", None)
         if not removal:
             return ()
@@ -265,15 +268,12 @@ class Shards:
 
     def _end_step(self, counts: tuple[int, ...]) -> torch.Tensor:
         """End a step after its last shard on this process, and return the mean loss. All ranks wait for each
-        other here, and nowhere else in a step that is not checked. counts: see _count_rest()."""
-        # the buffers after a shard of this rank; _average() replaces them if the shard of the step is
-        # elsewhere
+        other here, and nowhere else in a step that is not checked. counts: see _count_samples()."""
+        # of a shard of this rank; _average() replaces them if another rank has computed the buffer shard
         _write(self._after)
         self.index = self.first
-        total = self.count
-        if counts:
-            total = max(1, sum(counts))
-        self._average(total, _find_whole(counts))
+        total = max(1, sum(counts)) if counts else self.count
+        self._average(total, _find_buffer_shard(counts))
         # each rank adds zeros to the rows of the others: nothing is rounded before sum_rows()
         rows = self.make_rows(self._losses)
         self._losses = []
@@ -286,15 +286,6 @@ class Shards:
         self._buffers = []
         self.guards.end_step()
         return sum_rows(rows) / total
-
-    def _check_loader(self, is_first: bool) -> None:
-        """Raise BadInput if the loader has begun another step since the first shard of this one: the job then
-        called add() for fewer batches than the rank has shards."""
-        step = 0 if self._loader is None else self._loader.step
-        if is_first:
-            self._step_at_first = step
-        if step != self._step_at_first:
-            raise BadInput("--exact_shards: expected one shards.add() for each batch of the training loader")
 
     def undo(self) -> None:
         """Set the buffers to their values before the last step that was begun. It is called on a process that
@@ -311,10 +302,9 @@ class Shards:
         """Return the rows [V, n] of all shards on every process. Of the given rows only this process's count;
         all_reduce adds zeros to them, so nothing is rounded. All ranks call it at the same step, and wait for
         each other."""
-        local = slice(self.first, self.first + self.local)
-        gathered = torch.zeros_like(rows)
-        gathered[local] = rows[local]
-        gathered[[shard for shard, count in enumerate(self._count_rest()) if not count]] = 0
+        gathered = self.make_rows([*rows[self.first : self.first + self.local]])
+        # a shard whose samples --without has removed counts nothing
+        gathered[[shard for shard, count in enumerate(self._count_samples()) if not count]] = 0
         if self.world_size > 1:
             torch.distributed.all_reduce(gathered)
         return gathered
@@ -347,7 +337,7 @@ class Shards:
         """Begin a shard, and with the first one the step. DistributedDataParallel calls it before each
         forward pass, also of an evaluation."""
         _check_settings()
-        # the first forward pass since the last step: each shard begins with these values
+        # the first forward pass since the last step: each shard begins with these buffers
         if not self._buffers:
             self._buffers = _list_buffers(self._modules)
             self._before = self._buffers
@@ -357,20 +347,15 @@ class Shards:
         if is_new:
             self._is_open = True
             self._collectives = _count_collectives()
-            if not self._losses:
-                self._hook_gradients()
+            if not self._losses:  # the first shard of a step
+                for parameter in self.list_trained():  # an optimizer may have got more since the last step
+                    if parameter not in self._hooked:
+                        hook = functools.partial(self._note_gradient, parameter)
+                        self._hooked[parameter] = parameter.register_hook(hook)
                 self.guards.begin_step(self._list_sources())
         if self._recheck:
             sources = self._list_sources() if is_new else None
             self._recheck.begin_forward(self._loader.step, self.index, sources)
-
-    def _hook_gradients(self) -> None:
-        """Call _note_gradient() for each parameter that is trained. _begin_forward() calls it in each step:
-        an optimizer may have got more of them since the last one."""
-        for parameter in self.list_trained():
-            if parameter not in self._hooked:
-                hook = functools.partial(self._note_gradient, parameter)
-                self._hooked[parameter] = parameter.register_hook(hook)
 
     def _list_sources(self) -> list[Any]:
         """Return the generators from which a module may draw random numbers in this step."""
@@ -390,24 +375,24 @@ class Shards:
         return [parameter for parameter in parameters if parameter.requires_grad]
 
     def _note_gradient(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Set a gradient from before the step aside. autograd calls it in a backward pass, before it adds the
-        gradient to that of the parameter."""
+        """Set the gradient that a parameter had before the step aside, when the step gives it its first one.
+        autograd calls it in each backward pass, before it adds `gradient` to parameter.grad."""
         if gradient.layout != torch.strided:
             named = self._forward.module.named_parameters()
             shown = next((name for name, candidate in named if candidate is parameter), "a parameter")
             raise BadInput(f"--exact_shards: the gradient of {shown} is sparse, expected a dense one")
         if self.is_repeating:
             return  # a shard is computed again, and its gradients are only compared
-        is_first_shard = not self._losses
-        if is_first_shard and parameter not in self._used and parameter.grad is not None:
-            self._earlier[parameter] = parameter.grad
+        is_first_of_step = not self._losses and parameter not in self._used
+        if is_first_of_step and parameter.grad is not None:
+            self._earlier[parameter] = parameter.grad  # _average() adds it to the mean
             parameter.grad = None
         self._used.add(parameter)
 
     def _keep_gradients(self, is_first: bool, counts: tuple[int, ...]) -> None:
         """Move the gradients of a shard to the partial sums, and add the halves of nodes. add() calls it, so
         the backward pass has ended. is_first: whether the shard is the first of the step on this process.
-        counts: see _count_rest(); a gradient is then multiplied by the samples of its shard."""
+        counts: see _count_samples(); with them a gradient is multiplied by the samples of its shard."""
         sums: _Sums = {}
         for parameter in self.list_trained():
             gradient = parameter.grad
@@ -433,9 +418,9 @@ class Shards:
             torch._foreach_add_(list(sums.values()), [left[parameter] for parameter in sums])
         self._sums.append(sums)
 
-    def _average(self, total: int, whole: int) -> None:
+    def _average(self, total: int, buffer_shard: int) -> None:
         """Set the gradients to the means over all shards, and the buffers to those of one shard. _end_step()
-        calls it on every rank. total: by which the sums are divided. whole: the shard."""
+        calls it on every rank. total: by which the sums are divided."""
         parts = self._sums
         self._sums = []
         self._nodes = []
@@ -443,7 +428,7 @@ class Shards:
             self._add_over_ranks(parts)
             buffers = [buffer.holder.get(buffer.name) for buffer in self._buffers]
             # the buffers come from the rank that has computed this shard
-            _broadcast([buffer for buffer in buffers if buffer is not None], self.find_owner(whole))
+            _broadcast([buffer for buffer in buffers if buffer is not None], self.find_owner(buffer_shard))
         sums = parts[0]
         torch._foreach_div_(list(sums.values()), total)  # a power of two, and exact, if none was removed
         for parameter, gradient in sums.items():
@@ -549,9 +534,9 @@ def _write(buffers: list[_Buffer]) -> None:
             holder[name] = tensor
 
 
-def _find_whole(counts: tuple[int, ...]) -> int:
-    """Return the first shard with a sample, whose buffers are those of the step: shard 0, if none was
-    removed."""
+def _find_buffer_shard(counts: tuple[int, ...]) -> int:
+    """Return the shard whose buffers the model has after the step: the first one with a sample. counts: see
+    _count_samples(); without any it is shard 0."""
     return next((shard for shard, count in enumerate(counts) if count), 0)
 
 

@@ -166,6 +166,7 @@ class Recheck(Plugin):
         parameters = self._shards.list_trained()
 
         def find_sum(output: Any) -> float:
+            """Return the sum of the bits of the gradients, by a backward pass from this output."""
             # the backward pass begins with the gradients of the outputs, which were sent as slopes
             used = []
             for tensor, slope in zip(_list_outputs(output), slopes, strict=True):

@@ -38,18 +38,18 @@ def describe(
     """
     weights = list(model.parameters())
     device = weights[0].device
-    with autocast:
-        # the type of a product tells it: a context of mixed precision has no name for it
-        sample = torch.ones(1, 1, dtype=weights[0].dtype, device=device)
-        precision = str((sample @ sample).dtype).removeprefix("torch.")
-    given = vars(args)  # most jobs have some of these options
-    precision = given.get("precision") or precision
-    name = given.get("arch") or type(model).__name__.strip("_")
+    options = vars(args)  # most jobs have some of those that are read here
+    precision = options.get("precision")
+    if not precision:
+        with autocast:  # it does not name its type: that of a product tells it
+            sample = torch.ones(1, 1, dtype=weights[0].dtype, device=device)
+            precision = str((sample @ sample).dtype).removeprefix("torch.")
+    name = options.get("arch") or type(model).__name__.strip("_")
     count = sum(weight.numel() for weight in weights)
     lines = [f"model {name}: {count:,} parameters, device {device.type}, precision {precision}"]
-    if given.get("batch_size"):
+    if options.get("batch_size"):
         in_all = f", {total_steps:,} in all" if total_steps else ""
-        lines.append(f"{_describe_batch(given, device)}; {steps_per_epoch:,} steps an epoch{in_all}")
+        lines.append(f"{_describe_batch(options, device)}; {steps_per_epoch:,} steps an epoch{in_all}")
     if folder and not writes_nothing(args):
         shown, path = folder
         lines.append(
@@ -59,16 +59,16 @@ def describe(
     return lines
 
 
-def _describe_batch(given: dict[str, Any], device: torch.device) -> str:
+def _describe_batch(options: dict[str, Any], device: torch.device) -> str:
     """Return how the processes share the global batch: "global batch 256 = 2 GPUs x 128"."""
-    batch = given["batch_size"]
+    batch = options["batch_size"]
     world_size = ranks.world_size()
     threads = f", {in_words(THREADS, torch.get_num_threads())}" if device.type == "cpu" else ""
     if world_size == 1:
         return f"global batch {batch} = 1 process x {batch}{threads}"
     text = f"global batch {batch} = {world_size} {'processes' if ranks.uses_gloo() else 'GPUs'}"
     text += f" x {batch // world_size}"
-    if not given.get("batch_size_per_gpu"):  # with this option each process would have as large a batch
+    if not options.get("batch_size_per_gpu"):  # the user may have meant the batch of a GPU
         text += f" (--batch_size {batch}/gpu: {batch} each)"
     return f"{text}{threads} each" if threads else text
 
@@ -82,15 +82,15 @@ def facts() -> dict[str, str | int]:
     """Return versions, device and nodes of this process. CUDA is queried only if the job uses it."""
     world_size = ranks.world_size()
     per_node = count_in(os.environ, "LOCAL_WORLD_SIZE") or 1  # set by a launcher of processes
-    module = accelerator.in_use()
-    of_module = getattr(module, "get_device_name", accelerator.kind)
+    module = accelerator.in_use()  # of torch, for its devices; None on a CPU
+    name_device = getattr(module, "get_device_name", accelerator.kind)
     packages = [f"{name} {sys.modules[name].__version__}" for name in PACKAGES if name in sys.modules]
     of_process: dict[str, str | int] = {
         "job": job(),
         "bootfile": __version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "device": of_module() if module else f"CPU, {processor.name()}",
+        "device": name_device() if module else f"CPU, {processor.name()}",
         "cores": available_cores(),
         "nodes": max(1, world_size // per_node),
         "processes per node": min(per_node, world_size),

@@ -42,6 +42,7 @@ class Metrics:
     over batches and ranks, and value(sums) -> number of Python or NumPy, or a tensor of 0 dimensions, from
     float64 [size] on the CPU. best: the name of a metric, "acc" or "loss"; None: the accuracy, or the loss if
     the job has no accuracy. lowest: whether the lowest value is the best (default: true for the loss only).
+    The sums of an evaluation are [loss_sum, correct, count, sums of each metric, divisor of the loss].
     Raises BadInput.
 
         log.use(metrics.Metrics(mae=metrics.absolute_error, best="mae", lowest=True))
@@ -59,11 +60,11 @@ class Metrics:
         self.best = best
         self.lowest = best == "loss" if lowest is None else lowest
         self._sizes = [getattr(metric, "size", 1) for metric in metrics.values()]  # sums of each metric
-        self.size = sum(self._sizes) + 1  # the divisor of the loss is the last
+        self.size = sum(self._sizes) + 1  # the sums after the first three
 
     @property
     def best_of(self) -> str:
-        """The metric that chooses best.pth, as a checkpoint stores it; "" for the default."""
+        """Return the metric that chooses best.pth, as a checkpoint stores it; "" for the default."""
         return f"{'lowest' if self.lowest else 'highest'} {self.best}" if self.best else ""
 
     def sums(self, outputs: Any, targets: Any) -> list[torch.Tensor]:
@@ -80,7 +81,7 @@ class Metrics:
 
     def loss(self, sums: torch.Tensor) -> float:
         """Return the loss of all samples; NaN without samples or labels. sums: as for values()."""
-        # without metrics the sums have no divisor of their own
+        # the result of evaluate() without metrics is only [loss_sum, correct, count]
         divisor = sums[-1] if len(sums) == 3 + self.size else sums[2]
         return (sums[0] / divisor).item() if divisor else math.nan
 
@@ -228,7 +229,7 @@ def evaluate(
     if reduction in ("sum", "none"):
         raise BadInput(f"the criterion has reduction={reduction!r}: {_EXPECTED}")
     used_metrics = metrics or Metrics()
-    labels = 0  # of cross_entropy() and nll_loss()
+    labels = 0  # those that cross_entropy() and nll_loss() got so far, also the ignored ones
     training = model.training
     model.eval()
     device = accelerator.device_of(model)
@@ -247,15 +248,15 @@ def evaluate(
                 outputs = (outputs + model(inputs.flip(3))) / 2
             if targets is None:
                 continue  # this rank has no more batches, and others need its part of the model
-            with LabelMean() as seen:
+            with LabelMean() as label_mean:
                 loss = criterion(outputs, targets)
             batch = _sums(loss, outputs, targets)
             divisor = batch[2]
-            # cross_entropy() or nll_loss() has computed it: its divisor is known
-            if seen.loss is loss:
-                batch[0] = seen.total
-                divisor = seen.divisor
-                labels = labels + seen.labels
+            # cross_entropy() or nll_loss() has computed the loss: its divisor is known
+            if label_mean.loss is loss:
+                batch[0] = label_mean.total
+                divisor = label_mean.divisor
+                labels = labels + label_mean.labels
             measured = (outputs, targets)
             if not accelerator.has_float64(device):  # the metrics are computed where their sums are
                 measured = tree_map_only(torch.Tensor, torch.Tensor.cpu, measured)
@@ -264,15 +265,16 @@ def evaluate(
     # not if a batch has failed: main() ends then
     model.train(training)
     if metrics is None:
+        # the caller adds the results of the ranks, which are without the divisor: each label has to count 1
         if labels and ranks.world_size() > 1 and total[-1].item() != labels:
             raise BadInput("the labels have weights or are ignored: expected evaluate(..., log.metrics)")
-        # a loss over the labels becomes one over the samples, as the sum of batch_sums() is
+        # loss_sum is the mean over the labels times the samples, as that of batch_sums()
         total = total[:3] * torch.stack([total[2] / total[3], *total.new_ones(2)]).nan_to_num(0.0)
     return total
 
 
 class LabelMean(TorchFunctionMode):
-    """Sees by what the functions of _NAMES divide, also in torch.nn's modules.
+    """A mode of torch that notes by what the functions of _NAMES divide, also in the modules of torch.nn.
 
     `loss`: the last result that is a mean, or None. It is `total` / `divisor`, float64 []; the divisor is the
     sum of the weights of the labels that are not ignored. `labels`: the number of all labels.
@@ -299,8 +301,11 @@ class LabelMean(TorchFunctionMode):
         return result
 
 
-def _count_labels(target: torch.Tensor, weight: Any, ignore_index: int | None, **_: Any) -> Any:
-    """Return the number of labels, and the sum of the weights of those that are not ignored, float64 []."""
+def _count_labels(
+    target: torch.Tensor, weight: Any, ignore_index: int | None, **_: Any
+) -> tuple[int, torch.Tensor]:
+    """Return the number of labels, and the sum of the weights of those that are not ignored, float64 [].
+    The arguments are those of cross_entropy()."""
     if target.is_floating_point():  # shares of the classes: each sample counts 1, whatever the weights
         samples = target.numel() // target.shape[min(1, target.ndim - 1)]
         return samples, accelerator.double(torch.full((), samples, device=target.device))

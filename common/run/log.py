@@ -122,8 +122,8 @@ class Log:
             "division": getattr(loader, "division", ""),
             "sampling": getattr(loader, "sampling", {}),
         }
-        facts |= {"best": self.metrics.best_of} if self.metrics.best_of else {}
-        facts |= {"parent": self.parent} if self.parent else {}
+        further = {"best": self.metrics.best_of, "parent": self.parent}  # most runs have neither
+        facts |= {name: value for name, value in further.items() if value}
         self._files.begin(facts, loader.receipt, run, repeats, continues)
         endings.at_end("results", self._end)
         endings.at_end("upload", self._record_error)  # before the last upload
@@ -323,16 +323,19 @@ class Log:
             self.info(f"end: {mask(reason)} at step {self._of_all(step)}, exit code {code}")
 
     def _print_last(self, error: BaseException | None) -> None:
-        """Print the last line of a run that is done, or whose last upload has failed with this error."""
-        if not self._is_over and not isinstance(error, endings.Changed):
-            self.print_end(self._last_step, *(starts.end_of_error(error) if error else (0, "finished")))
+        """Print the last line of a run that is done, or whose last upload has failed with this error, unless
+        another end was printed before."""
+        if self._is_over or isinstance(error, endings.Changed):
+            return
+        code, reason = starts.end_of_error(error) if error else (0, "finished")
+        self.print_end(self._last_step, code, reason)
 
     def record_signal(self, step: int) -> None:
         """Record that the run stops after this step because of a signal, on rank 0."""
         self._files.write_end(step, *starts.end_of_signal())
 
     def _record_error(self, error: BaseException | None) -> None:
-        """Record the error that ended main()."""
+        """Print and record the error that ended main(), on rank 0, before the last upload."""
         if error is None or isinstance(error, endings.Changed) or not ranks.is_first():
             return
         step = self._loader.step if self._loader is not None else self._last_step

@@ -60,7 +60,7 @@ class Output:
 
     @property
     def index_folder(self) -> str:
-        """The folder for indexes and generated images. Runs without an --output_dir share one."""
+        """Return the folder of indexes and generated images. Runs without an --output_dir share one."""
         return os.path.join(PARENT if self.is_default else self.folder, "index")
 
     def hold(self) -> None:

@@ -61,16 +61,16 @@ class ReportFiles:
                 return
             # steps after the checkpoint are trained again: their reports would be in the file twice
             lost = cut_reports(folder, step, self._repeats)
-            # a process that joins an elastic job does not start the run
-            before = read_starts(folder) if self._continues else []
-            if before:
-                self._start = before[-1].get("time")
+            # a process that joins an elastic job continues the newest start
+            recorded = read_starts(folder) if self._continues else []
+            if recorded:
+                self._start = recorded[-1].get("time")
             else:
                 facts = self._facts | ({"lost": lost} if lost else {})
                 starts.write(folder, self._args, environment.facts(), **facts)
                 with self._reported():  # without it, the other reports are whole
                     starts.expect_end(folder, facts["time"])
-            # the receipt is that of the whole run: it begins where the first start began
+            # the receipt is that of the whole run: it begins where its first start began
             self._receipt.begins_at(min((start["step"] for start in read_starts(folder)), default=step))
             if self.class_names:
                 with self._reported():  # the next report would begin the files a second time
@@ -95,9 +95,10 @@ class ReportFiles:
         if is_train_job:
             opened["the TrainJob"] = trackers.TrainJob(step, self._facts["steps"])
         if name:
+            make = trackers.MLflow if name == "mlflow" else trackers.WandbLike
             title = os.path.basename(str(self._output).rstrip("/"))
             with self._reported(f"--tracker {name}"):
-                tracker = trackers.start(name, self._run, title, arguments.settings(self._args))
+                tracker = make(name, self._run, title, arguments.settings(self._args))
                 opened[f"--tracker {name}"] = tracker
 
     @contextlib.contextmanager

@@ -55,12 +55,13 @@ class JobParser(Parser):
         if defaults := self.read_defaults(parsed):
             self.set_defaults(**{name: value for name, value in defaults.items() if name in parsed})
             parsed, unknown = self.parse_known_args(words, Arguments())
-        ignored = self._let_pass(unknown, parsed.__dict__.pop("ignore_unknown"))
+        if not parsed.__dict__.pop("ignore_unknown"):
+            self._check_unknown(unknown)
         if platforms.is_first_on_node():
             if counters := platforms.describe_starts(os.environ):
                 print_line(f"starts {counters}")
-            if ignored:
-                print_line(f"ignored arguments: {' '.join(ignored)}")
+            if unknown:
+                print_line(f"ignored arguments: {' '.join(unknown)}")
             shown = settings(parsed)  # without credentials
             given = [name for name, value in shown.items() if str(value) != str(self.get_default(name))]
             words_shown = [f"{name}={shown[name]}" for name in given]
@@ -68,7 +69,7 @@ class JobParser(Parser):
         # when all options are known; each process does it, before anything is opened
         for check in self.checks:
             vars(parsed).update(check(parsed))
-        return parsed.finish(self.roles, ignored)
+        return parsed.finish(self.roles, unknown)
 
     def read_defaults(self, parsed: argparse.Namespace) -> dict[str, Any]:
         """Return defaults that follow from the options, name -> value. Raises BadInput."""
@@ -91,20 +92,16 @@ class JobParser(Parser):
             raise BadInput(f"--config {path}: {error}") from error.__cause__
         return words
 
-    def _let_pass(self, unknown: list[str], everything: bool) -> list[str]:
-        """Return the unknown options if all of them may be ignored, otherwise raise BadInput. Options that
-        platforms inject are always ignored. On a platform an unknown option is also ignored if it resembles
-        no option of the parser and no former one. everything: ignore all."""
+    def _check_unknown(self, unknown: list[str]) -> None:
+        """Raise BadInput if one of the unknown options may not be ignored. Options that platforms inject are
+        always ignored. A platform may add others of its own: there an unknown option is refused only if it
+        looks like a mistake of the user, because it resembles an option of the parser or is a former one."""
         options = {plain(word.partition("=")[0]) for word in sys.argv[1:] if word.startswith("-")}
-        on_platform = platforms.recognised(os.environ) or bool(options & INJECTED - {"local_rank"})
         refused = [name for name in unknown if plain(name) not in INJECTED]
-        if (
-            on_platform
-        ):  # it may add options of its own: only what looks like a mistake of the user is refused
+        if platforms.recognised(os.environ) or options & INJECTED - {"local_rank"}:
             refused = [name for name in refused if self.resembling(name) or plain(name) in self.hints]
-        if refused and not everything:
+        if refused:
             self.error(f"{self.unknown(refused)}; --ignore_unknown true ignores them")
-        return unknown
 
 
 class Run:

@@ -11,6 +11,7 @@ sample and 16 a step.
 
 import copy
 import os
+from collections import Counter
 from collections.abc import Callable, Container, Iterator
 from typing import Any, BinaryIO
 
@@ -65,7 +66,7 @@ class SampleLosses(Plugin):
         self._end: int | None = None  # bytes of the file; None before the first write
 
     def begin(self, parts: Parts, step: int) -> None:
-        """Collect from the next step on. Later steps in the file are deleted with the first write()."""
+        """Collect from the next step on. The first write() deletes later steps from the file."""
         self._begun = step
         self._shards = parts.shards
         self._criterion.register_forward_pre_hook(self._follow)
@@ -94,8 +95,8 @@ class SampleLosses(Plugin):
         batch = self._loader.batch
         is_evaluation = batch is None or not torch.is_grad_enabled()
         is_removed = getattr(self._loader, "is_removed", False)  # by --without: all samples of the batch
-        is_kept = self._shards is not None and self._shards.is_repeating  # the losses of this call
-        if is_evaluation or is_removed or is_kept:
+        is_repeated = self._shards is not None and self._shards.is_repeating  # its losses are kept already
+        if is_evaluation or is_removed or is_repeated:
             return
         # the second call of the criterion may draw random numbers too, on the CPU or on the device
         sources = [torch, accelerator.of(getattr(result, "device", "cpu"))]
@@ -143,9 +144,9 @@ class SampleLosses(Plugin):
         losses = torch.cat([losses_of_call for _, _, losses_of_call in kept]).cpu().numpy().astype("<f4")
         ids = np.concatenate([ids_of_call for _, ids_of_call, _ in kept]).astype("<i8")
         # a record of the file for each step, which may have several calls: its head, its ids, its losses
-        counts: dict[int, int] = {}
+        counts: Counter[int] = Counter()
         for step, ids_of_call, _ in kept:
-            counts[step] = counts.get(step, 0) + len(ids_of_call)
+            counts[step] += len(ids_of_call)
         content = b""
         end = 0
         for step, count in counts.items():
@@ -166,7 +167,7 @@ class SampleLosses(Plugin):
             self._end = self._find_end() if os.path.exists(self._path) else 0
         # one write of the whole report, at the end that the last write has left
         with open(self._path, "ab", opener=opener) as file:
-            file.truncate(min(file.tell(), self._end))  # a write that failed left a part
+            file.truncate(min(file.tell(), self._end))  # without the part that a failed write has left
             end = file.seek(0, os.SEEK_END) + len(content)
             file.write(content)
         self._end = end

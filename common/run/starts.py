@@ -85,9 +85,11 @@ def check_settings(settings: Mapping[str, Any], kinds: dict[str, Any], folder: s
     """Return the settings of a start that have a type in `kinds`, checked as those of a command line: the
     run's folder may be another user's. Raises BadInput."""
     checked = {}
-    for name in [name for name in kinds if settings.get(name) is not None]:
+    for name, kind in kinds.items():
+        if settings.get(name) is None:
+            continue
         try:
-            checked[name] = kinds[name](str(settings[name]))
+            checked[name] = kind(str(settings[name]))
         except argparse.ArgumentTypeError as error:
             raise BadInput(f"{os.path.join(folder, STARTS)}: {name}: {error!s:.200}") from None
     return checked
@@ -109,10 +111,10 @@ def read_ends(folder: str) -> dict[float, str]:
     (exit code C)". Raises BadInput."""
     texts: dict[float, str] = {}
     for line in read_lines(folder, ENDS):
-        code = line.get("code")
-        text = (
-            KILLED if code is None else f"{line.get('reason')} at step {line.get('step')} (exit code {code})"
-        )
+        code = line.get("code")  # the first line of a start has none
+        text = KILLED
+        if code is not None:
+            text = f"{line.get('reason')} at step {line.get('step')} (exit code {code})"
         if type(line.get("start")) is float:
             texts[line["start"]] = DONE if code == 0 else text  # the last line of a start counts
     return texts
@@ -121,12 +123,13 @@ def read_ends(folder: str) -> dict[float, str]:
 def describe_last_end(folder: str) -> str:
     """Return one line on how the training before ended; "" if it was done, or if its end is not known. A
     start calls it on rank 0, before it writes its own lines. Raises BadInput."""
-    ends = [*read_ends(folder).items()]  # not by the time: a clock may have been set back
-    known = read_starts(folder)
-    # a full disk may have kept the line of the newest start out
-    if not ends or not known or ends[-1][0] < known[-1].get("time", 0) or ends[-1][1] == DONE:
+    ends = list(read_ends(folder).items())  # in the order of the file: a clock may have been set back
+    starts = read_starts(folder)
+    if not ends or not starts:
         return ""
-    return f"the end of the training before: {ends[-1][1]}"
+    start, end = ends[-1]
+    is_of_newest = start >= starts[-1].get("time", 0)  # a full disk may have kept its line out
+    return f"the end of the training before: {end}" if is_of_newest and end != DONE else ""
 
 
 def end_of_signal() -> tuple[int, str]:

@@ -3,8 +3,9 @@
     MLFLOW_TRACKING_URI=http://host:5000 MLFLOW_EXPERIMENT_NAME=digits python jobs/train.py --tracker mlflow
     WANDB_PROJECT=digits python jobs/train.py --tracker wandb
 
-The packages read their own environment variables. A tracker has log(figures, step) and finish(), which raise
-the errors of the package.
+The packages read their own environment variables. A tracker is made on rank 0 with the first report, from the
+name of the package, our id of the run, by which a restart continues it, the title that the package shows, and
+settings, plain values. It has log(figures, step) and finish(), which raise the errors of the package.
 
 Kubeflow Trainer 2.2 and later reads the status of a TrainJob if its feature gate TrainJobStatus is on. It
 then sets the variables that TrainJob reads. Source: docs/user-guides/trainjob-progress.md of
@@ -37,15 +38,6 @@ def check(name: str) -> None:
     """Raise MissingPackage if the package of a tracker is not installed. The package is not imported."""
     if importlib.util.find_spec(name) is None:
         raise MissingPackage(f"--tracker {name} needs a package: pip install {name}")
-
-
-def start(package: str, run: str, title: str, settings: Mapping[str, Any]) -> Any:
-    """Return the tracker of a package, on rank 0 with the first report.
-
-    run: our id of the run, by which a restart continues it. title: the name that the package shows.
-    settings: plain values.
-    """
-    return (MLflow if package == "mlflow" else WandbLike)(package, run, title, settings)
 
 
 class MLflow:

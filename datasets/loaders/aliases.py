@@ -7,7 +7,7 @@ from typing import Any
 
 from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput
-from common.checkpoint import pretrained
+from common.checkpoint import weights
 from common.compute.networks import TIMM, arch
 from common.console.arguments import FLAG, OPERATION, Parser
 from datasets.loaders.backends import SPELLINGS
@@ -86,7 +86,7 @@ class _Published(argparse.Action):
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None
     ) -> None:
         if values:
-            setattr(namespace, self.dest, pretrained.DEFAULT)
+            setattr(namespace, self.dest, weights.DEFAULT)
 
 
 def merge(args: argparse.Namespace) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from bootfile.ground.errors import BadInput
 from bootfile.records import read_starts
-from common.checkpoint import pretrained, weights
+from common.checkpoint import weights
 from common.compute.networks import TIMM, import_timm
 from common.console.arguments import IDENTITY, non_negative_float, positive_float
 from common.run import starts
@@ -105,9 +105,9 @@ def values(settings: Mapping[str, Any]) -> Preprocessing:
 def find(arch: str, name: str | None) -> dict[str, Any]:
     """Return the options that timm, published weights, or the run of a file of weights define. name: of
     --weights."""
-    is_name = pretrained.is_name(arch, name)
+    is_name = weights.is_published(arch, name)
     if is_name:
-        pretrained.check(arch, str(name))
+        weights.check_published(arch, str(name))
     elif name:
         folder = weights.run_folder(name)
         runs = read_starts(folder)
@@ -120,7 +120,7 @@ def find(arch: str, name: str | None) -> dict[str, Any]:
     if arch.startswith(TIMM):
         values_of_model = _read_timm(arch.removeprefix(TIMM), name if is_name else None)
     elif is_name:
-        own = pretrained.weights_of(arch)[name].transforms()
+        own = weights.published_of(arch)[name].transforms()
         crop_share = own.crop_size[0] / own.resize_size[0]
         values_of_model = Preprocessing(own.mean, own.std, crop_share, own.interpolation.value)
     options = _to_options(values_of_model) if values_of_model else {"interpolation": BILINEAR}
@@ -131,7 +131,7 @@ def find(arch: str, name: str | None) -> dict[str, Any]:
 
 def _read_timm(model: str, tag: str | None) -> Preprocessing | None:
     """Return what a network of timm, or its weights of a tag, was trained with; None if timm has nothing."""
-    if tag not in (None, pretrained.DEFAULT):
+    if tag not in (None, weights.DEFAULT):
         model = f"{model.partition('.')[0]}.{tag}"
     config = import_timm().models.get_pretrained_cfg(model)
     if not config:

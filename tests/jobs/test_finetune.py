@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bootfile.ground.errors import BadInput
-from common.checkpoint import pretrained
+from common.checkpoint import weights
 from common.compute import classifiers, networks, optimizers
 from datasets.folders import random_folder
 from tests.conftest import interrupt, names, records, run
@@ -93,22 +93,22 @@ def test_published_weights_come_from_the_cache_or_are_refused(tmp_path, monkeypa
     (cache / "new.pth").rename(cache / f"resnet18-{digest}.pth")
     entry = type("Weights", (), {"url": f"http://127.0.0.1:9/resnet18-{digest}.pth"})
     members = type("Members", (dict,), {"__members__": {"IMAGENET1K_V1": entry}})
-    monkeypatch.setattr(pretrained, "weights_of", lambda arch: members(DEFAULT=entry, IMAGENET1K_V1=entry))
-    assert torch.equal(pretrained.read("resnet18", "DEFAULT")["fc.bias"], network.fc.bias)
-    assert pretrained.is_name("resnet18", "DEFAULT") and not pretrained.is_name(None, "DEFAULT")
-    assert not pretrained.is_name("resnet18", "best.pth")
-    pretrained.check("resnet18", "IMAGENET1K_V1")
+    monkeypatch.setattr(weights, "published_of", lambda arch: members(DEFAULT=entry, IMAGENET1K_V1=entry))
+    assert torch.equal(weights.read_published("resnet18", "DEFAULT")["fc.bias"], network.fc.bias)
+    assert weights.is_published("resnet18", "DEFAULT") and not weights.is_published(None, "DEFAULT")
+    assert not weights.is_published("resnet18", "best.pth")
+    weights.check_published("resnet18", "IMAGENET1K_V1")
     with pytest.raises(BadInput, match="--weights NONE: no such file; resnet18 has DEFAULT, IMAGENET"):
-        pretrained.check("resnet18", "NONE")
+        weights.check_published("resnet18", "NONE")
     with open(cache / f"resnet18-{digest}.pth", "ab") as file:
         file.write(b"x")
     with pytest.raises(BadInput, match=rf"resnet18-{digest}\.pth .*damaged.* sha256 .*{digest}"):
-        pretrained.read("resnet18", "DEFAULT")
+        weights.read_published("resnet18", "DEFAULT")
     (cache / f"resnet18-{digest}.pth").unlink()
     with pytest.raises(
         BadInput, match=r"--weights DEFAULT .*resnet18 .*not in the cache .*cannot .*download"
     ):
-        pretrained.read("resnet18", "DEFAULT")
+        weights.read_published("resnet18", "DEFAULT")
 
 
 def test_networks_of_timm():

@@ -7,9 +7,7 @@ from tests.conftest import QUICK, ROOT, environment, run
 # option -> the modules that exist only for it
 MODULES = {
     "--recheck": ["common.parallel.recheck"],
-    "--exact_shards": [
-        "common.parallel.exact_shards", "common.parallel.shard_guards", "common.parallel.repeated_calls",
-    ],
+    "--exact_shards": ["common.parallel.exact_shards", "common.parallel.repeated_calls"],
     "--preemption": ["bootfile.exact.preemption", "bootfile.processes.notices"],
     "--sample_losses": ["common.run.sample_losses"],
     "--without": ["common.checkpoint.without", "bootfile.sampling.removal"],

@@ -266,3 +266,19 @@ def test_targets_that_a_model_has_computed_are_taken_without_its_graph():
     table = TensorDataset(torch.arange(8.0), torch.arange(8.0, requires_grad=True) * 2)
     [[_, targets]] = loader(table)
     assert targets.requires_grad and sorted(targets.tolist()) == [2.0 * id for id in range(8)]
+
+
+MASKS = torch.zeros(2, 2, dtype=torch.int64), torch.tensor([[0, 255], [1, 2]])
+
+
+@pytest.mark.parametrize("target", [MASKS[1], 255], ids=["mask", "label"])
+def test_a_target_for_a_class_that_the_model_lacks_is_named_with_its_sample(target):
+    usual = MASKS[0] if isinstance(target, torch.Tensor) else 0
+    batches = loader(Items(lambda data, id: (torch.zeros(3, 2, 2), target if id == 5 else usual), 8))
+    for inputs, targets in batches:
+        logits = inputs if isinstance(target, torch.Tensor) else inputs.flatten(1)
+        with pytest.raises(IndexError) as error:
+            torch.nn.functional.cross_entropy(logits, targets)
+        assert batches.explain(error.value).startswith("sample 5 of Items has the target 255")
+        assert batches.explain(IndexError("Target 7 is out of bounds.")) == ""
+    assert batches.explain(error.value) == ""  # the loop has given the batch back

@@ -423,3 +423,12 @@ def test_more_threads_than_a_machine_can_have_are_refused(monkeypatch, capsys):
             TrainingParser("").parse_args([f"--threads={text}"])
     with pytest.raises(BadInput, match=r"--threads: '0' is not .* at least 1"):
         TrainingParser("").parse_args(["--threads=0"])
+
+
+def test_the_distance_of_kept_checkpoints_is_in_steps_or_epochs_and_zero_keeps_none(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["job.py"])
+    for text in ("0", "0step", "0steps", "0epoch", "0epochs"):
+        assert TrainingParser("").parse_args([f"--keep_every={text}"]).keep_every.number == 0
+    for text in ("0s", "90s", "1.5epochs", "00", "x"):
+        with pytest.raises(BadInput, match=f"--keep_every: '{text}' is not .*1000step.*5epochs.*, or 0"):
+            TrainingParser("").parse_args([f"--keep_every={text}"])
