@@ -119,6 +119,18 @@ def test_a_float_parameter_counts_to_the_last_bit():
     assert (one.take() != two.take()).any()
 
 
+def test_each_of_many_labels_of_a_sample_counts():
+    ids = np.arange(3)
+    labels = np.random.default_rng(0).random((3, 70)) > 0.5
+    ends = np.array([3])
+    sums = {receipt.batch_sums(ids, labels, (), ends).tobytes()}
+    for place in range(labels.shape[1]):
+        changed = labels.copy()
+        changed[1, place] ^= True
+        sums.add(receipt.batch_sums(ids, changed, (), ends).tobytes())
+    assert len(sums) == 1 + labels.shape[1]
+
+
 def test_the_digest_is_the_documented_chain():
     """The format must not change: later versions read the receipts in checkpoints."""
     chain = Receipt()
