@@ -20,6 +20,7 @@ from bootfile.fix.checkpoint import (
 from bootfile.fix.edits import CannotEdit, Script, require
 from bootfile.fix.scope import list_stored
 from bootfile.lint.record import Class, Event
+from bootfile.lint.rules_random import find_used
 from bootfile.lint.sources import FUNCTIONS, unparse
 from bootfile.lint.values import Value, root
 
@@ -209,11 +210,12 @@ def save_random(job: Job) -> None:
     for _, node, _ in checkpoint.dicts:
         script.add_entry(node, "random_states", "get_random_states()")
     nodes = [checkpoint.anchor, *[node for _, node, _ in checkpoint.dicts]]
-    insert_below_imports(job, checkpoint.path, nodes, _write_functions(script))
+    insert_below_imports(job, checkpoint.path, nodes, _write_functions(script, find_used(job.facts)))
 
 
-def _write_functions(script: Script) -> list[str]:
-    """Return the lines of two functions. Raises CannotEdit if a name that they need has another meaning."""
+def _write_functions(script: Script, used: set[str]) -> list[str]:
+    """Return the lines of two functions. used: the sources of random numbers of the program; the state of
+    another one would differ in each run. Raises CannotEdit if a name that they need has another meaning."""
     torch, numpy, python = (script.imported(name) for name in ("torch", "numpy", "random"))
     is_free = torch and not script.find_bound() & {"get_random_states", "set_random_states"}
     require(is_free, "torch is not imported by its name, or a name of the repair has another meaning")
@@ -223,13 +225,13 @@ def _write_functions(script: Script) -> list[str]:
         f'    if len(states["cuda"]) == {torch}.cuda.device_count():',
         f'        {torch}.cuda.set_rng_state_all([state.cpu() for state in states["cuda"]])',
     ]
-    if numpy:
+    if numpy and "NumPy" in used:
         # torch.load() refuses arrays of NumPy
         array = f"part.tolist() if isinstance(part, {numpy}.ndarray) else part"
         keys = f"[{array} for part in {numpy}.random.get_state()]"
         get.append(f'        "numpy": {keys},')
         put.append(f'    {numpy}.random.set_state(tuple(states["numpy"]))')
-    if python:
+    if python and "Python" in used:
         get.append(f'        "python": {python}.getstate(),')
         put.append(f'    {python}.setstate(states["python"])')
     get = ["", "", "def get_random_states():", "    return {", *get, "    }"]

@@ -88,6 +88,12 @@ def _find_splits(facts: Facts) -> Iterator[Finding]:
             return
 
 
+def find_used(facts: Facts) -> set[str]:
+    """Return the names of the sources that a program seeds, or draws from. The repair of R401 asks."""
+    used = {"torch"}  # a loader draws from it
+    return used | {one.name for one in SOURCES if facts.calls(f"{one.seeds}|{one.draws}|{_SEEDS_ALL}")}
+
+
 def _find_seed(facts: Facts, source: Source) -> Event | None:
     """Return where a source gets the same seed at each start; None if it gets one in the loop."""
     seed = None

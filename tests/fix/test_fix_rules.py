@@ -1,6 +1,7 @@
 """Each bad example of a rule is repaired: lint is silent about it, and the rest of the script stays."""
 
 import difflib
+import re
 
 import pytest
 
@@ -322,3 +323,17 @@ def test_a_rhythm_of_saves_gives_way_to_sigterm(tmp_path):
     assert "must_stop = sigterm.is_set()\n    if (epoch % 5 == 0) or must_stop:" in new
     assert new.count("sigterm.is_set()") == 1 and "if must_stop:\n        sys.exit" in new
     assert fix(tmp_path, {"write": f"if len(data) > 3 and epoch % 5 == 0:\n    {SAVE}"}, "R801")[1] == ""
+
+
+@pytest.mark.parametrize("line, keys", [
+    ("", ["torch", "cuda"]),
+    ("random.seed(1)", ["torch", "cuda", "python"]),
+    ("noise = np.random.randn(3)", ["torch", "cuda", "numpy"]),
+    ("set_seed(3)", ["torch", "cuda", "numpy", "python"]),
+])  # fmt: skip
+def test_only_random_numbers_that_the_script_uses_are_saved(line, keys, tmp_path):
+    helper = "def set_seed(seed):\n    random.seed(seed)\n    np.random.seed(seed)"
+    top = f"import random\nimport numpy as np\n{helper}\n{SHUFFLED['top']}\n{line}"
+    _, new = fix(tmp_path, SHUFFLED | {"top": top}, "R401")
+    # the state of another source would differ between two runs that are equal
+    assert re.findall(r'^        "(\w+)": ', new, re.MULTILINE) == keys
