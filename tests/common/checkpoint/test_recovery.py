@@ -4,6 +4,7 @@ import argparse
 import os
 import re
 import shutil
+import sys
 
 import pytest
 import torch
@@ -150,6 +151,21 @@ def test_a_first_step_after_a_restart_that_is_skipped_keeps_the_statistics(recov
     assert before["1.num_batches_tracked"] == 4
     _step(again, model, poison=True)
     assert _is(model, before)
+
+
+def test_steps_that_were_skipped_before_a_stop_count_after_the_restart(recovery, monkeypatch):
+    monkeypatch.setattr("bootfile.ground.errors.leave", sys.exit)
+    keeper, model = recovery()
+    for poison in (False, True, True):
+        _step(keeper, model, poison)
+    keeper.position.is_stopping = True  # as after SIGTERM
+    with pytest.raises(SystemExit):
+        keeper.save()
+    again, model = recovery()
+    assert (again.state.bad_steps, again.state.bad_in_a_row) == (2, 2)
+    with pytest.raises(BadInput, match=r"\b3 steps "):
+        for _ in range(2):  # the verdict of a fused optimizer comes one step later
+            _step(again, model, poison=True)
 
 
 @_needs_fused
