@@ -24,20 +24,23 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from bootfile.exact.due import Due, ReportTimes, SaveTimes
 from bootfile.exact.nonfinite import Diverged, Guard, Verdict
 from bootfile.exact.optimizer_steps import OptimizerSteps
-from bootfile.exact.plugins import Agreement, Events, Parts, Plugin, Processes, TrainingLoader, having
+from bootfile.exact.plugins import Agreement, Events, Parts, Plugin, Processes, having
 from bootfile.exact.saver import NotSaved, Saver
 from bootfile.exact.state import RunState, SavedState
 from bootfile.ground import accelerator, errors
 from bootfile.ground.errors import BadInput
 from bootfile.ground.intervals import Interval
 from bootfile.processes import ranks, signals
+
+if TYPE_CHECKING:
+    from bootfile.exact.training_loader import TrainingLoader
 
 _EPOCH = Interval(1, "epoch")
 _LAST_WRITE = 4.0  # seconds to wait for a write in flight when the job ends with an error
@@ -102,7 +105,7 @@ class Exact:
     def __init__(
         self,
         folder: str,
-        loader: TrainingLoader,
+        loader: "TrainingLoader",
         *,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
