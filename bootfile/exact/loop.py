@@ -210,6 +210,12 @@ class Exact:
         if self._has_begun:
             raise BadInput(f"add({', '.join(objects)}) comes after resume(): call it before")
         for name, value in objects.items():
+            # it would take the place of that part; one named "scheduler" would not be saved at all
+            if self.state.objects.get(name, value) is not value:
+                raise BadInput(
+                    f"add({name}=...): a checkpoint has another {name}: give the object another name, or "
+                    f"the run's own to Exact(..., {name}={name})"
+                )
             if self.loader.add_generator(value):
                 self.state.generators.append(name)
                 continue
@@ -432,6 +438,7 @@ class Exact:
         """End the plugins, each once, also if one raises, and what watches the optimizers."""
         if self._has_begun:
             self.parts.steps.close()
+            self.parts.guard.close()
         while self._open:
             plugin = self._open.pop(0)
             try:

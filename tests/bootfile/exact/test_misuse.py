@@ -102,6 +102,18 @@ def test_a_schedule_that_no_checkpoint_holds_is_named(tmp_path):
     assert loop.count("schedule") == 0
 
 
+def test_an_object_with_the_name_of_a_part_is_refused(tmp_path):
+    """Its state would take the place of that part, or be left out."""
+    loop = Loop(tmp_path)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(loop.optimizer)
+    for name in ("scheduler", "receipt", "model"):
+        with pytest.raises(BadInput, match=rf"add\({name}=\.\.\.\)"):
+            loop.run.add(**{name: schedule})
+    loop.run.add(plateau=schedule)
+    loop.run.add(plateau=schedule)
+    assert loop.run.state.objects["plateau"] is schedule
+
+
 class Graph(torch.nn.Module):
     def __init__(self):
         super().__init__()
