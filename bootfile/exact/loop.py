@@ -412,7 +412,7 @@ class Exact:
 
     def stop(self, saves: bool = True) -> None:
         """Save, if no gradients wait for an optimizer step, and exit. Call it on every rank."""
-        if saves:
+        if saves and self.parts.writes:
             self.save()  # it exits, too
         self._exit(self.loader.step)
 
@@ -421,13 +421,15 @@ class Exact:
         NotSaved."""
         from bootfile.exact import ends
 
-        ends.save_last(self.parts)
+        writes = self.parts.writes
+        if writes:
+            ends.save_last(self.parts)
         # a process must not end while this thread reads the store: the wait for it is here
         signals.unfollow()
         self.end(None)
         # rank 0 waits for its last write; the other ranks have none
         lost = self.saver.finish()
-        if ranks.is_first():
+        if ranks.is_first() and writes:
             lost.append(self.loader.receipt.finish(self.saver.folder))
         if self.parts.lock:  # last: from here on another run may take the folder
             self.parts.lock.release()

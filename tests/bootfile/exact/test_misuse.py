@@ -23,7 +23,7 @@ from tests.conftest import names
 class Loop:
     """A loop with an Exact, and the lines that it has said."""
 
-    def __init__(self, folder, **objects):
+    def __init__(self, folder, writes=True, **objects):
         torch.manual_seed(0)
         data = TensorDataset(torch.randn(16, 4), torch.randn(16, 1))
         self.loader = torch_loader(DataLoader(data, 4), torch.device("cpu"), epochs=2)
@@ -34,7 +34,7 @@ class Loop:
         self.lines = []
         self.run = Exact(
             str(folder), self.loader, model=self.model, optimizer=self.optimizer,
-            job=Job(say=self.lines.append), save_every=3, **objects,
+            job=Job(say=self.lines.append, writes=writes), save_every=3, **objects,
         )  # fmt: skip
 
     def step(self, inputs, targets):
@@ -100,6 +100,17 @@ def test_a_schedule_that_no_checkpoint_holds_is_named(tmp_path):
     loop = Loop(tmp_path / "other")
     loop.run.resume()
     assert loop.count("schedule") == 0
+
+
+def test_a_run_that_writes_nothing_leaves_the_results_of_another_one_as_they_are(tmp_path):
+    train(Loop(tmp_path))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    (tmp_path / "checkpoints" / "step_8.pt").unlink()  # it continues from step 6
+    loop = Loop(tmp_path, writes=False)
+    train(loop)
+    assert loop.count("resumed from")
+    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert after == {path: content for path, content in before.items() if path.name != "step_8.pt"}
 
 
 def test_an_object_with_the_name_of_a_part_is_refused(tmp_path):
