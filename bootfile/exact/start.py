@@ -191,8 +191,9 @@ def check_saveable(state: RunState) -> None:
         state.began |= {
             name: beginning(value) for name, value in state.objects.items() if name != "scheduler"
         }
-        objects = state.capture(0)["objects"]
-        files.check_readable(objects)
+        captured = state.capture(0)
+        objects = captured["objects"]
+        files.check_readable(captured)
     except Exception as error:  # the objects may be the user's own
         raise BadInput(f"a checkpoint cannot be saved: {error}") from error
     held = set()  # the addresses of the tensors that a checkpoint holds

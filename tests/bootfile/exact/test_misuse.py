@@ -4,9 +4,11 @@ import concurrent.futures
 import functools
 import io
 import re
+import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -111,6 +113,13 @@ def test_a_run_that_writes_nothing_leaves_the_results_of_another_one_as_they_are
     assert loop.count("resumed from")
     after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert after == {path: content for path, content in before.items() if path.name != "step_8.pt"}
+
+
+@pytest.mark.parametrize("value", [Path("data"), signal.SIGTERM])
+def test_an_identity_that_could_not_be_read_back_is_refused_before_the_first_step(value, tmp_path):
+    loop = Loop(tmp_path, identity={"kept": 1, "data": value})
+    with pytest.raises(BadInput, match=rf"cannot hold identity\.data, a {type(value).__name__}"):
+        loop.run.resume()
 
 
 def test_an_object_with_the_name_of_a_part_is_refused(tmp_path):
@@ -395,7 +404,7 @@ def test_a_set_is_saved_as_it_was_at_the_save(tmp_path, monkeypatch):
     """The thread that writes is behind the loop."""
     seen = Seen()
     try:
-        files.check_readable(seen.state_dict())
+        files.check_readable({"objects": {"seen": seen.state_dict()}})
     except ValueError as error:
         pytest.skip(f"this torch refuses it before the first step: {error}")
     loop = Loop(tmp_path, seen=seen)
