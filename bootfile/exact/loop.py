@@ -85,7 +85,8 @@ class Exact:
     criterion: the loss; its parameters and buffers are saved too, if it has any.
     save_every: a number of steps, or an Interval (default: each epoch). Also the last step is saved, and
         within long epochs some steps by time (due.py).
-    report_every: when end_step() says that a report is due (default: never, only before each save).
+    report_every: a number of steps, or an Interval, after which end_step() says that a report is due
+        (default: never, only before each save).
     keep: the number of newest checkpoints to keep.
     keep_every: the distance of older checkpoints that stay, in steps or an Interval; a save is also due at
         each (ladder.py). 0: none. None: those of the checkpoint stay, new ones are not due.
@@ -104,7 +105,7 @@ class Exact:
 
     def __init__(
         self,
-        folder: str,
+        folder: str | os.PathLike[str],
         loader: "TrainingLoader",
         *,
         model: torch.nn.Module,
@@ -113,7 +114,7 @@ class Exact:
         forward: torch.nn.Module | None = None,
         criterion: Any = None,
         save_every: int | Interval = _EPOCH,
-        report_every: Interval | None = None,
+        report_every: int | Interval | None = None,
         keep: int = 3,
         keep_every: int | Interval | None = None,
         max_bad_steps: int = 20,
@@ -124,6 +125,7 @@ class Exact:
         job: Job | None = None,
         **objects: Any,
     ):
+        folder = os.fspath(folder)
         if "://" in folder:
             raise BadInput(f"{folder} is a URL: Exact writes to a folder (jobs upload to URLs)")
         from bootfile.exact import machines  # the facts of a machine: a run needs them, an import does not

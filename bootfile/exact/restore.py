@@ -241,13 +241,14 @@ def _check_shapes(model: torch.nn.Module, saved: dict[str, Any]) -> list[str]:
 def _resize(model: torch.nn.Module, saved: dict[str, Any]) -> None:
     """Give the buffers of a model the sizes that they have in a saved state."""
     for path, part, name in _buffers(model):
-        there = saved.get(path)
+        saved_buffer = saved.get(path)
         buffer = part._buffers[name]
-        if not isinstance(there, torch.Tensor) or (buffer is not None and buffer.shape == there.shape):
+        if not isinstance(saved_buffer, torch.Tensor):
             continue
         if buffer is None:  # the training makes it on the device of its inputs
-            buffer = torch.empty(0, dtype=there.dtype, device=accelerator.device_of(model))
-        part._buffers[name] = buffer.new_empty(there.shape)
+            part._buffers[name] = torch.empty_like(saved_buffer, device=accelerator.device_of(model))
+        elif buffer.shape != saved_buffer.shape:
+            part._buffers[name] = buffer.new_empty(saved_buffer.shape)
 
 
 def _buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, str]]:

@@ -196,10 +196,24 @@ def check_saveable(state: RunState) -> None:
         files.check_readable(captured)
     except Exception as error:  # the objects may be the user's own
         raise BadInput(f"a checkpoint cannot be saved: {error}") from error
-    held = set()  # the addresses of the tensors that a checkpoint holds
-    for name, leaf in digest.leaves(
-        {name: objects[name] for name in objects.keys() - state.optimizers.keys()}
-    ):
+    held = _addresses_of({name: objects[name] for name in objects.keys() - state.optimizers.keys()})
+    # a rank without elements of a sharded parameter has no address to compare
+    lost = 0
+    for optimizer in state.optimizers.values():
+        for parameter in map(dtensors.local, parameters_of(optimizer)):
+            lost += parameter.numel() > 0 and parameter.data_ptr() not in held
+    if lost:
+        raise BadInput(
+            f"the optimizer trains {lost} tensors that no checkpoint holds: put them into the model, or "
+            "add their module before resume(): checkpoint.add(name=module)"
+        )
+
+
+def _addresses_of(objects: dict[str, Any]) -> set[int]:
+    """Return the addresses of the tensors that a checkpoint holds. objects: those of a checkpoint, without
+    optimizers. Raises BadInput for a tensor that no checkpoint can hold."""
+    addresses = set()
+    for name, leaf in digest.leaves(objects):
         if not isinstance(leaf, torch.Tensor):
             continue
         if is_lazy(leaf):  # it gets its values in the first forward pass, and a checkpoint comes before
@@ -212,14 +226,5 @@ def check_saveable(state: RunState) -> None:
                 f"{name} is a sparse tensor, which no checkpoint can hold: register the buffer with "
                 "persistent=False, and make it again at each start"
             )
-        held.add(dtensors.local(leaf).data_ptr())
-    trained = [
-        dtensors.local(each) for optimizer in state.optimizers.values() for each in parameters_of(optimizer)
-    ]
-    # a rank without elements of a sharded parameter has no address to compare
-    lost = sum(part.numel() > 0 and part.data_ptr() not in held for part in trained)
-    if lost:
-        raise BadInput(
-            f"the optimizer trains {lost} tensors that no checkpoint holds: put them into the model, or "
-            "add their module before resume(): checkpoint.add(name=module)"
-        )
+        addresses.add(dtensors.local(leaf).data_ptr())
+    return addresses

@@ -41,7 +41,7 @@ class Removal:
             yield ids[rest], epoch[rest] if np.ndim(epoch) else epoch
 
     def takes_all(self, ids: np.ndarray) -> bool:
-        """Return whether no sample of a batch stays; also of one that cut() has yielded."""
+        """Return whether all samples of a batch are removed. cut() yields such a batch with all its ids."""
         return len(ids) > 0 and not self.find_rest(ids).any()
 
     def count(self, sampler: BatchSampler, step: int, parts: int = 1) -> tuple[int, ...]:

@@ -35,8 +35,8 @@ class Loop:
             torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
         self.lines = []
         self.run = Exact(
-            str(folder), self.loader, model=self.model, optimizer=self.optimizer,
-            job=Job(say=self.lines.append, writes=writes), save_every=3, **objects,
+            folder, self.loader, model=self.model, optimizer=self.optimizer,
+            job=Job(say=self.lines.append, writes=writes), **{"save_every": 3, **objects},
         )  # fmt: skip
 
     def step(self, inputs, targets):
@@ -148,6 +148,29 @@ class Unmeasured(torch.nn.Linear):
 
 def test_a_model_may_have_no_truth_value(tmp_path):
     assert Loop(tmp_path, model=Unmeasured(4, 1)).run.resume() == 0
+
+
+@pytest.mark.parametrize("name", ["save_every", "report_every"])
+@pytest.mark.parametrize("every", [-1, Interval(3, "steps")])
+def test_an_interval_that_is_none_is_refused(name, every, tmp_path):
+    with pytest.raises(BadInput, match=f"{name}=-1|{name}=3steps"):
+        Loop(tmp_path, **{name: every})
+
+
+def test_a_folder_may_be_a_path_and_a_report_may_be_due_after_some_steps(tmp_path):
+    loop = Loop(Path(tmp_path / "out"), report_every=2)
+    reports = []
+    for _ in loop.loader.epochs_from(loop.run.resume()):
+        for batch in loop.loader:
+            loop.step(*batch)
+            due = loop.run.end_step()
+            if due.report:
+                reports.append(loop.loader.step)
+            if due.save:
+                loop.run.save()
+    loop.run.close()
+    assert reports == [2, 3, 4, 6, 8]
+    assert (tmp_path / "out" / "checkpoints" / "step_8.pt").exists()
 
 
 @pytest.mark.parametrize("distance", [-1, Interval(300, "s")])
