@@ -4,21 +4,18 @@
     state.jsonl     a line for each state that was saved (exact/digest.py), and for each file of weights
     shards.jsonl    a line for each step: the sums of the gradients of each shard, of a job with --recheck
     metrics.jsonl, ends.jsonl    a line for each report; for the begin and the end of each start
-    removed.txt     the ids of the samples that no batch of the run has (--without)
 
 A missing file has no lines. A file that cannot be read raises BadInput. Lines that a kill has cut, or that
 are damaged, are left out; a verdict passes whole=True, and is refused with their number. JSON objects of
-another form than those above are left out. The receipt is read by bootfile/receipt.
+another form than those above are left out. Other files of a run: its receipt (bootfile/receipt), and the ids
+of the samples that no batch of it has (bootfile/sampling/removal.py).
 """
 
 import contextlib
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import (
@@ -29,13 +26,11 @@ from bootfile.ground.files import (
     read_file,
     write_atomic,
 )
-from bootfile.ground.numbers import counted
 
 STARTS = "starts.jsonl"
 STATES = "state.jsonl"
 SHARDS = "shards.jsonl"
 METRICS = "metrics.jsonl"
-REMOVED = "removed.txt"
 _MOST = 2**30  # bytes of a file
 
 
@@ -206,50 +201,3 @@ def cut_shards(folder: str, step: int) -> None:
 
 def _format_shards(sums: Mapping[int, Sequence[int]]) -> list[dict[str, Any]]:
     return [{"step": step, "shards": list(shards)} for step, shards in sums.items()]
-
-
-def parse_ids(option: str, path: str) -> np.ndarray:
-    """Return the ids in the file of an option, ascending, each once: int64 [n]. Empty lines, and lines that
-    begin with #, do not count. Raises BadInput."""
-    with explained(f"{option}: cannot read {path}"):
-        content = read_file(path, _MOST)
-    lines = [line.strip() for line in content.decode("utf-8-sig", "replace").splitlines()]
-    ids = set()
-    for number, text in enumerate(lines, 1):
-        if text.isdecimal() and len(text) <= 18:  # 18 digits fit into int64
-            ids.add(int(text))
-        elif text and not text.startswith("#"):
-            raise BadInput(
-                f"{option} {path}: line {number} is {text[:40]!r}: expected the id of a sample, such as 17 "
-                "(`launch data RUN --sample FILE` shows the id of an image)"
-            )
-    if not ids:
-        raise BadInput(f"{option} {path}: the file has no id: expected one on each line")
-    return np.array(sorted(ids), np.int64)
-
-
-def read_removed(folder: str) -> np.ndarray:
-    """Return the ids of the samples that a run has left out of all its batches, int64 [n]; [0] for another
-    run. Raises BadInput."""
-    path = os.path.join(folder, REMOVED)
-    return parse_ids("removed samples", path) if os.path.exists(path) else np.zeros(0, np.int64)
-
-
-def write_removed(folder: str, ids: np.ndarray) -> None:
-    """Write the samples that a run leaves out. Raises OSError."""
-    write_atomic(os.path.join(folder, REMOVED), "".join(f"{id}\n" for id in ids.tolist()))
-
-
-def describe_removed(ids: np.ndarray) -> str | None:
-    """Return the samples in short, as checkpoints and messages have them: "3 samples (1f0c...)"; None for
-    []."""
-    if not len(ids):
-        return None
-    digest = hashlib.sha256(ids.astype("<i8").tobytes()).hexdigest()[:12]
-    return f"{counted(len(ids), 'sample')} ({digest})"
-
-
-def name_samples(ids: list[int]) -> str:
-    """Return samples in words: "sample 17", "samples 3, 17", "samples 1, 2, 3, 4, 5 and 8 more"."""
-    text = f"{'sample' if len(ids) == 1 else 'samples'} {', '.join(map(str, ids[:5]))}"
-    return f"{text} and {len(ids) - 5} more" if len(ids) > 5 else text

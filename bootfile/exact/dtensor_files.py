@@ -75,6 +75,7 @@ def load(path: str, objects: dict[str, Any], **options: Any) -> None:
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
     class Reader(FileSystemReader):
+        # torch's own method would execute what the file names
         def read_metadata(self, *_: Any, **__: Any) -> Any:
             with open(os.path.join(self.path, ".metadata"), "rb", opener=opener) as file:
                 return _Unpickler(file).load()

@@ -8,7 +8,8 @@ import time
 from collections.abc import Collection
 from typing import NamedTuple
 
-from bootfile.ground.intervals import Interval
+from bootfile.ground.errors import BadInput
+from bootfile.ground.intervals import UNITS, Interval
 
 _FIRST = 120.0  # seconds of training for which a save within an epoch is worth its time
 _MOST = 1800.0  # seconds of training that a killed run loses at most
@@ -19,6 +20,14 @@ class Due(NamedTuple):
 
     report: bool
     save: bool
+
+
+def _interval(name: str, every: int | Interval) -> Interval:
+    """Return the steps or the interval that the user asked for as an Interval. Raises BadInput."""
+    interval = every if isinstance(every, Interval) else Interval(every)
+    if interval.number < 0 or interval.unit not in UNITS:
+        raise BadInput(f"{name}={every}: expected a number of steps, or Interval(300, 's'), for example")
+    return interval
 
 
 class SaveTimes:
@@ -32,7 +41,7 @@ class SaveTimes:
     """
 
     def __init__(self, every: int | Interval, keep_every: int = 0):
-        self.every = Interval(every) if isinstance(every, int) else every
+        self.every = _interval("save_every", every)
         self.keep_every = keep_every
         self.begin()
 
@@ -59,7 +68,7 @@ class SaveTimes:
 class ReportTimes:
     """The times of the reports of one start.
 
-    every: the interval that the user asked for; None: no report but those that others ask for.
+    every: the steps or the interval that the user asked for; None: no report but those that others ask for.
     only_after: the only steps after which a report is due, in place of `every`; None: `every` counts.
     evaluate_every: the steps between two evaluations within an epoch; 0: none.
     `first`: the first step of this start. `reported_at`: the time of the last report, by time.monotonic(); at
@@ -67,9 +76,9 @@ class ReportTimes:
     """
 
     def __init__(
-        self, every: Interval | None, only_after: Collection[int | None] | None, evaluate_every: int
+        self, every: int | Interval | None, only_after: Collection[int | None] | None, evaluate_every: int
     ):
-        self._every = every
+        self._every = None if every is None else _interval("report_every", every)
         self._only_after = only_after
         self._evaluate_every = evaluate_every
         self.first = 0

@@ -21,7 +21,7 @@ import sys
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import IO, Any, BinaryIO, cast
 
 import numpy as np
@@ -161,15 +161,19 @@ def parse_facts(content: bytes, name: str) -> dict[str, Any]:
     raise Refused(f"its checksum {name} is damaged")
 
 
-def check_readable(objects: dict[str, Any]) -> None:
+def check_readable(state: Mapping[str, Any]) -> None:
     """Raise ValueError with the name and the type of a part that torch.load(weights_only=True) refuses.
-    objects: nested dictionaries, lists and tuples. Numbers of NumPy become plain ones."""
-    if _is_readable(objects):
+    state: the content of a checkpoint (SavedState). Numbers of NumPy become plain ones."""
+    if _is_readable(dict(state)):
         return
     from bootfile.exact.digest import leaves  # only a refusal needs it
 
-    parts = (f"{name}, a {type(leaf).__name__}" for name, leaf in leaves(objects) if not _is_readable(leaf))
-    part = next(parts, "one of its parts")
+    part = "one of its parts"
+    rest = {name: value for name, value in state.items() if name != "objects"}
+    for name, leaf in [*leaves(state["objects"]), *leaves(rest)]:
+        if not _is_readable(leaf):
+            part = f"{name}, a {type(leaf).__name__}"
+            break
     raise ValueError(f"it cannot hold {part}: use tensors, numbers, text, lists and dictionaries")
 
 

@@ -24,20 +24,23 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from bootfile.exact.due import Due, ReportTimes, SaveTimes
 from bootfile.exact.nonfinite import Diverged, Guard, Verdict
 from bootfile.exact.optimizer_steps import OptimizerSteps
-from bootfile.exact.plugins import Agreement, Events, Parts, Plugin, Processes, TrainingLoader, having
+from bootfile.exact.plugins import Agreement, Events, Parts, Plugin, Processes, having
 from bootfile.exact.saver import NotSaved, Saver
 from bootfile.exact.state import RunState, SavedState
 from bootfile.ground import accelerator, errors
 from bootfile.ground.errors import BadInput
 from bootfile.ground.intervals import Interval
 from bootfile.processes import ranks, signals
+
+if TYPE_CHECKING:
+    from bootfile.exact.training_loader import TrainingLoader
 
 _EPOCH = Interval(1, "epoch")
 _LAST_WRITE = 4.0  # seconds to wait for a write in flight when the job ends with an error
@@ -82,7 +85,8 @@ class Exact:
     criterion: the loss; its parameters and buffers are saved too, if it has any.
     save_every: a number of steps, or an Interval (default: each epoch). Also the last step is saved, and
         within long epochs some steps by time (due.py).
-    report_every: when end_step() says that a report is due (default: never, only before each save).
+    report_every: a number of steps, or an Interval, after which end_step() says that a report is due
+        (default: never, only before each save).
     keep: the number of newest checkpoints to keep.
     keep_every: the distance of older checkpoints that stay, in steps or an Interval; a save is also due at
         each (ladder.py). 0: none. None: those of the checkpoint stay, new ones are not due.
@@ -101,8 +105,8 @@ class Exact:
 
     def __init__(
         self,
-        folder: str,
-        loader: TrainingLoader,
+        folder: str | os.PathLike[str],
+        loader: "TrainingLoader",
         *,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
@@ -110,7 +114,7 @@ class Exact:
         forward: torch.nn.Module | None = None,
         criterion: Any = None,
         save_every: int | Interval = _EPOCH,
-        report_every: Interval | None = None,
+        report_every: int | Interval | None = None,
         keep: int = 3,
         keep_every: int | Interval | None = None,
         max_bad_steps: int = 20,
@@ -121,6 +125,7 @@ class Exact:
         job: Job | None = None,
         **objects: Any,
     ):
+        folder = os.fspath(folder)
         if "://" in folder:
             raise BadInput(f"{folder} is a URL: Exact writes to a folder (jobs upload to URLs)")
         from bootfile.exact import machines  # the facts of a machine: a run needs them, an import does not
@@ -207,6 +212,12 @@ class Exact:
         if self._has_begun:
             raise BadInput(f"add({', '.join(objects)}) comes after resume(): call it before")
         for name, value in objects.items():
+            # it would take the place of that part; one named "scheduler" would not be saved at all
+            if self.state.objects.get(name, value) is not value:
+                raise BadInput(
+                    f"add({name}=...): a checkpoint has another {name}: give the object another name, or "
+                    f"the run's own to Exact(..., {name}={name})"
+                )
             if self.loader.add_generator(value):
                 self.state.generators.append(name)
                 continue
@@ -403,7 +414,7 @@ class Exact:
 
     def stop(self, saves: bool = True) -> None:
         """Save, if no gradients wait for an optimizer step, and exit. Call it on every rank."""
-        if saves:
+        if saves and self.parts.writes:
             self.save()  # it exits, too
         self._exit(self.loader.step)
 
@@ -412,13 +423,15 @@ class Exact:
         NotSaved."""
         from bootfile.exact import ends
 
-        ends.save_last(self.parts)
+        writes = self.parts.writes
+        if writes:
+            ends.save_last(self.parts)
         # a process must not end while this thread reads the store: the wait for it is here
         signals.unfollow()
         self.end(None)
         # rank 0 waits for its last write; the other ranks have none
         lost = self.saver.finish()
-        if ranks.is_first():
+        if ranks.is_first() and writes:
             lost.append(self.loader.receipt.finish(self.saver.folder))
         if self.parts.lock:  # last: from here on another run may take the folder
             self.parts.lock.release()
@@ -429,6 +442,7 @@ class Exact:
         """End the plugins, each once, also if one raises, and what watches the optimizers."""
         if self._has_begun:
             self.parts.steps.close()
+            self.parts.guard.close()
         while self._open:
             plugin = self._open.pop(0)
             try:

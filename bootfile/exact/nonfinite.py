@@ -7,7 +7,8 @@ decides before the step, and the device waits.
 
 import itertools
 import math
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -75,10 +76,11 @@ class Guard:
         self.ahead = all(map(_is_fused, optimizers))  # whether the device decides; the host learns it later
         self.found_inf: torch.Tensor | None = None  # for the next optimizer step: float [], 1 to skip it
         # the hook runs in each optimizer.step(), where a GradScaler may have set its own `found_inf`
+        self._hooks: list[Any] = []
         if self.ahead:
             for optimizer in optimizers:
                 _set_momentum(optimizer)
-                optimizer.register_step_pre_hook(self._keep_found_inf)
+                self._hooks.append(optimizer.register_step_pre_hook(_keep_found_inf_of(weakref.ref(self))))
         self._watchers = watchers
         self._sizes: list[int] = []  # how many numbers each watcher has sent
         self._statistics = _Statistics(model)
@@ -88,6 +90,13 @@ class Guard:
         self._most = 0  # parameters that had a gradient in a step so far
         # stands for the loss, the norm and the sign if the loop gives no loss
         self._zero = torch.zeros((), device=accelerator.device_of(model))
+
+    def close(self) -> None:
+        """Let the optimizers take each step again: those after the run are not part of it."""
+        for hook in self._hooks:
+            hook.remove()
+        for optimizer in self.optimizers:
+            vars(optimizer).pop("found_inf", None)  # the last step of the run may have been a bad one
 
     @property
     def has_voted(self) -> bool:
@@ -143,7 +152,7 @@ class Guard:
                 torch.distributed.all_reduce(signs, torch.distributed.ReduceOp.MAX)
         return signs
 
-    def _keep_found_inf(self, optimizer: Any, *_: object) -> None:
+    def keep_found_inf(self, optimizer: Any) -> None:
         """Make the optimizer skip the step if this class or a GradScaler found a value that is not finite.
         A scaler sees the gradients of its process only."""
         if self.found_inf is not None:
@@ -199,6 +208,17 @@ class Guard:
         # the first of several losses that was not finite is reported
         worst = max(checks, key=lambda check: check.signs[0].item())
         return Verdict(True, worst.loss.item(), worst.norm.item())
+
+
+def _keep_found_inf_of(guard: "weakref.ref[Guard]") -> Callable[..., None]:
+    """Return a hook for optimizers. It does nothing when the run is gone, as after an error in a notebook."""
+
+    def keep(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        living = guard()
+        if living is not None:
+            living.keep_found_inf(optimizer)
+
+    return keep
 
 
 def _join(sign: torch.Tensor, numbers: Sequence[list[float] | torch.Tensor]) -> torch.Tensor:

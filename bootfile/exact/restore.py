@@ -53,8 +53,9 @@ def check_format(state: SavedState) -> None:
         raise Refused(f"its format is {state.get('format')}, this program reads {FORMAT}")
 
 
-def broadcast(run: RunState, state: SavedState | None) -> SavedState | None:
-    """Return rank 0's state on every rank, with the tensors of a sharded model as this rank's parts."""
+def broadcast(run: RunState, of_first: SavedState | None) -> SavedState:
+    """Return rank 0's state on every rank, with the tensors of a sharded model as this rank's parts.
+    of_first: None on the other ranks."""
     # objects of this rank: they tell how each tensor of the state is sharded
     modules = {name: value for name, value in run.objects.items() if isinstance(value, torch.nn.Module)}
     objects: dict[str, Any] = {name: module.state_dict() for name, module in modules.items()}
@@ -62,9 +63,9 @@ def broadcast(run: RunState, state: SavedState | None) -> SavedState | None:
         # the state of an optimizer is sharded like its parameters
         objects[name] = {"state": dict(enumerate(parameters_of(optimizer)))}
     # whole tensors stay on rank 0: each rank gets only its part of a sharded one
-    state = dtensors.broadcast(state, {"objects": objects})
+    state: SavedState = dtensors.broadcast(of_first, {"objects": objects})
     # the sharded tensors may be in files of their own: all ranks read their parts together
-    if state and "shards" in state:
+    if "shards" in state:
         from bootfile.exact import dtensor_files  # only a checkpoint in parts
 
         dtensor_files.load(state["shards"], state["objects"])
@@ -240,13 +241,14 @@ def _check_shapes(model: torch.nn.Module, saved: dict[str, Any]) -> list[str]:
 def _resize(model: torch.nn.Module, saved: dict[str, Any]) -> None:
     """Give the buffers of a model the sizes that they have in a saved state."""
     for path, part, name in _buffers(model):
-        there = saved.get(path)
+        saved_buffer = saved.get(path)
         buffer = part._buffers[name]
-        if not isinstance(there, torch.Tensor) or (buffer is not None and buffer.shape == there.shape):
+        if not isinstance(saved_buffer, torch.Tensor):
             continue
         if buffer is None:  # the training makes it on the device of its inputs
-            buffer = torch.empty(0, dtype=there.dtype, device=accelerator.device_of(model))
-        part._buffers[name] = buffer.new_empty(there.shape)
+            part._buffers[name] = torch.empty_like(saved_buffer, device=accelerator.device_of(model))
+        elif buffer.shape != saved_buffer.shape:
+            part._buffers[name] = buffer.new_empty(saved_buffer.shape)
 
 
 def _buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, str]]:

@@ -291,7 +291,7 @@ class Saver:
         name."""
         self._prepare(self.checkpoints, state)
         if not self._is_readable:  # once: a later state has the same types
-            files.check_readable(state["objects"])
+            files.check_readable(state)
             self._is_readable = True
         every = self.keep_every or 0
         facts: dict[str, Any] = {"shards": state["shards"]} if self.by_rank else {}

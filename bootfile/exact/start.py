@@ -1,16 +1,13 @@
 """What all ranks do before the first step of a start: choose a checkpoint, restore it, and look for what no
 checkpoint holds."""
 
-import math
 from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
 
-from bootfile.exact import digest, dtensors, files, program, recorded
-from bootfile.exact import restore as restoring
+from bootfile.exact import digest, dtensors, files
 from bootfile.exact.background import size_of
-from bootfile.exact.choose import choose
 from bootfile.exact.optimizer_steps import parameters_of
 from bootfile.exact.plugins import Parts, Processes
 from bootfile.exact.saver import find_infinite
@@ -37,24 +34,14 @@ def restore(parts: Parts) -> int:
             error = refused  # raised below, on every rank
     # the other ranks wait here until rank 0 has read and checked a checkpoint
     parts.events.wait_for_first(error)
-    state = restoring.broadcast(parts.state, state)
     step = 0
     machines: list[dict[str, Any]] = []
-    if state:
-        if "shards" in state:
-            # each rank has read its parts: their digest needs all ranks
-            reason = recorded.check_sharded(state["shards"], state, ranks.is_first())
-            reason = ranks.broadcast_object(reason)
-            if reason:
-                raise BadInput(f"{state['shards']}: {reason}")
-        # _choose() has restored a state that is not sharded on rank 0
-        if parts.state.is_sharded or not ranks.is_first():
-            restoring.restore(parts.state, state)
+    if ranks.broadcast_object(state is not None):
+        from bootfile.exact import choose  # a new run has no checkpoint
+
+        state = choose.restore_on_all(parts, state)
         step = state["step"]
         machines = state["machines"]
-        if state["epoch_ended"]:
-            parts.loader.leaves_out_ended = True  # type: ignore[attr-defined]  # our Loader has it
-        _restore_attributes(parts, state["attributes"])
     parts.machines.settle(step, machines, parts.shards is not None)
     parts.keep_machines(parts.machines.history)
     return step
@@ -92,15 +79,6 @@ def prepare(parts: Parts, processes: Processes, step: int, is_saved_here: bool) 
         _warn_of_schedule(parts)
         if ranks.is_first():  # an object may have a state there only
             _warn_of_empty_states(parts)
-
-
-def _restore_attributes(parts: Parts, values: dict[str, Any]) -> None:
-    """Set the attributes of the data set that the loop had changed, and print them."""
-    if not values or parts.state.attributes is None:
-        return
-    parts.state.attributes.restore(values)
-    shown = ", ".join(f"{name} = {value!r:.40}" for name, value in values.items())
-    parts.say(f"restored what the loop changes in its data set: {shown}")
 
 
 def _compare_data(parts: Parts) -> None:
@@ -183,35 +161,13 @@ def _choose(parts: Parts) -> SavedState | None:
     if wanted == "never":
         return None
 
-    # called for the newest checkpoint, and for older ones as long as one is refused
-    def load(state: SavedState) -> None:
-        restoring.check_format(state)
-        is_other = parts.machines.compare_starts(state)
-        parts.state.is_other_machine = is_other
-        parts.loader.receipt.expects_same = not is_other
-        restoring.load(parts.state, state, parts.most_steps)
-
-    is_whole = not parts.state.is_sharded  # otherwise each rank reads its part
-    # raises BadInput if there are checkpoints and none can be used: a new run would overwrite them
-    path, state = choose(wanted, parts.saver.checkpoints, load, is_whole)
-    if state is None:
+    # only the loop's own folder may be without a checkpoint; a path that is given has one, or is an error
+    if wanted == "auto" and not files.list_newest_first(parts.saver.checkpoints):
         _say_what_was_lost(parts)
         return None
-    # a run that continues its own checkpoint keeps its name; one that begins at a given path has a new one
-    if wanted == "auto":
-        parts.state.run = state["run"]
-    end = f" of {parts.loader.total_steps}" if parts.loader.total_steps else ""
-    epoch = max(1, math.ceil(state["step"] / len(parts.loader)))
-    parts.say(f"resumed from {path}: epoch {epoch}, step {state['step']}{end}")
-    change = parts.state.schedule.change
-    if change:
-        parts.say(f"the schedule of the checkpoint is another one: {change}")
-    changes = program.describe_changes(state["code"], parts.state.code)
-    if changes:
-        parts.say(f"warning: {changes} since the start before: the results may differ from here on")
-    for note in parts.state.take_notes():
-        parts.say(note)
-    return state
+    from bootfile.exact.choose import choose_state  # a new run has no checkpoint
+
+    return choose_state(parts, wanted)
 
 
 def _say_what_was_lost(parts: Parts) -> None:
@@ -235,14 +191,29 @@ def check_saveable(state: RunState) -> None:
         state.began |= {
             name: beginning(value) for name, value in state.objects.items() if name != "scheduler"
         }
-        objects = state.capture(0)["objects"]
-        files.check_readable(objects)
+        captured = state.capture(0)
+        objects = captured["objects"]
+        files.check_readable(captured)
     except Exception as error:  # the objects may be the user's own
         raise BadInput(f"a checkpoint cannot be saved: {error}") from error
-    held = set()  # the addresses of the tensors that a checkpoint holds
-    for name, leaf in digest.leaves(
-        {name: objects[name] for name in objects.keys() - state.optimizers.keys()}
-    ):
+    held = _addresses_of({name: objects[name] for name in objects.keys() - state.optimizers.keys()})
+    # a rank without elements of a sharded parameter has no address to compare
+    lost = 0
+    for optimizer in state.optimizers.values():
+        for parameter in map(dtensors.local, parameters_of(optimizer)):
+            lost += parameter.numel() > 0 and parameter.data_ptr() not in held
+    if lost:
+        raise BadInput(
+            f"the optimizer trains {lost} tensors that no checkpoint holds: put them into the model, or "
+            "add their module before resume(): checkpoint.add(name=module)"
+        )
+
+
+def _addresses_of(objects: dict[str, Any]) -> set[int]:
+    """Return the addresses of the tensors that a checkpoint holds. objects: those of a checkpoint, without
+    optimizers. Raises BadInput for a tensor that no checkpoint can hold."""
+    addresses = set()
+    for name, leaf in digest.leaves(objects):
         if not isinstance(leaf, torch.Tensor):
             continue
         if is_lazy(leaf):  # it gets its values in the first forward pass, and a checkpoint comes before
@@ -255,14 +226,5 @@ def check_saveable(state: RunState) -> None:
                 f"{name} is a sparse tensor, which no checkpoint can hold: register the buffer with "
                 "persistent=False, and make it again at each start"
             )
-        held.add(dtensors.local(leaf).data_ptr())
-    trained = [
-        dtensors.local(each) for optimizer in state.optimizers.values() for each in parameters_of(optimizer)
-    ]
-    # a rank without elements of a sharded parameter has no address to compare
-    lost = sum(part.numel() > 0 and part.data_ptr() not in held for part in trained)
-    if lost:
-        raise BadInput(
-            f"the optimizer trains {lost} tensors that no checkpoint holds: put them into the model, or "
-            "add their module before resume(): checkpoint.add(name=module)"
-        )
+        addresses.add(dtensors.local(leaf).data_ptr())
+    return addresses

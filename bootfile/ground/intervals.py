@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+UNITS = ("step", "s", "epoch")
+
 
 class Interval(NamedTuple):
     """An interval between saves or reports. number: of the unit. unit: "step", "s" (seconds) or "epoch"."""

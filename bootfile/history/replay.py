@@ -25,7 +25,8 @@ from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.numbers import counted
 from bootfile.history.cli import make_parser, parse
 from bootfile.receipt.recorded_run import Run
-from bootfile.records import REMOVED, name_samples, parent_of, parse_ids, write_removed
+from bootfile.records import parent_of
+from bootfile.sampling.removal import REMOVED, name_samples, parse_ids, write_removed
 
 
 def main(arguments: list[str]) -> int:

@@ -20,7 +20,6 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from bootfile.ground.errors import INTERRUPTED, leave, print_line, say_error
-from bootfile.processes import texts
 
 if TYPE_CHECKING:  # a job imports this module before torch
     from torch._C._distributed_c10d import Store
@@ -265,6 +264,8 @@ def ask(number: int, reason: str = "") -> None:
     _reason = reason
     _stop()  # before any call that could block or fail: the log may be closed
     if _store:
+        from bootfile.processes import texts
+
         with contextlib.suppress(RuntimeError):  # the store's process has ended: the others end soon
             texts.write(_store, _KEY, f"{_rank} {number:d} {_token}" + (f" {reason}" if reason else ""))
     print_line(f"{reason or signal.Signals(number).name}: stopping at the next step, within {_grace:.0f} s")
@@ -326,6 +327,8 @@ def look(store: "Store") -> None:
 
     Other users of the node may reach the store: a request without the token is ignored.
     """
+    from bootfile.processes import texts  # only several processes have a store
+
     match = re.fullmatch(rf"(\d+) (\d+) {_token}(?: (.+))?", texts.read(store, _KEY))
     if match:
         hear(int(match[1]), int(match[2]), match[3] or "")

@@ -22,7 +22,7 @@ from bootfile.receipt.one_run import Options, find_unusual
 from bootfile.receipt.reading import read
 from bootfile.receipt.recorded_run import Run
 from bootfile.receipt.steps import History, compare, describe_size, find_left_out, follow, name_ranges
-from bootfile.records import read_removed
+from bootfile.sampling.removal import read_removed
 
 
 def main(arguments: list[str]) -> int:

@@ -12,7 +12,8 @@ from bootfile.ground.numbers import part_of
 from bootfile.receipt.reading import read_records
 from bootfile.receipt.receipt import batch_sums
 from bootfile.receipt.records import PARTS
-from bootfile.records import STARTS, read_removed, read_starts, start_of
+from bootfile.records import STARTS, read_starts, start_of
+from bootfile.sampling.removal import read_removed
 from bootfile.sampling.sampler import BatchSampler, WholeBatchSampler
 
 _SAMPLERS: dict[str, type[BatchSampler]] = {kind.__name__: kind for kind in (BatchSampler, WholeBatchSampler)}

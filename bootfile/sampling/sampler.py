@@ -166,8 +166,8 @@ class BatchSampler(Positions):
 
     @property
     def largest(self) -> int:
-        """Return the number of ids in the largest array of this rank. Raises BadInput: for_rank() accepts a
-        batch that split() will divide otherwise."""
+        """Return the number of ids in the largest array of this rank. Raises BadInput if the global batch has
+        no equal parts: for_rank() allows that, because split() may divide it into others."""
         return split_batch(self.global_batch, self._parts, self._kind)
 
     def __len__(self) -> int:

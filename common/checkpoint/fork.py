@@ -32,7 +32,8 @@ from bootfile.history import compute
 from bootfile.history.parent import NOT_THE_SAME, Parent, describe_steps, parse_steps, read_starts_of_job
 from bootfile.machine.differences import THREADS
 from bootfile.processes import ranks
-from bootfile.records import REMOVED, describe_removed, read_starts, start_of
+from bootfile.records import read_starts, start_of
+from bootfile.sampling.removal import REMOVED, describe_removed
 from common.checkpoint.scores import Scores
 from common.console import arguments
 from common.console.arguments import OPERATION

@@ -21,8 +21,14 @@ from bootfile.ground.numbers import counted
 from bootfile.history.parent import Parent
 from bootfile.processes import ranks
 from bootfile.receipt import recorded_run
-from bootfile.records import REMOVED, describe_removed, parse_ids, read_removed, write_removed
-from bootfile.sampling.removal import Removal
+from bootfile.sampling.removal import (
+    REMOVED,
+    Removal,
+    describe_removed,
+    parse_ids,
+    read_removed,
+    write_removed,
+)
 from bootfile.sampling.sampler import BatchSampler
 
 _REMOVED = "list of removed samples"  # a name in the identity

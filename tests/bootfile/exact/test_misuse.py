@@ -4,9 +4,11 @@ import concurrent.futures
 import functools
 import io
 import re
+import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +25,7 @@ from tests.conftest import names
 class Loop:
     """A loop with an Exact, and the lines that it has said."""
 
-    def __init__(self, folder, **objects):
+    def __init__(self, folder, writes=True, **objects):
         torch.manual_seed(0)
         data = TensorDataset(torch.randn(16, 4), torch.randn(16, 1))
         self.loader = torch_loader(DataLoader(data, 4), torch.device("cpu"), epochs=2)
@@ -33,8 +35,8 @@ class Loop:
             torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
         self.lines = []
         self.run = Exact(
-            str(folder), self.loader, model=self.model, optimizer=self.optimizer,
-            job=Job(say=self.lines.append), save_every=3, **objects,
+            folder, self.loader, model=self.model, optimizer=self.optimizer,
+            job=Job(say=self.lines.append, writes=writes), **{"save_every": 3, **objects},
         )  # fmt: skip
 
     def step(self, inputs, targets):
@@ -102,6 +104,36 @@ def test_a_schedule_that_no_checkpoint_holds_is_named(tmp_path):
     assert loop.count("schedule") == 0
 
 
+def test_a_run_that_writes_nothing_leaves_the_results_of_another_one_as_they_are(tmp_path):
+    train(Loop(tmp_path))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    (tmp_path / "checkpoints" / "step_8.pt").unlink()  # it continues from step 6
+    loop = Loop(tmp_path, writes=False)
+    train(loop)
+    assert loop.count("resumed from")
+    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert after == {path: content for path, content in before.items() if path.name != "step_8.pt"}
+
+
+@pytest.mark.parametrize("value", [Path("data"), signal.SIGTERM])
+def test_an_identity_that_could_not_be_read_back_is_refused_before_the_first_step(value, tmp_path):
+    loop = Loop(tmp_path, identity={"kept": 1, "data": value})
+    with pytest.raises(BadInput, match=rf"cannot hold identity\.data, a {type(value).__name__}"):
+        loop.run.resume()
+
+
+def test_an_object_with_the_name_of_a_part_is_refused(tmp_path):
+    """Its state would take the place of that part, or be left out."""
+    loop = Loop(tmp_path)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(loop.optimizer)
+    for name in ("scheduler", "receipt", "model"):
+        with pytest.raises(BadInput, match=rf"add\({name}=\.\.\.\)"):
+            loop.run.add(**{name: schedule})
+    loop.run.add(plateau=schedule)
+    loop.run.add(plateau=schedule)
+    assert loop.run.state.objects["plateau"] is schedule
+
+
 class Graph(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -116,6 +148,29 @@ class Unmeasured(torch.nn.Linear):
 
 def test_a_model_may_have_no_truth_value(tmp_path):
     assert Loop(tmp_path, model=Unmeasured(4, 1)).run.resume() == 0
+
+
+@pytest.mark.parametrize("name", ["save_every", "report_every"])
+@pytest.mark.parametrize("every", [-1, Interval(3, "steps")])
+def test_an_interval_that_is_none_is_refused(name, every, tmp_path):
+    with pytest.raises(BadInput, match=f"{name}=-1|{name}=3steps"):
+        Loop(tmp_path, **{name: every})
+
+
+def test_a_folder_may_be_a_path_and_a_report_may_be_due_after_some_steps(tmp_path):
+    loop = Loop(Path(tmp_path / "out"), report_every=2)
+    reports = []
+    for _ in loop.loader.epochs_from(loop.run.resume()):
+        for batch in loop.loader:
+            loop.step(*batch)
+            due = loop.run.end_step()
+            if due.report:
+                reports.append(loop.loader.step)
+            if due.save:
+                loop.run.save()
+    loop.run.close()
+    assert reports == [2, 3, 4, 6, 8]
+    assert (tmp_path / "out" / "checkpoints" / "step_8.pt").exists()
 
 
 @pytest.mark.parametrize("distance", [-1, Interval(300, "s")])
@@ -372,7 +427,7 @@ def test_a_set_is_saved_as_it_was_at_the_save(tmp_path, monkeypatch):
     """The thread that writes is behind the loop."""
     seen = Seen()
     try:
-        files.check_readable(seen.state_dict())
+        files.check_readable({"objects": {"seen": seen.state_dict()}})
     except ValueError as error:
         pytest.skip(f"this torch refuses it before the first step: {error}")
     loop = Loop(tmp_path, seen=seen)

@@ -16,7 +16,8 @@ from bootfile.receipt.compare import compare_runs
 from bootfile.receipt.reading import read, read_records
 from bootfile.receipt.receipt import Receipt
 from bootfile.receipt.steps import Difference, find_difference
-from bootfile.records import METRICS, STARTS, parse_ids
+from bootfile.records import METRICS, STARTS
+from bootfile.sampling.removal import parse_ids
 from bootfile.sampling.sampler import BatchSampler
 from common.run import starts
 from datasets.loaders.engines.memory import make_loader
