@@ -93,6 +93,7 @@ def _add_tensors(tensors: list[torch.Tensor], is_alone: bool = False) -> list[in
         part = part.detach()
         if part.layout != torch.strided:  # sparse
             part = part.to_dense()
+        part = part.resolve_conj().resolve_neg()  # views that are computed when they are read
         content = part.contiguous().reshape(-1).view(torch.uint8)
         sums.append(add_bytes(content, start * part.element_size()).to(device))
     added = torch.cat(sums)

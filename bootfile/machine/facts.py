@@ -119,6 +119,11 @@ def _settings() -> str:
         precision = "/".join(backend.matmul.fp32_precision for backend in backends)
     if precision != "highest":
         words.append(f"matmul={precision}")
+    for name in ("conv", "rnn"):  # oneDNN's other operators, each with a setting of its own (torch 2.9)
+        operator = getattr(torch.backends.mkldnn, name, None)
+        precision = getattr(operator, "fp32_precision", "none")
+        if precision not in ("none", "ieee"):
+            words.append(f"{name}={precision}")
     if not torch.backends.mkldnn.enabled:
         words.append("without oneDNN")
     return " ".join(words) or "defaults"
@@ -134,6 +139,8 @@ def _describe_accelerator(module: Any) -> Facts:
     cudnn = torch.backends.cudnn
     is_on = {"benchmark": cudnn.benchmark, "deterministic": cudnn.deterministic}
     is_on["TF32"] = _uses_tf32(cudnn, getattr(cudnn, "conv", None))
+    of_rnn = _uses_tf32(cudnn, getattr(cudnn, "rnn", None))
+    is_on[f"TF32 of RNN {of_rnn}"] = of_rnn != is_on["TF32"]
     facts["CUDA"] = torch.version.cuda or _NONE
     facts["cuDNN"] = " ".join([str(cudnn.version()), *(name for name, on in is_on.items() if on)])
     matmul = torch.backends.cuda.matmul

@@ -20,6 +20,8 @@ import dataclasses
 import http.client
 import json
 import os
+import socket
+import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Mapping
@@ -183,10 +185,24 @@ class Metadata:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=_SECONDS)
         with contextlib.closing(connection):
             connection.connect()
-            connection.sock.settimeout(seconds or _SECONDS)  # where there is a server, its answer may be late
-            connection.request(method, path, headers=dict(headers))
-            response = connection.getresponse()
-            return response.status, response.read(_MOST).decode(errors="replace")
+            connection.sock.settimeout(None)
+            limit = seconds or _SECONDS  # where there is a server, its answer may be late
+            deadline = time.monotonic() + limit
+            # the limit of a socket is one of each read, and a server may send an answer byte by byte
+            end = threading.Timer(limit, connection.sock.shutdown, [socket.SHUT_RDWR])
+            end.daemon = True
+            end.start()
+            try:
+                connection.request(method, path, headers=dict(headers))
+                response = connection.getresponse()
+                text = response.read(_MOST).decode(errors="replace")
+            finally:
+                end.cancel()
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(f"no whole answer within {limit:g} s")
+            if response.length:  # the server has closed the connection before
+                raise http.client.IncompleteRead(text.encode(), response.length)
+            return response.status, text
 
 
 class File:

@@ -197,6 +197,7 @@ def total(values: torch.Tensor, device: torch.device) -> torch.Tensor:
 def digest(tensor: torch.Tensor) -> torch.Tensor:
     """Return the digest of a tensor's bits, int64 []; the order of the elements does not change it. Needs no
     other rank."""
+    tensor = tensor.resolve_conj().resolve_neg()  # views that are computed when they are read
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

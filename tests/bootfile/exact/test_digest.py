@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from bootfile.exact import digest
+from bootfile.processes import ranks
 from tests.conftest import CAN_FORK, run_ranks
 
 _ALL = 2**64 - 1
@@ -62,6 +63,13 @@ def test_each_type_each_place_and_each_bit_count(dtype):
     assert whole not in digests.values() and len(set(digests.values())) == len(others)
 
 
+def test_views_that_are_computed_when_they_are_read_have_the_digest_of_their_values():
+    weight = torch.randn(3, 4, dtype=torch.complex64)
+    for view in (weight.conj(), weight.conj().T, weight.conj()[0, 0], weight.conj().imag):
+        values = view.resolve_conj().resolve_neg().clone()
+        assert _of(view) == _of(values) and ranks.digest(view) == ranks.digest(values)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_signs_and_bits_of_nan_count_and_do_not_cancel(dtype):
     zero = torch.zeros(2**15, dtype=dtype)
@@ -92,6 +100,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from bootfile.processes import ranks
 from bootfile.exact import digest
+from bootfile.processes import ranks
 from bootfile.exact import dtensors
 
 dist.init_process_group("gloo")

@@ -165,12 +165,17 @@ def test_a_precision_that_the_newer_setting_chose_is_described():
     script = """
 import torch
 from bootfile.machine import facts
+torch.backends.mkldnn.conv.fp32_precision, torch.backends.mkldnn.rnn.fp32_precision = "bf16", "ieee"
+print(facts.describe()["settings"])
 torch.backends.cuda.matmul.fp32_precision = torch.backends.mkldnn.matmul.fp32_precision = "tf32"
 torch.backends.cudnn.conv.fp32_precision = "ieee"
 matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
 print(facts.describe()["settings"], facts._uses_tf32(matmul, matmul), facts._uses_tf32(cudnn, cudnn.conv))
+facts.accelerator.kind = lambda: "cuda"
+print(facts._describe_accelerator(None)["cuDNN"].partition(" ")[2])
 """
-    assert run("-c", script, fresh=True).stdout == "matmul=tf32/tf32 True False\n"
+    lines = ["conv=bf16", "matmul=tf32/tf32 conv=bf16 True False", "TF32 of RNN True"]
+    assert run("-c", script, fresh=True).stdout.splitlines() == lines
 
 
 def test_the_most_important_difference_comes_first():

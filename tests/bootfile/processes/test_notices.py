@@ -1,5 +1,8 @@
 """Notices of preemption are read as the clouds give them, from one address, and nothing else is asked."""
 
+import http.client
+import time
+
 import pytest
 
 from bootfile.ground.errors import BadInput
@@ -120,6 +123,33 @@ def test_a_server_that_hangs_is_left(monkeypatch):
         server.raw = wait
         with pytest.raises(OSError):
             notices.Metadata("aws", server.address).find()
+
+
+SLOW = HEAD.replace(b"\r\n\r\n", b"\r\nX: ")
+
+
+@pytest.mark.parametrize("head", [b"", SLOW, HEAD, HEAD.replace(b"OK\r\n", b"OK\r\nContent-Length: 900\r\n")])
+def test_a_server_that_sends_byte_by_byte_is_left(head, monkeypatch):
+    monkeypatch.setattr(notices, "_SECONDS", 0.3)
+    with MetadataServer() as server:
+
+        def send_slowly():
+            yield head
+            while not server.closed.wait(0.05):
+                yield b" "
+
+        server.raw = send_slowly
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            notices.Metadata("google", server.address).find()
+        assert time.monotonic() - began < 3
+
+
+def test_an_answer_that_is_cut_is_an_error():
+    with MetadataServer() as server:
+        server.raw = lambda: [HEAD.replace(b"OK\r\n", b"OK\r\nContent-Length: 20\r\n")]
+        with pytest.raises(http.client.IncompleteRead):
+            notices.Metadata("alibaba", server.address).find()
 
 
 def test_no_server_is_noticed_before_its_first_answer_would_be_late(monkeypatch):
