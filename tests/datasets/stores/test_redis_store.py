@@ -74,7 +74,7 @@ def test_addresses(tmp_path):
     "redis://a?form=encoded&form=decoded", "redis://a?ca=/not/there", "redis://a/0/x/y", "redis://a/a{b}",
     "redis://user:PASS@a:1", "redis://:PASS@a", "rediss://user:PA@SS@a:1,b:2", "redis://user:PA,SS@a",
     "redis:/user:PASS@a", "redis://user:P/A,SS@a:x", "redis://a?PASS", "redis://a?form=PASS",
-    "redis://a/PASS/x/y", "redis://a/{PASS}", "redis://a:PASS", "PASS", "redis://PASS@a?x=y",
+    "redis://a#PASS", "redis://a PASS", "redis://a/PASS/x/y", "redis://a/{PASS}", "redis://a:PASS", "PASS", "redis://PASS@a?x=y",
 ])  # fmt: skip
 def test_addresses_that_are_refused_are_not_repeated_because_they_may_have_a_password(text):
     with pytest.raises(BadInput, match="--cache") as caught:
