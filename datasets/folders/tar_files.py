@@ -69,8 +69,8 @@ def find(patterns: str | Iterable[str]) -> list[str]:
 
 
 def is_folder(path: str) -> bool:
-    """Return whether a folder holds tar files and no folders: a platform passes a folder, not a pattern.
-    Raises BadInput if a link in it leads nowhere."""
+    """Return whether a folder holds tar files, and neither folders nor images: a platform passes a folder
+    in place of a pattern. Raises BadInput if a link in it leads nowhere."""
 
     def list_entries() -> list[tuple[bool, bool, str]]:
         with os.scandir(path) as entries:
@@ -79,8 +79,8 @@ def is_folder(path: str) -> bool:
     with explained(f"cannot list {path}"):
         entries = read_again(list_entries, path)
     has_tar = any(os.path.splitext(entry_path)[1] == ".tar" for _, _, entry_path in entries)
-    has_folder = any(is_dir for is_dir, _, _ in entries)
-    if not has_tar or has_folder:
+    has_others = any(is_dir or is_image(entry_path) for is_dir, _, entry_path in entries)
+    if not has_tar or has_others:
         return False
     for _, is_link, entry_path in entries:
         if is_link and not is_hidden(os.path.basename(entry_path)):

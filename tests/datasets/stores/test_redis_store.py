@@ -1,6 +1,7 @@
 """The shared cache returns the stored samples or none. The servers are real."""
 
 import contextlib
+import copy
 import os
 import pickle
 import re
@@ -100,6 +101,16 @@ def test_what_was_put_comes_back(form, empty_redis, index, made):
         assert store.lengths(ALL).tolist() == [len(sample.content) + 24 for sample in samples[:30]] + [0] * 10
         assert store.read([]) == []
         assert isinstance(found[6], bytes) == (form == "encoded")
+
+
+@needed
+def test_a_folder_whose_name_is_not_text_has_a_cache(empty_redis, index, made):
+    index = copy.copy(index)
+    index.root = os.fsdecode(b"/data/caf\xe9")
+    with Opened(empty_redis.url(), index) as opened:
+        opened.store.reference.register()
+        assert opened.store.put(ALL[:1], made["decoded"][:1]) == 1 and opened.said == []
+        assert "caf" in references.list_sets(opened.store.server)[0].title
 
 
 def damages(value: bytes, other: bytes):
