@@ -20,7 +20,7 @@ from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained, open_atomic, read_again
 from common.ground.files import locked, own_place
 from datasets import files
-from datasets.files import describe_dead_link, refuse_dead_link
+from datasets.files import refuse_dead_link
 from datasets.folders import images
 from datasets.folders.listing import Listing, check_classes, number_classes
 from datasets.folders.splits import NO_SPLITS, divide, has_word, split_names
@@ -103,11 +103,8 @@ def load_index(
     others wait. Raises BadInput."""
     states = []
     for path in paths:
-        try:
+        with explained(f"cannot read {path}"):
             status = read_again(functools.partial(os.stat, path), path)
-        except OSError as error:
-            reason = describe_dead_link(path) or error.strerror
-            raise refusal(f"cannot read {path}: {reason}", error) from error
         states.append((path, status.st_size, status.st_mtime_ns))
     digest = hashlib.blake2b(repr((_FORMAT, states)).encode(), digest_size=8).hexdigest()
     folder = cache or os.path.dirname(paths[0])
