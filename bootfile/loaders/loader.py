@@ -136,9 +136,10 @@ class Loader:
 
     @property
     def compared_data(self) -> dict[str, Any]:
-        """Return what must be the same on all ranks, name -> plain value; {} if each has its own."""
+        """Return what must be the same on all ranks, name -> plain value. Ranks with data of their own need
+        equally many batches: the last step would wait for a rank without one."""
         if not self.shares_data:
-            return {}
+            return {"number of batches": len(self)}
         compared = dict(self.receipt.further)  # lists and labels first: they tell more than the digest of all
         if self.has_stable_items:
             compared["digest"] = self.receipt.fingerprint

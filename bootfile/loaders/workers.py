@@ -14,6 +14,7 @@ import stat
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.queues import Queue
 from multiprocessing.util import Finalize
@@ -24,7 +25,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from bootfile.ground.errors import BadInput
+from bootfile.ground.errors import BadInput, in_one_line
 from bootfile.loaders.loader import Data, Engine, NotDelivered
 from bootfile.processes import signals
 from bootfile.sampling import generators
@@ -259,7 +260,10 @@ def _begin(closing: Any, in_main_thread: bool, worker: int) -> None:
 def _send_error(queue: Any, error: Exception, item: tuple[int, Any]) -> None:
     """Send the error of the thread that sends a worker's results, in place of the result. Otherwise the job
     would wait for it for ever."""
-    refusal = not_delivered(error) or NotDelivered(f"{_CANNOT_SEND}: {error}")
+    refusal = not_delivered(error)
+    if refusal is None:  # the code of an item is at fault: only the traceback tells where
+        traceback.print_exception(error)
+        refusal = NotDelivered(f"{_CANNOT_SEND}: {in_one_line(error)}")
     queue.put((item[0], (None, refusal)))
 
 

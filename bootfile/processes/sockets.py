@@ -9,7 +9,9 @@ import tempfile
 from bootfile.ground.errors import BadInput
 
 LONGEST = 103  # bytes of a socket's path: 107 on Linux, 103 on macOS
-_NAME = len("/pymp-12345678/listener-12345678")  # what multiprocessing adds to the folder
+# what multiprocessing adds to TMPDIR: a folder, which it then has in its settings, and a file
+_FOLDER = "/pymp-12345678"
+_FILE = "/listener-12345678"
 _PLACES = ("/tmp", "/var/tmp", "/dev/shm")
 
 
@@ -23,8 +25,8 @@ def find_short_folder() -> None:
     # the sockets fail when a batch is sent, with a line that does not name TMPDIR: so it is checked before.
     # multiprocessing.util.get_temp_dir() reads the folder from these settings
     settings = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-    folder = settings.get("tempdir") or tempfile.gettempdir()
-    if len(os.fsencode(folder)) + _NAME <= LONGEST:
+    folder = settings.get("tempdir") or tempfile.gettempdir() + _FOLDER
+    if len(os.fsencode(folder + _FILE)) <= LONGEST:
         return
     for place in _PLACES:
         short = f"{place}/bootfile-{os.geteuid()}"
@@ -37,7 +39,7 @@ def find_short_folder() -> None:
             if is_own and not status.st_mode & 0o022 and os.access(short, os.W_OK):
                 settings["tempdir"] = short
                 return
-    raise BadInput(explain_long_folder(folder))
+    raise BadInput(explain_long_folder(tempfile.gettempdir()))
 
 
 def explain_long_folder(folder: str) -> str:
@@ -45,5 +47,5 @@ def explain_long_folder(folder: str) -> str:
     length = len(os.fsencode(folder))
     return (
         f"TMPDIR={folder} has {length} bytes, and a socket there may have a path of {LONGEST}: set a "
-        f"TMPDIR of at most {LONGEST - _NAME} bytes"
+        f"TMPDIR of at most {LONGEST - len(_FOLDER + _FILE)} bytes"
     )

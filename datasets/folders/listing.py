@@ -3,7 +3,7 @@
 A root folder has one of two forms, and a split the first that exists; SPLITS has its names, in any capitals:
 
 1. a table <root>/train.txt: lines `path label` below a header that names these columns, or without a header
-   (read_table()). Paths are below the root, or else below <root>/train;
+   (read_table()). Paths are below the root;
 2. class folders: <root>/train/<class>/** of any depth. Or <root>/<class>/* without splits: the hash of its
    path decides the split of an image.
 
@@ -24,11 +24,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bootfile.ground.again import is_file, is_folder, mode_of, read_whole
+from bootfile.ground.again import is_file, read_whole
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained, read_again
 from datasets import files
-from datasets.files import describe_dead_link
 from datasets.folders import images
 from datasets.folders.splits import BY_CLASS, NO_SPLITS, SPLITS, divide, find_split
 from datasets.folders.walk import Log, is_image, shown, stat_files, walk
@@ -48,7 +47,6 @@ _NO_CLASSES = re.compile(
     "outputs?|"
     "parts?|batch|chunk|folds?|split|shard|subset|volume"
 )
-_TITLES = {"path", "file", "filename", "image", "label", "class", "id"}  # of tables of other programs
 _UNCLEAR = re.compile(r".*(?:,\s|\s,|[;|]).*")  # a label that may mean several
 _LONGEST = 4096  # characters of a line in a table
 
@@ -104,28 +102,19 @@ def look(
             f"--splits TRAIN,VAL names the two folders; --splits {NO_SPLITS} takes all folders as classes"
         )
     base = root
-    if name:
-        base = os.path.join(root, name)
-    source = f"{base}.txt"
+    source = os.path.join(root, f"{name}.txt")
     is_list = bool(name) and is_file(source)
     if is_list:
         paths, names = read_table(source, log)
-        # the first path decides whether the paths are below the root or below the folder of the split
-        first = os.path.join(root, paths[0])
-        if mode_of(first) is not None or describe_dead_link(first) or not is_folder(base):
-            base = root
     else:
-        source = base
+        source = base = os.path.join(root, name) if name else root
         paths, names = _list_class_folders(base, classes, log)
     if is_list and any("," in label for label in names):
         ordered, labels = _number_sets(names, classes, source)
     else:
         ordered, labels = number_classes(names, classes, source, is_list)
-    has_one_label = labels.ndim == 1
-    if labelled and classes is None and has_one_label:  # the other split has the classes of the training
+    if labelled and classes is None and labels.ndim == 1:  # the other split has the classes of the training
         check_classes(ordered, root, source, paths, bool(name or splits))
-    elif is_list and has_one_label and labels.min() > 0 and names[0] not in ordered:
-        log(f"{source}: no image has the label 0, which is the class {ordered[0]}")
     if name:
         val_share = 0.0  # the folder has splits
     if val_share:
@@ -209,46 +198,39 @@ def number_classes(
     classes: those of the train split, if they are known.
     source: for messages.
     listed: the labels are from a table, so they may be numbers: of the train split 0..N-1 or 1..N, each of
-        them used; of "val" the numbers of "train", or places in its class folders.
+        them used; of "val" those of "train".
     The look() of folders and of tar files calls it at each start. Raises BadInput.
     """
     used = sorted(set(names))
-    ordered = tuple(used if classes is None else classes)
-    places = {_one_form(name): place for place, name in enumerate(ordered)}
-    if len(places) < len(ordered):
-        twins = [ascii(name) for place, name in enumerate(ordered) if places[_one_form(name)] != place]
-        raise BadInput(f"{source}: two classes have one name in different Unicode forms: {shown(twins)}")
-    labels = {name: places.get(_one_form(name), -1) for name in used}
-    unknown = [name for name in used if labels[name] < 0]
     are_numbers = listed and all(re.fullmatch("-?[0-9]+", name) for name in used)
-    if are_numbers and (classes is None or unknown):
-        # numbers of classes, not class names that look like numbers
-        numbers = {name: int(name) for name in used}
-        if classes is None:
-            first = 1 if min(numbers.values()) == 1 else 0
-            ordered = tuple(map(str, range(first, first + len(set(numbers.values())))))
-        by_number = {int(title): place for place, title in enumerate(ordered) if title.isdecimal()}
-        if not by_number:  # the classes have names: labels count the folders
-            by_number = {place: place for place in range(len(ordered))}
-        outside = sorted(set(numbers.values()) - by_number.keys())
-        if outside:
-            raise BadInput(
-                f"{source}: label {outside[0]} is not in {min(by_number)}..{max(by_number)} ({len(ordered)} "
-                "classes): expected 0..N-1 or 1..N, all of them in the training set, or names"
-            )
-        labels = {name: by_number[number] for name, number in numbers.items()}
-    elif unknown:
+
+    def form(name: str) -> str:
+        """Return a name as all its spellings have it: 001 is 1, and macOS writes é as e and an accent."""
+        is_number = are_numbers and name.isdecimal()
+        return str(int(name)) if is_number else unicodedata.normalize("NFC", name)
+
+    if classes is not None:
+        ordered = tuple(classes)
+    elif are_numbers:
+        numbers = {form(name) for name in used}
+        first = 0 if "0" in numbers else 1
+        ordered = tuple(map(str, range(first, first + len(numbers))))
+    else:
+        ordered = tuple(used)
+    places = {form(name): place for place, name in enumerate(ordered)}
+    if len(places) < len(ordered):
+        twins = [ascii(name) for place, name in enumerate(ordered) if places[form(name)] != place]
+        raise BadInput(f"{source}: two classes have one name in different spellings: {shown(twins)}")
+    unknown = [name for name in used if form(name) not in places]
+    if unknown:
         owner = f"class {unknown[0]!r}" if unknown[0] else "no class folder"
         raise BadInput(
             f"{source}: {names.count(unknown[0])} images belong to {owner}, but the train split has "
-            f"{len(ordered)} classes: {shown(ordered)}; a list with lines `path label` can name their classes"
+            f"{len(ordered)} classes: {shown(ordered)}; expected their names, or numbers 0..N-1 or 1..N that "
+            "the training set has, too; a table of lines `path label` may have either"
         )
+    labels = {name: places[form(name)] for name in used}
     return ordered, np.fromiter(map(labels.__getitem__, names), np.int64, len(names))
-
-
-def _one_form(name: str) -> str:
-    """Return a name in one Unicode form: macOS writes é as e and an accent."""
-    return unicodedata.normalize("NFC", name)
 
 
 def _number_sets(
@@ -279,7 +261,7 @@ def read_table(source: str, log: Log) -> tuple[list[str], list[str]]:
     comment. Paths are below the folder of the table, or absolute. look() calls it at each start.
     """
     lines = _read_lines(source)
-    number, first = lines[0]
+    _, first = lines[0]
     for separator in "\t;, ":
         titles = [title.lower() for title in _split(first, separator)]
         if titles.count("path") == titles.count("label") == 1:
@@ -298,9 +280,6 @@ def read_table(source: str, log: Log) -> tuple[list[str], list[str]]:
         f"expected `path{separator}label`, a label with spaces in quotes, several labels as 3,17, or the "
         "columns of a header that names path and label"
     )
-    is_title = not is_image(first.partition(separator)[0]) and _TITLES & {*re.findall(r"\w+", first.lower())}
-    if is_title and lines[0][1] == first:  # else the header was one that names path and label
-        raise BadInput(f"{source}, line {number}: {expected}; found {first[:60]!r}")
     folder = os.path.join(os.path.dirname(source), "")
     rows: dict[str, tuple[str, str]] = {}  # path without ./ -> path, label
     for number, line in lines:

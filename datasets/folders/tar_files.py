@@ -20,7 +20,7 @@ from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained, open_atomic, read_again
 from common.ground.files import locked, own_place
 from datasets import files
-from datasets.files import describe_dead_link, refuse_dead_link
+from datasets.files import refuse_dead_link
 from datasets.folders import images
 from datasets.folders.listing import Listing, check_classes, number_classes
 from datasets.folders.splits import NO_SPLITS, divide, has_word, split_names
@@ -69,8 +69,8 @@ def find(patterns: str | Iterable[str]) -> list[str]:
 
 
 def is_folder(path: str) -> bool:
-    """Return whether a folder holds tar files and no folders: a platform passes a folder, not a pattern.
-    Raises BadInput if a link in it leads nowhere."""
+    """Return whether a folder holds tar files, and neither folders nor images: a platform passes a folder
+    in place of a pattern. Raises BadInput if a link in it leads nowhere."""
 
     def list_entries() -> list[tuple[bool, bool, str]]:
         with os.scandir(path) as entries:
@@ -79,8 +79,8 @@ def is_folder(path: str) -> bool:
     with explained(f"cannot list {path}"):
         entries = read_again(list_entries, path)
     has_tar = any(os.path.splitext(entry_path)[1] == ".tar" for _, _, entry_path in entries)
-    has_folder = any(is_dir for is_dir, _, _ in entries)
-    if not has_tar or has_folder:
+    has_others = any(is_dir or is_image(entry_path) for is_dir, _, entry_path in entries)
+    if not has_tar or has_others:
         return False
     for _, is_link, entry_path in entries:
         if is_link and not is_hidden(os.path.basename(entry_path)):
@@ -103,11 +103,8 @@ def load_index(
     others wait. Raises BadInput."""
     states = []
     for path in paths:
-        try:
+        with explained(f"cannot read {path}"):
             status = read_again(functools.partial(os.stat, path), path)
-        except OSError as error:
-            reason = describe_dead_link(path) or error.strerror
-            raise refusal(f"cannot read {path}: {reason}", error) from error
         states.append((path, status.st_size, status.st_mtime_ns))
     digest = hashlib.blake2b(repr((_FORMAT, states)).encode(), digest_size=8).hexdigest()
     folder = cache or os.path.dirname(paths[0])

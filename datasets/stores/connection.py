@@ -44,8 +44,8 @@ _TICK = 0.5  # seconds between two rounds of the background thread
 _PAUSE = 30.0  # seconds before a server that failed is asked again: a failure costs a job up to 2 seconds
 _FULL = 60.0  # seconds before the next try to put into a full server
 _URL = (
-    r"redis(?P<tls>s)?://((?P<user>[^:@/?,]+)@)?(?P<host>\[[\da-fA-F:.]+\]|[^:@/?,\[\]]+)(:(?P<port>\d{1,5}))?"
-    r"(/(?P<database>\d{1,9})(?=[/?]|$))?(/(?P<prefix>[\w.:-]+))?/?(\?(?P<query>.*))?"
+    r"redis(?P<tls>s)?://((?P<user>[^:@/?#,\s]+)@)?(?P<host>\[[\da-fA-F:.]+\]|[^:@/?#,\s\[\]]+)"
+    r"(:(?P<port>\d{1,5}))?(/(?P<database>\d{1,9})(?=[/?]|$))?(/(?P<prefix>[\w.:-]+))?/?(\?(?P<query>.*))?"
 )
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import ArrayLike
 
+from bootfile.ground.errors import printable
 from datasets.folders.image_index import ImageFolderIndex
 from datasets.stores import forms, references
 from datasets.stores.connection import Server, Unavailable
@@ -43,7 +44,7 @@ class RedisStore:
         self.mode = mode
         self.form = form or server.address.form
         self.name = f"{index.fingerprint}:{forms.label(self.form)}"
-        title = f"{os.path.basename(index.root)}/{index.split}"
+        title = printable(f"{os.path.basename(index.root)}/{index.split}")  # a name may have any bytes
         self.reference = references.Reference(server, self.name, len(index), mode, title)
         self._pid: int | None = None  # the process in which _start() ran
         self._start()

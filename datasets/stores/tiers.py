@@ -5,13 +5,12 @@ of the cache, so both tiers return the same bits.
 """
 
 import contextlib
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from datasets.folders.walk import map_files
 from datasets.stores import forms, pack
 from datasets.stores.files import FileStore, Store, is_scanned
 
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from datasets.stores.redis_store import RedisStore
 
 MODES = ("active", "offline")
-_READERS = 16  # threads that read the files of a batch's misses
-_PATIENCE = 0.01  # seconds in which the caller reads them itself
 
 
 class Tiers(Store):
@@ -34,7 +31,6 @@ class Tiers(Store):
         self.files = files
         self.index = files.index
         self.form = cache.form
-        self._is_slow = False  # whether the last files took long
 
     def read(self, ids: np.ndarray) -> list[bytes | np.ndarray]:
         """Return the samples of a batch. A fault of the cache is a miss. For a miss it returns the bytes of
@@ -42,7 +38,8 @@ class Tiers(Store):
         ids = np.asarray(ids, dtype=np.int64)
         samples: list = self.cache.read(ids)
         missing = [place for place, content in enumerate(samples) if content is None]
-        contents = self._read_files(ids[missing].tolist()) if missing else []
+        # threads read them if they are slow
+        contents = map_files(self.files.content, ids[missing].tolist())
         for place, content in zip(missing, contents, strict=True):
             samples[place] = content
             # the bytes of the file are the sample; other forms are put after decode()
@@ -62,21 +59,6 @@ class Tiers(Store):
     def close(self) -> None:
         """Release the cache, at the end of a job."""
         self.cache.close()
-
-    def _read_files(self, ids: list[int]) -> list[bytes]:
-        """Return the contents of files. Threads read them as long as a batch takes more than _PATIENCE: for
-        files in the page cache they cost a sixth of an epoch."""
-        contents: list[bytes] = []
-        begin = time.monotonic()
-        # one after the other while they are fast; the first slow one starts the threads
-        while not self._is_slow and len(contents) < len(ids):
-            contents.append(self.files.content(ids[len(contents)]))
-            self._is_slow = time.monotonic() - begin > _PATIENCE
-        if len(contents) < len(ids):
-            with ThreadPoolExecutor(_READERS, "misses") as readers:
-                contents += readers.map(self.files.content, ids[len(contents) :])
-        self._is_slow = time.monotonic() - begin > _PATIENCE
-        return contents
 
     def _put(self, id: int, content: bytes, sample: forms.Sample) -> None:
         """Put a sample into the cache, unless its file was changed since the scan. It does not wait."""

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Dataset, Subset, TensorDataset, default_collate, get_worker_info
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate, get_worker_info
 
+from bootfile import torch_loader
 from bootfile.ground.errors import BadInput
 from bootfile.loaders.map_style import map_style_loader
 from bootfile.sampling.sampler import BatchSampler
@@ -282,3 +283,24 @@ def test_a_target_for_a_class_that_the_model_lacks_is_named_with_its_sample(targ
         assert batches.explain(error.value).startswith("sample 5 of Items has the target 255")
         assert batches.explain(IndexError("Target 7 is out of bounds.")) == ""
     assert batches.explain(error.value) == ""  # the loop has given the batch back
+
+
+def test_targets_of_all_samples_in_one_row_leave_the_error_of_the_loss_as_it_is():
+    """A number of boxes for each sample, as of detection: no target belongs to a place in the batch."""
+
+    def together(items):
+        return torch.stack([inputs for inputs, _ in items]), torch.cat([targets for _, targets in items])
+
+    items = Items(lambda data, id: (torch.zeros(3), torch.full((1 + id,), 7)), 8)
+    batches = loader(items, collate_fn=together)
+    next(iter(batches))
+    assert batches.explain(IndexError("Target 7 is out of bounds.")) == ""
+
+
+def test_a_sample_of_a_dataloader_has_no_number():
+    """It does not tell which samples it has read."""
+    table = TensorDataset(torch.arange(4.0), torch.full((4,), 7))
+    batches = torch_loader(DataLoader(table, 2), torch.device("cpu"))
+    next(iter(batches))
+    line = batches.explain(IndexError("Target 7 is out of bounds."))
+    assert line.startswith("a sample of TensorDataset has the target 7")

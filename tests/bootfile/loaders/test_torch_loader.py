@@ -33,6 +33,11 @@ def test_a_loader_that_cannot_be_repeated_is_refused(loader, reason):
         torch_loader(loader, torch.device("cpu"))
 
 
+def test_ranks_with_data_of_their_own_need_equally_many_batches():
+    lengths = [torch_loader(DataLoader(DATA, size), torch.device("cpu")).compared_data for size in (4, 5, 6)]
+    assert lengths[0] == lengths[1] != lengths[2]
+
+
 def test_items_that_are_no_pair_are_refused_with_the_way_out_of_this_loader():
     data = TensorDataset(torch.arange(12.0), torch.arange(12), torch.arange(12))
     loader = torch_loader(DataLoader(data, 4), torch.device("cpu"))

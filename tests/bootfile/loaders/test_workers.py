@@ -40,6 +40,17 @@ def test_a_result_that_cannot_be_sent_is_an_error_of_the_job():
         list(Workers(2, False).load(plan(), result))
 
 
+class Unsendable:
+    def __reduce__(self):
+        raise KeyError("no such part")
+
+
+def test_an_error_in_the_code_of_a_result_has_its_traceback(capfd):
+    with pytest.raises(NotDelivered, match="cannot send a batch: KeyError: 'no such part'"):
+        list(Workers(1, False).load(plan(), lambda batch: Unsendable()))
+    assert 'raise KeyError("no such part")' in capfd.readouterr().err
+
+
 def test_workers_ignore_the_sigterm_of_a_platform_also_after_close():
     pool = Workers(1, pinned=False)
     for _ in range(2):

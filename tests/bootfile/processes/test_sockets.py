@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import tempfile
 
 import pytest
 
@@ -43,10 +44,20 @@ def test_workers_send_batches_whatever_the_length_of_tmpdir_is(kind, length, tmp
 
 def test_without_a_short_folder_tmpdir_is_named(monkeypatch):
     settings = multiprocessing.current_process()._config
-    monkeypatch.setitem(settings, "tempdir", f"/{'y' * 109}")
+    monkeypatch.delitem(settings, "tempdir", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", f"/{'y' * 109}")
     monkeypatch.setattr(sockets, "_PLACES", ("/no such folder",))
     with pytest.raises(BadInput, match=r"TMPDIR=/y+ .*\b110 bytes, .*TMPDIR .*\b71\b"):
         sockets.find_short_folder()
+
+
+def test_the_folder_that_multiprocessing_has_made_is_short_enough(monkeypatch):
+    """Its name is longer than that of TMPDIR, and is not added a second time."""
+    made = f"/{'y' * 70}/pymp-12345678"
+    settings = multiprocessing.current_process()._config
+    monkeypatch.setitem(settings, "tempdir", made)
+    sockets.find_short_folder()
+    assert settings["tempdir"] == made
 
 
 def test_a_folder_that_others_can_write_to_is_not_used(monkeypatch, tmp_path):

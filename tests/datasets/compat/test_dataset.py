@@ -1,5 +1,6 @@
 """`Dataset` works with every engine: train, validate, reset."""
 
+import hashlib
 from collections import Counter
 
 import psutil
@@ -224,6 +225,17 @@ def test_validation_gives_back_what_it_took(folder, cache):
 
 
 # wrong use
+
+
+def test_a_training_that_a_former_version_divided_in_another_way_is_refused(folder, tmp_path):
+    """0.55.0 named its index by the folder and the share."""
+    classes = str(folder / "train")
+    digest = hashlib.blake2b(f"{classes}\0000.1".encode(), digest_size=6).hexdigest()
+    (tmp_path / f"train-{digest}").mkdir()
+    with pytest.raises(BadInput, match=f"7fefafdc.*{digest}"):
+        dataset_of(classes, str(tmp_path))
+    (tmp_path / f"train-{digest}").rmdir()
+    dataset_of(classes, str(tmp_path)).close()
 
 
 @pytest.mark.parametrize(("options", "reason"), [

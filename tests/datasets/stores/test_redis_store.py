@@ -1,6 +1,7 @@
 """The shared cache returns the stored samples or none. The servers are real."""
 
 import contextlib
+import copy
 import os
 import pickle
 import re
@@ -74,7 +75,7 @@ def test_addresses(tmp_path):
     "redis://a?form=encoded&form=decoded", "redis://a?ca=/not/there", "redis://a/0/x/y", "redis://a/a{b}",
     "redis://user:PASS@a:1", "redis://:PASS@a", "rediss://user:PA@SS@a:1,b:2", "redis://user:PA,SS@a",
     "redis:/user:PASS@a", "redis://user:P/A,SS@a:x", "redis://a?PASS", "redis://a?form=PASS",
-    "redis://a/PASS/x/y", "redis://a/{PASS}", "redis://a:PASS", "PASS", "redis://PASS@a?x=y",
+    "redis://a#PASS", "redis://a PASS", "redis://a/PASS/x/y", "redis://a/{PASS}", "redis://a:PASS", "PASS", "redis://PASS@a?x=y",
 ])  # fmt: skip
 def test_addresses_that_are_refused_are_not_repeated_because_they_may_have_a_password(text):
     with pytest.raises(BadInput, match="--cache") as caught:
@@ -100,6 +101,16 @@ def test_what_was_put_comes_back(form, empty_redis, index, made):
         assert store.lengths(ALL).tolist() == [len(sample.content) + 24 for sample in samples[:30]] + [0] * 10
         assert store.read([]) == []
         assert isinstance(found[6], bytes) == (form == "encoded")
+
+
+@needed
+def test_a_folder_whose_name_is_not_text_has_a_cache(empty_redis, index, made):
+    index = copy.copy(index)
+    index.root = os.fsdecode(b"/data/caf\xe9")
+    with Opened(empty_redis.url(), index) as opened:
+        opened.store.reference.register()
+        assert opened.store.put(ALL[:1], made["decoded"][:1]) == 1 and opened.said == []
+        assert "caf" in references.list_sets(opened.store.server)[0].title
 
 
 def damages(value: bytes, other: bytes):
