@@ -161,19 +161,20 @@ def _read(platform: Platform, env: Mapping[str, str]) -> Claim | None:
     BadInput."""
     if not any(env.keys() >= set(names.split()) for names in platform.marks):
         return None
+    size_names = platform.names("{nodes}")
     rank_names = platform.names("{node}")
-    sizes = [(f"{name}={env[name]}", whole(env, name)) for name in platform.names("{nodes}") if name in env]
-    ranks = [(f"{name}={env[name]}", whole(env, name)) for name in rank_names if name in env]
+    sizes = _numbers(env, size_names)
     hosts: list[str] = []
     for name in platform.names("{hosts}", "{host_lines}"):
         hosts = re.findall(r"[^\s,]+", env.get(name, ""))
         if hosts:
             sizes.append((f"{name}={','.join(hosts)} ({len(hosts)} hosts)", len(hosts)))
-    # if the job has one node, some platforms set the index of another task
-    is_of_job = bool({"RANK", "JOB_COMPLETION_INDEX"} & {*rank_names})
-    if sizes and sizes[0][1] < 2 and not is_of_job:
-        ranks = [(f"{rank_names[0]} (one node)", 0)]
-    for name, values in ((platform.names("{nodes}")[0], sizes), (rank_names[0], ranks)):
+    ranks = _numbers(env, rank_names)
+    if sizes and sizes[0][1] < 2:
+        # an index may be that of another task: of a group of pods, or of a job of its own
+        ranks = _numbers(env, [name for name in rank_names if not name.endswith("_INDEX")])
+        ranks = ranks or [(f"{rank_names[0]} (one node)", 0)]
+    for name, values in ((size_names[0], sizes), (rank_names[0], ranks)):
         if not values:
             texts = [text for text, _ in sizes + ranks]
             raise BadInput(f"{' '.join(texts) or platform.source}, but {name} is not set")
@@ -391,6 +392,11 @@ def find_master(
 def _without_address(env: Mapping[str, str], hosts: list[str]) -> list[str]:
     """Return the hosts of a launcher; none if MASTER_ADDR is set, which comes first then."""
     return [] if env.get("MASTER_ADDR") else hosts
+
+
+def _numbers(env: Mapping[str, str], names: Sequence[str]) -> list[tuple[str, int]]:
+    """Return ("NAME=VALUE", number) of the variables that are set. Raises BadInput."""
+    return [(f"{name}={env[name]}", whole(env, name)) for name in names if name in env]
 
 
 def values_of(env: Mapping[str, str], *names: str) -> str:
