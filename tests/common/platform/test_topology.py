@@ -181,6 +181,10 @@ def test_nothing_injected_is_one_node():
             Topology(1, 2, 1, 0, "gpu7", SLURM_PORT, "process", "slurm"),
         ),
         (ONE_TASK, Topology(2, 3, 5, None, "node009", SLURM_PORT, "node", "slurm")),
+        (  # another step of the same job, which may run at the same time
+            SLURM | {"SLURM_STEP_ID": "1"},
+            Topology(2, 3, 4, 1, "node009", 61440 + (8675309 + 61) % 4096, "process", "slurm"),
+        ),
         (  # salloc without srun
             {name: SLURM[name] for name in SLURM if name not in ("SLURM_PROCID", "SLURM_LOCALID")},
             Topology(0, 1, 5, None, None, None, "node", "plain"),
