@@ -48,6 +48,8 @@ def _list_folders(tree: Path, group: str) -> list[Path]:
     """Return the folders of a group and of those above it. A container may see the name that its group has on
     the host: what follows the part that its tree does not have is the group."""
     parts = group.strip("/").split("/")
+    if parts[0] == "..":  # it is not below the groups that this process may see
+        return []
     paths = (Path(*parts[start:]) for start in range(len(parts) + 1))
     path = next((path for path in paths if (tree / path).is_dir()), None)
     return [] if path is None else [tree / below for below in (path, *path.parents)]

@@ -9,6 +9,7 @@ even with a time-out (torch 2.14), so a thread ends the process.
 import contextlib
 import datetime
 import errno
+import functools
 import json
 import os
 import secrets
@@ -138,16 +139,13 @@ def connect(topology: Topology, timeout: float, deadline: float) -> torch.distri
     if topology.nodes == 1 and not parent_holds_it:
         host = "127.0.0.1"  # one node needs no network
     assert host and port  # with several processes topology.resolve() has checked it
-    tried = f"tried for {timeout:.0f} s"
-
-    def look_up() -> Any:
-        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-
-    def explain_look_up(why: str) -> str:
-        return f"the master's host name {host} does not resolve on {socket.gethostname()} ({why}; {tried})"
-
     # the name of a headless service may exist only after its pod has started
-    entries = _retry(look_up, deadline, f"waiting for the host name {host} to resolve", explain_look_up)
+    entries = _retry(
+        functools.partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM),
+        deadline,
+        f"waiting for the host name {host} to resolve",
+        f"the master's host name {host} does not resolve on {socket.gethostname()}",
+    )
     addresses: list[tuple[int, tuple]] = [(family, address) for family, _, _, _, address in entries]
     address = addresses[0][1][:2]
 
@@ -155,18 +153,18 @@ def connect(topology: Topology, timeout: float, deadline: float) -> torch.distri
         seconds = max(0.1, min(5.0, deadline - time.monotonic()))
         socket.create_connection(address, seconds).close()
 
-    def explain_connection(why: str) -> str:
-        return (
-            f"rank {topology.rank} cannot reach rank 0 at {_address(topology)} ({why}; {tried}): "
-            "rank 0 is missing, or the address is that of another node"
-        )
-
     # only rank 0 listens; with the store of torchrun's agent no rank does
     listener = None
     if holds_it:
         listener = _listen(topology, addresses, timeout)
     else:  # until rank 0 listens; it logs what it waits for, which a TCPStore does not
-        _retry(try_connection, deadline, f"waiting for rank 0 at {_address(topology)}", explain_connection)
+        _retry(
+            try_connection,
+            deadline,
+            f"waiting for rank 0 at {_address(topology)}",
+            f"rank {topology.rank} cannot reach rank 0 at {_address(topology)}: rank 0 is missing, or the "
+            "address is that of another node",
+        )
     bound = min(_ANSWER, timeout)
     no_answer = (
         f"the server at {_address(topology)} does not answer as the store of this job's rank 0 (waited "
@@ -208,28 +206,21 @@ def _listen(topology: Topology, addresses: list[tuple[int, tuple]], timeout: flo
         return socket.create_server(("", topology.master_port), family=family, dualstack_ipv6=dual)
 
     name = f"port {topology.master_port} of {socket.gethostname()}"
-
-    def explain(why: str) -> str:
-        return f"rank 0 cannot listen on {name}: {why}; another program, or another rank 0, uses it"
-
-    return _retry(listen, time.monotonic() + min(_BUSY, timeout), f"waiting for {name}", explain)
+    failure = f"rank 0 cannot listen on {name}: another program, or another rank 0, uses it"
+    return _retry(listen, time.monotonic() + min(_BUSY, timeout), f"waiting for {name}", failure)
 
 
-def _retry(
-    attempt: Callable[[], T],
-    deadline: float,
-    waiting: str,
-    explain: Callable[[str], str],
-) -> T:
-    """Return attempt(), which is repeated after an OSError. Raises NoRendezvous(explain(reason)) when the
-    time.monotonic() of the deadline comes. waiting: the line that is logged meanwhile."""
+def _retry(attempt: Callable[[], T], deadline: float, waiting: str, failure: str) -> T:
+    """Return attempt(), which is repeated after an OSError. Raises NoRendezvous with the failure and its
+    reason when the time.monotonic() of the deadline comes. waiting: the line that is logged meanwhile."""
     heartbeat = Heartbeat()
     while True:
         try:
             return attempt()
         except (OSError, UnicodeError) as error:
             if time.monotonic() + _POLL > deadline:
-                raise NoRendezvous(explain(getattr(error, "strerror", None) or str(error))) from error
+                reason = getattr(error, "strerror", None) or error
+                raise NoRendezvous(f"{failure} ({reason}; tried for {heartbeat.seconds:.0f} s)") from error
         if has_local_rank_0():
             heartbeat.beat(waiting)
         time.sleep(_POLL)

@@ -21,7 +21,8 @@ SCRATCH = "BOOTFILE_SCRATCH"
 _CACHE = "/cache"  # ModelArts' local disk
 _USE_HTTPS = "S3_USE_HTTPS"
 _USE_VARIABLES = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead"
-_HOST = re.compile(r"[a-z0-9._:-]+")
+_LABEL = "[a-z0-9_-]{1,63}"
+_HOST = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?")
 _URL = re.compile(r"(s3|obs)://([^/]*)/?(.*)", re.DOTALL)
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 
@@ -115,20 +116,27 @@ def _check_endpoint(name: str, text: str) -> str:
     if "://" not in text:
         protocol = "http" if os.environ.get(_USE_HTTPS) == "0" else "https"
         text = f"{protocol}://{text}"
-    try:
-        parts = urlsplit(text)
-        # a path or a query would be lost: the requests would go to another address
-        has_more = parts.path not in ("", "/") or parts.query or parts.fragment
-        is_valid = parts.scheme in ("http", "https") and parts.port != 0 and not has_more
-    except ValueError:
-        is_valid = False
-    if not is_valid or not _HOST.fullmatch(parts.hostname or ""):
+    if not is_server(text):
         raise BadInput(f"{name} is not the address of an object store: expected https://HOST[:PORT]")
+    parts = urlsplit(text)
     if "@" in parts.netloc:
         raise BadInput(f"{name} holds a user name or a password: {_USE_VARIABLES}")
     url = f"{parts.scheme}://{parts.netloc}"
     check_encrypted(url)
     return url
+
+
+def is_server(url: str) -> bool:
+    """Return whether this is the address of a server, https://HOST[:PORT] or http://..., also with a user."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        # a path or a query would be lost: the requests would go to another address
+        has_more = parts.path not in ("", "/") or parts.query or parts.fragment
+        is_valid = parts.scheme in ("http", "https") and parts.port != 0 and not has_more
+    except ValueError:  # a port that is not one, or brackets without an IPv6 address
+        return False
+    return is_valid and url.isprintable() and bool(_HOST.fullmatch(host) or _address(host))
 
 
 @functools.cache  # one warning per process

@@ -30,6 +30,7 @@ STARTED_BY = "BOOTFILE_STARTED_BY"  # process id of the parent; set by a job tha
 _SAGEMAKER_CONFIG = "/opt/ml/input/config"
 # torch's default, used if the platform gives a host but no port, and MASTER_PORT is not set.
 _PORT = 29500
+_STEPS = 61  # between the ports of two steps of a Slurm job: the ids of jobs that share a node are closer
 
 
 @dataclass(frozen=True)
@@ -161,19 +162,20 @@ def _read(platform: Platform, env: Mapping[str, str]) -> Claim | None:
     BadInput."""
     if not any(env.keys() >= set(names.split()) for names in platform.marks):
         return None
+    size_names = platform.names("{nodes}")
     rank_names = platform.names("{node}")
-    sizes = [(f"{name}={env[name]}", whole(env, name)) for name in platform.names("{nodes}") if name in env]
-    ranks = [(f"{name}={env[name]}", whole(env, name)) for name in rank_names if name in env]
+    sizes = _numbers(env, size_names)
     hosts: list[str] = []
     for name in platform.names("{hosts}", "{host_lines}"):
         hosts = re.findall(r"[^\s,]+", env.get(name, ""))
         if hosts:
             sizes.append((f"{name}={','.join(hosts)} ({len(hosts)} hosts)", len(hosts)))
-    # if the job has one node, some platforms set the index of another task
-    is_of_job = bool({"RANK", "JOB_COMPLETION_INDEX"} & {*rank_names})
-    if sizes and sizes[0][1] < 2 and not is_of_job:
-        ranks = [(f"{rank_names[0]} (one node)", 0)]
-    for name, values in ((platform.names("{nodes}")[0], sizes), (rank_names[0], ranks)):
+    ranks = _numbers(env, rank_names)
+    if sizes and sizes[0][1] < 2:
+        # an index may be that of another task: of a group of pods, or of a job of its own
+        ranks = _numbers(env, [name for name in rank_names if not name.endswith("_INDEX")])
+        ranks = ranks or [(f"{rank_names[0]} (one node)", 0)]
+    for name, values in ((size_names[0], sizes), (rank_names[0], ranks)):
         if not values:
             texts = [text for text, _ in sizes + ranks]
             raise BadInput(f"{' '.join(texts) or platform.source}, but {name} is not set")
@@ -183,8 +185,9 @@ def _read(platform: Platform, env: Mapping[str, str]) -> Claim | None:
                 raise BadInput(f"{first_text} contradicts {text}")
     # a variable may name the first node, which need not be the first of the list of hosts
     masters = [env[name] for name in platform.names("{master}") if env.get(name)]
+    host = [*masters, *hosts, env.get("MASTER_ADDR")][0]
     port_name = [*platform.names("{port}"), "MASTER_PORT"][0]
-    address = find_master(env, masters or hosts, _PORT, port_name)
+    address = find_master(env, host, _PORT, port_name)
     counts = [count_in(env, name) for name in platform.names("{processes}", "{devices}")]
     said = f"{sizes[0][0]} {ranks[0][0]}"
     return Claim(platform.source, ranks[0][1], sizes[0][1], said, *address, *counts)
@@ -210,7 +213,7 @@ def _sagemaker(env: Mapping[str, str]) -> Claim | None:
             config = json.loads(file.read_text(encoding="utf-8"))
             hosts = sorted(map(str, config["hosts"]))  # as the SDK's scripts do
             rank = hosts.index(config["current_host"])
-    return Claim("sagemaker", rank, len(hosts), said, *find_master(env, hosts))
+    return Claim("sagemaker", rank, len(hosts), said, *find_master(env, hosts[0]))
 
 
 def _mpi(env: Mapping[str, str]) -> Claim | None:
@@ -235,27 +238,17 @@ def _mpi(env: Mapping[str, str]) -> Claim | None:
                 f"{said} do not fit: every node must run the same number of processes, with ranks in a row: "
                 "mpirun --map-by ppr:N:node, mpiexec -ppn N"
             )
-        default_port = _PORT
         if count == size:  # all are on this node, and other jobs may be, too
-            hosts = ["127.0.0.1"]
-            default_port = _own_port(_launcher_pid())
-        else:
-            hosts = _find_hosts_of_platform(env)
-        address = find_master(env, _without_address(env, hosts), default_port)
+            address = find_master(env, env.get("MASTER_ADDR") or "127.0.0.1", _own_port(_launcher_pid()))
+        else:  # in a job of SageMaker, or of Azure ML, which gives host:port
+            platform = _sagemaker(env)
+            host_of_azure, _, _ = env.get("AZ_BATCH_MASTER_NODE", "").partition(":")
+            host_of_platform = platform.host if platform else host_of_azure
+            address = find_master(env, env.get("MASTER_ADDR") or host_of_platform)
         if count == 1:  # it starts the others of its node itself
             return Claim(source, rank, size, said, *address)
         return Claim(source, rank // count, size // count, said, *address, count, local_rank)
     return None
-
-
-def _find_hosts_of_platform(env: Mapping[str, str]) -> list[str]:
-    """Return the first host of the platform in whose job MPI was started; [] if it is unknown."""
-    platform = _sagemaker(env)
-    if platform and platform.host:
-        return [platform.host]
-    if "AZ_BATCH_MASTER_NODE" in env:  # Azure ML: host:port
-        return [env["AZ_BATCH_MASTER_NODE"].partition(":")[0]]
-    return []
 
 
 def _launcher_pid() -> int:
@@ -303,7 +296,7 @@ def _rank_table(env: Mapping[str, str]) -> Claim | None:
     if {*counts} != {count} or size != sum(counts):
         raise BadInput(f"{said}: expected the same number of NPUs on every server, {size} in all")
     first = env.get("VC_WORKER_HOSTS", "").split(",")[0] or first  # the containers' names, on ModelArts
-    address = find_master(env, _without_address(env, [first]))
+    address = find_master(env, env.get("MASTER_ADDR") or first)
     return Claim("rank-table", rank // count, len(servers), said, *address, count, rank % count)
 
 
@@ -332,12 +325,13 @@ def _slurm(env: Mapping[str, str]) -> Claim | None:
             f"{said} do not fit: every node must run the same number of processes, with ranks in a row: "
             "srun --ntasks-per-node=N --distribution=block"
         )
+    host = env.get("MASTER_ADDR")
     list_name = _first(env, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
-    hosts = []
-    if list_name and not env.get("MASTER_ADDR"):
-        hosts = [first_host(env[list_name])]
-    # jobs of several users may share the node, each with its own port
-    address = find_master(env, hosts, _own_port(whole(env, "SLURM_JOB_ID", 0)))
+    if list_name and not host:
+        host = first_host(env[list_name])
+    # jobs of several users may share the node, and steps of one job, each with its own port
+    number = whole(env, "SLURM_JOB_ID", 0) + _STEPS * whole(env, "SLURM_STEP_ID", 0)
+    address = find_master(env, host, _own_port(number))
     if count == 1 and (count_in(env, "SLURM_GPUS_ON_NODE") or 0) > 1:  # this task starts the others
         return Claim("slurm", node_rank, nodes, said, *address)
     return Claim("slurm", node_rank, nodes, said, *address, count, local_rank)
@@ -377,10 +371,9 @@ _READERS = (
 
 
 def find_master(
-    env: Mapping[str, str], hosts: Sequence[str], default_port: int = _PORT, port_name: str = "MASTER_PORT"
+    env: Mapping[str, str], host: str | None, default_port: int = _PORT, port_name: str = "MASTER_PORT"
 ) -> tuple[str | None, int | None]:
     """Return (host, port) of the master, or (None, None) if no variable names a host."""
-    host = hosts[0] if hosts else env.get("MASTER_ADDR")
     if not host:
         return None, None
     # the port of the platform, then MASTER_PORT, then the default
@@ -388,9 +381,9 @@ def find_master(
     return host, port(env, name, default_port)
 
 
-def _without_address(env: Mapping[str, str], hosts: list[str]) -> list[str]:
-    """Return the hosts of a launcher; none if MASTER_ADDR is set, which comes first then."""
-    return [] if env.get("MASTER_ADDR") else hosts
+def _numbers(env: Mapping[str, str], names: Sequence[str]) -> list[tuple[str, int]]:
+    """Return ("NAME=VALUE", number) of the variables that are set. Raises BadInput."""
+    return [(f"{name}={env[name]}", whole(env, name)) for name in names if name in env]
 
 
 def values_of(env: Mapping[str, str], *names: str) -> str:

@@ -4,7 +4,7 @@ This module imports no torch."""
 import argparse
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from bootfile.ground.errors import BadInput
@@ -115,41 +115,28 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str], gpus: int = 0) -> 
     options = vars(args)  # a job of one process has none of those that say where it runs
     claim = platforms.detect(env)
     address = _address(options.get("init_method"))
-    rank = options.get("rank")
-    size = options.get("world_size")
+    given = (options.get("rank"), options.get("world_size"))
     # mpirun ... --rank $OMPI_COMM_WORLD_RANK repeats the claim
-    repeats = claim is not None and claim.place == (rank, size)
-    is_given_by_user = (rank is not None or size is not None) and not repeats
-    if not is_given_by_user:  # then the variables must say how the processes belong together
-        platforms.refuse(env, claim)
-        if claim is None:
-            source = "modelarts-arguments" if address else "plain"
-            claim = Claim(source, 0, 1, "", None, None)
-    # --init_method comes first, then the platform, then MASTER_ADDR
-    host, port = address or ((claim.host, claim.port) if claim else platforms.find_master(env, []))
-    # the options name no rank, or repeat that of the platform
-    if claim and not is_given_by_user:
-        rank = claim.node_rank
-        size = claim.nodes
-        said = claim.said
-        source = claim.source
+    if given == (None, None) or (claim and claim.place == given):
+        platforms.refuse(env, claim)  # the variables must say how the processes belong together
+        place = claim or Claim("modelarts-arguments" if address else "plain", 0, 1, "", None, None)
     else:
-        rank, size = _complete(rank, size, claim)
-        said = f"--rank {rank} --world_size {size}"
-        source = "modelarts-arguments"
-    if size > 1 and not host:  # the others would wait for this node until their timeout
+        place = _of_arguments(*given, claim, env)
+    # --init_method comes first, then the platform, then MASTER_ADDR
+    host, port = address or (place.host, place.port)
+    if place.nodes > 1 and not host:  # the others would wait for this node until their timeout
         raise BadInput(
-            f"{said}, but no variable names the first node: set MASTER_ADDR and MASTER_PORT on all nodes "
-            "(mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=PORT), or pass --init_method tcp://host:port"
+            f"{place.said}, but no variable names the first node: set MASTER_ADDR and MASTER_PORT on all "
+            "nodes (mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=PORT), or pass --init_method tcp://host:port"
         )
-    if claim and claim.local_rank is not None:  # the platform has started every process itself
-        if is_given_by_user and claim.processes != 1:
-            raise BadInput(
-                f"{said} count nodes, but {claim.source} started {claim.processes} processes on each "
-                f"({claim.said}): leave these options out"
-            )
-        return Topology(rank, size, claim.processes or 1, claim.local_rank, host, port, "process", source)
-    return Topology(rank, size, _processes(args, claim), None, host, port, "node", source)
+    processes = _processes(args, place)
+    level = "node"
+    if place.local_rank is not None:  # the platform has started every process itself
+        processes = place.processes or 1
+        level = "process"
+    return Topology(
+        place.node_rank, place.nodes, processes, place.local_rank, host, port, level, place.source
+    )
 
 
 def promised_gpus(env: Mapping[str, str]) -> int | None:
@@ -249,25 +236,28 @@ def _local_world_size(
     return min(_processes(args, None), max(size, 1))
 
 
-def _complete(rank: int | None, size: int | None, claim: Claim | None) -> tuple[int, int]:
-    """Return --rank and --world_size. One that is missing (None) is that of the claim, or of one node. Raises
-    BadInput if they contradict each other or the claim."""
+def _of_arguments(rank: int | None, size: int | None, claim: Claim | None, env: Mapping[str, str]) -> Claim:
+    """Return the place of --rank and --world_size. One that is missing (None) is that of the claim, or of one
+    node. Raises BadInput if they contradict each other or the claim."""
     # one of the two alone says nothing if there is no platform that has the other one
     is_one_node = not rank and size in (None, 1)
     if not claim and not is_one_node and None in (rank, size):
-        if rank is None:
-            raise BadInput("--world_size without --rank: expected both")
-        raise BadInput("--rank without --world_size: expected both")
-    # what is not given is that of the platform, or of one node
-    node_rank, nodes = (claim.node_rank, claim.nodes) if claim else (0, 1)
-    rank = node_rank if rank is None else rank
-    size = nodes if size is None else size
+        name, other = ("world_size", "rank") if rank is None else ("rank", "world_size")
+        raise BadInput(f"--{name} without --{other}: expected both")
+    base = claim or Claim("", 0, 1, "", *platforms.find_master(env, env.get("MASTER_ADDR")))
+    rank = base.node_rank if rank is None else rank
+    size = base.nodes if size is None else size
     said = f"--rank {rank} --world_size {size}"
     if not 0 <= rank < size:
         raise BadInput(f"{said}: the rank is not in 0..{size - 1}; both count nodes")
-    if claim and (rank, size) != (node_rank, nodes):
+    if claim and (rank, size) != (claim.node_rank, claim.nodes):
         raise BadInput(f"{said}, which count nodes, contradict {claim.said}")
-    return rank, size
+    if base.local_rank is not None and base.processes != 1:
+        raise BadInput(
+            f"{said} count nodes, but {base.source} started {base.processes} processes on each "
+            f"({base.said}): leave these options out"
+        )
+    return replace(base, source="modelarts-arguments", node_rank=rank, nodes=size, said=said)
 
 
 def is_distributed(args: argparse.Namespace) -> bool:

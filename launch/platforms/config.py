@@ -202,7 +202,7 @@ class JobConfig(_Table):
     description: str = pydantic.Field(default="", max_length=256)
     code: _Url | None = None
     region: str = pydantic.Field(default="", pattern=r"^[a-z0-9-]{1,64}$")
-    endpoint: str = pydantic.Field(default="", pattern=r"^https?://[A-Za-z0-9.\[\]:-]+$")
+    endpoint: str = ""
     project_id: _Name | None = None
     workspace_id: _Name | None = None
     log_url: _Url | None = None
@@ -292,6 +292,9 @@ def _check_modelarts(config: JobConfig) -> None:
         raise BadInput("[resources] has neither flavor_id nor pool_id")
     if config.schedule.model_fields_set and not resources.pool_id:
         raise BadInput("[schedule] needs a dedicated pool: [resources] has no pool_id")
+    dependent = [name for name, value in config.retries if value and name != "faults"]
+    if dependent and not config.retries.faults:
+        raise BadInput(f"[retries] {', '.join(dependent)}: the service needs faults with it, such as 3")
     if len(config.notification.model_fields_set) == 1:
         raise BadInput("[notification] needs topic_urn and events")
     if len(config.environment) > _MOST_VARIABLES:

@@ -9,18 +9,16 @@ request id, and never contain a key.
 
 import logging
 import os
-import re
 import sys
 import urllib.parse
 from typing import Any
 
 from bootfile.ground.errors import BadInput, import_optional, printable
-from common.object_store.location import is_clear_text
+from common.object_store.location import is_clear_text, is_server
 
 _PACKAGE = "huaweicloudsdkmodelarts"
 _KEYS = ("HUAWEICLOUD_SDK_AK", "HUAWEICLOUD_SDK_SK", "HUAWEICLOUD_SDK_SECURITY_TOKEN")
 _DOMAIN = "myhuaweicloud.com"
-_URL = re.compile(r"https?://([A-Za-z0-9.-]+|\[[0-9a-fA-F:.]+\])(:\d+)?")
 _RETRIES = 8  # times that the SDK repeats a request, within about 5 seconds
 _TIMEOUT = (10, 60)  # seconds: to connect, to wait for a byte
 ENDED = ("Failed", "Completed", "Terminated")  # phases of v2 (vendor's documents): no more is written
@@ -41,7 +39,7 @@ def _find_endpoint(region: str, url: str) -> str:
         url, region = [os.environ.get(f"MODELARTS_{name}", "") for name in ("ENDPOINT", "REGION")]
     url = url or (f"https://modelarts.{region}.{_DOMAIN}" if region else "")
     url = url.rstrip("/")
-    if not _URL.fullmatch(url):
+    if not is_server(url) or "@" in url:
         given = f"{printable(url.rpartition('@')[2])} is not https://HOST[:PORT]" if url else "no region"
         raise BadInput(f"{given}: set the region in job.toml, or MODELARTS_REGION")
     if is_clear_text(url):
@@ -89,27 +87,26 @@ class ModelArts:
         # no retries here: create() must not repeat a request, and _ask() says which ones may be
         builder = builder.with_http_config(HttpConfig(timeout=_TIMEOUT, retry_times=0))
         self._client = builder.with_endpoint(self.endpoint).build()
-        # the SDK also raises the errors of requests and of its own parser
-        self._errors = (SdkException, RequestException, ValueError, TypeError, AttributeError)
+        # those of the SDK, of requests and of the SDK's parser, and an answer without what is asked for
+        self._errors = (SdkException, RequestException, ValueError, TypeError, AttributeError, LookupError)
         # without a handler Python also prints the SDK's errors
         logging.getLogger("HuaweiCloud-SDK-ModelArtsClient").addHandler(logging.NullHandler())
 
     def create(self, body: dict[str, Any]) -> str:
         """Create a job and return its id. A request that may have been accepted is not repeated."""
         request = self._sdk.CreateTrainingJobRequest(body=body)
-        return self._ask("create_training_job", request, "metadata", repeat=False)["metadata"]["id"]
+        return self._ask("create_training_job", request, "metadata", "id", repeat=False)
 
     def phase(self, job_id: str) -> str:
         """Return the phase of a job, such as Running."""
         request = self._sdk.ShowTrainingJobDetailsRequest(training_job_id=job_id)
-        answer = self._ask("show_training_job_details", request, "status")
-        return answer["status"].get("phase") or "unknown"
+        return self._ask("show_training_job_details", request, "status", "phase")
 
-    def _ask(self, call: str, request: object, needed: str, repeat: bool = True) -> dict[str, Any]:
-        """Send a request, let the SDK repeat it after a temporary failure, and return the answer.
+    def _ask(self, call: str, request: object, table: str, key: str, repeat: bool = True) -> str:
+        """Send a request, let the SDK repeat it after a temporary failure, and return a text of the answer.
 
         call: the SDK's method
-        needed: a key of every valid answer; the SDK also accepts other text, such as a web page
+        table, key: the place of the text; the SDK also accepts other answers, such as a web page
         repeat: False for a request that may only be repeated if the service refused it (HTTP 429)
         """
         from huaweicloudsdkcore.retry.backoff_strategy import BackoffStrategies
@@ -125,10 +122,7 @@ class ModelArts:
         invoker = getattr(self._client, f"{call}_invoker")(request)
         invoker.with_retry(is_repeatable, _RETRIES, BackoffStrategies.EQUAL_JITTER)
         try:
-            answer = sanitize_for_serialization(invoker.invoke())
-            if needed not in answer:  # a proxy may have answered
-                raise ValueError(f"the answer has no {needed}")
-            return answer
+            return str(sanitize_for_serialization(invoker.invoke())[table][key])
         except self._errors as error:
             refused: Any = error
             status = getattr(error, "status_code", None)

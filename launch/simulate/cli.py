@@ -49,7 +49,7 @@ import tempfile
 
 from bootfile.console import outputs
 from bootfile.console.parser import expand_home
-from bootfile.console.words import get_option
+from bootfile.console.words import get_option, split_option
 from bootfile.ground.errors import BadInput
 from bootfile.processes import signals
 from common.console.arguments import Parser, positive_float, positive_int
@@ -113,7 +113,7 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
         args = parser.parse_args(argv[:split])
     except BadInput as error:
         raise BadInput(f"{error} (the job's own arguments follow --)") from None
-    job_words = [expand_home(word) for word in argv[split + 1 :]]
+    job_words = _name_results([expand_home(word) for word in argv[split + 1 :]])
     if not os.path.isfile(args.job):
         raise BadInput(f"{args.job}: no such file")
     # the same files as in an upload: a module that would be missing there is missing here
@@ -135,6 +135,15 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     args.data = data and os.path.abspath(data)
     args.below = below
     return args
+
+
+def _name_results(job_words: list[str]) -> list[str]:
+    """Return the job's arguments with the whole path of a folder in --train_url: each node has a working
+    directory of its own."""
+    place, others = split_option(job_words, "--train_url")
+    if not place or "://" in place:
+        return job_words
+    return [*others, f"--train_url={os.path.abspath(place)}"]
 
 
 def _find_input(job_words: list[str]) -> tuple[str | None, list[str]]:

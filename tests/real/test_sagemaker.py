@@ -25,7 +25,7 @@ from tests.support.object_store_server import ObjectStoreServer
 
 pytestmark = pytest.mark.real
 JOB = "jobs/train_ddp.py"
-GUIDE = ROOT / "guides" / "sagemaker.md"
+GUIDE = ROOT / "guides" / "sagemaker"
 SETTINGS = """
 name = "small"
 code = "s3://bucket/code/bootfile-0123456789ab"
@@ -199,7 +199,7 @@ def test_torchrun_of_the_sdk_trains_and_does_not_pass_sigterm_on(service, tmp_pa
 
 
 def test_the_estimator_of_sdk_v2_in_the_guide(service, tmp_path):
-    [file] = [block for block in _blocks("python") if "sagemaker.pytorch" in block]
+    file = (GUIDE / "estimator.py").read_text(encoding="utf-8")
     (tmp_path / "packed" / "jobs").mkdir(parents=True)
     (tmp_path / "packed" / JOB).touch()
     job = create(service, tmp_path, python_of(2), file)
@@ -210,7 +210,7 @@ def test_the_estimator_of_sdk_v2_in_the_guide(service, tmp_path):
 
 def test_the_configuration_of_hyperpod_in_the_guide(tmp_path):
     """By the schema of hyperpod-pytorch-job-template, whose type `float` is not one of JSON Schema."""
-    [text] = _blocks("yaml")
+    text = (GUIDE / "config.yaml").read_text(encoding="utf-8")
     check = (
         "import importlib.resources, json, sys\nimport jsonschema\n"
         "folder = importlib.resources.files('hyperpod_pytorch_job_template')\n"
@@ -223,9 +223,3 @@ def test_the_configuration_of_hyperpod_in_the_guide(tmp_path):
     done = subprocess.run(words, input=json.dumps(content), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert not [key for key in content if key.startswith("elastic")]
-
-
-def _blocks(language: str) -> list[str]:
-    return re.findall(
-        rf"^```{language}\n(.*?)^```", GUIDE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
-    )

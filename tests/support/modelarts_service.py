@@ -49,8 +49,8 @@ class ModelArtsService(http.server.ThreadingHTTPServer):
     def test(self, **what) -> dict:
         """Change the state of the server.
 
-        clear: no faults. fault: {"status": a number, or "reset", "reset_after", "text"; times, path} of
-        the next requests. job: an id, with a new phase.
+        clear: no faults. fault: {"status": a number, or "reset", "reset_after", "text", "no_id"; times,
+        path} of the next requests. job: an id, with a new phase.
 
         Returns the bodies that created jobs, by id, and all requests.
         """
@@ -132,6 +132,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             if isinstance(kind, int):
                 raise Refused(kind, f"ModelArts.{kind}", fault.get("message", f"a fault of {kind}"))
             status, data = self.server.answer(self.command, url.path, content)
+            if kind == "no_id":  # the job is created, and the answer does not name it
+                del data["metadata"]["id"]
             self._answer(status, data)
         except Refused as error:
             status, code, message = error.args

@@ -77,6 +77,14 @@ def test_groups_of_others_do_not_count(tmp_path):
     assert control_groups.cpu_quota(root) == math.inf
 
 
+@pytest.mark.parametrize("group", ["0::/../b\n", "0::/..\n", "4:cpu,cpuacct:/../b\n"])
+def test_a_group_outside_of_the_namespace_is_not_known(group, tmp_path):
+    """cgroup_namespaces(7): its name begins with /.. and the groups of other names are those of others."""
+    files = {"b/cpu.max": "50000 100000", "../b/cpu.max": "50000 100000", "../cpu.max": "50000 100000"}
+    files["cpu,cpuacct/b/cpu.max"] = "50000 100000"
+    assert control_groups.cpu_quota(make_tree(tmp_path, group, files)) == math.inf
+
+
 @pytest.mark.parametrize(
     "files, expected",
     [

@@ -205,7 +205,9 @@ def test_clear_text_to_another_machine_is_refused_or_said(nowhere, monkeypatch, 
     for _ in range(2):
         assert ObjectStore("s3://bucket").client.s3.meta.endpoint_url == url
     assert capsys.readouterr().err.count(f"warning: {url} is not encrypted") == 1
-    for endpoint in ("http://me:hunter2@host", "ftp://host", "http://", "http://host:none", "http://ho st"):
+    wrong = ["http://me:hunter2@host", "ftp://host", "http://", "http://host:none", "http://ho st"]
+    wrong += ["https://.", "https://a..b", f"https://{'a' * 64}.example", "https://a\n", "https://[:]"]
+    for endpoint in wrong:
         monkeypatch.setenv("S3_ENDPOINT", endpoint)
         with pytest.raises(BadInput, match="S3_ENDPOINT") as refused:
             find_endpoint("s3")

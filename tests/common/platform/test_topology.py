@@ -155,8 +155,17 @@ def test_nothing_injected_is_one_node():
             _words("JOB_COMPLETION_INDEX=0 PET_NNODES=1"),
             Topology(0, 1, 5, None, None, None, "node", "kubernetes"),
         ),
-        # an Indexed Job whose pods do not belong together
+        # an Indexed Job whose pods do not belong together: the index is that of another job
         (_words("JOB_COMPLETION_INDEX=3"), Topology(0, 1, 5, None, None, None, "node", "plain")),
+        (
+            _words("JOB_COMPLETION_INDEX=3 PET_NNODES=1"),
+            Topology(0, 1, 5, None, None, None, "node", "kubernetes"),
+        ),
+        (
+            _words("JOB_COMPLETION_INDEX=3 PET_NNODES=1 PET_NODE_RANK=0 PET_MASTER_ADDR=localhost"),
+            Topology(0, 1, 5, None, "localhost", 29500, "node", "kubernetes"),
+        ),
+        (_words("WORLD_SIZE=1"), Topology(0, 1, 5, None, None, None, "node", "environment")),
         (SLURM, Topology(2, 3, 4, 1, "node009", SLURM_PORT, "process", "slurm")),
         (
             _words(
@@ -172,6 +181,10 @@ def test_nothing_injected_is_one_node():
             Topology(1, 2, 1, 0, "gpu7", SLURM_PORT, "process", "slurm"),
         ),
         (ONE_TASK, Topology(2, 3, 5, None, "node009", SLURM_PORT, "node", "slurm")),
+        (  # another step of the same job, which may run at the same time
+            SLURM | {"SLURM_STEP_ID": "1"},
+            Topology(2, 3, 4, 1, "node009", 61440 + (8675309 + 61) % 4096, "process", "slurm"),
+        ),
         (  # salloc without srun
             {name: SLURM[name] for name in SLURM if name not in ("SLURM_PROCID", "SLURM_LOCALID")},
             Topology(0, 1, 5, None, None, None, "node", "plain"),
@@ -455,6 +468,10 @@ def test_arguments_that_are_wrong_by_themselves(args, message):
         (VOLCANO, "VC_PS_HOSTS=job-ps-0.job", {}, "VC_PS_HOSTS and VC_TRAINER_HOSTS are 2 groups of pods"),
         (SAGEMAKER, "SM_CURRENT_HOST=algo-9", {}, "SM_CURRENT_HOST=algo-9: expected a JSON list of host"),
         (SAGEMAKER, "SM_HOSTS=algo-1,algo-2", {}, "SM_HOSTS=algo-1,algo-2 SM_CURRENT_HOST=algo-2: expected"),
+        (KUBEFLOW_V2, "PET_NNODES=1", {}, "PET_NNODES=1 PET_NODE_RANK=2: rank 2 is not in 0..0"),
+        (SKYPILOT, "SKYPILOT_NUM_NODES=1 SKYPILOT_NODE_IPS=10.0.0.5", {}, "rank 1 is not in 0..0"),
+        ({}, "RANK=0", {}, "RANK=0, but WORLD_SIZE is not set"),
+        ({}, "WORLD_SIZE=2", {}, "WORLD_SIZE=2, but RANK is not set"),
         (KUBEFLOW_V2, "PET_NNODES=1:3", {}, "PET_NNODES=1:3 is not a whole number"),
         (KUBERNETES, "JOB_COMPLETION_INDEX=1", {}, "PET_NODE_RANK=2 contradicts JOB_COMPLETION_INDEX=1"),
         (KUBERNETES, "PET_NNODES=2", {}, "PET_NNODES=2 PET_NODE_RANK=2: rank 2 is not in 0..1"),

@@ -187,13 +187,13 @@ def test_too_many_requests_and_faults_of_the_service_pass(user, server):
         server.test(clear=True)
 
 
-@pytest.mark.parametrize("kind", ["reset", "reset_after", 500])
+@pytest.mark.parametrize("kind", ["reset", "reset_after", "no_id", 500])
 def test_a_job_is_never_created_twice(user, server, kind):
     before = len(server.test()["bodies"])
     server.test(fault={"status": kind, "times": 1, "path": "training-jobs"})
     error = user.refused()
     assert re.search(r"created .*not known: .*\bddp\b", error)
-    assert len(server.test()["bodies"]) == before + (kind == "reset_after")
+    assert len(server.test()["bodies"]) == before + (kind in ("reset_after", "no_id"))
     (record,) = user.records()
     assert record["id"] is None
     error = user.fails("fetch", record["run"], "--to", user.folder / "results")
@@ -218,6 +218,9 @@ def test_the_environment_names_the_service_and_the_project(user, server, monkeyp
     monkeypatch.setenv("MODELARTS_ENDPOINT", "https://me:pw@host/v2")
     error = user.refused()
     assert "host/v2 is not https://HOST" in error and "no region" not in error and "pw" not in error
+    for wrong in ("https://.", "https://a..b", "https://[:]", "https://host:0"):
+        monkeypatch.setenv("MODELARTS_ENDPOINT", wrong)
+        assert f"{wrong} is not https://HOST" in user.refused()
     monkeypatch.setenv("MODELARTS_ENDPOINT", "http://192.0.2.1")
     assert "is not encrypted" in user.refused()
     monkeypatch.delenv("HUAWEICLOUD_SDK_PROJECT_ID")

@@ -211,6 +211,7 @@ CHANGES = [  # part of the example, its replacement, words of the error
         "[volumes] /mnt: expected HOST:/PATH, pfs://",
     ),
     ("[auto_stop]", '[notification]\ntopic_urn = "u"\n[auto_stop]', "needs topic_urn and events"),
+    ("faults = 3", "pods = 3\nhang = true", "[retries] pods, hang: the service needs faults with it"),
     ("[platform.slurm]", "[platform.lsf]", "[platform] lsf: "),
     ('partition = "gpu"', "partition = [1]", "[platform.slurm] partition: "),
 ]

@@ -148,13 +148,23 @@ def test_modelarts(tmp_path):
 @pytest.mark.thorough
 def test_a_new_container_without_the_mount_of_the_results():
     """Its folder of results is one of the container, so the counters of the platform are the only sign."""
+    missing = "/proc/self/cwd/results"  # a folder in the working directory of each node
     job = ("jobs/train.py", "--", *QUICK, "--max_steps=6", "--batch_size=32", "--save_every=1")
-    output = simulate("--fault=reschedule:step=3", *job, "--train_url=results").stdout
+    output = simulate("--fault=reschedule:step=3", *job, f"--train_url={missing}").stdout
     starts = re.findall(r"^\[node 0\] starts (.*)$", output, re.MULTILINE)
     assert starts == ["MA_SCHEDULE_CNT=1 MA_PROC_START_CNT=1", "MA_SCHEDULE_CNT=2 MA_PROC_START_CNT=1"]
     [warning] = re.findall(r"^\[node 0\] warning: (restart .*)$", output, re.MULTILINE)
     assert names(warning, "restart 1", "results", "no results", "not mounted here")
     assert "resumed from" not in output and rows(output)["0 run 2"].code == 0
+
+
+def test_a_relative_folder_of_results_is_one_of_this_machine(tmp_path):
+    """All nodes write to it, as to a mounted volume, and it is there after the simulation."""
+    script = tmp_path / "train.py"
+    script.write_text("import sys\nprint(sys.argv[1:])\n")
+    folder = os.path.relpath(tmp_path / "runs")
+    output = simulate("--nodes=2", str(script), "--", "--lr=1", "--train_url", folder).stdout
+    assert output.count(f"'--train_url={tmp_path}/runs'") == 2
 
 
 def test_a_killed_rank():
