@@ -167,6 +167,22 @@ def test_a_job_that_does_not_run_elsewhere_is_not_called_different(tmp_path):
     assert shown.count("\n      not run\n") == 2 and "not checked: another PYTHONHASHSEED" not in shown
 
 
+NEXT_TO_ITSELF = """
+import os
+os.chdir(os.path.dirname(os.path.realpath(__file__)))
+os.path.lexists("OUT") or os.mkdir("OUT")
+os.path.lexists("OUT/latest") or os.symlink("deleted.pt", "OUT/latest")
+"""
+
+
+@pytest.mark.thorough
+def test_a_script_that_writes_next_to_itself_is_exact(tmp_path):
+    (tmp_path / "own.py").write_text(NEXT_TO_ITSELF + UNHURRIED)
+    words = ("--compare=OUT/*.pt", "--resume_with=--resume", "--kills=1")
+    assert "\nexact: 2 runs equal" in proofs.prove("own.py", *words, cwd=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["own.py"]
+
+
 @pytest.mark.thorough
 @pytest.mark.skipif(not forks.are_possible(), reason="no forks with this torch, or on a GPU")
 @pytest.mark.parametrize(("fault", "starts"), [("0", "fork"), ("is_fork", "new process")])
