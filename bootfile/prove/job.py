@@ -122,21 +122,21 @@ class Job:
         return [AGAIN, Case(KILLED, kills=self.kills, changes=(cases.THREADS,)), *stopped, DAMAGED]
 
     def run_reference(self) -> None:
-        """Make the run with which the others are compared. Raises trial.Failed, BadInput."""
+        """Make the run with which the others are compared: without it nothing can be. Raises BadInput."""
         shutil.rmtree(self.folder(REFERENCE), ignore_errors=True)
         try:
             self.run(Case(REFERENCE))
             self._accept_reference()
-        except (trial.Failed, BadInput):
+        except (trial.Failed, BadInput) as error:
             if not self._forks:
-                raise
+                raise BadInput(str(error)) from error
             # a script may fail in a fork only, for example if it asks for another start method
             self.close()
             self.run_reference()
 
     def repeat(self, case: Case) -> bool:
         """Make the reference again in a new process, and delete a run that differs, so that it can be made
-        again, too. Return False if new processes have made both before. Raises trial.Failed, BadInput."""
+        again, too. Return False if new processes have made both before. Raises BadInput."""
         if not self._forks:
             return False
         self.close()
