@@ -33,13 +33,17 @@ def main() -> None:
     # copies: a script gets other files as its standard input and output
     requests = os.fdopen(os.dup(0))
     answers = os.fdopen(os.dup(1), "w")
+    child = 0
     for line in requests:
+        if child:  # not at its end: until the answer was read, a signal must reach it, and nothing else
+            os.waitpid(child, 0)
         child = os.fork()
         if not child:
             _run(json.loads(line), requests, answers)
             return  # and end as Python ends
-        _, status = os.waitpid(child, 0)
-        print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
+        ended: Any = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        is_exit = ended.si_code == os.CLD_EXITED
+        print(ended.si_status if is_exit else -ended.si_status, file=answers, flush=True)
 
 
 def _run(request: dict[str, Any], requests: TextIO, answers: TextIO) -> None:

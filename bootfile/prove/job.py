@@ -122,21 +122,21 @@ class Job:
         return [AGAIN, Case(KILLED, kills=self.kills, changes=(cases.THREADS,)), *stopped, DAMAGED]
 
     def run_reference(self) -> None:
-        """Make the run with which the others are compared. Raises trial.Failed, BadInput."""
+        """Make the run with which the others are compared: without it nothing can be. Raises BadInput."""
         shutil.rmtree(self.folder(REFERENCE), ignore_errors=True)
         try:
             self.run(Case(REFERENCE))
             self._accept_reference()
-        except (trial.Failed, BadInput):
+        except (trial.Failed, BadInput) as error:
             if not self._forks:
-                raise
+                raise BadInput(str(error)) from error
             # a script may fail in a fork only, for example if it asks for another start method
             self.close()
             self.run_reference()
 
     def repeat(self, case: Case) -> bool:
         """Make the reference again in a new process, and delete a run that differs, so that it can be made
-        again, too. Return False if new processes have made both before. Raises trial.Failed, BadInput."""
+        again, too. Return False if new processes have made both before. Raises BadInput."""
         if not self._forks:
             return False
         self.close()
@@ -159,10 +159,11 @@ class Job:
             try:
                 return self._run(case, place)
             finally:
-                # also after a failure: the next run writes at the same place
-                output = os.path.join(place or "", self.output)
-                if os.path.exists(output):
-                    shutil.move(output, self.folder(case.name))
+                # also after a failure: the next run writes at the same place. A script that writes next to
+                # itself writes there from any working folder
+                for output in {os.path.join(place or "", self.output), self.output}:
+                    if os.path.exists(output):
+                        shutil.move(output, self.folder(case.name))
 
     def _run(self, case: Case, place: str | None) -> str:
         """Run a case in the output folder, and return what was done.
@@ -193,7 +194,7 @@ class Job:
                 if self._has_trained(case, killed):
                     break
                 if kills is not tries[-1]:
-                    self._delete(case, os.path.join(place or "", self.output))
+                    self._delete(case, self.output)
             else:
                 self.doubts.append(f"no restart had to train on ({case.name}): {self._longer}")
         self._is_read = bool(read)
@@ -278,7 +279,9 @@ class Job:
         """Keep the files at a SIGKILL: for the damaged restart, and to find the cause if this run differs."""
         if case.name == KILLED:
             number = len(self._snapshots()) + 1
-            shutil.copytree(self.output, os.path.join(self.root, f"at-kill-{number}"))
+            folder = os.path.join(self.root, f"at-kill-{number}")
+            # the file of a link such as `latest` may be deleted by then
+            shutil.copytree(self.output, folder, ignore_dangling_symlinks=True)
 
     def _snapshots(self) -> list[str]:
         """Return the folders that the case KILLED has kept, in the order of its SIGKILLs."""

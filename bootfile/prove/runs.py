@@ -17,7 +17,7 @@ from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.exit_codes import DIFFERS
 from bootfile.processes import signals
-from bootfile.prove import proof, trial, verdict
+from bootfile.prove import proof, verdict
 from bootfile.prove.cases import REFERENCE, SAME
 from bootfile.prove.job import Job
 from bootfile.prove.own_job import OwnJob
@@ -68,14 +68,17 @@ def run(args: argparse.Namespace, options: list[str], find_modules: FindModules)
         notes += [f"note: {line}" for line in findings if _SAME_ORDER in line]
         notes += [f"not checked: {line}" for line in (*job.unchecked, *uncovered)]
         notes += [f"note: {line}" for line in limits]
-        print(text, *notes, sep="\n")
+        lines = [text, *notes]
         if exit_code == DIFFERS and findings:
-            print(*(f"lint: {line}" for line in findings), sep="\n")
-            print(f"lint: bootfile lint {shlex.quote(args.job)} shows the fixes")
+            lines += [f"lint: {line}" for line in findings]
+            lines.append(f"lint: bootfile lint {shlex.quote(args.job)} shows the fixes")
+        for line in lines:
+            print_line(line)
         if args.to:
             facts = proof.describe(job, code, rows, (text, exit_code), notes)
             proof.write(args.to, record, facts)
-            print(f"page: {args.to}", f"proof: {record}", sep="\n")
+            print_line(f"page: {args.to}")
+            print_line(f"proof: {record}")
     return exit_code
 
 
@@ -134,22 +137,19 @@ def _run_all(job: Job) -> list[Row]:
     cases = job.plan()
     began = time.monotonic()
     words, _ = mask_words(job.command()[1:])
-    print(f"{len(cases) + 1} runs of {shlex.join(words)}", flush=True)
-    print(f"[1/{len(cases) + 1}] {REFERENCE}", flush=True)
-    try:
-        # nothing can be compared without it: a failure ends the command
-        job.run_reference()
-    except trial.Failed as error:
-        raise BadInput(str(error)) from error
+    print_line(f"{len(cases) + 1} runs of {shlex.join(words)}")
+    print_line(f"[1/{len(cases) + 1}] {REFERENCE}")
+    job.run_reference()
     seconds = time.monotonic() - began
     rows: list[Row] = []
     for number, case in enumerate(cases, 1):  # the list may grow
         # a killed run makes some steps twice
         left = seconds * sum(2 if each.kills or each.stops else 1 for each in cases[number - 1 :])
-        print(f"[{number + 1}/{len(cases) + 1}] {case.name} (at most {left:.0f} s left)", flush=True)
+        print_line(f"[{number + 1}/{len(cases) + 1}] {case.name} (at most {left:.0f} s left)")
         row = verdict.run(job, case)
         rows.append(row)
         texts = [row.done, *(f"{line.part} {line.text}".strip() for line in row.lines), row.result]
-        print(*(f"      {text}" for text in texts if text), sep="\n", flush=True)
+        for text in filter(None, texts):
+            print_line(f"      {text}")
         cases[number:number] = verdict.needs_more(row)  # they are next
     return rows

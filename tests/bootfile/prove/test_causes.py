@@ -232,6 +232,12 @@ def test_states_of_random_numbers_are_compared(tmp_path):
     assert [each.name for each in differences] == ["large"]
 
 
+def test_all_that_an_optimizer_saves_is_compared(tmp_path):
+    """Lookahead, for example, saves slow weights with the state and the groups."""
+    torch.save({"optimizer": {"state": {}, "param_groups": [], "slow": torch.ones(2)}}, tmp_path / "last.pt")
+    assert [*weights.read_parts(str(tmp_path / "last.pt"))] == ["optimizer.slow"]
+
+
 ONCE = """
 import os, sys, time, torch
 os.makedirs("out", exist_ok=True)

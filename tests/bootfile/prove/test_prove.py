@@ -1,16 +1,22 @@
 """`launch prove` says exact for an exact job, and notices each part that a restart leaves out."""
 
+import io
 import json
+import os
 import re
+import select
 import signal
+import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from bootfile.ground.errors import BadInput
 from bootfile.processes import sessions
-from bootfile.prove import cases, forks, own_job, trial, verdict
+from bootfile.prove import cases, forks, own_job, runs, trial, verdict
 from bootfile.prove.job import Job
 from bootfile.prove.own_job import OwnJob
 from bootfile.receipt import receipt
@@ -167,6 +173,22 @@ def test_a_job_that_does_not_run_elsewhere_is_not_called_different(tmp_path):
     assert shown.count("\n      not run\n") == 2 and "not checked: another PYTHONHASHSEED" not in shown
 
 
+NEXT_TO_ITSELF = """
+import os
+os.chdir(os.path.dirname(os.path.realpath(__file__)))
+os.path.lexists("OUT") or os.mkdir("OUT")
+os.path.lexists("OUT/latest") or os.symlink("deleted.pt", "OUT/latest")
+"""
+
+
+@pytest.mark.thorough
+def test_a_script_that_writes_next_to_itself_is_exact(tmp_path):
+    (tmp_path / "own.py").write_text(NEXT_TO_ITSELF + UNHURRIED)
+    words = ("--compare=OUT/*.pt", "--resume_with=--resume", "--kills=1")
+    assert "\nexact: 2 runs equal" in proofs.prove("own.py", *words, cwd=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["own.py"]
+
+
 @pytest.mark.thorough
 @pytest.mark.skipif(not forks.are_possible(), reason="no forks with this torch, or on a GPU")
 @pytest.mark.parametrize(("fault", "starts"), [("0", "fork"), ("is_fork", "new process")])
@@ -257,6 +279,45 @@ def test_what_was_not_run_is_not_compared(tmp_path):
     row = verdict.run(job, cases.DAMAGED)
     assert row == (cases.DAMAGED, "no file could be damaged", [], "not run")
     assert verdict.conclude(job, [row])[0].startswith("unverified: no file could be damaged")
+
+
+def test_a_name_that_is_not_utf8_does_not_hide_the_verdict(tmp_path, monkeypatch):
+    class Nothing(Job):
+        def plan(self):
+            return []
+
+        def run_reference(self):
+            pass
+
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True))
+    runs._run_all(Nothing("caf\udce9.py", [], str(tmp_path), 1, str(tmp_path / "OUT" / "*.pt"), ""))
+    assert b"1 runs of 'caf\\udce9.py'" in sys.stdout.buffer.getvalue()
+
+
+def test_a_reference_that_fails_when_it_is_repeated_is_bad_input(tmp_path):
+    (tmp_path / "own.py").write_text("import sys; sys.exit('the port is taken')")
+    with forked_jobs():
+        job = Job(str(tmp_path / "own.py"), [], str(tmp_path), 1, str(tmp_path / "OUT" / "*.pt"), "")
+        job._forks = SimpleNamespace(close=bool)
+        with pytest.raises(BadInput, match=r"own\.py ended with 1: the port is taken"):
+            job.repeat(cases.AGAIN)
+
+
+@pytest.mark.skipif(not forks.are_possible(), reason="no forks with this torch, or on a GPU")
+def test_a_fork_can_get_a_signal_until_its_end_was_read(tmp_path):
+    (tmp_path / "own.py").write_text("import sys; sys.exit(3)")
+    server = forks.Forks()
+    try:
+        for _ in range(2):
+            with open(tmp_path / "log", "ab") as log:
+                words = [sys.executable, str(tmp_path / "own.py")]
+                fork = server.start(words, "mark", log, dict(os.environ), str(tmp_path))
+            select.select([fork._answers], [], [])  # it has ended
+            time.sleep(0.2)
+            os.killpg(fork.pid, 0)
+            assert fork.wait() == 3
+    finally:
+        server.close()
 
 
 CHECKED = """
