@@ -76,6 +76,11 @@ def conditions_within(event: Event) -> list[Condition]:
     return list(event.conditions[event.loops[0].depth :])
 
 
+def is_branch(test: Condition) -> bool:
+    """Return whether a test has an event in a branch: what follows `if ...: break` is in none of it."""
+    return test.is_true or bool(getattr(test.node, "orelse", []))
+
+
 def last_part(name: str) -> str:
     """Return the last name of `trainer.best`, or the key of `best["loss"]`."""
     return re.split(r"[.\[]", name.rstrip("]"))[-1].strip("'\"")

@@ -28,11 +28,12 @@ _SAVER_NAME = re.compile("check|ckpt|saver|manager", re.IGNORECASE)
 _GIVES_AWAY = re.compile(r"register|save_checkpoint|load_checkpoint|Checkpoint")
 # calls that write figures, tables and samples, not the state of a training
 _OUTPUTS = re.compile(
-    r"^(os\.|torch\.utils|logging)|^(savefig|save_image|savetxt)$"
+    r"^(os\.|torch\.(utils|jit|onnx)|logging)|^(savefig|save_image|savetxt)$"
     r"|^(numpy|np|matplotlib|torchvision|wandb|PIL|cv2|imageio|scipy|soundfile|pandas|json|yaml)\."
     r"|ima?ge?s?\b|(image|fig|figure|plot|picture|video|audio|wav|text|json|csv|log|pred\w*|result|sample|mesh)s?$"
     r"|Dataset$"
 )
+_REMOVES = r"^os\.(remove|unlink)$"
 _OF_DATA = re.compile(r"cache|label|dataset|annot|roidb", re.IGNORECASE)
 _HOLDS_ALL = re.compile(r"state|extra|other|misc|all|object|client|train|resume", re.IGNORECASE)
 _RANDOM_STATE = re.compile(r"get_rng_state|get_?state")
@@ -89,7 +90,9 @@ class Checkpoints(Walk):
     def __init__(self, tracer: Tracer):
         super().__init__(tracer)
         found = [self._read(event) for event in self.select("call", "method", "missed")]
-        self.saves: list[Save] = [save for save in found if save is not None and not _is_of_data(save)]
+        self.saves: list[Save] = [
+            save for save in found if save is not None and not self._is_of_data(save)
+        ]
         self.training_saves = [save for save in self.saves if self.is_in_training(save.event)]
         # a file that is written after the last epoch is of no use to a restart
         self.restart_saves = self.training_saves or self.saves
@@ -115,7 +118,7 @@ class Checkpoints(Walk):
         if event.text == "save" and event.value.kind == "model" and len(args) == 1:
             return _read_save(event, event.value)
         # fabric.save(path, state), accelerator.save(state, path)
-        if event.text == "save" and len(args) >= 2:
+        if event.text == "save" and len(args) >= 2 and not is_followed(event):
             second = args.get(1, Value())
             return _read_save(event, second if kind_of(second) == "dict" else args.get(0, Value()))
         if event.text == "save_state" and event.value.key == "Accelerator":
@@ -123,6 +126,16 @@ class Checkpoints(Walk):
             registered = [Entry(value.label, value) for call in calls for value in call.args.values()]
             return Save(event, registered, is_open=False)
         return None
+
+    def _is_of_data(self, save: Save) -> bool:
+        """Return whether a save writes what a data set has read, such as its labels, or computed for a
+        sample, or a file that the script removes, such as one whose size it reads."""
+        functions = save.event.functions
+        later = [event for event in self.calls(_REMOVES) if event.order > save.event.order]
+        removed = {unparse(part) for event in later if event.functions == functions for part in event.node.args}
+        is_removed = any(unparse(part) in removed for part in save.event.node.args[1:2])
+        is_of_sample = "__getitem__" in functions or (save.is_open and any(map(_OF_DATA.search, functions)))
+        return is_of_sample or is_removed
 
     def is_saved(self, value: Value, kind: str) -> bool:
         """Return whether a checkpoint has an object, or may have it."""
@@ -233,12 +246,6 @@ def _gives_away(event: Event) -> bool:
         return not is_followed(event) and _GIVES_AWAY.search(event.text) is not None
     is_followed_call = event.text in _SAVERS or event.text == "torch.load"
     return not is_followed_call and bool(_SAVE_NAME.search(last) or LOAD_NAME.search(last))
-
-
-def _is_of_data(save: Save) -> bool:
-    """Return whether a save writes what a data set has read, such as its labels, or computed for a sample."""
-    functions = save.event.functions
-    return "__getitem__" in functions or (save.is_open and any(map(_OF_DATA.search, functions)))
 
 
 def _read_save(event: Event, value: Value) -> Save:

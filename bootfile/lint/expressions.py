@@ -88,6 +88,7 @@ class Expressions(Calls):
         if base.kind in ("checkpoint", "field"):
             return Value("field", node.attr, of=base, key=node.attr, deps=frozenset([owner]))
         is_open = base.kind in ("instance", "unknown", "self", "none", "attribute")
+        is_open |= base.kind == "model" and "by_name" in base.flags
         kind = (values.kind_of_name(node.attr) if is_open else "") or "attribute"
         kind = "option" if base.kind in ("args", "option") else kind
         made = self._make(kind, node, label=node.attr, of=owner)

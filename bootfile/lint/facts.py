@@ -12,7 +12,7 @@ from bootfile.lint.sources import unparse
 from bootfile.lint.table import Finding
 from bootfile.lint.trace import Tracer
 from bootfile.lint.values import Value, list_deps, root
-from bootfile.lint.walk import given_state, is_followed
+from bootfile.lint.walk import given_state, is_followed, split
 
 _RESUME = re.compile(r"resum|restart|continue_(from|train)", re.IGNORECASE)
 _WEIGHTS = re.compile(r"weights|pretrain|fine_?tun|lora|adapter", re.IGNORECASE)
@@ -124,12 +124,13 @@ class Facts(Checkpoints):
         return not any(_SHOWS.search(unparse(node.value.func)) for node in around)
 
     def _begins_later(self) -> bool:
-        """Return whether the number of the first epoch or step is an option such as --start_epoch, or is read
-        from the name of a file."""
-        numbers = [loop.start for loop in self.loops] + [counter.of for counter in self.tracer.counters]
-        parts = [part for number in numbers if number is not None for part in (number, *number.deps)]
+        """Return whether an option, or the name of a file, gives the number of the first epoch or step."""
+        starts = [loop.start for loop in self.loops if loop.start is not None and loop.value is not None]
+        counted = [counter.of for counter in self.tracer.counters if counter.of is not None]
+        parts = [part for number in counted for part in (number, *number.deps)]
         given = [part for part in parts if part.kind in ("option", "attribute", "unknown", "shifted")]
-        return any(_FIRST.search(part.label) for part in given)
+        is_given = any(split(start)[0].kind not in ("const", "none") for start in starts)
+        return is_given or any(_FIRST.search(part.label) for part in given)
 
     def _names_start(self, starts: list[Value]) -> bool:
         """Return whether the file that is loaded has the number of the first epoch in its name."""

@@ -112,6 +112,8 @@ class Names(Expressions):
             or (new.kind == "const" and old.kind == "unknown" and "from_call" in old.flags)
             # without torchrun another sampler may be used, with which nothing has to be done
             or (kind_of(old) == kind_of(new) == "sampler" and root(old).key == "DistributedSampler")
+            # one of two functions: the longer one does more than to be a stand-in
+            or (old.kind == new.kind == "function" and _length(old) >= _length(new))
             # `scheduler = None` in one branch
             or (says_less and not values.is_vague(old) and (new.kind != "unknown" or old.kind != "field"))
         )
@@ -247,6 +249,11 @@ class Names(Expressions):
         if loop is not None and number is not None:
             loop.value, loop.start = number, base.parts.get("start")
         return made
+
+
+def _length(function: Value) -> int:
+    node = getattr(function.cls, "node", None)
+    return 0 if node is None else (node.end_lineno or 0) - node.lineno
 
 
 def _bind(target: Any, value: Value) -> Iterator[tuple[str, Value]]:

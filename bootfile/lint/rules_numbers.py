@@ -14,6 +14,7 @@ from bootfile.lint.carried import (
     Carried,
     conditions_within,
     first_of,
+    is_branch,
     is_compared,
     is_restored,
     is_result,
@@ -214,10 +215,8 @@ def _keeps_best(facts: Facts, event: Event, start: Value) -> bool:
 
 def _decides(facts: Facts, start: Value, writes: list[Event]) -> bool:
     """Return whether a file is written only if a result is better than a number that began with `start`."""
-    tests = [test for write in writes for test in conditions_within(write)]
-    # what follows `if ...: break` has this test as a false one, and is not a branch of it
-    branches = [test for test in tests if test.is_true or getattr(test.node, "orelse", [])]
-    return any(is_compared(facts, start, test.value) for test in branches)
+    tests = [test for write in writes for test in conditions_within(write) if is_branch(test)]
+    return any(is_compared(facts, start, test.value) for test in tests)
 
 
 def _is_of_first_stage(facts: Facts, event: Event) -> bool:

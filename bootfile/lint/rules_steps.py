@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bootfile.lint import values
-from bootfile.lint.carried import ORDERS, conditions_within, is_result
+from bootfile.lint.carried import ORDERS, conditions_within, is_branch, is_result
 from bootfile.lint.facts import Facts, of_a_restart
 from bootfile.lint.record import Condition, Event
 from bootfile.lint.rules_files import is_checkpoint, varies
@@ -211,13 +211,18 @@ def _is_in_data_loop(facts: Facts, event: Event) -> bool:
 
 def _chooses_file(facts: Facts) -> bool:
     """Return whether a restart loads a file of any name: one of an option, or of a list of files."""
-    deps = [dep for load in facts.restart_loads() for dep in list_deps(load.args.get(0, Value()))]
+    paths = [root(load.args.get(0, Value())) for load in facts.restart_loads()]
+    # a path that is not put together here comes from the user
+    if any(path.kind in ("attribute", "unknown") and not path.options for path in paths):
+        return True
+    deps = [dep for path in paths for dep in list_deps(path)]
     return any(dep.kind in ("option", "args", "loop") or "listing" in dep.flags for dep in deps)
 
 
 def _is_of_best(facts: Facts, event: Event) -> bool:
     """Return whether a test in the loop compares a result before an event."""
-    deps = [dep for test in conditions_within(event) for dep in facts.list_deps(test.value)]
+    branches = [test for test in conditions_within(event) if is_branch(test)]
+    deps = [dep for test in branches for dep in facts.list_deps(test.value)]
     tests = [dep for dep in deps if dep.kind == "compared" and isinstance(dep.node.ops[0], ORDERS)]
     return any(is_result(facts, test) for test in tests)
 

@@ -68,7 +68,19 @@ class Walk:
         that fills memory before the training has no step."""
         trained = [event for event in self.select("step", "backward") if event.loops and _trains(event)]
         stepped = [event for event in trained if event.name == "step"]
-        return list(dict.fromkeys(event.loops[0] for event in stepped or trained))
+        # a loop that makes the model is around several trainings, such as those of the folds
+        outer = {
+            loop
+            for event in trained
+            for model in list_parameter_owners(root(event.value))
+            for loop in model.loops
+        }
+        inner = [[loop for loop in event.loops if loop not in outer] for event in stepped or trained]
+        loops = list(dict.fromkeys(one[0] for one in inner if one))
+        for event in self.events:
+            inside = [number for number, loop in enumerate(event.loops) if loop in loops]
+            event.loops = event.loops[inside[0] :] if inside else event.loops
+        return loops
 
     def is_in_training(self, event: Event) -> bool:
         return bool(event.loops) and event.loops[0] in self.loops
