@@ -39,7 +39,7 @@ def documents() -> list[Path]:
 
 
 def read_parsers(what: str = "--collect") -> dict[str, Any]:
-    """Return the rows of each job and of each command of launch, under "verbs" what each verb does in a line, and
+    """Return the rows of each job and of each command of launch; under "verbs" what each verb does in a line,
     under "about" its whole description. what: "--paths" for the paths that they take."""
     command = [sys.executable, "-m", "tests.support.options", what]
     return json.loads(subprocess.check_output(command, cwd=ROOT, text=True))
