@@ -25,6 +25,7 @@ _FOLDERS = (
     "tests",
     "tests/benchmarks",
     "tests/lint",
+    "tests/zoo",
 )
 _NOT_FOR_USERS = ("CHANGELOG.md", "CONTRIBUTING.md", "AGENTS.md", "tests/")  # found last
 _CHINESE = ".zh-CN.md"

@@ -49,9 +49,8 @@ def test_expressions_find_the_figures_of_a_log(tmp_path):
 
 def read_scripts_of_slurm():
     """Return the batch scripts for 4 nodes and for one GPU, and the function `start` of an own loop."""
-    page = (ROOT / "guides" / "slurm.md").read_text(encoding="utf-8")
-    single, start = re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    return (ROOT / "guides" / "slurm" / "job.sh").read_text(encoding="utf-8"), single, start
+    names = ("job.sh", "one_gpu.sh", "own_loop.sh")
+    return [(ROOT / "guides" / "slurm" / name).read_text(encoding="utf-8") for name in names]
 
 
 def test_the_batch_script_is_the_one_that_submit_prints(tmp_path):

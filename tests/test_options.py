@@ -10,6 +10,7 @@ from common.checkpoint.options import TrainingParser
 from common.console.arguments import IDENTITY, OPERATION, REMOVED, interval
 from common.ground import endings
 from datasets.loaders import aliases
+from launch.__main__ import VERBS
 from tests.support.options import ROOT, documents, read_parsers, render, rewrite
 
 # between processes that Bootfile starts itself: no user sets them
@@ -172,6 +173,8 @@ def test_every_job_and_verb_has_its_options_in_a_table(parsers):
         assert parsers[f"jobs/{job}.py"] == parsers["jobs/train.py"]
     shown = {name for path in documents() for name in re.findall(r"\w+\.py", path.read_text())}
     assert {name.removeprefix("jobs/") for name in parsers if name.endswith(".py")} <= shown
+    page = (ROOT / "launch" / "options.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^## (\w+)$", page, re.MULTILINE)) == set(VERBS)
     rows = render("launch", parsers).splitlines()[1:-1]
     assert len(rows) > 15 and all(re.fullmatch(r"[a-z ]+  +\S.*", row) for row in rows)
 

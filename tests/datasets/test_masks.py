@@ -1,4 +1,4 @@
-"""The class of guides/own_data.md reads masks of class numbers and of colours, and crops both in one way."""
+"""The class of guides/own_data/masks.py reads masks of numbers and of colours, and crops both in one way."""
 
 import re
 
@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from tests.conftest import ROOT
 
-PAGE = (ROOT / "guides" / "own_data.md").read_text(encoding="utf-8")
-CLASS = re.search(r"^class Pairs\(.*?\n(?=\n\n)", PAGE, re.MULTILINE | re.DOTALL)[0]
+SCRIPT = (ROOT / "guides" / "own_data" / "masks.py").read_text(encoding="utf-8")
+CLASS = re.search(r"^class Pairs\(.*?\n(?=\n\n)", SCRIPT, re.MULTILINE | re.DOTALL)[0]
 COLOURS = [(0, 0, 0), (128, 0, 0), (0, 128, 0)]
 PALETTE = np.array([*COLOURS, *[(9, 9, 9)] * 253], np.uint8)
 
@@ -41,8 +40,8 @@ def test_masks_become_class_numbers_and_get_the_crop_of_their_image(mode, tmp_pa
         write_mask(paths[0], label, mode)
         Image.fromarray(np.where(label < 3, label, 0) * 60).save(tmp_path / f"{number}.jpg", quality=100)
 
-    names = {"torch": torch, "np": np, "Image": Image, "tv_tensors": tv_tensors}
-    exec(CLASS, names)
+    names = {}
+    exec(SCRIPT, names)
     colours = COLOURS if mode == "colours" else ()
     pairs = names["Pairs"](paths, v2.RandomCrop(32), colours)
     assert len(pairs) == 2
@@ -53,3 +52,12 @@ def test_masks_become_class_numbers_and_get_the_crop_of_their_image(mode, tmp_pa
         assert (image[0] * 255 - mask * 60)[mask < 3].abs().max() < 30
     whole = names["Pairs"](paths, v2.CenterCrop((48, 64)), colours)
     assert all(torch.equal(whole[number][1], torch.from_numpy(labels[number]).long()) for number in range(2))
+
+
+def test_the_metric_is_the_mean_of_the_classes_that_occur():
+    names = {}
+    exec(SCRIPT, names)
+    metric = names["MeanIoU"](3)  # no pixel has class 2
+    logits = torch.nn.functional.one_hot(torch.tensor([[[0, 1], [1, 1]]]), 3).movedim(-1, 1).float()
+    sums = metric.sums(logits, torch.tensor([[[0, 0], [1, 255]]]))
+    assert metric.value(sums) == pytest.approx(0.5)  # 1 / 2 of class 0, 1 / 2 of class 1

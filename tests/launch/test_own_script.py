@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.conftest import ROOT, run
+from tests.conftest import ROOT, environment, run
 from tests.support.packed import listed, tree
 from tests.support.simulated import rows, simulate
 
@@ -96,3 +96,13 @@ def test_submit_of_the_page_shows_the_request(project, tmp_path):
     output = run(ROOT / "launch", *words, cwd=project).stdout
     assert f'"boot_file": "/bucket/code/{folder.name}/main.py"' in output
     assert f"/user-job-dir/{folder.name}/main.py --dataset=cifar10 " in output
+
+
+def test_the_loader_alone_continues_after_the_last_whole_epoch(tmp_path):
+    script, variables = ROOT / "guides" / "own_script" / "loader.py", environment(PYTHONPATH=str(ROOT))
+    whole = run(script, cwd=tmp_path, env=variables).stdout.splitlines()
+    (tmp_path / "results").rename(tmp_path / "whole")
+    stopped = script.read_text().replace("        print(", "        assert loader.step < 40\n        print(")
+    run("-c", stopped, cwd=tmp_path, env=variables, code=1)
+    rest = run(script, cwd=tmp_path, env=variables).stdout.splitlines()
+    assert len(whole) == 93 and rest == whole[31:]

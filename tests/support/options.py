@@ -7,6 +7,7 @@ A block is between `<!-- options: WHAT -->` and `<!-- end of options -->`. WHAT 
     jobs/train.py                              all options of a job
     jobs/train_ddp.py without jobs/train.py    those that the second does not have, or describes differently
     launch                                     each verb of `python -m launch`
+    launch check                               what a verb does, and its options
 """
 
 import argparse
@@ -38,8 +39,8 @@ def documents() -> list[Path]:
 
 
 def read_parsers(what: str = "--collect") -> dict[str, Any]:
-    """Return the rows of each job and of each command of launch, and under "verbs" what each verb does. what:
-    "--paths" for the paths that they take."""
+    """Return the rows of each job and of each command of launch; under "verbs" what each verb does in a line,
+    under "about" its whole description. what: "--paths" for the paths that they take."""
     command = [sys.executable, "-m", "tests.support.options", what]
     return json.loads(subprocess.check_output(command, cwd=ROOT, text=True))
 
@@ -52,8 +53,11 @@ def rewrite(text: str, parsers: dict[str, Any]) -> str:
 def render(what: str, parsers: dict[str, Any]) -> str:
     """Return the verbs, or the options of WHAT, as a block of text in the form of --help."""
     if what == "launch":
-        verbs = [name for name in parsers if not name.endswith(".py") and name != "verbs"]
+        verbs = [name for name in parsers if not name.endswith(".py") and name not in ("verbs", "about")]
         return _block(_line(name, parsers["verbs"].get(name, ""), 16) for name in verbs)
+    verb = what.removeprefix("launch ")
+    if verb != what:
+        return _block([parsers["about"][verb], "", *_options(parsers[verb])])
     job, _, base = what.partition(" without ")
     known = {tuple(row[1:]) for row in parsers.get(base, ())}
     before = {(option, _DEFAULT.sub("", help)) for option, help in known}
@@ -68,6 +72,11 @@ def render(what: str, parsers: dict[str, Any]) -> str:
         lines.append("  " + _line(option, help, 38))
         last = group
     return _block(lines)
+
+
+def _options(rows: Iterable[Row]) -> list[str]:
+    """Return the lines of the options of a verb, without the groups."""
+    return ["  " + _line(option, help, 30) for _, option, help in rows]
 
 
 def _line(name: str, help: str, width: int) -> str:
@@ -110,10 +119,12 @@ def _collect(read: Callable[[argparse.ArgumentParser], list[Any]] = _rows) -> di
     """Run the jobs and the verbs until they print their help, in this process. read: its argument is the
     parser."""
     found: dict[str, Any] = {}
+    about = {}
     now = ""
 
     def note(parser: argparse.ArgumentParser, file: object = None) -> None:
         found[now] = read(parser)
+        about[now] = (parser.description or "").strip()
 
     argparse.ArgumentParser.print_help = note  # type: ignore[method-assign, assignment]
     sys.argv = ["", "--help"]
@@ -131,7 +142,7 @@ def _collect(read: Callable[[argparse.ArgumentParser], list[Any]] = _rows) -> di
                 page.main([*now.split()[1:], "--help"])
             line = re.search(rf"launch {now} .*?  +(\S.*)", page.__doc__ or "") if verb in PARTS else None
             meanings[now] = line[1] if line else meanings[verb]
-    return found | {"verbs": meanings}
+    return found | {"verbs": meanings, "about": about}
 
 
 def main(arguments: list[str]) -> None:
