@@ -7,9 +7,12 @@ import contextlib
 import math
 import os
 import re
+import resource
 import shutil
+import signal
 import time
 from collections.abc import Callable
+from typing import IO, Any
 
 from bootfile.console.words import get_option
 from bootfile.exact import files
@@ -25,7 +28,10 @@ from bootfile.records import cut_states, read_starts
 
 _STEPS = 24  # steps of a run, if the options name no number
 _EPOCHS = 4  # epochs of a run, if the options name no number
-_HELP_SECONDS = 60  # for --help: a script that does not know it may begin to train
+# For --help: a script that does not know it may begin to train. CPU seconds, as to import torch from a cold
+# file system may take minutes; and seconds, for a script that waits.
+_HELP_CPU = 60
+_HELP_SECONDS = 600
 _HINT = "if it does not use Bootfile, name its files with --compare and --resume_with"
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 _LOSSES = {4: ((0,), (3,), (1, 2)), 2: ((0,), (1,))}  # processes -> ranks of each SIGKILL
@@ -59,15 +65,24 @@ class OwnJob(Job):
 
     def _read_help(self) -> str:
         """Return what --help prints. Raises BadInput if it fails, or does not end."""
+
+        def start(command: list[str], mark: str, output: IO[Any]) -> Any:
+            task = sessions.start(command, mark, output)
+            resource.prlimit(task.pid, resource.RLIMIT_CPU, (_HELP_CPU, _HELP_CPU))
+            return task
+
         began = time.monotonic()
         command = [*super().command()[:2], "--help"]
+        log = self._log("help")
         try:
-            log = self._log("help")
-            killed = trial.run(command, log, watch=lambda: time.monotonic() - began, kills=[_HELP_SECONDS])
+            waited = trial.run(command, log, start, lambda: time.monotonic() - began, kills=[_HELP_SECONDS])
+            is_too_long = bool(waited)
         except trial.Failed as error:
-            raise BadInput(f"{error} ({_HINT})") from error
-        if killed:  # a script that takes no notice of --help has begun to train
-            raise BadInput(f"{self.script} --help did not end within {_HELP_SECONDS} s: {_HINT}")
+            is_too_long = error.code == -signal.SIGKILL
+            if not is_too_long:
+                raise BadInput(f"{error} ({_HINT})") from error
+        if is_too_long:
+            raise BadInput(f"{self.script} --help did not end within {_HELP_CPU} CPU seconds: {_HINT}")
         with open(log, encoding="utf-8", errors="replace") as file:
             return file.read()
 

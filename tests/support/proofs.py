@@ -42,6 +42,7 @@ class _Job:
             self._ranks.append(job)
             self._copies.append(threading.Thread(target=_copy, args=(job, os.dup(output.fileno()))))
             self._copies[-1].start()
+        self.pid = self._ranks[0].pid
 
     def poll(self):
         """Return the first exit code that is not 0 if all ranks have ended. A failed rank ends the others."""

@@ -582,10 +582,11 @@ def test_a_folder_of_images_is_read_by_another_engine(tmp_path):
     assert "not checked: another" not in shown
 
 
-def test_a_script_that_does_not_know_help_is_ended(tmp_path, monkeypatch):
-    (tmp_path / "own.py").write_text("import time\nwhile True: time.sleep(1)")
-    monkeypatch.setattr(own_job, "_HELP_SECONDS", 1)
-    with pytest.raises(BadInput, match=r"own\.py --help did not end within 1 s"):
+@pytest.mark.parametrize("line, limit", [("time.sleep(1)", "_HELP_SECONDS"), ("pass", "_HELP_CPU")])
+def test_a_script_that_does_not_know_help_is_ended(line, limit, tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text(f"import time\nwhile True: {line}")
+    monkeypatch.setattr(own_job, limit, 1)
+    with pytest.raises(BadInput, match=r"own\.py --help did not end within \d+ CPU seconds"):
         OwnJob(str(tmp_path / "own.py"), [], str(tmp_path), 1)
 
 
