@@ -63,3 +63,18 @@ def test_a_digest_notices_a_flipped_bit(kind, bits, most):
         flipped = (values.view(bits) ^ (one << bit)).view(kind)
         after = torch.stack([ranks.digest(value) for value in flipped])
         assert int((before == after).sum()) <= most, bit
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_digest_notices_two_changes_that_cancel_in_a_sum(kind):
+    torch.manual_seed(0)
+    values = torch.randn(200, dtype=kind)
+    signs = values.clone()
+    signs[[3, 7]] *= -1  # their bits, as integers, have the same sum
+    exchanged = values.double()
+    exchanged[3] += 1
+    exchanged[7] -= 1
+    moved = torch.tensor([1, 2], dtype=torch.int64)
+    assert ranks.digest(signs) != ranks.digest(values)
+    assert ranks.digest(exchanged.to(kind)) != ranks.digest(values)
+    assert ranks.digest(moved << 40) != ranks.digest(torch.tensor([0, 3]) << 40)
