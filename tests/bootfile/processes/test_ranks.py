@@ -71,7 +71,7 @@ def test_a_digest_notices_two_changes_that_cancel_in_a_sum(kind):
     values = torch.randn(200, dtype=kind)
     signs = values.clone()
     signs[[3, 7]] *= -1  # their bits, as integers, have the same sum
-    exchanged = values.double()
+    exchanged = values.double().clone()
     exchanged[3] += 1
     exchanged[7] -= 1
     moved = torch.tensor([1, 2], dtype=torch.int64)
