@@ -40,7 +40,7 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         if value.keys() >= {"state", "param_groups"}:  # the state of an optimizer
             groups = [without_kernels(group) for group in value["param_groups"]]
-            value = {**value, "param_groups": groups}  # some have more, such as the slow weights of Lookahead
+            value = {"state": value["state"], "param_groups": groups}
         parts = value.items()
     elif isinstance(value, list | tuple):
         parts = enumerate(value)

@@ -16,6 +16,7 @@ from bootfile.ground.errors import BadInput
 
 _TORCH_STATES = (16, 5048, 5056)  # bytes of torch.get_rng_state() of a GPU and of a CPU
 _PYTHON_STATE = 625  # numbers in random.getstate()
+_OPTIMIZER = {"state", "param_groups"}  # the keys of the state of an optimizer
 
 
 class Part(NamedTuple):
@@ -134,7 +135,12 @@ def _shorten(value: Any) -> Any:
     """Return an object of a checkpoint with one leaf for each array, and for each state of random numbers of
     Python or NumPy. digest.py would cut the text of a long array."""
     if isinstance(value, dict):
-        return {key: _shorten(part) for key, part in value.items()}
+        whole = {key: _shorten(part) for key, part in value.items()}
+        for key, part in value.items():
+            if isinstance(part, dict) and part.keys() >= _OPTIMIZER:
+                # digest.leaves() leaves out what an optimizer has in addition, as Lookahead its slow weights
+                whole |= {f"{key}.{name}": _shorten(part[name]) for name in part.keys() - _OPTIMIZER}
+        return whole
     if isinstance(value, np.ndarray):
         content = value.tobytes()
         return f"{value.dtype} {value.shape} {hashlib.blake2b(content, digest_size=16).hexdigest()}"

@@ -132,3 +132,17 @@ def test_ranks_add_their_own_parts_and_no_rank_gathers_a_tensor():
     tensors that are not sharded in their first dimension, or not at all, are gathered."""
     for job in run_ranks("-c", JOB, ranks=4):
         assert job.stdout.splitlines() == ["True 0 [13]"] * 3 + ["True 10 [13]", "True 12 [13]"]
+
+
+def test_a_state_has_the_digest_that_earlier_versions_have_recorded():
+    """With another one a restart would refuse the checkpoints of a run that an earlier version has begun. If it
+    has to change, so does digest.FORMAT, and states of before are not compared."""
+    step = {"step": torch.tensor(3.0), "exp_avg": torch.arange(3.0)}
+    groups = [{"lr": 0.1, "betas": (0.9, 0.999), "fused": True, "params": [0]}]
+    objects = {
+        "model": {"weight": torch.arange(6.0).reshape(2, 3), "half": torch.ones(2, dtype=torch.bfloat16)},
+        "optimizer": {"state": {0: step}, "param_groups": groups, "class": "Adam"},
+        "scaler": {"scale": 1024.0, "_growth_tracker": 3},
+        "receipt": {"digest": "00", "step": 3},
+    }
+    assert digest.FORMAT == 2 and digest.summarize(3, objects)["digest"] == "9d52dafcc8fd612f"
