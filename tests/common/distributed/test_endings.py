@@ -2,9 +2,13 @@
 
 import json
 import re
+import subprocess
 
 import pytest
 
+from bootfile.processes.ends import MemoryKills
+from common.distributed import launcher
+from common.ground import endings
 from tests.conftest import QUICK, ROOT, environment, run
 
 # It forks a process for each way to end. Each goes to the end of the script, as a job does.
@@ -145,3 +149,14 @@ def test_no_search_for_garbage_among_the_modules_that_a_job_imports(before):
     ).stdout
     is_first = before == "pass"
     assert shown.split() == [str(is_first), str(is_first), "True", "True"]
+
+
+@pytest.mark.parametrize("consequence", [endings.LOST_CONTACT, endings.NO_RENDEZVOUS])
+@pytest.mark.parametrize("cause, code", [("exit 41", 41), ("kill -SEGV $$", 139)])
+def test_the_process_that_failed_first_gives_the_code_of_the_node(cause, code, consequence, capfd):
+    """It may end after one that has lost it, and it need not be the first in their order."""
+    first = subprocess.Popen(["sh", "-c", f"exit {consequence}"], start_new_session=True)
+    first.wait()
+    second = subprocess.Popen(["sh", "-c", cause], start_new_session=True)
+    assert launcher._wait([first, second], 4, [], 1.0, " on node n", MemoryKills()) == code
+    assert "rank 5 on node n" in capfd.readouterr().err
