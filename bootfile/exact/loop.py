@@ -341,8 +341,8 @@ class Exact:
         self.state.compare_frozen()
         for note in self.state.take_notes():  # also about groups that the loop has added after the restart
             self.parts.say(note)
-        has_gradients = steps.end_batch()  # that no optimizer step has taken
-        self.position.waits = has_gradients and not self.state.bad_in_a_row
+        # also after a bad step: the batches of an accumulation that follow it add to gradients again
+        self.position.waits = steps.end_batch()
         due = self._find_due(step)
         for plugin in self._at_end_of_step:  # the memory of an elastic job may raise Changed
             plugin.ended(step, due)
