@@ -240,6 +240,10 @@ class Exact:
 
     def restore(self) -> int:
         """Restore the state on every rank, and return its step: the first part of resume()."""
+        former = Exact._newest() if Exact._newest else None
+        if former:  # an exception may have ended its loop, as in a notebook
+            former.end(SystemExit())
+            former.saver.collect(wait=True)  # its newest checkpoint may be the one to continue from
         # of an elastic job: the state of processes that are alive is newer than any checkpoint
         living = self.processes.restore(self.parts)
         if living is not None:
@@ -254,9 +258,6 @@ class Exact:
         from bootfile.exact import ends, start  # what a step does not need
 
         parts = self.parts
-        former = Exact._newest() if Exact._newest else None
-        if former:  # an exception may have ended its loop, as in a notebook
-            former.end(SystemExit())
         self._list_plugins()
         # the weights are loaded by now: what follows may look at them and run backward passes
         start.prepare(parts, self.processes, step, is_saved_here)

@@ -75,11 +75,17 @@ def _replay(schedule: ScheduleState, saved: dict[str, Any]) -> None:
     """Call step() as often as the old schedule was called: 3 us each. The program may have begun before
     Exact."""
     began = saved["began"]
+    done = calls(schedule.scheduler) or 0
+    if done > saved["calls"]:
+        raise BadInput(
+            f"its schedule {schedule.name} was called {saved['calls']} times, and that of this program "
+            f"{done} times: it cannot go back. Make the model, the optimizer and the schedule again"
+        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns if a scheduler steps before its optimizer
             # the steps of the schedule only, in a moment at the start: no batch is read for it
-            for _ in range(saved["calls"] - (calls(schedule.scheduler) or 0)):
+            for _ in range(saved["calls"] - done):
                 schedule.scheduler.step()
     except ValueError as error:  # OneCycleLR after its last step
         raise BadInput(f"its schedule {schedule.name} does not reach its step: {error}") from error
