@@ -240,14 +240,12 @@ class Exact:
 
     def restore(self) -> int:
         """Restore the state on every rank, and return its step: the first part of resume()."""
-        former = Exact._newest() if Exact._newest else None
-        if former:  # an exception may have ended its loop, as in a notebook
-            former.end(SystemExit())
-            former.saver.collect(wait=True)  # its newest checkpoint may be the one to continue from
         # of an elastic job: the state of processes that are alive is newer than any checkpoint
         living = self.processes.restore(self.parts)
         if living is not None:
             return living
+        if former := _find_former():  # its last write may be the checkpoint to continue from
+            former.saver.collect(wait=True)
         from bootfile.exact import start  # what a step does not need
 
         return start.restore(self.parts)
@@ -258,6 +256,8 @@ class Exact:
         from bootfile.exact import ends, start  # what a step does not need
 
         parts = self.parts
+        if former := _find_former():
+            former.end(SystemExit())
         self._list_plugins()
         # the weights are loaded by now: what follows may look at them and run backward passes
         start.prepare(parts, self.processes, step, is_saved_here)
@@ -561,6 +561,11 @@ class Exact:
         from bootfile.exact import ends
 
         ends.leave(self.parts, step)
+
+
+def _find_former() -> Exact | None:
+    """Return the run of this process that has begun last: an error may have ended it, as in a notebook."""
+    return Exact._newest() if Exact._newest else None
 
 
 def _say(line: str) -> None:
