@@ -33,7 +33,7 @@ from bootfile.exact.nonfinite import Diverged, Guard, Verdict
 from bootfile.exact.optimizer_steps import OptimizerSteps
 from bootfile.exact.plugins import Agreement, Events, Parts, Plugin, Processes, having
 from bootfile.exact.saver import NotSaved, Saver
-from bootfile.exact.state import RunState, SavedState
+from bootfile.exact.state import RunState
 from bootfile.ground import accelerator, errors
 from bootfile.ground.errors import BadInput
 from bootfile.ground.intervals import Interval
@@ -385,9 +385,8 @@ class Exact:
         if ranks.is_first() or self.state.is_sharded:
             if position.is_stopping:
                 self.saver.collect(wait=True)  # a write that failed is tried again
-            self.saver.save_checkpoint(
-                step, self.state.run, functools.partial(self._capture, step), self._is_planned(step)
-            )
+            capture = functools.partial(self.state.capture, step, self.parts.has_left_epoch)
+            self.saver.save_checkpoint(step, self.state.run, capture, self._is_planned(step))
         # also if the write fails later: the saver reports it then, and the next planned save tries again
         position.save_is_late = False
         position.saved = step
@@ -458,9 +457,6 @@ class Exact:
         self.saver.give_up(_LAST_WRITE)
 
     must_stop = staticmethod(signals.asked)  # whether this process, or another one of the job, must stop
-
-    def _capture(self, step: int) -> SavedState:
-        return self.state.capture(step, self.parts.has_left_epoch)
 
     def _get_steps(self) -> OptimizerSteps:
         """Return what counts the optimizer steps. Raises BadInput if this run has not begun or is not the

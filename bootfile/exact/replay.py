@@ -32,7 +32,8 @@ def load(schedule: ScheduleState, saved: dict[str, Any]) -> None:
         )
     schedule.change = _describe_change(schedule, saved)
     # a number of calls is all of their state: so they may continue with another --lr or --epochs
-    if schedule.scheduler is not None and _of_the_step(schedule.scheduler) and saved["calls"] is not None:
+    of_the_step = all(is_torchs(part, _OF_THE_STEP) for part in parts_of(schedule.scheduler))
+    if of_the_step and saved["calls"] is not None:
         _replay(schedule, saved)
     elif schedule.scheduler is not None:
         # the state of any other holds what followed from the old settings: new ones are refused
@@ -138,11 +139,6 @@ def _find_edited(schedule: ScheduleState, saved: dict[str, Any]) -> list[str]:
                     f"and is {here.get(name)} from here on"
                 )
     return lines
-
-
-def _of_the_step(scheduler: Any) -> bool:
-    """Return whether the rates depend only on how often step() was called."""
-    return all(is_torchs(part, _OF_THE_STEP) for part in parts_of(scheduler))
 
 
 def _calls_a_function(scheduler: Any) -> bool:
