@@ -8,7 +8,7 @@ decides before the step, and the device waits.
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -50,27 +50,19 @@ class _Outstanding(NamedTuple):
     checks: list[_Check]
 
 
-class Watcher(Protocol):
-    """One question to all ranks: a Plugin (plugins.py). The numbers of all watchers travel in one
-    all_reduce."""
-
-    def numbers(self) -> list[float] | torch.Tensor: ...
-
-    def judge(self, maxima: list[float]) -> None: ...
-
-
 class Guard:
     """Finds non-finite steps on any rank, and asks the watchers' questions with the same collective.
 
     model: a step that is skipped does not change its BatchNorm statistics.
     optimizers: if all are fused, the host does not wait for the device (`ahead`).
-    watchers: asked in this order. `has_more`: more parameters than ever had a gradient in this step.
+    watchers: plugins (plugins.py), asked in this order; their numbers travel in one all_reduce.
+    `has_more`: more parameters than ever had a gradient in this step.
     """
 
     _hooks: Sequence[Any] = ()  # a process has one run
 
     def __init__(
-        self, model: torch.nn.Module, *optimizers: torch.optim.Optimizer, watchers: Sequence[Watcher] = ()
+        self, model: torch.nn.Module, *optimizers: torch.optim.Optimizer, watchers: Sequence[Any] = ()
     ):
         # each gets an attribute `found_inf`, as from torch's GradScaler
         self.optimizers: tuple[Any, ...] = optimizers
