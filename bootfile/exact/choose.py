@@ -4,7 +4,7 @@ import functools
 import math
 import os
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 from bootfile.exact import files, former, program, recorded, restore
 from bootfile.exact.plugins import Parts
@@ -59,17 +59,12 @@ def restore_on_all(parts: Parts, state: SavedState | None) -> SavedState:
         restore.restore(parts.state, state)
     if state["epoch_ended"]:
         parts.loader.leaves_out_ended = True  # type: ignore[attr-defined]  # our Loader has it
-    _restore_attributes(parts, state["attributes"])
+    values = state["attributes"]
+    if values and parts.state.attributes is not None:
+        parts.state.attributes.restore(values)
+        shown = ", ".join(f"{name} = {value!r:.40}" for name, value in values.items())
+        parts.say(f"restored what the loop changes in its data set: {shown}")
     return state
-
-
-def _restore_attributes(parts: Parts, values: dict[str, Any]) -> None:
-    """Set the attributes of the data set that the loop had changed, and print them."""
-    if not values or parts.state.attributes is None:
-        return
-    parts.state.attributes.restore(values)
-    shown = ", ".join(f"{name} = {value!r:.40}" for name, value in values.items())
-    parts.say(f"restored what the loop changes in its data set: {shown}")
 
 
 def choose(

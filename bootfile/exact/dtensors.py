@@ -35,31 +35,6 @@ def full(tensor: Any) -> torch.Tensor:
     return whole
 
 
-def own_part(tensor: Any) -> tuple[torch.Tensor, int]:
-    """Return the elements that this rank has to count, and the place of the first one in the whole tensor.
-    The parts of all ranks make the whole. Call it on every rank.
-    These are the rank's own elements (none of a replica) if the first dimension is sharded once; otherwise
-        rank 0 gets the whole tensor.
-    """
-    # a whole tensor is on all ranks: rank 0 counts it, the others add nothing
-    if not is_dtensor(tensor):
-        return (tensor, 0) if ranks.is_first() else (tensor.reshape(-1)[:0], 0)
-    # several dimensions of the mesh: those that hold replicas have the same elements
-    mesh = tensor.device_mesh
-    rows = tensor.shape[0] if tensor.ndim else 0
-    sharded = [place for place, kind in enumerate(tensor.placements) if not kind.is_replicate()]
-    if len(sharded) != 1 or not tensor.placements[sharded[0]].is_shard(0):
-        # a collective, which every rank of the mesh calls: the placements are the same on all
-        return own_part(full(tensor))
-    has_replica = any(mesh.get_local_rank(place) for place in range(mesh.ndim) if place not in sharded)
-    shard = -(-rows // mesh.size(sharded[0]))  # rows of a part; the last ones may be shorter, or empty
-    first = min(mesh.get_local_rank(sharded[0]) * shard, rows)
-    part = local(tensor)
-    if has_replica:  # another rank counts these elements
-        part = part[:0]
-    return part, first * (tensor.numel() // max(rows, 1))
-
-
 def broadcast(state: Any, like: Any) -> Any:
     """Return rank 0's state on every rank, as distribute() does. Other ranks have no whole tensor in it."""
     # shapes and plain values first; the elements of a sharded tensor follow in parts

@@ -1,5 +1,6 @@
 """How a run ends: after its last step, on a signal, or while it waits for data that never come."""
 
+import functools
 import os
 
 import torch
@@ -29,13 +30,8 @@ def watch(parts: Parts, grace: float, store: "torch.distributed.Store | None") -
     signals.watch(grace, store)
     if ranks.world_size() > 1 or parts.may_change:
         return  # several processes have to agree on a step
-
-    def save_while_waiting() -> None:
-        _save_while_waiting(parts)
-
-    def save_before_end() -> None:
-        _save_before_end(parts)
-
+    save_while_waiting = functools.partial(_save_while_waiting, parts)
+    save_before_end = functools.partial(_save_before_end, parts)
     waits.serve_when_stopped(save_while_waiting, save_before_end, only_evaluates=parts.lock is None)
 
 

@@ -140,7 +140,6 @@ class _Before:
 
     def __init__(self, objects: dict[str, Any], waits: bool):
         self._objects = objects
-        self._optimizers = list(find_optimizers(objects))
         self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []  # (the buffer, a copy)
         # a forward pass changes buffers (BatchNorm), also if its loss is never used
         for value in objects.values():
@@ -148,7 +147,9 @@ class _Before:
                 self._buffers += [(buffer, buffer.detach().clone()) for buffer in value.buffers()]
         self._gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []  # (the parameter, a copy)
         # the gradients of earlier batches may wait for an optimizer step: this step must not add to them
-        for parameter in self._parameters():
+        parameters = itertools.chain.from_iterable(map(parameters_of, find_optimizers(objects)))
+        # several optimizers may train one tensor: it is kept once
+        for parameter in {id(parameter): parameter for parameter in parameters}.values():
             kept = parameter.grad.clone() if waits and parameter.grad is not None else None
             self._gradients.append((parameter, kept))
         self._others: list[tuple[Any, Any]] = []  # (an object such as a gradient scaler, a copy of its state)
@@ -177,11 +178,6 @@ class _Before:
         """Return the name of a part of the state that has changed; "" if none has."""
         now = self._summarize().items()
         return next((name for name, value in now if self._parts.get(name, value) != value), "")
-
-    def _parameters(self) -> list[torch.Tensor]:
-        # several optimizers may train one tensor: it is kept once
-        every = itertools.chain.from_iterable(map(parameters_of, self._optimizers))
-        return [*{id(parameter): parameter for parameter in every}.values()]
 
     def _summarize(self) -> dict[str, str]:
         states = {name: each.state_dict() for name, each in self._objects.items() if name not in _MAY_CHANGE}

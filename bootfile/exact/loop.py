@@ -33,7 +33,7 @@ from bootfile.exact.nonfinite import Diverged, Guard, Verdict
 from bootfile.exact.optimizer_steps import OptimizerSteps
 from bootfile.exact.plugins import Agreement, Events, Parts, Plugin, Processes, having
 from bootfile.exact.saver import NotSaved, Saver
-from bootfile.exact.state import RunState, SavedState
+from bootfile.exact.state import RunState
 from bootfile.ground import accelerator, errors
 from bootfile.ground.errors import BadInput
 from bootfile.ground.intervals import Interval
@@ -244,6 +244,8 @@ class Exact:
         living = self.processes.restore(self.parts)
         if living is not None:
             return living
+        if former := _find_former():  # its last write may be the checkpoint to continue from
+            former.saver.collect(wait=True)
         from bootfile.exact import start  # what a step does not need
 
         return start.restore(self.parts)
@@ -254,8 +256,7 @@ class Exact:
         from bootfile.exact import ends, start  # what a step does not need
 
         parts = self.parts
-        former = Exact._newest() if Exact._newest else None
-        if former:  # an exception may have ended its loop, as in a notebook
+        if former := _find_former():
             former.end(SystemExit())
         self._list_plugins()
         # the weights are loaded by now: what follows may look at them and run backward passes
@@ -341,8 +342,8 @@ class Exact:
         self.state.compare_frozen()
         for note in self.state.take_notes():  # also about groups that the loop has added after the restart
             self.parts.say(note)
-        has_gradients = steps.end_batch()  # that no optimizer step has taken
-        self.position.waits = has_gradients and not self.state.bad_in_a_row
+        # also after a bad step: the batches of an accumulation that follow it add to gradients again
+        self.position.waits = steps.end_batch()
         due = self._find_due(step)
         for plugin in self._at_end_of_step:  # the memory of an elastic job may raise Changed
             plugin.ended(step, due)
@@ -384,9 +385,8 @@ class Exact:
         if ranks.is_first() or self.state.is_sharded:
             if position.is_stopping:
                 self.saver.collect(wait=True)  # a write that failed is tried again
-            self.saver.save_checkpoint(
-                step, self.state.run, functools.partial(self._capture, step), self._is_planned(step)
-            )
+            capture = functools.partial(self.state.capture, step, self.parts.has_left_epoch)
+            self.saver.save_checkpoint(step, self.state.run, capture, self._is_planned(step))
         # also if the write fails later: the saver reports it then, and the next planned save tries again
         position.save_is_late = False
         position.saved = step
@@ -457,9 +457,6 @@ class Exact:
         self.saver.give_up(_LAST_WRITE)
 
     must_stop = staticmethod(signals.asked)  # whether this process, or another one of the job, must stop
-
-    def _capture(self, step: int) -> SavedState:
-        return self.state.capture(step, self.parts.has_left_epoch)
 
     def _get_steps(self) -> OptimizerSteps:
         """Return what counts the optimizer steps. Raises BadInput if this run has not begun or is not the
@@ -560,6 +557,11 @@ class Exact:
         from bootfile.exact import ends
 
         ends.leave(self.parts, step)
+
+
+def _find_former() -> Exact | None:
+    """Return the run of this process that has begun last: an error may have ended it, as in a notebook."""
+    return Exact._newest() if Exact._newest else None
 
 
 def _say(line: str) -> None:

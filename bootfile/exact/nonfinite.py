@@ -7,9 +7,8 @@ decides before the step, and the device waits.
 
 import itertools
 import math
-import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -51,36 +50,33 @@ class _Outstanding(NamedTuple):
     checks: list[_Check]
 
 
-class Watcher(Protocol):
-    """One question to all ranks: a Plugin (plugins.py). The numbers of all watchers travel in one
-    all_reduce."""
-
-    def numbers(self) -> list[float] | torch.Tensor: ...
-
-    def judge(self, maxima: list[float]) -> None: ...
-
-
 class Guard:
     """Finds non-finite steps on any rank, and asks the watchers' questions with the same collective.
 
     model: a step that is skipped does not change its BatchNorm statistics.
     optimizers: if all are fused, the host does not wait for the device (`ahead`).
-    watchers: asked in this order. `has_more`: more parameters than ever had a gradient in this step.
+    watchers: plugins (plugins.py), asked in this order; their numbers travel in one all_reduce.
+    `has_more`: more parameters than ever had a gradient in this step.
     """
 
+    _hooks: Sequence[Any] = ()  # a process has one run
+
     def __init__(
-        self, model: torch.nn.Module, *optimizers: torch.optim.Optimizer, watchers: Sequence[Watcher] = ()
+        self, model: torch.nn.Module, *optimizers: torch.optim.Optimizer, watchers: Sequence[Any] = ()
     ):
         # each gets an attribute `found_inf`, as from torch's GradScaler
         self.optimizers: tuple[Any, ...] = optimizers
         self.ahead = all(map(_is_fused, optimizers))  # whether the device decides; the host learns it later
         self.found_inf: torch.Tensor | None = None  # for the next optimizer step: float [], 1 to skip it
+        for hook in Guard._hooks:  # left by an earlier run in this process, as in a notebook
+            hook.remove()
+        hooks = []
         # the hook runs in each optimizer.step(), where a GradScaler may have set its own `found_inf`
-        self._hooks: list[Any] = []
         if self.ahead:
             for optimizer in optimizers:
                 _set_momentum(optimizer)
-                self._hooks.append(optimizer.register_step_pre_hook(_keep_found_inf_of(weakref.ref(self))))
+                hooks.append(optimizer.register_step_pre_hook(self._keep_found_inf))
+        self._hooks = Guard._hooks = hooks
         self._watchers = watchers
         self._sizes: list[int] = []  # how many numbers each watcher has sent
         self._statistics = _Statistics(model)
@@ -152,7 +148,7 @@ class Guard:
                 torch.distributed.all_reduce(signs, torch.distributed.ReduceOp.MAX)
         return signs
 
-    def keep_found_inf(self, optimizer: Any) -> None:
+    def _keep_found_inf(self, optimizer: Any, *_: object) -> None:
         """Make the optimizer skip the step if this class or a GradScaler found a value that is not finite.
         A scaler sees the gradients of its process only."""
         if self.found_inf is not None:
@@ -208,17 +204,6 @@ class Guard:
         # the first of several losses that was not finite is reported
         worst = max(checks, key=lambda check: check.signs[0].item())
         return Verdict(True, worst.loss.item(), worst.norm.item())
-
-
-def _keep_found_inf_of(guard: "weakref.ref[Guard]") -> Callable[..., None]:
-    """Return a hook for optimizers. It does nothing when the run is gone, as after an error in a notebook."""
-
-    def keep(optimizer: torch.optim.Optimizer, *_: object) -> None:
-        living = guard()
-        if living is not None:
-            living.keep_found_inf(optimizer)
-
-    return keep
 
 
 def _join(sign: torch.Tensor, numbers: Sequence[list[float] | torch.Tensor]) -> torch.Tensor:

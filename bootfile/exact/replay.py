@@ -32,7 +32,8 @@ def load(schedule: ScheduleState, saved: dict[str, Any]) -> None:
         )
     schedule.change = _describe_change(schedule, saved)
     # a number of calls is all of their state: so they may continue with another --lr or --epochs
-    if schedule.scheduler is not None and _of_the_step(schedule.scheduler) and saved["calls"] is not None:
+    of_the_step = all(is_torchs(part, _OF_THE_STEP) for part in parts_of(schedule.scheduler))
+    if of_the_step and saved["calls"] is not None:
         _replay(schedule, saved)
     elif schedule.scheduler is not None:
         # the state of any other holds what followed from the old settings: new ones are refused
@@ -75,11 +76,17 @@ def _replay(schedule: ScheduleState, saved: dict[str, Any]) -> None:
     """Call step() as often as the old schedule was called: 3 us each. The program may have begun before
     Exact."""
     began = saved["began"]
+    done = calls(schedule.scheduler) or 0
+    if done > saved["calls"]:
+        raise BadInput(
+            f"its schedule {schedule.name} was called {saved['calls']} times, and that of this program "
+            f"{done} times: it cannot go back. Make the model, the optimizer and the schedule again"
+        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns if a scheduler steps before its optimizer
             # the steps of the schedule only, in a moment at the start: no batch is read for it
-            for _ in range(saved["calls"] - (calls(schedule.scheduler) or 0)):
+            for _ in range(saved["calls"] - done):
                 schedule.scheduler.step()
     except ValueError as error:  # OneCycleLR after its last step
         raise BadInput(f"its schedule {schedule.name} does not reach its step: {error}") from error
@@ -132,11 +139,6 @@ def _find_edited(schedule: ScheduleState, saved: dict[str, Any]) -> list[str]:
                     f"and is {here.get(name)} from here on"
                 )
     return lines
-
-
-def _of_the_step(scheduler: Any) -> bool:
-    """Return whether the rates depend only on how often step() was called."""
-    return all(is_torchs(part, _OF_THE_STEP) for part in parts_of(scheduler))
 
 
 def _calls_a_function(scheduler: Any) -> bool:

@@ -91,6 +91,10 @@ def restore(run: RunState, state: SavedState) -> None:
         run.pending = functools.partial(_restore_late, run, state)
     else:
         _restore_optimizers(run, state)
+    # gradients are not a part of a state: a loop of this process may have failed between two steps
+    for optimizer in run.optimizers.values():
+        for parameter in parameters_of(optimizer):
+            parameter.grad = None
     run.frozen_before = set(state["frozen"])
     run.bad_steps = state["bad_steps"]
     run.bad_in_a_row = state["bad_in_a_row"]

@@ -5,8 +5,8 @@ restore.py loads one; program.py has what it notes of the program that has compu
 
 import functools
 import uuid
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 
@@ -21,25 +21,6 @@ if TYPE_CHECKING:
 FORMAT = 3
 DATA = "training data"  # a name in the identity
 COMPUTED = "items-"  # a fingerprint of samples that a program may have computed begins with this
-
-
-class Extras(Protocol):
-    """Plain values of the program around a loop, such as its best score, which a state has in addition."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the values from a whole SavedState."""
-
-
-class LoopAttributes(Protocol):
-    """What a loop changes in its data set (bootfile/loaders/loop_attributes.py)."""
-
-    def state(self) -> dict[str, Any]: ...
-
-    def restore(self, values: dict[str, Any]) -> None: ...
-
-    def end_epoch(self) -> None: ...
 
 
 class _WholeState(TypedDict):
@@ -118,8 +99,10 @@ class RunState:
         self.run = uuid.uuid4().hex[:16]
         self.bad_steps = 0  # steps that were skipped
         self.bad_in_a_row = 0
-        self.extras: Extras | None = None
-        self.attributes: LoopAttributes | None = None  # those of the data set that the loop changes
+        # plain values of the program around a loop, such as its best score: with state_dict() and
+        # load_state_dict(), which gets the whole SavedState
+        self.extras: Any = None
+        self.attributes: Any = None  # the LoopAttributes of the loader, if it has some
         self.is_other_machine = False  # the one of the checkpoint had another instruction set
         self.generators: list[str] = []  # names of those that were added, in their order
         self.pending: Callable[[], None] | None = None

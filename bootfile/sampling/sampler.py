@@ -300,7 +300,7 @@ class SequentialBatchSampler:
 
     Iterating yields int64 arrays of at most `batch` ids: this rank's contiguous part of 0..size-1 in order.
     Ranks may have different numbers of batches (0 for some if size < world_size), so the ranks must not
-    communicate inside the loop.
+    communicate inside the loop. Raises BadInput if a batch has no samples.
     """
 
     # random numbers are the same in every evaluation
@@ -309,6 +309,8 @@ class SequentialBatchSampler:
     step = 0
 
     def __init__(self, size: int, batch: int, *, rank: int = 0, world_size: int = 1, shards: int = 0):
+        if batch < 1:
+            raise BadInput(f"batch size {batch}: expected at least 1")
         self.size = size
         self.largest = batch
         self.rank = rank

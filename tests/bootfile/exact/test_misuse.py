@@ -26,11 +26,14 @@ class Loop:
     """A loop with an Exact, and the lines that it has said."""
 
     def __init__(self, folder, writes=True, **objects):
+        self.is_clean = True  # each step begins without gradients
         torch.manual_seed(0)
         data = TensorDataset(torch.randn(16, 4), torch.randn(16, 1))
         self.loader = torch_loader(DataLoader(data, 4), torch.device("cpu"), epochs=2)
         self.model = objects.pop("model", torch.nn.Linear(4, 1))
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+        if schedule := objects.pop("schedule", None):
+            objects["scheduler"] = schedule(self.optimizer)
         if objects.pop("has_schedule", False):
             torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
         self.lines = []
@@ -39,10 +42,12 @@ class Loop:
             job=Job(say=self.lines.append, writes=writes), **{"save_every": 3, **objects},
         )  # fmt: skip
 
-    def step(self, inputs, targets):
-        self.optimizer.zero_grad()
+    def step(self, inputs, targets, takes=True):
+        if self.is_clean:
+            self.optimizer.zero_grad()
         torch.nn.functional.mse_loss(self.model(inputs), targets).backward()
-        self.optimizer.step()
+        if takes:
+            self.optimizer.step()
 
     def count(self, text):
         return sum(text in line for line in self.lines)
@@ -132,6 +137,54 @@ def test_an_object_with_the_name_of_a_part_is_refused(tmp_path):
     loop.run.add(plateau=schedule)
     loop.run.add(plateau=schedule)
     assert loop.run.state.objects["plateau"] is schedule
+
+
+class Error(Exception):
+    """Ends a loop, and not its process, as in a notebook."""
+
+
+def fail_at_5(loop):
+    loop.optimizer.zero_grad()
+    if loop.loader.step == 5:
+        loop.step(torch.ones(4, 4), torch.zeros(4, 1), takes=False)
+        raise Error
+
+
+def test_a_loop_that_runs_again_in_its_process_continues_exactly(tmp_path, monkeypatch):
+    """Its gradients are not those of the batch with which it has failed, and the last write has ended."""
+    whole = Loop(tmp_path / "whole")
+    train(whole)
+    loop = Loop(tmp_path / "again")
+    write = loop.run.saver._write_checkpoint
+    monkeypatch.setattr(
+        loop.run.saver, "_write_checkpoint", lambda *arguments: time.sleep(0.5) or write(*arguments)
+    )
+    with pytest.raises(Error):
+        train(loop, after=fail_at_5)
+    loop.is_clean = False
+    train(loop, after=lambda loop: loop.optimizer.zero_grad())
+    assert loop.count("resumed from") == 1
+    assert torch.equal(loop.model.weight, whole.model.weight)
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_schedule_that_is_ahead_of_the_checkpoint_is_refused(is_new, tmp_path):
+    """It cannot go back: the rates of the next steps would be those of later ones."""
+    loop = Loop(tmp_path, schedule=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2))
+    schedule = loop.run.state.schedule.scheduler
+
+    def step(loop):
+        schedule.step()
+        fail_at_5(loop)
+
+    with pytest.raises(Error):
+        train(loop, after=step)
+    run = loop.run
+    if is_new:
+        loader = torch_loader(DataLoader(loop.loader.engine.data_set, 4), torch.device("cpu"), epochs=2)
+        run = Exact(tmp_path, loader, model=loop.model, optimizer=loop.optimizer, scheduler=schedule)
+    with pytest.raises(BadInput, match=r"StepLR .* 2 times.* 5 times"):
+        run.resume()
 
 
 class Graph(torch.nn.Module):

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from bootfile import Diverged, Exact, torch_loader
 from bootfile.exact.nonfinite import Guard
 from bootfile.exact.plugins import Plugin
+from bootfile.ground.results import checkpoints
 
 
 @pytest.fixture(params=[torch.float32, torch.float64])
@@ -72,3 +73,25 @@ def test_a_run_takes_its_steps_after_one_that_has_diverged_with_the_same_optimiz
     assert not torch.equal(model.weight, before)
     # nor does the end of a run leave anything that skips a step of the loop after it
     assert not hasattr(optimizer, "found_inf")
+
+
+@NEEDS_FUSED
+def test_no_checkpoint_within_an_accumulation_after_a_bad_step(tmp_path):
+    """The device skips the step of the batches 7 to 9, because of batch 8. The host learns it later."""
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    data = TensorDataset(torch.randn(48, 4), torch.randn(48, 1))
+    loader = torch_loader(DataLoader(data, 4), torch.device("cpu"))
+    run = Exact(tmp_path, loader, model=model, optimizer=optimizer, save_every=4, keep=9)
+    for _ in loader.epochs_from(run.resume()):
+        for inputs, targets in loader:
+            factor = float("nan") if loader.step == 8 else 1.0
+            loss = factor * torch.nn.functional.mse_loss(model(inputs), targets)
+            loss.backward()
+            if run.accepts(loss) and loader.step % 3 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+            if run.end_step().save:
+                run.save()
+    run.close()
+    assert checkpoints(str(tmp_path)) == ["step_6.pt", "step_12.pt"]

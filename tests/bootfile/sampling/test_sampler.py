@@ -255,6 +255,12 @@ def test_a_batch_without_samples_is_refused(kind):
             kind(100, batch, 3, epoch_steps=cut)
 
 
+@pytest.mark.parametrize("batch", [0, -4])
+def test_an_evaluation_without_samples_is_refused(batch):
+    with pytest.raises(BadInput, match=f"{batch}: expected at least 1"):
+        SequentialBatchSampler(100, batch)
+
+
 def test_a_batch_that_is_not_divisible_into_shards_is_refused():
     with pytest.raises(BadInput, match="24 is not divisible by 16 shards"):
         BatchSampler(100, 24, 3).for_rank(1, 2).split(16)
