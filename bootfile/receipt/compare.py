@@ -171,11 +171,11 @@ def _difference(first: object, second: object) -> float:
     import torch
 
     try:
-        # in float64: a difference of float32 numbers may be lost in float32
-        first_numbers = torch.as_tensor(first).double()
-        second_numbers = torch.as_tensor(second).double()
-        largest = torch.maximum(first_numbers.abs().max(), second_numbers.abs().max())
-        return float((first_numbers - second_numbers).abs().max() / largest)
+        # in 64 bits: a difference of float32 numbers may be lost in float32
+        numbers = torch.stack([torch.as_tensor(first), torch.as_tensor(second)])
+        numbers = numbers.to(torch.promote_types(numbers.dtype, torch.float64))
+        difference = (numbers[0] - numbers[1]).abs().max()
+        return float(difference / numbers.abs().max()) if difference else 0.0  # 0 and -0
     except (TypeError, ValueError, RuntimeError):  # a part that one run lacks, text, or another shape
         return float("inf")
 
