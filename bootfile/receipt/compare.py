@@ -147,14 +147,12 @@ def _name_steps(steps: list[int]) -> str:
 def _describe(step: int, runs: tuple[str, str], lines: tuple[_State, _State]) -> str:
     """Return the name of the part that differs most, and by how much if both checkpoints still exist. lines:
     those of the step in state.jsonl of both runs."""
-    from bootfile.exact import recorded  # imports torch, which records do not need
+    from bootfile.exact import digest, files, recorded  # they import torch, which records do not need
 
     names = recorded.find_changed(*lines)
     if not names:
         return "a part that has no digest of its own"
     others = f", and {len(names) - 1} more" if len(names) > 1 else ""
-    from bootfile.exact import digest, files  # import torch, which records do not need
-
     paths = [os.path.join(run, CHECKPOINTS, files.name_of(step)) for run in runs]
     try:
         states = [dict(digest.leaves(files.read(path)["objects"])) for path in paths]
