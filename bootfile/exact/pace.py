@@ -433,4 +433,4 @@ def _name(slow: Slow, nodes: Sequence[Node]) -> str:
     node = next(node for node in nodes if first in node.ranks)
     if len(slow.ranks) == 1:
         return f"rank {first} (node {node.name})"
-    return f"node {node.name} ({show(slow.ranks, ' to ')})"
+    return f"node {node.name} ({show(slow.ranks).replace('-', ' to ')})"

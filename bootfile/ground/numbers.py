@@ -1,7 +1,8 @@
 """Numbers in text and in variables, and parts of numbers."""
 
 import contextlib
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 
@@ -16,6 +17,14 @@ def parse_number(text: str, kind: Callable[[str], Any] = int) -> Any:
 def counted(count: int, name: str) -> str:
     """Return a number of things in words: "1 step", "2 steps"."""
     return f"1 {name}" if count == 1 else f"{count} {name}s"
+
+
+def find_ranges(numbers: Iterable[int]) -> list[str]:
+    """Return ascending numbers as ranges: "3-5", "9"."""
+    # the distance of a number from its place is the same in a range
+    groups = itertools.groupby(enumerate(numbers), lambda each: each[1] - each[0])
+    ranges = [[number for _, number in group] for _, group in groups]
+    return [f"{first}-{rest[-1]}" if rest else str(first) for first, *rest in ranges]
 
 
 def count_in(env: Mapping[str, str], name: str) -> int | None:

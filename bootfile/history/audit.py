@@ -6,6 +6,7 @@ recorded digest of a state are compared, that of the second state too.
 """
 
 import dataclasses
+import itertools
 import math
 import os
 import random
@@ -159,7 +160,7 @@ def audit(
             interval.difference, interval.changes = _compute(parent, results, script, size, options)
             if interval.difference and not interval.changes:  # an error of this machine does not come twice
                 interval.again, _ = _compute(parent, f"{results}-again", script, size, options)
-            equal, _ = _describe(interval.samples, interval.states, interval.unknown)
+            equal = _describe(_name_compared(interval.samples, interval.states), interval.unknown)
             print_line(f"{interval}: {interval.difference or equal}")
             if interval.cause:
                 print_line(f"{interval}: {interval.cause}")
@@ -189,12 +190,12 @@ def conclude(chosen: Sequence[Interval], records: Records) -> tuple[str, int]:
         return f"differs: {'; '.join(reasons)}", DIFFERS
     states = sum(interval.states for interval in chosen)
     unknown = ",".join(filter(None, (interval.unknown for interval in chosen)))
-    text, compared = _describe(sum(interval.samples for interval in chosen), states, unknown)
+    compared = _name_compared(sum(interval.samples for interval in chosen), states)
     if unknown:
-        return text, UNVERIFIED
+        return _describe(compared, unknown), UNVERIFIED
     if not states:  # equal samples alone do not show that the bits are the same
-        reason = "unverified: the run has recorded no state in these steps"
-        return "; ".join([reason, text] if compared else [reason]), UNVERIFIED
+        equal = compared and f"; equal: {compared}"
+        return f"unverified: the run has recorded no state in these steps{equal}", UNVERIFIED
     text = (
         f"equal: {len(chosen)} of {len(records.intervals)} intervals, {compared}. They have "
         f"{find_share(chosen, records.intervals):.1%} of the steps: so likely is it that they would show a "
@@ -209,13 +210,15 @@ def find_share(chosen: Sequence[Interval], every: Sequence[Interval]) -> float:
     return sum(interval.last - interval.before for interval in chosen) / total
 
 
-def _describe(samples: int, states: int, unknown: str) -> tuple[str, str]:
-    """Return (the result of an interval without a difference, what was compared), in words. samples, states,
-    unknown: as in an Interval."""
-    samples_in_words = f"the samples of {counted(samples, 'step')}" if samples else ""
-    compared = " and ".join(filter(None, [samples_in_words, counted(states, "state") if states else ""]))
-    equal = f"equal: {compared}"
+def _name_compared(samples: int, states: int) -> str:
+    """Return what was compared, in words: "the samples of 3 steps and 1 state"; "" if nothing was."""
+    names = [f"the samples of {counted(samples, 'step')}", counted(states, "state")]
+    return " and ".join(itertools.compress(names, (samples, states)))
+
+
+def _describe(compared: str, unknown: str) -> str:
+    """Return the result of steps without a difference. compared: as _name_compared(). unknown: as in an
+    Interval."""
     if not unknown:
-        return equal, compared
-    unrecorded = f"not known: steps {unknown} have no record"
-    return f"{unrecorded}; {equal}" if compared else unrecorded, compared
+        return f"equal: {compared}"
+    return f"not known: steps {unknown} have no record{compared and f'; equal: {compared}'}"

@@ -11,12 +11,11 @@ import numpy as np
 
 from bootfile.exact import files, program, recorded
 from bootfile.ground.errors import BadInput, print_line
-from bootfile.ground.numbers import part_of
+from bootfile.ground.numbers import find_ranges, part_of
 from bootfile.ground.results import CHECKPOINTS
 from bootfile.machine.differences import find_differences, in_words
 from bootfile.receipt.reading import read_records
 from bootfile.receipt.records import PARTS
-from bootfile.receipt.steps import find_ranges
 from bootfile.records import STARTS, read_shards, read_starts, read_states, start_of, world_size_of
 
 # between a difference and its causes, in the error of a program that computes steps again

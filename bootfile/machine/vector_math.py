@@ -88,6 +88,10 @@ def _logit(inputs: torch.Tensor, eps: float | None = None) -> torch.Tensor:
     return _logarithm(values / (1 - values))
 
 
+def _logarithm(inputs: torch.Tensor) -> torch.Tensor:
+    return torch.log2(inputs) * math.log(2)
+
+
 def _square_root(inputs: torch.Tensor) -> torch.Tensor:
     roots = torch.empty_like(inputs)
     with np.errstate(invalid="ignore"):  # that of a negative number is NaN, as in torch
@@ -95,31 +99,11 @@ def _square_root(inputs: torch.Tensor) -> torch.Tensor:
     return roots
 
 
-def _arc_cosine(inputs: torch.Tensor) -> torch.Tensor:
-    return torch.atan2(_square_root((1 - inputs) * (1 + inputs)), inputs)
-
-
-def _arc_sine(inputs: torch.Tensor) -> torch.Tensor:
-    return torch.atan2(inputs, _square_root((1 - inputs) * (1 + inputs)))
-
-
-def _arc_tangent(inputs: torch.Tensor) -> torch.Tensor:
-    return torch.atan2(inputs, torch.ones_like(inputs))
-
-
-def _tangent(inputs: torch.Tensor) -> torch.Tensor:
-    return torch.sin(inputs) / torch.cos(inputs)
-
-
-def _logarithm(inputs: torch.Tensor) -> torch.Tensor:
-    return torch.log2(inputs) * math.log(2)
-
-
-_FUNCTIONS = {
+_FUNCTIONS: dict[str, tuple[Sequence[torch.dtype], Callable[[torch.Tensor], torch.Tensor]]] = {
     "sqrt": ((_SINGLE, _DOUBLE), _square_root),
-    "acos": ((_SINGLE, _DOUBLE), _arc_cosine),
-    "asin": ((_SINGLE, _DOUBLE), _arc_sine),
-    "atan": ((_SINGLE,), _arc_tangent),
-    "tan": ((_DOUBLE,), _tangent),
+    "acos": ((_SINGLE, _DOUBLE), lambda x: torch.atan2(_square_root((1 - x) * (1 + x)), x)),
+    "asin": ((_SINGLE, _DOUBLE), lambda x: torch.atan2(x, _square_root((1 - x) * (1 + x)))),
+    "atan": ((_SINGLE,), lambda x: torch.atan2(x, torch.ones_like(x))),
+    "tan": ((_DOUBLE,), lambda x: torch.sin(x) / torch.cos(x)),
     "log": ((_DOUBLE,), _logarithm),
 }

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # it needs torch, which the process of node.py has not
 # PIDFD_GET_INFO of <linux/pidfd.h>, since Linux 6.15 also for a process whose parent has read its exit code
 _GET_INFO = 3 << 30 | 64 << 16 | 0xFF << 8 | 11
 _HAS_EXIT = 8  # bit of the mask: exit_code is known
-_ENDED = ("Z", "X", "x")  # states of /proc/PID/stat: zombie, dead
+ENDED = ("Z", "X", "x")  # states of /proc/PID/stat: zombie, dead
 _UNLIMITED = 2**60  # bytes: a limit above is none
 _OOM = "the kernel's OOM killer ended a process of this"
 _CONTACT = re.compile(
@@ -57,14 +57,14 @@ class Process:
         self.pid = pid
         self.descriptor: int | None = None  # readable when the process has ended
         # the system gives an id out again: the time of the start tells whether it is the same process
-        self._started = _read_stat(pid)[1]
+        self._started = read_stat(pid)[2]
         with contextlib.suppress(OSError, AttributeError):  # AttributeError: not Linux
             self.descriptor = os.pidfd_open(pid)
 
     def has_ended(self) -> bool:
         """Return whether the process has ended. A process that only stopped has not."""
-        state, started = _read_stat(self.pid)
-        return not state or state in _ENDED or started != self._started
+        state, _, started = read_stat(self.pid)
+        return state in ENDED or started != self._started
 
     def read_status(self) -> int | None:
         """Return the status of an ended process, as os.waitpid() does. Return None if it is not known: on
@@ -77,8 +77,8 @@ class Process:
                 if struct.unpack_from("Q", buffer)[0] & _HAS_EXIT:
                     return int(struct.unpack_from("i", buffer, 60)[0])
         # the parent has not read the status of a zombie: it is the 52nd field of /proc/PID/stat
-        state, started = _read_stat(self.pid)
-        if state in _ENDED and started == self._started:
+        state, _, started = read_stat(self.pid)
+        if state in ENDED and started == self._started:
             with contextlib.suppress(OSError, IndexError), open(f"/proc/{self.pid}/stat") as file:
                 return int(file.read().rpartition(")")[2].split()[49])
         return None
@@ -92,25 +92,26 @@ class Process:
 
 def is_stopped(pid: int) -> bool:
     """Return whether a signal (SIGSTOP) or a debugger holds a process of this node."""
-    return _read_stat(pid)[0] in ("t", "T")
+    return read_stat(pid)[0] in ("t", "T")
 
 
 def start_of(pid: int) -> str:
     """Return when a process of this node started, which tells it from a later one with the same id. Return ""
     if it has ended, and without /proc."""
-    state, started = _read_stat(pid)
-    return "" if state in _ENDED else started
+    state, _, started = read_stat(pid)
+    return "" if state in ENDED else started
 
 
-def _read_stat(pid: int) -> tuple[str, str]:
-    """Return (state, time of its start) of a process; empty texts without one, and without /proc."""
+def read_stat(pid: int) -> tuple[str, str, str]:
+    """Return (state, id of the parent, time of its start) of a process; (ENDED[1], "", "") without one, and
+    without /proc."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             # the name of the program comes before it in brackets, and may have any character in it
             fields = file.read().rpartition(")")[2].split()
     except OSError:
-        return "", ""
-    return fields[0], fields[19]
+        return ENDED[1], "", ""
+    return fields[0], fields[1], fields[19]
 
 
 class MemoryKills:

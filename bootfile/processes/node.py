@@ -38,7 +38,7 @@ class Seen:
         """Return the last beat: (its time, the seconds to the next beat, when the run had moved last, the
         step of the run)."""
         path = f"/proc/{self.files['pid']}/fd/{self.files['beats']}"
-        # ValueError: it is being written, or the process has left the training
+        # ValueError: it is being written
         with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
             at, limit, moved, step = json.loads(file.read())
             return at, limit, moved, step

@@ -9,13 +9,14 @@ import contextlib
 import io
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 
 from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput
+from bootfile.ground.numbers import find_ranges
 
 if TYPE_CHECKING:  # a build of torch may have no torch.distributed
     from torch._C._distributed_c10d import Store
@@ -236,13 +237,8 @@ def group_nodes(places: Sequence[tuple[str, int]]) -> list[Node]:
     return [Node(name, tuple(of_node)) for name, of_node in zip(names, members.values(), strict=True)]
 
 
-def show(members: Sequence[int], through: str = "-") -> str:
+def show(members: Iterable[int]) -> str:
     """Return ranks in words: "rank 3", or "ranks 0-2, 4"."""
-    spans: list[list[int]] = []  # [first, last], or [rank]
-    for member in sorted(members):
-        if spans and member == spans[-1][-1] + 1:
-            spans[-1] = [spans[-1][0], member]
-        else:
-            spans.append([member])
-    noun = "ranks" if len(members) > 1 else "rank"
-    return f"{noun} {', '.join(through.join(map(str, span)) for span in spans)}"
+    numbers = sorted(members)
+    noun = "ranks" if len(numbers) > 1 else "rank"
+    return f"{noun} {', '.join(find_ranges(numbers))}"

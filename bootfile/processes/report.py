@@ -115,22 +115,29 @@ class Clock:
 
 
 class Pulse:
-    """The beats of this process, which other processes of the node read. `files`: what Seen needs for it."""
+    """The beats of this process, which other processes of the node read. `files`: what Seen needs for it.
+
+    The file stays open until the process ends: they would read another one that gets its descriptor, and take
+    what is in a pipe.
+    """
 
     def __init__(self) -> None:
-        self._file = stacks.make_file("beats")
-        os.ftruncate(self._file, _BEAT_BYTES)
+        file = stacks.make_file("beats")
+        os.ftruncate(file, _BEAT_BYTES)
         # C code may take the lock of Python at any system call: none is between the old beat and the new one
-        self._map = mmap.mmap(self._file, _BEAT_BYTES)
-        self.files = {"pid": os.getpid(), "beats": self._file, "dump": stacks.write_on_signal()}
+        self._map = mmap.mmap(file, _BEAT_BYTES)
+        self.files = {"pid": os.getpid(), "beats": file, "dump": stacks.write_on_signal()}
 
     def beat(self, clock: Clock) -> None:
         """Write that Python runs now, and what another process has to know to print the line."""
-        beat = [time.monotonic(), clock.beat_limit(), clock.at, clock.step]
-        self._map[:] = json.dumps(beat).encode().ljust(_BEAT_BYTES)
+        self._write(time.monotonic(), clock.beat_limit(), clock.at, clock.step)
 
-    def close(self) -> None:
-        os.close(self._file)
+    def end(self) -> None:
+        """Write that no run is watched in this process from now on."""
+        self._write(math.inf, 0.0, 0.0, 0)
+
+    def _write(self, *beat: float) -> None:
+        self._map[:] = json.dumps(beat).encode().ljust(_BEAT_BYTES)
 
 
 @dataclasses.dataclass

@@ -117,16 +117,15 @@ class RollCall:
         left = self._read("left")
         if not answers or not left:  # the store does not answer any more
             return ""
-        places = {}
-        for rank in range(self.count):
-            # a loop that has ended may evaluate, or wait for the others
-            places[rank] = Place(ENDED, "its loop") if left[rank] == DONE else Place(SILENT, "")
-            if answer := answers.get(rank):
-                places[rank] = Place(answer["verb"], answer["name"])
+        silent = Place(SILENT, "")
+        places = dict.fromkeys(range(self.count), silent)
+        places |= {rank: Place(answer["verb"], answer["name"]) for rank, answer in answers.items()}
+        # a loop that has ended, also since its answer: it may evaluate, or wait for the others
+        places |= {rank: Place(ENDED, "its loop") for rank, how in left.items() if how == DONE}
         # the answers may be some seconds old: a step may have ended since
         if self.clock.at > self._moved_at or any(answer["moves"] for answer in answers.values()):
             result = "moves"
-        elif not is_late and Place(SILENT, "") in places.values():
+        elif silent in places.values() and not is_late:
             return ""
         else:
             result = "stuck"
@@ -159,8 +158,7 @@ class RollCall:
         if not moves and self._is_first():
             # a rank of this node whose Python runs writes its place to the store only: the line lacks it
             looks = {rank: seen.look(_SILENCE) for rank, seen in self.local.items()}
-            places = {rank: Place(SILENT, "") for rank in range(self.count) if rank not in self.local}
-            places |= {rank: blocked for rank, blocked in looks.items() if blocked}
-            places[self.rank] = place
-            self.report.show(self.clock, self.clock.idle(now), dict(sorted(places.items())))
+            places = dict.fromkeys(range(self.count), Place(SILENT, "")) | looks | {self.rank: place}
+            known = {rank: each for rank, each in places.items() if each}
+            self.report.show(self.clock, self.clock.idle(now), known)
         self._end_call(now, moves)

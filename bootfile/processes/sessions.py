@@ -13,15 +13,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any
 
-from bootfile.processes import signals
+from bootfile.processes import ends, signals
 
 # the line of a job with --elastic true (common/elastic/members.py): process ids by rank
 GENERATION = re.compile(r"(?:\[node \d+\] )?generation (\d+): pids ([\d ]+)")
-_PROC = "/proc"
-_ENDED = (b"Z", b"X", b"x")  # states of /proc/PID/stat: zombie, dead
 _MARK = "BOOTFILE_PROCESSES_OF"  # the variable that marks a process and all that it starts
 _LAST = 5.0  # seconds for the end of a killed process
 
@@ -92,43 +90,20 @@ def marked(environment: Mapping[str, str], mark: str) -> dict[str, str]:
 def find(mark: str) -> dict[int, dict[str, Any]]:
     """Return the living processes of a mark: process id -> {"environ": its variables, "ppid": its parent}.
 
-    Without /proc and without psutil the answer is {}: only the sessions of start() can be ended.
+    Without /proc the answer is {}: only the sessions of start() can be ended.
     """
-    has_proc = os.path.isdir(_PROC)
-    processes = _read_processes(os.fsencode(f"{_MARK}={mark}")) if has_proc else _ask_psutil()
-    # a child inherits the variable, also in another session or after its parent's end
-    return {pid: facts for pid, facts in processes if facts["environ"].get(_MARK) == mark}
-
-
-def _read_processes(wanted: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the living processes whose environment this user may read, and which has this text."""
-    for name in os.listdir(_PROC):
-        if not name.isdigit():
-            continue
-        try:
-            with open(os.path.join(_PROC, name, "environ"), "rb") as file:
-                content = file.read()
-            if wanted not in content:  # the variables of all others are not taken apart
-                continue
-            with open(os.path.join(_PROC, name, "stat"), "rb") as file:
-                status, parent = file.read().rpartition(b")")[2].split()[:2]  # a name may have a ) in it
-        except OSError:  # it has just ended, or is another user's
-            continue
-        if status not in _ENDED:
-            entries = os.fsdecode(content).split("\0")
-            environ = dict(entry.split("=", 1) for entry in entries if "=" in entry)
-            yield int(name), {"environ": environ, "ppid": int(parent)}
-
-
-def _ask_psutil() -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the living processes, on a system without /proc; none without the package psutil."""
-    try:
-        import psutil
-    except ImportError:
-        return
-    for process in psutil.process_iter(["environ", "ppid", "status"]):
-        if process.info["status"] not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
-            yield process.pid, {"environ": process.info["environ"] or {}, "ppid": process.info["ppid"]}
+    wanted = os.fsencode(f"{_MARK}={mark}")
+    processes = {}
+    for pid in map(int, filter(str.isdecimal, os.listdir("/proc") if os.path.isdir("/proc") else [])):
+        # OSError: it has just ended, or is another user's
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+            # a child inherits the variable, also in another session or after its parent's end
+            entries = file.read().split(b"\0")
+            state, parent, _ = ends.read_stat(pid)
+            if wanted in entries and state not in ends.ENDED:
+                environ = dict(os.fsdecode(entry).split("=", 1) for entry in entries if b"=" in entry)
+                processes[pid] = {"environ": environ, "ppid": int(parent)}
+    return processes
 
 
 def end(tasks: Iterable[subprocess.Popen[bytes]], number: int) -> None:

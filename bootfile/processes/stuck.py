@@ -46,6 +46,7 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from bootfile.processes import node; node.main()"
 
 _watch: "Watch | None" = None  # of the run that trains in this process
+_make_pulse = functools.cache(Pulse)  # one for all runs of the process
 
 
 class Watch:
@@ -69,7 +70,7 @@ class Watch:
         self._tells_ends = tells_ends
         self._batches = waits.batches
         self._main = threading.get_ident()
-        self._pulse = Pulse()
+        self._pulse = _make_pulse()
         self._is_stopped = threading.Event()
         self._reader, self._writer = os.pipe()  # readable when the run has ended
         self._poll = select.poll()
@@ -135,6 +136,7 @@ class Watch:
         os.write(self._writer, b"\0")
         if self._thread.ident:
             self._thread.join(_FAREWELL)
+        self._pulse.end()
         if self.calls:
             if is_early:
                 self.ends.announce("by itself, before the others", is_early=True)
@@ -145,7 +147,6 @@ class Watch:
             return
         for seen in self._local.values():
             seen.process.close()
-        self._pulse.close()
         os.close(self._reader)
         os.close(self._writer)
 
@@ -319,9 +320,10 @@ def _find_timeout() -> float:
 
 
 def _forget() -> None:
-    """Forget the run in a forked process: the threads are in the parent."""
+    """Forget the run in a forked process: the threads, and the file of the beats, are those of the parent."""
     global _watch
     _watch = None
+    _make_pulse.cache_clear()
 
 
 @functools.cache

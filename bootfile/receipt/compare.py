@@ -147,14 +147,12 @@ def _name_steps(steps: list[int]) -> str:
 def _describe(step: int, runs: tuple[str, str], lines: tuple[_State, _State]) -> str:
     """Return the name of the part that differs most, and by how much if both checkpoints still exist. lines:
     those of the step in state.jsonl of both runs."""
-    from bootfile.exact import recorded  # imports torch, which records do not need
+    from bootfile.exact import digest, files, recorded  # they import torch, which records do not need
 
     names = recorded.find_changed(*lines)
     if not names:
         return "a part that has no digest of its own"
     others = f", and {len(names) - 1} more" if len(names) > 1 else ""
-    from bootfile.exact import digest, files  # import torch, which records do not need
-
     paths = [os.path.join(run, CHECKPOINTS, files.name_of(step)) for run in runs]
     try:
         states = [dict(digest.leaves(files.read(path)["objects"])) for path in paths]
@@ -171,11 +169,11 @@ def _difference(first: object, second: object) -> float:
     import torch
 
     try:
-        # in float64: a difference of float32 numbers may be lost in float32
-        first_numbers = torch.as_tensor(first).double()
-        second_numbers = torch.as_tensor(second).double()
-        largest = torch.maximum(first_numbers.abs().max(), second_numbers.abs().max())
-        return float((first_numbers - second_numbers).abs().max() / largest)
+        # in 64 bits: a difference of float32 numbers may be lost in float32
+        numbers = torch.stack([torch.as_tensor(first), torch.as_tensor(second)])
+        numbers = numbers.to(torch.promote_types(numbers.dtype, torch.float64))
+        difference = (numbers[0] - numbers[1]).abs().max()
+        return float(difference / numbers.abs().max()) if difference else 0.0  # 0 and -0
     except (TypeError, ValueError, RuntimeError):  # a part that one run lacks, text, or another shape
         return float("inf")
 

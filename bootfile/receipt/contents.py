@@ -15,6 +15,8 @@ from bootfile.ground.mixing import mix
 
 _LINES = 64  # parts of a tensor that are hashed
 _LINE = 64  # bytes of such a part
+_NOT_IN_NUMPY = (torch.bfloat16, torch.complex32)  # nor are some types of one byte
+_ADVICE = "it cannot be hashed: give ids"
 
 
 def hash_ids(ids: Any) -> np.ndarray:
@@ -41,8 +43,10 @@ def hash_batch(batch: Any) -> np.ndarray:
 
 def _sizes(value: Any) -> list[int]:
     """Return the possible numbers of samples in a part of a batch, the most likely one first."""
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return list(value.shape[:1])  # none of a scalar, which counts for each sample
+    if isinstance(value, torch.Tensor):
+        return [value.size(0)] if value.ndim else []  # a scalar counts for each sample
+    if isinstance(value, np.ndarray):
+        return list(value.shape[:1])
     if not isinstance(value, Mapping | list | tuple):
         return []
     parts = list(value.values()) if isinstance(value, Mapping) else list(value)
@@ -65,6 +69,8 @@ def _hash(value: Any, count: int) -> np.ndarray:
         except (TypeError, ValueError):  # texts, objects, another order of bytes
             value = array.tolist()
     if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided or value.is_nested:
+            raise BadInput(f"a batch holds a sparse or nested tensor ({value.layout}): {_ADVICE}")
         has_samples = value.ndim > 0 and len(value) == count
         return _hash_rows(value if has_samples else value[None])  # one row counts for each sample
     if isinstance(value, Mapping):
@@ -76,7 +82,7 @@ def _hash(value: Any, count: int) -> np.ndarray:
     elif isinstance(value, str | bytes | int | float | complex | None):
         return np.array([_hash_text(value)], np.uint64)
     else:
-        raise BadInput(f"a batch holds a {type(value).__name__}, which cannot be hashed: give ids")
+        raise BadInput(f"a batch holds a {type(value).__name__}: {_ADVICE}")
     # the number of parts is hashed, too: [[a], [b]] is not [a, b]
     hashes = _hash_length(len(parts))
     for part in parts:
@@ -98,7 +104,7 @@ def _hash_rows(rows: torch.Tensor) -> np.ndarray:
         offsets = np.dot(rows.stride()[1:], np.unravel_index(places, tuple(rows.shape[1:])))
         flat = rows.as_strided((len(rows), int(offsets.max()) + 1), (rows.stride(0), 1))
         chosen = flat.index_select(1, torch.from_numpy(offsets).to(rows.device))
-    if chosen.dtype == torch.bfloat16 or chosen.element_size() == 1:  # NumPy may not have such a type
+    if chosen.dtype in _NOT_IN_NUMPY or chosen.element_size() == 1:
         chosen = chosen.contiguous().view(torch.uint8)
     # the calls cost more than the bytes of a small batch, and NumPy's are shorter than torch's
     content = np.ascontiguousarray(chosen.numpy(force=True)).view(np.uint8)

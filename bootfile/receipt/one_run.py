@@ -87,17 +87,13 @@ def find_same_orders(epochs: list[Epoch]) -> list[str]:
             groups.setdefault(tuple(epoch.orders[:2].tolist()), []).append(epoch)
     lines = []
     for first, *others in groups.values():
-        same = [epoch for epoch in others if _have_same_order(first, epoch)]
+        # a run may end within an epoch: the steps that both have are compared
+        pairs = [(epoch, min(len(first.orders), len(epoch.orders))) for epoch in others]
+        same = [epoch for epoch, count in pairs if np.array_equal(first.orders[:count], epoch.orders[:count])]
         if same:
             names = name_numbers([epoch.number for epoch in (first, *same)])
             lines.append(f"epochs {names} have the same order, from step {same[0].steps.numbers[0]} on")
     return lines
-
-
-def _have_same_order(first: Epoch, second: Epoch) -> bool:
-    # a run may end within an epoch: the steps that both have are compared
-    count = min(len(first.orders), len(second.orders))
-    return np.array_equal(first.orders[:count], second.orders[:count])
 
 
 def find_repeats(epochs: list[Epoch], has_ids: bool) -> list[str]:

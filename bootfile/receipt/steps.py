@@ -4,14 +4,14 @@ import dataclasses
 import itertools
 import operator
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
 from bootfile.ground.errors import BadInput
-from bootfile.ground.numbers import counted
+from bootfile.ground.numbers import counted, find_ranges
 from bootfile.receipt.records import FILE, LOOP_PARTS, PARTS
 
 
@@ -194,14 +194,6 @@ def _sum_whole(history: History, steps: Steps) -> dict[int, int]:
 def find_left_out(steps: Steps) -> list[int]:
     """Return the steps of a Loader's receipt that --skip_steps has left out: their sums are 0."""
     return [] if steps.samples else [*steps.numbers[~steps.sums.any(axis=1)].tolist()]
-
-
-def find_ranges(numbers: Iterable[int]) -> list[str]:
-    """Return ascending numbers as ranges: "3-5", "9"."""
-    # the distance of a number from its place is the same in a range
-    groups = itertools.groupby(enumerate(numbers), lambda each: each[1] - each[0])
-    ranges = [[number for _, number in group] for _, group in groups]
-    return [f"{first}-{rest[-1]}" if rest else str(first) for first, *rest in ranges]
 
 
 def name_ranges(numbers: list[int]) -> str:

@@ -99,15 +99,12 @@ def _exit(error: SystemExit) -> None:
     if error.code in (None, 0):  # a text may be empty
         endings.end(None)
         raise error
-    code = 1
-    if isinstance(error.code, int):
-        code = error.code
-    else:
+    if not isinstance(error.code, int):
         write_error(f"{mask(str(error.code))}\n")
     endings.end(error)
     if in_group:  # another process can block the exit
-        leave(code & 0xFF)
-    sys.exit(code)
+        leave(endings.code_of(error))
+    sys.exit(endings.code_of(error))
 
 
 def _end(number: int, frame: object) -> None:

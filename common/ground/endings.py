@@ -111,6 +111,12 @@ def format_traceback(error: BaseException) -> str:
     return mask_values("".join(traceback.format_exception(error)))
 
 
+def code_of(error: SystemExit) -> int:
+    """Return the exit code of a process that ends by sys.exit() with an error. The system keeps 8 bits of a
+    number: the 256 of sys.exit(os.system(...)) would be 0, that of a run that is done."""
+    return error.code & 0xFF or 1 if isinstance(error.code, int) else 1
+
+
 def in_group() -> bool:
     """Return whether this process has joined a process group of several."""
     return bool(_at_end["processes"])

@@ -146,7 +146,7 @@ def end_of_error(error: BaseException) -> tuple[int, str]:
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "interrupted"
     if isinstance(error, SystemExit):
-        return error.code & 0xFF if isinstance(error.code, int) else 1, f"sys.exit({error.code!r:.200})"
+        return endings.code_of(error), f"sys.exit({error.code!r:.200})"
     if endings.in_group():
         from bootfile.processes.ends import has_lost_contact  # a job of one process has no contact to lose
 

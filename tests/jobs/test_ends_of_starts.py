@@ -176,6 +176,11 @@ def test_an_error_with_a_password_is_masked(tmp_path):
     assert "hunter2" not in str(end)
 
 
+@pytest.mark.parametrize("code, recorded", [(3, 3), (-1, 255), (256, 1), ("a text", 1)])
+def test_an_exit_with_an_error_is_not_recorded_as_done(code, recorded):
+    assert starts.end_of_error(SystemExit(code)) == (recorded, f"sys.exit({code!r})")
+
+
 @pytest.mark.thorough
 def test_a_lost_rank_is_told_to_the_next_start(tmp_path):
     words = (*TWO, "--processes_per_node=2", f"--output_dir={tmp_path}")

@@ -1,6 +1,7 @@
 """A run that does not move says where each rank is, and a rank that has died is named with its reason."""
 
 import bdb
+import os
 import pdb
 import re
 import signal
@@ -12,9 +13,9 @@ import pytest
 import torch
 
 from bootfile.ground.log_lines import END
-from bootfile.processes import board, node, stacks
+from bootfile.processes import board, node, stacks, stuck
 from bootfile.processes.report import Clock, Pulse, Report, compose
-from bootfile.processes.roll_call import RollCall
+from bootfile.processes.roll_call import DONE, RollCall
 from bootfile.processes.stacks import IN, WAITS, Place
 from tests.conftest import ROOT, finish, is_stopped, read_until, start, start_ranks, wait_until
 
@@ -232,6 +233,15 @@ def test_each_rank_ends_a_call_and_the_next_one_asks_if_rank_0_does_not(tmp_path
     assert capfd.readouterr().out == "", "the next line comes when twice the time has passed"
 
 
+def test_a_loop_that_has_ended_since_its_answer_is_named_so(tmp_path, capfd):
+    ranks = Ranks(tmp_path, 2)
+    ranks.look(0, 0)
+    ranks.look(1, 1)
+    ranks.boards[1].write("left/1", DONE)
+    ranks.look(0, 5)
+    assert "ranks [0] is in f (a.py:1); ranks [1] has ended its loop" in capfd.readouterr().out
+
+
 def test_a_rank_that_moves_postpones_the_line(tmp_path, capfd):
     ranks = Ranks(tmp_path, 2)
     ranks.clocks[1].at = ranks.now
@@ -349,8 +359,25 @@ def test_a_beat_is_never_half_written():
     steps = {node.Seen(pulse.files).read_beat()[3] for _ in range(2000)}
     has_ended.set()
     writer.join()
-    pulse.close()
     assert steps == {4}
+
+
+def test_a_process_whose_run_has_ended_is_not_read_any_more(tmp_path):
+    """It may open a pipe: another process that reads it would hang, and take what is for this one."""
+    watch = stuck.start(str(tmp_path), 0, 60.0)
+    seen = node.Seen(watch._pulse.files)
+    stuck.stop()
+    reader, writer = os.pipe()
+    os.write(writer, b"for this process")
+    os.close(writer)  # else the other process would wait for more
+    try:
+        assert seen.runs(1.0) and seen.look(1.0) is None
+        assert os.read(reader, 100) == b"for this process"
+        stuck.start(str(tmp_path), 0, 60.0)
+        assert seen.read_beat()[1] == 4 * 60, "the next run of the process is seen as well"
+    finally:
+        stuck.stop()
+        os.close(reader)
 
 
 PROGRAM = """

@@ -173,9 +173,19 @@ def test_the_hashes_are_those_of_earlier_versions():
     assert hash_batch(torch.arange(8)[::4][:1])[0] == 0xDDC9DF959E8900C5  # one sample has a stride, too
 
 
-def test_what_cannot_be_hashed_needs_ids(tmp_path):
-    batch = {"id": torch.arange(2), "graph": object()}
-    with pytest.raises(BadInput, match="object"):
+GRAPHS = {
+    "object": object,
+    "sparse_coo": lambda: torch.eye(2).to_sparse(),
+    "sparse": lambda: [{"adjacency": torch.eye(2).to_sparse()} for _ in range(2)],
+    "nested": lambda: torch.nested.as_nested_tensor([torch.ones(2), torch.ones(3)]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_what_cannot_be_hashed_needs_ids(kind, tmp_path):
+    batch = {"id": torch.arange(2), "graph": GRAPHS[kind]()}
+    with pytest.raises(BadInput, match=kind):
         Receipt(str(tmp_path / "a")).add(batch)
     Receipt(str(tmp_path / "a"), ids="id").add(batch)
     assert read(str(tmp_path / "a")).starts[0].steps.sums[0, 1] == 2

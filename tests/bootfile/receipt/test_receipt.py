@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bootfile.ground.errors import BadInput
-from bootfile.receipt import receipt
+from bootfile.receipt import compare, receipt
 from bootfile.receipt.compare import compare_runs
 from bootfile.receipt.reading import read, read_records
 from bootfile.receipt.receipt import Receipt
@@ -251,6 +251,22 @@ def test_figures_that_only_one_run_has_are_a_difference(tmp_path):
     for first, second in ("ab", "ba"):
         [line] = compare_runs(str(tmp_path / first), str(tmp_path / second), "*.pt")
         assert not line.equal and line.text == "only one run has step at step 3"
+
+
+@pytest.mark.parametrize(
+    "first, second, expected",
+    [
+        (torch.tensor([1 + 2j]), torch.tensor([1 + 4j]), 2 / 17**0.5),
+        (torch.tensor([0.0]), torch.tensor([-0.0]), 0),
+        (torch.tensor([3], dtype=torch.uint8), torch.tensor([4], dtype=torch.uint8), 0.25),
+        (0.5, 1.0, 0.5),
+        ("Adam", "SGD", float("inf")),
+        (None, torch.ones(1), float("inf")),
+        (torch.ones(1), torch.ones(2), float("inf")),
+    ],
+)
+def test_by_how_much_two_parts_of_a_state_differ(first, second, expected):
+    assert compare._difference(first, second) == pytest.approx(expected)
 
 
 def test_ids_in_a_file_of_windows(tmp_path):

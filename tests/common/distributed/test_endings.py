@@ -73,6 +73,8 @@ WAYS = {  # way -> code, exit code, pattern of the line that must arrive once
     "interrupt": ("raise KeyboardInterrupt", 130, "error: interrupted$"),
     "exit with text": ("sys.exit('the text of the exit')", 1, "the text of the exit$"),
     "exit with 3": ("sys.exit(3)", 3, ""),
+    "exit with -1": ("sys.exit(-1)", 255, ""),
+    "exit with a status of os.system()": ("sys.exit(256)", 1, ""),
     "exit": ("sys.exit()", 0, ""),
     "exit with an empty text": ("sys.exit('')", 1, "\\n"),
     "memory": ("raise MemoryError('out of memory')", 1, f"{AT_RANK}MemoryError: out of memory"),
