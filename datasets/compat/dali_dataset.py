@@ -27,7 +27,7 @@ from bootfile.processes import ranks
 from bootfile.receipt.receipt import Receipt
 from bootfile.sampling.plan import Plan
 from bootfile.sampling.sampler import BatchSampler, SequentialBatchSampler
-from datasets.folders import image_folder, image_index
+from datasets.folders import image_folder
 from datasets.loaders import backends
 from datasets.loaders.image_loader import MEAN, STD
 from datasets.sampling.augment import center_crop, random_resized_crop
@@ -190,7 +190,7 @@ class Dataset:
             "dtype": torch.float16 if fp16 else None,
         }
 
-        def make_build(index: image_index.ImageFolderIndex) -> Callable[[Plan], loaders.Loader]:
+        def make_build(index: image_folder.ImageFolderIndex) -> Callable[[Plan], loaders.Loader]:
             """Return the function that opens the loader of an index, when its first batch is needed."""
             store = FileStore(index)
 

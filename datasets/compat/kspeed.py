@@ -32,7 +32,7 @@ from torchvision.datasets import ImageFolder
 from bootfile.ground.errors import BadInput
 from bootfile.sampling.sampler import WholeBatchSampler
 from datasets.folders import image_folder, images
-from datasets.folders.splits import SPLITS, find_split
+from datasets.folders.listing import SPLITS, find_split
 from datasets.stores import connection
 from datasets.stores.files import Store
 from datasets.stores.tiers import Stores

@@ -20,10 +20,8 @@ from bootfile.sampling.plan import Plan
 from datasets import files
 from datasets.files import refuse_dead_link
 from datasets.folders import image_folder, images
-from datasets.folders.image_folder import one_line, scan_listing
-from datasets.folders.image_index import ImageFolderIndex
-from datasets.folders.listing import Listing
-from datasets.folders.splits import find_split
+from datasets.folders.image_folder import ImageFolderIndex, one_line, scan_listing
+from datasets.folders.listing import Listing, find_split
 from datasets.folders.walk import Log, shown, walk
 from datasets.sampling.augment import center_square, square_crop
 

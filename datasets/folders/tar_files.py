@@ -22,8 +22,15 @@ from common.ground.files import locked, own_place
 from datasets import files
 from datasets.files import refuse_dead_link
 from datasets.folders import images
-from datasets.folders.listing import Listing, check_classes, number_classes
-from datasets.folders.splits import NO_SPLITS, divide, has_word, split_names
+from datasets.folders.listing import (
+    NO_SPLITS,
+    Listing,
+    check_classes,
+    divide,
+    has_word,
+    number_classes,
+    split_names,
+)
 from datasets.folders.walk import Log, count_endings, ending, is_hidden, is_image, map_files, progress, shown
 
 _FORMAT = 3  # increase it if scan_tar() returns other rows
