@@ -16,7 +16,6 @@ import codecs
 import contextlib
 import csv
 import decimal
-import functools
 import hashlib
 import io
 import math
@@ -30,11 +29,11 @@ import numpy as np
 
 from bootfile.ground.again import is_file, is_folder, read_whole
 from bootfile.ground.errors import BadInput
-from bootfile.ground.files import explained, read_again
+from bootfile.ground.files import explained
 from datasets import files
 from datasets.files import refuse_dead_link
 from datasets.folders import images
-from datasets.folders.walk import Log, entry_is_folder, is_hidden, is_image, shown, stat_files, walk
+from datasets.folders.walk import Log, is_hidden, is_image, list_folder, shown, stat_files, walk
 
 VAL_SHARE = 0.1  # of the images of a folder without splits
 SPLITS = {  # the names that Hugging Face's imagefolder takes, as splits; the first that exists is used
@@ -178,8 +177,7 @@ def check_classes(classes: Sequence[str], root: str, source: str, paths: list[st
     deep = [path for path in paths if path.count("/") > 1]
     tables: list[str] = []
     if root:
-        with explained(f"cannot list {root}"):
-            names = read_again(functools.partial(os.listdir, root), root)
+        names = [entry.name for entry in list_folder(root)]
         tables = sorted(name for name in names if name.lower().endswith(_TABLES) and name[0] != ".")
     if others:
         reason = f"{shown(others)} may be splits, masks or parts"
@@ -376,22 +374,22 @@ def find_split(root: str, split: str, splits: str | None = None, log: Log | None
     splits: the names of both, as --splits gives them. log: gets one line for "val" if other folders are left
     out. The process of a node that indexes the images calls it at each start. Raises BadInput.
     """
-    with explained(f"cannot list {root}"):
-        folders, tables, dead = read_again(functools.partial(_list_root, root), root)
-    # --splits may name a folder, or a list, in a folder: photos/train
-    deep = set()
+    folders: set[str] = set()
+    others: set[str] = set()  # tables, and links that lead nowhere, which may be the folder of a split
+    for entry in list_folder(root):
+        if entry.is_folder:
+            folders.add(entry.name)
+        elif entry.name.endswith(".txt"):
+            others.add(entry.name.removesuffix(".txt"))
+        elif entry.is_link and not os.path.isfile(entry.path):
+            others.add(entry.name)
+    # --splits may name a folder, or a table, in a folder: photos/train
     for name in (splits or "").split(","):
         if is_folder(os.path.join(root, name, "")) or is_file(os.path.join(root, f"{name}.txt")):
-            deep.add(name)
+            others.add(name)
     chosen = {}
     for key, names in split_names(splits).items():
-        # the names in SPLITS may have any capitals; of several the one in small letters is first
-        ranked = []
-        for candidate in folders | tables | dead | deep:
-            name = candidate if splits else candidate.lower()
-            if name in names:
-                ranked.append((names.index(name), candidate != candidate.lower(), candidate))
-        chosen[key] = min(ranked)[-1] if ranked else ""
+        chosen[key] = _choose_name(folders | others, names, any_capitals=not splits)
     if chosen[split]:  # another folder or table must not take the place of a disk that is not mounted
         refuse_dead_link(os.path.join(root, chosen[split]))
         refuse_dead_link(os.path.join(root, f"{chosen[split]}.txt"))
@@ -407,21 +405,16 @@ def find_split(root: str, split: str, splits: str | None = None, log: Log | None
     return chosen[split]
 
 
-def _list_root(root: str) -> tuple[set[str], set[str], set[str]]:
-    """Return the names of the folders in a folder, of its files .txt without the ending, and of the links
-    that lead nowhere: they may be the folder of a split. Raises OSError."""
-    folders: set[str] = set()
-    tables: set[str] = set()
-    dead: set[str] = set()
-    with os.scandir(root) as entries:
-        for entry in entries:
-            if entry_is_folder(entry):
-                folders.add(entry.name)
-            elif entry.name.endswith(".txt"):
-                tables.add(entry.name.removesuffix(".txt"))
-            elif entry.is_symlink() and not os.path.isfile(entry.path):
-                dead.add(entry.name)
-    return folders, tables, dead
+def _choose_name(candidates: set[str], names: tuple[str, ...], any_capitals: bool) -> str:
+    """Return the candidate that is the first of the names; "" if none is one. any_capitals: Val is val, but
+    of several the one in small letters is taken."""
+    for name in names:
+        if name in candidates:
+            return name
+        equal = [candidate for candidate in candidates if candidate.lower() == name]
+        if any_capitals and equal:
+            return min(equal)
+    return ""
 
 
 def split_names(splits: str | None) -> dict[str, tuple[str, ...]]:

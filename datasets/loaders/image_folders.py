@@ -366,16 +366,19 @@ def read_class_weights(text: str, index: Any) -> np.ndarray:
     # one name of a class is enough: then all lines are classes, else all are images
     weights = _read_weights(text)
     is_of_classes = not weights.keys().isdisjoint(index.classes)
-    names = list(index.classes) if is_of_classes else [index.name(id) for id in range(len(index))]
-    bad = (
-        [] if is_of_classes else [path for path, *_ in index.bad]
-    )  # these are skipped, and may have a weight
+    names = list(index.classes)
+    kind = "class"
+    if not is_of_classes:
+        for path, *_ in index.bad:  # these are skipped, and may have a weight
+            weights.pop(path, None)
+        names = [index.name(id) for id in range(len(index))]
+        kind = "image"
     missing = [name for name in names if name not in weights]
-    unknown = sorted(weights.keys() - {*names, *bad})
+    unknown = sorted(weights.keys() - set(names))
     if missing or unknown:
         raise BadInput(
-            f"--class_weights {text}: {len(missing)} of {len(names)} {'class' if is_of_classes else 'image'} "
-            f"names are missing, {len(unknown)} are unknown: {[*missing, *unknown][0]}"
+            f"--class_weights {text}: {len(missing)} of {len(names)} {kind} names are missing, "
+            f"{len(unknown)} are unknown: {[*missing, *unknown][0]}"
         )
     values = np.array([weights[name] for name in names])
     return values[labels] if is_of_classes else values
