@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 from bootfile.ground.errors import BadInput, import_optional
 from bootfile.ground.files import explained, read_again
 from common.ground.files import is_url
+from datasets.files import CACHE_FOLDER
 from datasets.folders import tar_files
 
 _GROUPS = 8  # row groups that a process keeps in memory
@@ -121,7 +122,7 @@ def _open(
     processes that share the folder of the index one scans the files."""
     patterns = [files] if isinstance(files, str) else list(files)
     if cache_dir is None and any(map(is_url, patterns)):
-        cache_dir = os.path.expanduser(os.path.join("~", ".cache", "bootfile"))
+        cache_dir = CACHE_FOLDER
     paths = tar_files.find(patterns)
     return paths, tar_files.load_index(paths, scan, cache_dir)
 

@@ -12,7 +12,7 @@ bad input.
 
 from common.compute.networks import arch
 from common.console.arguments import Parser, boolean, positive_float, positive_int
-from datasets.folders import splits
+from datasets.folders import listing
 
 
 def main(arguments: list[str]) -> int:
@@ -23,9 +23,9 @@ def main(arguments: list[str]) -> int:
     add("benchmark", choices=["loaders"], help="what is measured")
     add("--cache_dir", default="output_dir/index", help="for indexes (default: %(default)s)")
     add("--data_url", required=True, metavar="DIR", help="folder with train/<class>/*")
-    add("--splits", type=splits.two_names, metavar="TRAIN,VAL", help="those of the job")
+    add("--splits", type=listing.two_names, metavar="TRAIN,VAL", help="those of the job")
     add("--pack", metavar="FOLDER", help="also measure decoded images, kept in this folder")
-    add("--max_bad_images", type=splits.fraction, default=0.0, help="default: 0")
+    add("--max_bad_images", type=listing.fraction, default=0.0, help="default: 0")
     add("--image_size", type=count, default=224, help="default: 224")
     add("--batch_size", type=count, default=64, help="default: 64")
     add("--workers", type=count, help="default: cores")

@@ -27,8 +27,7 @@ from bootfile.loaders.data_fingerprint import (
     list_of,
     warn_of_unstable,
 )
-from bootfile.loaders.loader import Loader
-from bootfile.loaders.pairs import Index, pair_of, split
+from bootfile.loaders.loader import Index, Loader, pair_of, split
 from bootfile.loaders.reading import reading
 from bootfile.loaders.workers import WorkerEngine, Workers, check_connections, not_delivered
 from bootfile.sampling import generators

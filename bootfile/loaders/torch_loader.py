@@ -22,8 +22,7 @@ from bootfile.loaders.data_fingerprint import (
     list_of,
     warn_of_unstable,
 )
-from bootfile.loaders.loader import Data, Engine, Loader
-from bootfile.loaders.pairs import Index, pair_of
+from bootfile.loaders.loader import Data, Engine, Index, Loader, pair_of
 from bootfile.processes import ranks
 from bootfile.receipt.contents import hash_batch
 from bootfile.sampling import generators
@@ -46,7 +45,7 @@ def torch_loader(
     """Return a Loader of (inputs, targets) on the device, of a torch DataLoader.
 
     loader: of a map-style Dataset. A batch is (inputs, targets), nested in any way, or a dictionary with
-        one of pairs.TARGETS. Its sampler and its items may draw from the generators of torch, NumPy and
+        one of loader.TARGETS. Its sampler and its items may draw from the generators of torch, NumPy and
         `random`, and from those that the loader holds. Each rank has its own, with a DistributedSampler: its
         set_epoch() is called here.
     seed, epochs: of the training.

@@ -100,9 +100,11 @@ class Workers:
         # they end when this iterator does; the workers of load() are forked later, from this process
         workers = self._open(function, [None] * count, count)  # one "batch" for each worker
         check_tasks(count)
-        results = [result for _, result in self._iterate(workers, count)]
-        for refusal in [result for result in results if isinstance(result, BadInput)]:
-            raise refusal
+        results = []
+        for _, result in self._iterate(workers, count):
+            if isinstance(result, BadInput):
+                raise result
+            results.append(result)
         return results
 
     def _open(self, function: Any, batches: Any, count: int, **options: Any) -> DataLoader[Any]:

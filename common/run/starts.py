@@ -10,7 +10,7 @@ time: when training began or continued, in seconds of time.time(). step, steps: 
 and the total. laps: the seconds before training, by kind of work.
 lost: the last report of the previous start, if it was after `step`.
 training data, data backend: the fingerprint of the data; the backend of the loader.
-division: how --val_share divided the images (datasets/folders/splits.py), or "".
+division: how --val_share divided the images (datasets/folders/listing.py), or "".
 sampling: the values that determine the ids of each step: sampler, samples, global batch, seed.
 best: the metric that chooses best.pth, such as "lowest rmse", if the job names one.
 settings, ignored: the job's arguments, without credentials; the names of options that the job did not know.

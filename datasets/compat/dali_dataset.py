@@ -27,7 +27,8 @@ from bootfile.processes import ranks
 from bootfile.receipt.receipt import Receipt
 from bootfile.sampling.plan import Plan
 from bootfile.sampling.sampler import BatchSampler, SequentialBatchSampler
-from datasets.folders import image_folder, image_index
+from datasets.files import CACHE_FOLDER
+from datasets.folders import image_folder
 from datasets.loaders import backends
 from datasets.loaders.image_loader import MEAN, STD
 from datasets.sampling.augment import center_crop, random_resized_crop
@@ -169,7 +170,7 @@ class Dataset:
         self._size = size
         self._scale = (min_crop_size, 1.0)
         self._seed = seed
-        cache = cache_dir or os.path.expanduser(os.path.join("~", ".cache", "bootfile"))
+        cache = cache_dir or CACHE_FOLDER
         load = functools.partial(image_folder.load, data_dir, cache=cache)
         self._train_index = load("train")
         former = image_folder.name_former(self._train_index.root, cache)
@@ -184,26 +185,22 @@ class Dataset:
         unit = 255
         if max(std) < 1:  # they are of pixels / 255 already
             unit = 1
-        delivery: dict[str, Any] = {
-            "mean": tuple(value / unit for value in mean),
-            "std": tuple(value / unit for value in std),
-            "dtype": torch.float16 if fp16 else None,
-        }
-
-        def make_build(index: image_index.ImageFolderIndex) -> Callable[[Plan], loaders.Loader]:
-            """Return the function that opens the loader of an index, when its first batch is needed."""
-            store = FileStore(index)
-
-            def build(plan: Plan) -> loaders.Loader:
-                return backends.build(self.backend, store, plan, self.device, workers, **delivery)
-
-            return build
-
-        self._train = Loader(self._train_plan(batch_size), make_build(self._train_index), stays_open=True)
+        build: Any = functools.partial(
+            backends.build,
+            self.backend,
+            device=self.device,
+            workers=workers,
+            mean=tuple(value / unit for value in mean),
+            std=tuple(value / unit for value in std),
+            dtype=torch.float16 if fp16 else None,
+        )
+        build_train = functools.partial(build, FileStore(self._train_index))
+        self._train = Loader(self._train_plan(batch_size), build_train, stays_open=True)
         order = SequentialBatchSampler(len(self._val_index), val_batch_size, **self._place)
         crop = functools.partial(center_crop, share=size / val_size)
         val_plan = Plan(self._val_index, order, crop, size)
-        self._val = Loader(val_plan, make_build(self._val_index), stays_open=False)
+        build_val = functools.partial(build, FileStore(self._val_index))
+        self._val = Loader(val_plan, build_val, stays_open=False)
 
     def get_train_loader(self) -> Loader:
         return self._train

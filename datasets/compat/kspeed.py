@@ -18,6 +18,7 @@ counts. It is never in a pickle or a message.
 workers: not used, only accepted for compatibility. To read many files in parallel, request a batch.
 """
 
+import contextlib
 import io
 import os
 import weakref
@@ -31,8 +32,9 @@ from torchvision.datasets import ImageFolder
 
 from bootfile.ground.errors import BadInput
 from bootfile.sampling.sampler import WholeBatchSampler
+from datasets.files import CACHE_FOLDER
 from datasets.folders import image_folder, images
-from datasets.folders.splits import SPLITS, find_split
+from datasets.folders.listing import SPLITS, find_split
 from datasets.stores import connection
 from datasets.stores.files import Store
 from datasets.stores.tiers import Stores
@@ -71,13 +73,13 @@ class KSpeedFolder:
         if inner_split:  # train and val would be taken for classes
             raise BadInput(f"{self.root} has splits: expected one of them, such as {self.root}/{inner_split}")
         place = iplist if isinstance(iplist, str) else ",".join(map(str, iplist or ()))
-        cache = cache_dir or os.path.expanduser(os.path.join("~", ".cache", "bootfile"))
         stores = _open_stores(place.strip(), user, password, mode, log)
         self._finalizer: Callable | None = weakref.finalize(self, _close, stores, os.getpid())
         # the split's name in its data set, so that the data set's pack is found
         split = "val" if os.path.basename(self.root).lower() in SPLITS["val"] else "train"
 
         options: Any = {"val_share": 0, "labelled": False, "log": lambda text: None}
+        cache = cache_dir or CACHE_FOLDER
         self.index = image_folder.load(self.root, split, cache, max_bad_images, **options)
         self._store: Store | None = stores.open(self.index)
 
@@ -264,15 +266,13 @@ def _open_stores(
         place = f"redis://{place}"
     try:
         where = connection.parse(place)._replace(form="encoded")
-        # a user in the URL comes first
-        if where.user or not user:
+        if where.user or not user:  # a user in the URL comes first
             return Stores(None, where, mode, log)
-        try:
+        with contextlib.suppress(BadInput):
             return Stores(None, where._replace(user=user), mode, log)
-        except BadInput:
-            stores = Stores(None, where._replace(user="default"), mode, log)
-            log(f"cache {where}: it refuses the user, so the user default is used")
-            return stores
+        stores = Stores(None, where._replace(user="default"), mode, log)
+        log(f"cache {where}: it refuses the user, so the user default is used")
+        return stores
     except BadInput as error:
         raise BadInput(str(error).replace("--cache", "iplist")) from None
 

@@ -20,10 +20,8 @@ from bootfile.sampling.plan import Plan
 from datasets import files
 from datasets.files import refuse_dead_link
 from datasets.folders import image_folder, images
-from datasets.folders.image_folder import one_line, scan_listing
-from datasets.folders.image_index import ImageFolderIndex
+from datasets.folders.image_folder import ImageFolderIndex, one_line, scan_listing
 from datasets.folders.listing import Listing
-from datasets.folders.splits import find_split
 from datasets.folders.walk import Log, shown, walk
 from datasets.sampling.augment import center_square, square_crop
 
@@ -114,11 +112,8 @@ def _look(root: str, split: str, log: Log) -> Listing:
     load() calls it at each start; no image is read. Raises BadInput."""
     base = os.path.join(root, split)
     refuse_dead_link(base)
-    if not is_folder(base):  # the folder of the split may have another name
-        kind = "train" if split == "train" else "val"
-        base = os.path.join(root, find_split(root, kind, log=log) or split)
-        if not is_folder(base):
-            raise BadInput(f"{root} has no folder {split}/")
+    if not is_folder(base):
+        raise BadInput(f"{root} has no folder {split}/")
     sides = _find_sides(base)
     blurry_side, sharp_side = sides
     blurry = _by_name(base, blurry_side, log)

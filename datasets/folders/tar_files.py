@@ -22,9 +22,26 @@ from common.ground.files import locked, own_place
 from datasets import files
 from datasets.files import refuse_dead_link
 from datasets.folders import images
-from datasets.folders.listing import Listing, check_classes, number_classes
-from datasets.folders.splits import NO_SPLITS, divide, has_word, split_names
-from datasets.folders.walk import Log, count_endings, ending, is_hidden, is_image, map_files, progress, shown
+from datasets.folders.listing import (
+    NO_SPLITS,
+    Listing,
+    check_classes,
+    divide,
+    has_word,
+    number_classes,
+    split_names,
+)
+from datasets.folders.walk import (
+    Log,
+    count_endings,
+    ending,
+    is_hidden,
+    is_image,
+    list_folder,
+    map_files,
+    progress,
+    shown,
+)
 
 _FORMAT = 3  # increase it if scan_tar() returns other rows
 _TORN = -2  # the label of a file whose sample began earlier in the tar
@@ -71,20 +88,13 @@ def find(patterns: str | Iterable[str]) -> list[str]:
 def is_folder(path: str) -> bool:
     """Return whether a folder holds tar files, and neither folders nor images: a platform passes a folder
     in place of a pattern. Raises BadInput if a link in it leads nowhere."""
-
-    def list_entries() -> list[tuple[bool, bool, str]]:
-        with os.scandir(path) as entries:
-            return [(entry.is_dir(), entry.is_symlink(), entry.path) for entry in entries]
-
-    with explained(f"cannot list {path}"):
-        entries = read_again(list_entries, path)
-    has_tar = any(os.path.splitext(entry_path)[1] == ".tar" for _, _, entry_path in entries)
-    has_others = any(is_dir or is_image(entry_path) for is_dir, _, entry_path in entries)
-    if not has_tar or has_others:
+    entries = list_folder(path)
+    has_tar = any(os.path.splitext(entry.name)[1] == ".tar" for entry in entries)
+    if not has_tar or any(entry.is_folder or is_image(entry.name) for entry in entries):
         return False
-    for _, is_link, entry_path in entries:
-        if is_link and not is_hidden(os.path.basename(entry_path)):
-            refuse_dead_link(entry_path)
+    for entry in entries:
+        if entry.is_link and not is_hidden(entry.name):
+            refuse_dead_link(entry.path)
     return True
 
 

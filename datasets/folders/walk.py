@@ -9,14 +9,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from tqdm import tqdm
 
 from bootfile.ground.again import is_temporary, refusal
 from bootfile.ground.errors import BadInput
-from bootfile.ground.files import read_again
+from bootfile.ground.files import explained, read_again
 from datasets.files import describe_dead_links, refuse_dead_link
 from datasets.folders import images
 
@@ -30,18 +30,41 @@ _TURN = 64  # tasks that threads do before the waiting is measured again, for th
 FILES_PER_TASK = 64  # files per task
 
 
+class Entry(NamedTuple):
+    """A file or folder in a folder. is_folder: also of a link to one."""
+
+    name: str
+    path: str
+    is_folder: bool
+    is_link: bool
+
+
+def list_folder(folder: str) -> list[Entry]:
+    """Return what is directly in a folder, in any order. Raises BadInput."""
+
+    def read() -> list[Entry]:
+        with os.scandir(folder) as entries:
+            return [Entry(entry.name, entry.path, _is_folder(entry), entry.is_symlink()) for entry in entries]
+
+    with explained(f"cannot list {folder}"):
+        return read_again(read, folder)
+
+
+def _is_folder(entry: os.DirEntry) -> bool:
+    """Return whether an entry is a folder or leads to one; False for a link that leads nowhere. Raises
+    OSError if its file system does not answer."""
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if is_temporary(error):
+            raise
+        return False
+
+
 def walk(base: str) -> tuple[list[str], str, set[str]]:
     """Return (relative paths of the images in a tree, count_endings() of its other files, the folders in it).
     Links are followed. Each start calls it, in the process of a node that indexes the images. Raises BadInput
     if a folder cannot be listed, or if a link leads nowhere and may have been a folder."""
-    try:
-        return read_again(functools.partial(_walk, base), base)
-    except OSError as error:
-        raise refusal(f"cannot list {error.filename or base}: {error.strerror}", error) from error
-
-
-def _walk(base: str) -> tuple[list[str], str, set[str]]:
-    """Do what walk() does, once."""
     paths: list[str] = []
     others = Counter[str]()  # ending -> other files than images, and hidden folders
     first_folders: set[str] = set()
@@ -50,7 +73,7 @@ def _walk(base: str) -> tuple[list[str], str, set[str]]:
     with progress(None, f"listing {base}") as bar:
         while waiting:
             folder, parents = waiting.pop()
-            images_here, folders = _list_folder(folder, others)
+            images_here, folders = _list_images(folder, others)
             prefix = os.path.join(folder[len(base) :].lstrip("/"), "")
             paths += [prefix + name for name in sorted(images_here)]
             for name in folders:
@@ -65,34 +88,22 @@ def _walk(base: str) -> tuple[list[str], str, set[str]]:
     return paths, count_endings(others), first_folders
 
 
-def _list_folder(folder: str, others: Counter[str]) -> tuple[list[str], list[str]]:
+def _list_images(folder: str, others: Counter[str]) -> tuple[list[str], list[str]]:
     """Return (names of the images, names of the folders) directly in a folder, without hidden ones, and count
-    its other files in `others`. Raises OSError, and BadInput for a link that leads nowhere."""
+    its other files in `others`. Raises BadInput, also for a link that leads nowhere."""
     names = []
     folders = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            name = entry.name
-            if entry_is_folder(entry) and not is_hidden(name):
-                folders.append(name)
-            elif name[0] != "." and is_image(name):
-                names.append(name)
-            else:
-                others[ending(name)] += 1
-                if entry.is_symlink() and not is_hidden(name):  # it may have led to a folder
-                    refuse_dead_link(entry.path)
+    for entry in list_folder(folder):
+        is_seen = not is_hidden(entry.name)
+        if entry.is_folder and is_seen:
+            folders.append(entry.name)
+        elif is_seen and is_image(entry.name):
+            names.append(entry.name)
+        else:
+            others[ending(entry.name)] += 1
+            if entry.is_link and is_seen:  # it may have led to a folder
+                refuse_dead_link(entry.path)
     return names, folders
-
-
-def entry_is_folder(entry: os.DirEntry) -> bool:
-    """Return whether an entry is a folder or leads to one; False for a link that leads nowhere. Raises
-    OSError if its file system does not answer."""
-    try:
-        return entry.is_dir()
-    except OSError as error:
-        if is_temporary(error):
-            raise
-        return False
 
 
 def is_hidden(name: str) -> bool:

@@ -27,7 +27,7 @@ from common.run import starts
 from common.run.log import Log
 from common.run.output import Output, local_output
 from common.run.run import JobParser
-from datasets.folders import image_folder, image_index, random_folder, splits
+from datasets.folders import image_folder, listing, random_folder
 from datasets.loaders import backends, preprocessing
 from datasets.loaders.backends import SyntheticIndex
 from datasets.loaders.image_loader import ImageLoader
@@ -49,9 +49,9 @@ def add_arguments(parser: JobParser) -> None:
     add = parser.add_argument_group("data").add_argument
     add("--data_url", role=OPERATION, help="folder with train/<class>/* and val/<class>/*, or 'shards/*.tar'")
     help = "share of each class that validates a folder without train/ and val/ (default: 10%%)"
-    add("--val_share", type=splits.val_share, default=splits.VAL_SHARE, metavar="SHARE", help=help)
+    add("--val_share", type=listing.val_share, default=listing.VAL_SHARE, metavar="SHARE", help=help)
     help = "names of the folders of the splits, if others than train/ and val/; none: all folders are classes"
-    add("--splits", role=IDENTITY, type=splits.two_names, metavar="TRAIN,VAL", help=help)
+    add("--splits", role=IDENTITY, type=listing.two_names, metavar="TRAIN,VAL", help=help)
     add("--custom_data", role=IDENTITY, type=boolean, default=False, help="true: use generated images")
     names = ", ".join(backends.BACKENDS)
     help = f"auto (default): measured; {names}"
@@ -73,7 +73,7 @@ def add_arguments(parser: JobParser) -> None:
     help = "folder for the index (default: index/ in --output_dir)"
     add("--cache_dir", role=OPERATION, metavar="FOLDER", help=help)
     help = "share of unreadable images to skip, for example 0.1%% (default: 0)"
-    add("--max_bad_images", type=splits.fraction, default=0.0, metavar="SHARE", help=help)
+    add("--max_bad_images", type=listing.fraction, default=0.0, metavar="SHARE", help=help)
     add("--class_weights", metavar="balanced|FILE", help=WEIGHTS_HELP)
     preprocessing.add_arguments(add)
     help = "pixels (default: 224)"
@@ -170,7 +170,7 @@ def _read_run(args: argparse.Namespace, output: Output) -> tuple[list[dict], boo
 
 def _scan_splits(
     args: argparse.Namespace, folder: str, cache: str, log: Log, known: list[dict], labelled: bool
-) -> list[image_index.ImageFolderIndex]:
+) -> list[image_folder.ImageFolderIndex]:
     """Return the indexes that a job needs: [train, val], or one of them. The first process of each node calls
     it, and the others wait: it reads each image whose index is not in `cache`. Raises BadInput.
 
@@ -179,7 +179,7 @@ def _scan_splits(
     division = {"val_share": args.val_share, "splits": args.splits, "labelled": labelled}
     others = {"cache": cache, "max_bad": args.max_bad_images, "log": log.info}
 
-    def load(split: str, **options: Any) -> image_index.ImageFolderIndex:
+    def load(split: str, **options: Any) -> image_folder.ImageFolderIndex:
         """Return the index of a split, and log what it holds."""
         index = image_folder.load(folder, split, **others, **division, **options)
         if index.division and known and "division" not in known[-1]:
@@ -294,7 +294,7 @@ def _choose_backend(args: argparse.Namespace, device: torch.device, log: Log, st
     return backend
 
 
-def _check_size(option: str, side: int, index: image_index.ImageFolderIndex, form: str) -> None:
+def _check_size(option: str, side: int, index: image_folder.ImageFolderIndex, form: str) -> None:
     """Raise BadInput if images of a pack or a cache are smaller than their files, and than the side (pixels)
     that an option asks for. form: of the pack or the cache."""
     most = forms.SHORT_SIDE
@@ -366,16 +366,19 @@ def read_class_weights(text: str, index: Any) -> np.ndarray:
     # one name of a class is enough: then all lines are classes, else all are images
     weights = _read_weights(text)
     is_of_classes = not weights.keys().isdisjoint(index.classes)
-    names = list(index.classes) if is_of_classes else [index.name(id) for id in range(len(index))]
-    bad = (
-        [] if is_of_classes else [path for path, *_ in index.bad]
-    )  # these are skipped, and may have a weight
+    names = list(index.classes)
+    kind = "class"
+    if not is_of_classes:
+        for path, *_ in index.bad:  # these are skipped, and may have a weight
+            weights.pop(path, None)
+        names = [index.name(id) for id in range(len(index))]
+        kind = "image"
     missing = [name for name in names if name not in weights]
-    unknown = sorted(weights.keys() - {*names, *bad})
+    unknown = sorted(weights.keys() - set(names))
     if missing or unknown:
         raise BadInput(
-            f"--class_weights {text}: {len(missing)} of {len(names)} {'class' if is_of_classes else 'image'} "
-            f"names are missing, {len(unknown)} are unknown: {[*missing, *unknown][0]}"
+            f"--class_weights {text}: {len(missing)} of {len(names)} {kind} names are missing, "
+            f"{len(unknown)} are unknown: {[*missing, *unknown][0]}"
         )
     values = np.array([weights[name] for name in names])
     return values[labels] if is_of_classes else values

@@ -14,8 +14,8 @@ from common.checkpoint import weights
 from common.compute.networks import TIMM, import_timm
 from common.console.arguments import IDENTITY, non_negative_float, positive_float
 from common.run import starts
+from datasets.folders.listing import fraction
 from datasets.folders.resize import BICUBIC, BILINEAR
-from datasets.folders.splits import fraction
 from datasets.loaders.image_loader import MEAN, STD
 
 

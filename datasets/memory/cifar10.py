@@ -139,10 +139,10 @@ def _load_python(folder: str) -> _Sets | None:
 def _load_class_folders(folder: str) -> _Sets | None:
     """Load images from folders of splits; None if there are none. load() calls it if the official files are
     missing. Raises BadInput."""
-    from datasets.folders import listing, splits  # import Pillow, which the official files do not need
+    from datasets.folders import listing  # import Pillow, which the official files do not need
 
     # only folders with splits: other folders of images are not a copy of CIFAR-10
-    names = [splits.find_split(folder, split) for split in splits.SPLITS]
+    names = [listing.find_split(folder, split) for split in listing.SPLITS]
     if not any(name and is_folder(os.path.join(folder, name)) for name in names):
         return None
     train = listing.look(folder, "train", None, lambda line: None)

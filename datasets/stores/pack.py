@@ -60,9 +60,7 @@ class PackStore(Store):
     ) -> np.ndarray:
         """Return the pixels of a box, as Store.decode_box() does. Of a JPEG with restart markers only the
         part around the box is decoded; one whose markers are not as expected is decoded as a whole."""
-        header = (
-            restart.read_header(content) if self.form in forms.CUT and isinstance(content, bytes) else None
-        )
+        header = restart.read_header(content) if self.form in forms.CUT else None
         if header:
             own_box = fitted(box, planned, header.height, header.width)
             pixels = _decode_part(content, header, own_box, scratch)
@@ -155,14 +153,12 @@ def build(index: Any, path: str, form: str = "decoded", threads: int | None = No
 def is_whole(index: Any, path: str, form: str) -> bool:
     """Return whether the pack exists and all its parts have their sizes. build() and tools ask; the contents
     are not read."""
-    meta = described(path)
     try:
-        sizes = _sizes(path, len(index))
-        # equal if meta has all of these values already
-        return meta == meta | _description(index, form) | {"whole": True, "sizes": sizes}
+        wanted = _description(index, form) | {"whole": True, "sizes": _sizes(path, len(index))}
     except OSError as error:
         _raise_if_temporary(error, path)
         return False
+    return wanted.items() <= described(path).items()
 
 
 def _description(index: Any, form: str) -> dict[str, Any]:
@@ -203,9 +199,8 @@ def size_of(index: Any, form: str) -> int:
 def _fill(index: Any, path: str, form: str, threads: int) -> None:
     """Build the parts of a pack that are missing or damaged, and all if it is of another data set or form."""
     count = -(-len(index) // SAMPLES_PER_FILE)
-    meta = described(path)
     wanted = _description(index, form)
-    is_same = meta == meta | wanted  # whether meta has all of these values already
+    is_same = wanted.items() <= described(path).items()
     missing = [part for part in range(count) if not is_same or not _is_part(path, part, len(index))]
     size = size_of(index, form) / max(1, count)  # bytes of a part
 
@@ -227,8 +222,8 @@ def _fill(index: Any, path: str, form: str, threads: int) -> None:
     sweep(path)
     # before the first part: a build that is killed from here on is continued by the next start
     write_atomic(os.path.join(path, META), json.dumps(wanted | {"whole": False}))
-    done = min(len(index), (count - len(missing)) * SAMPLES_PER_FILE)
-    bar = progress(len(index), f"packing {index.split}", done)
+    packed = min(len(index), (count - len(missing)) * SAMPLES_PER_FILE)
+    bar = progress(len(index), f"packing {index.split}", packed)
     files = FileStore(index, verified=True)
 
     def make(id: int) -> tuple[Sample, int]:
@@ -241,8 +236,8 @@ def _fill(index: Any, path: str, form: str, threads: int) -> None:
         batches = [batch for part in missing for batch in _batches(part, len(index))]
         tasks = work_ahead(batches, lambda ids: [pool.submit(make, id) for id in ids], _AHEAD)
         with contextlib.closing(tasks) as made:
-            for done, part in enumerate(missing):
-                check_room(len(missing) - done)  # other processes may fill the disk or memory
+            for written, part in enumerate(missing):
+                check_room(len(missing) - written)  # other processes may fill the disk or memory
                 of_part = itertools.islice(made, len(_batches(part, len(index))))
                 _write_part(_part(path, part), (samples for _, samples in of_part), bar.update)
     meta = wanted | {"whole": True, "sizes": _sizes(path, len(index))}

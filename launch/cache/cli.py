@@ -28,9 +28,9 @@ from tqdm import tqdm
 from bootfile.ground.errors import BadInput
 from bootfile.machine.cores import available_cores
 from common.console import arguments
-from datasets.folders import image_folder, image_index, splits
+from datasets.folders import image_folder, listing
 from datasets.folders.walk import progress
-from datasets.stores import connection, forms, references
+from datasets.stores import connection, forms, redis_store
 from datasets.stores.connection import Unavailable
 from launch.cache import places
 from launch.cache.places import Packs, Shared
@@ -94,7 +94,7 @@ def rm(place: Shared, args: argparse.Namespace) -> int:
             raise BadInput(f"{data_set.name} is in use: {users}; --force deletes it anyway")
     for data_set in unwanted:
         with progress(data_set.samples, f"removing {data_set.name}") as bar:
-            references.remove(place.server, data_set.name, bar.update)
+            redis_store.remove(place.server, data_set.name, bar.update)
         print(f"removed {data_set.name}  {data_set.title}", flush=True)
     return 0
 
@@ -112,9 +112,9 @@ def _parse_args(verb: str, argv: list[str]) -> argparse.Namespace:
         add("--data_url", required=True, metavar="DIR", help="folder with train/<class>/*")
         add("--split", choices=("train", "val"), help="default: both")
         add("--cache_dir", default="output_dir/index", help="folder for the index (default: %(default)s)")
-        add("--max_bad_images", type=splits.fraction, default=0.0, help="default: 0")
-        add("--val_share", type=splits.val_share, default=splits.VAL_SHARE, help="as the job has it")
-        add("--splits", type=splits.two_names, metavar="TRAIN,VAL", help="as the job has them")
+        add("--max_bad_images", type=listing.fraction, default=0.0, help="default: 0")
+        add("--val_share", type=listing.val_share, default=listing.VAL_SHARE, help="as the job has it")
+        add("--splits", type=listing.two_names, metavar="TRAIN,VAL", help="as the job has them")
         add("--form", choices=forms.FORMS, help="form of the samples (default: that of the URL, or decoded)")
         add("--workers", type=number, default=2 * available_cores(), help="threads (default: two per core)")
     if verb == "rm":
@@ -147,7 +147,7 @@ def _log(text: str) -> None:
     tqdm.write(text, file=sys.stderr)
 
 
-def _load_indexes(args: argparse.Namespace) -> list[image_index.ImageFolderIndex]:
+def _load_indexes(args: argparse.Namespace) -> list[image_folder.ImageFolderIndex]:
     """Return the indexes of --split. "val" has the class numbers of "train", as in a job."""
     load = functools.partial(
         image_folder.load,

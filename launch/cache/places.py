@@ -15,14 +15,13 @@ import numpy as np
 from tqdm import tqdm
 
 from bootfile.ground.errors import BadInput
-from datasets.folders import image_folder, image_index
-from datasets.folders.image_index import ImageFolderIndex
+from datasets.folders import image_folder
+from datasets.folders.image_folder import ImageFolderIndex
 from datasets.folders.walk import progress, shown
-from datasets.stores import connection, forms, pack, references
+from datasets.stores import connection, forms, pack, redis_store
 from datasets.stores.connection import Server
 from datasets.stores.files import FileStore
-from datasets.stores.redis_store import RedisStore
-from datasets.stores.references import StoredSet
+from datasets.stores.redis_store import RedisStore, StoredSet
 from launch.explain import align
 
 MISSING = "missing"
@@ -33,7 +32,7 @@ Read = Callable[[np.ndarray], list]  # ids -> samples, or MISSING, or DAMAGED
 _COMPARED = 256  # samples that a thread compares at a time
 
 
-def check(read: Read, index: image_index.ImageFolderIndex, form: str, workers: int) -> int:
+def check(read: Read, index: image_folder.ImageFolderIndex, form: str, workers: int) -> int:
     """Compare the samples of a split, print the result, and return the number of wrong ones. Raises BadInput
     if a file cannot be read or was changed since the scan."""
     files = FileStore(index, verified=True)
@@ -192,7 +191,7 @@ class Shared:
 
     def find(self, text: str) -> list[StoredSet]:
         """Return the data sets whose names begin with `text`: exactly one, or all for "". Raises BadInput."""
-        stored = references.list_sets(self.server)
+        stored = redis_store.list_sets(self.server)
         matching = [data_set for data_set in stored if data_set.name.startswith(text)]
         if text and len(matching) != 1:
             names = ", ".join(data_set.name for data_set in matching or stored) or "nothing"
@@ -203,11 +202,11 @@ class Shared:
         """Return a table with one line for each data set, a line for each user, and one about the memory."""
         rows = [("name", "data set", "form", "samples", "GB", "mode", "users")]
         users = []
-        for stored in references.list_sets(self.server):
+        for stored in redis_store.list_sets(self.server):
             name = stored.name
             with progress(stored.samples, f"counting {name}") as bar:
                 ids = np.arange(stored.samples)
-                lengths = references.send_redis_command(self.server, name, "STRLEN", ids, bar.update)
+                lengths = redis_store.send_redis_command(self.server, name, "STRLEN", ids, bar.update)
             samples = f"{(lengths > 0).sum()}/{stored.samples}"
             size = f"{lengths.clip(0).sum() / 1e9:.3f}"
             form = name.partition(":")[2]
@@ -242,7 +241,7 @@ class Shared:
         if not self.server.full_until:  # a full server refuses it
             store.reference.register(offline=True)
         # samples that an active job has put would expire
-        references.send_redis_command(self.server, store.name, "PERSIST", ids)
+        redis_store.send_redis_command(self.server, store.name, "PERSIST", ids)
         with progress(len(ids), "counting stored samples") as bar:
             return ids[store.lengths(ids, bar.update) != store.whole_lengths(ids)]
 

@@ -23,7 +23,7 @@ from bootfile.receipt.recorded_run import Run
 from bootfile.sampling.plan import Plan
 from bootfile.sampling.removal import Removal
 from common.run import output
-from datasets.folders import image_folder, image_index, random_folder
+from datasets.folders import image_folder, random_folder
 from datasets.loaders import backends, image_folders, pixels, preprocessing
 from datasets.loaders.engines.memory import Memory, plan_of
 from datasets.memory import image_set
@@ -95,7 +95,7 @@ def _copy_indexes(run: Run, cache_dir: str | None, cache: str, fingerprint: str)
     for folder in (cache_dir or cache, f"{run.folder}/index", f"{output.PARENT}/index"):
         for path in glob.glob(f"{glob.escape(folder)}/train-*"):
             with contextlib.suppress(BadInput):  # it is the index of other data
-                index = image_index.open_index(path, fingerprint).folder
+                index = image_folder.open_index(path, fingerprint).folder
                 shutil.copytree(index, f"{cache}/{os.path.basename(path)}", dirs_exist_ok=True)
 
 
@@ -115,7 +115,7 @@ def read_step(run: Run, step: int, data: Any, draws: bool) -> Step:
     if data is None:
         return Step(step, f"{title}ids equal to the receipt; no labels (--ids, or your own Dataset)", columns)
     prepared = preprocessing.values(settings)
-    if isinstance(data, image_index.ImageFolderIndex):
+    if isinstance(data, image_folder.ImageFolderIndex):
         plan, effects = _plan_folder(data, sampler, settings)
         cpu = torch.device("cpu")
         engine = backends.engine("threads", FileStore(data), cpu, interpolation=prepared.interpolation)

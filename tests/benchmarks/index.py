@@ -7,7 +7,7 @@ Each figure is the CPU time of one call in a new process, with its threads and w
 
 - ImageFolder: torchvision.datasets.ImageFolder
 - warm, first process: image_folder.load() with the index of an earlier start
-- warm, other process: image_index.open_index(), as the other processes of a node do
+- warm, other process: image_folder.open_index(), as the other processes of a node do
 - all compared: load() after a read has found a changed file; it writes the index again
 - cold: load() without an index
 - reading alone: of each file what cold reads and checks (CRC-32, completeness)
@@ -25,7 +25,7 @@ from collections.abc import Callable
 from PIL import Image
 from torchvision.datasets import ImageFolder
 
-from datasets.folders import image_folder, image_index
+from datasets.folders import image_folder
 from tests.benchmarks import rounds
 
 LINKS = 60_000  # links to one file: ext4 allows 65,000
@@ -58,7 +58,7 @@ def make(root: str, files: int, classes: int) -> None:
 
 
 def measure(root: str, cache: str, count: int) -> None:
-    def load() -> image_index.ImageFolderIndex:
+    def load() -> image_folder.ImageFolderIndex:
         return image_folder.load(root, "train", cache, log=lambda line: None)
 
     memory = usage(load)[1]
@@ -82,7 +82,7 @@ def measure(root: str, cache: str, count: int) -> None:
         "ImageFolder": lambda: cpu_seconds(lambda: ImageFolder(os.path.join(root, "train"))),
         "warm, first process": lambda: cpu_seconds(load),
         "warm, other process": lambda: cpu_seconds(
-            lambda: image_index.open_index(index.folder, index.fingerprint)
+            lambda: image_folder.open_index(index.folder, index.fingerprint)
         ),
         "all compared": lambda: cpu_seconds(compare_all),
         "cold": lambda: cpu_seconds(start_cold),

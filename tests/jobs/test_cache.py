@@ -10,7 +10,7 @@ import torch
 from bootfile.receipt import receipt
 from datasets.folders import image_folder, random_folder
 from datasets.loaders import backends
-from datasets.stores import connection, references
+from datasets.stores import connection, redis_store
 from tests.conftest import environment, finish, names, run, start, start_ranks
 from tests.support.redis_server import PASSWORD, Opened, RedisServer, files_with, needed, until, with_user
 
@@ -94,7 +94,7 @@ def test_a_killed_job_resumes_and_its_reference_expires(data, tmp_path):
         finish(killed, -signal.SIGKILL)
         with Opened(server.url(), data[1]) as opened:
             (stored,) = opened.sets()
-            assert len(stored.references) == 1 and 0 < stored.references[0][1] <= references.LIFETIME
+            assert len(stored.references) == 1 and 0 < stored.references[0][1] <= redis_store.LIFETIME
             server.client().zadd(
                 f"bootfile:{stored.name}:leases", {stored.references[0][0]: 1}
             )  # a minute later

@@ -16,7 +16,7 @@ from bootfile.ground.errors import BadInput
 from bootfile.receipt import receipt
 from bootfile.records import read_starts
 from common.ground import endings
-from datasets.folders import image_folder, splits
+from datasets.folders import image_folder, listing
 from datasets.loaders import backends
 from tests.conftest import (
     ROOT,
@@ -309,7 +309,7 @@ def test_the_split_of_an_earlier_version_is_refused_and_a_restart_with_another_s
     assert train + test == 160 and f"data train={train} test={test} " in printed
     assert "training data" in run(*job, "--max_steps=2", "--val_share=0.1", code=2).stderr
     [start] = read_starts(str(output))
-    assert start.pop("division") == splits.BY_CLASS
+    assert start.pop("division") == listing.BY_CLASS
     (output / "starts.jsonl").write_text(f"{json.dumps(start)}\n")
     weights = ("--evaluate", f"--weights={output / 'best.pth'}")
     assert "version 0.31" in run(*JOB, *options, *weights, code=2).stderr

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from datasets.folders.image_index import ImageFolderIndex
+from datasets.folders.image_folder import ImageFolderIndex
 from datasets.loaders.image_loader import MEAN, STD
 
 _SIZES = [(320, 240), (201, 333), (64, 48), (400, 300), (97, 400), (31, 31), (290, 427)]

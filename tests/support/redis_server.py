@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from datasets.stores import connection, forms, references
+from datasets.stores import connection, forms, redis_store
 from datasets.stores.files import FileStore
 from datasets.stores.redis_store import RedisStore
 from datasets.stores.tiers import Tiers
@@ -139,7 +139,7 @@ class Opened:
         self.server.close()
 
     def key(self, id) -> bytes:
-        return references.sample_key(self.server, self.store.name, id)
+        return redis_store.sample_key(self.server, self.store.name, id)
 
     def put_all(self) -> None:
         """Put all samples, made from the files."""
@@ -147,11 +147,11 @@ class Opened:
         samples = [forms.make(self.tiers.files, id, self.store.form) for id in ids]
         assert self.store.put(ids, samples) == len(ids)
 
-    def sets(self) -> list[references.StoredSet]:
+    def sets(self) -> list[redis_store.StoredSet]:
         """Return the data sets on the server."""
-        return references.list_sets(self.server)
+        return redis_store.list_sets(self.server)
 
-    def stored(self) -> references.StoredSet:
+    def stored(self) -> redis_store.StoredSet:
         """Return the data set of this store."""
         return next(each for each in self.sets() if each.name == self.store.name)
 

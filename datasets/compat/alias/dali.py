@@ -1,7 +1,6 @@
 """The pipelines and iterators of "Diving into DALI", by their printed names and arguments."""
 
 import functools
-import os
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from bootfile.ground.errors import BadInput
 from bootfile.sampling.plan import Plan
 from bootfile.sampling.sampler import WholeBatchSampler
 from datasets.compat.dali_dataset import Loader
+from datasets.files import CACHE_FOLDER
 from datasets.folders import image_folder
 from datasets.loaders import backends
 from datasets.sampling.augment import center_crop, random_resized_crop
@@ -42,8 +42,7 @@ class HybridTrainPipe:
         min_crop_size: float = 0.08,
         size: int = 0,
     ):
-        cache = os.path.expanduser(os.path.join("~", ".cache", "bootfile"))
-        index = image_folder.load(data_dir, self.split, cache, val_share=0)
+        index = image_folder.load(data_dir, self.split, CACHE_FOLDER, val_share=0)
         box: Any = functools.partial(random_resized_crop, scale=(min_crop_size, 1.0))
         if self.split == "val":
             if size < crop:

@@ -20,7 +20,7 @@ from PIL import Image
 
 from bootfile.loaders.loader import Data, Engine
 from bootfile.sampling.plan import Batch, Plan
-from datasets.folders.image_index import ImageFolderIndex
+from datasets.folders.image_folder import ImageFolderIndex
 from datasets.folders.resize import BICUBIC, BILINEAR, fit
 from datasets.loaders.image_loader import start_pool
 from datasets.stores.files import FileStore, Reader, Store, scaled, work_ahead

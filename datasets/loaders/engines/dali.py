@@ -74,11 +74,14 @@ class Dali(Engine):
         # of the epoch that runs: (batch, lists of its images) to come, and (batch, inputs) that DALI has
         self._inputs: Any = None
         self._in_flight = collections.deque[tuple[Batch, tuple]]()
+        self._empty: list[Batch] = []  # batches of the epoch without a sample of this rank
 
     def run(self, plan: Plan) -> Data:
-        """Yield the batches of an epoch with their images. A training loop asks for the next one when it has
-        used the last, whose memory DALI then fills again."""
-        self._inputs = self._read_ahead(plan)
+        """Yield the batches of an epoch with their images, and at the end those without a sample of this
+        rank. A training loop asks for the next one when it has used the last, whose memory DALI then fills
+        again."""
+        self._empty = []
+        self._inputs = work_ahead(self._with_samples(plan), self._reading, _AHEAD - 1)
         self._in_flight = collections.deque()
         pipeline = self._built(plan)
         ended = False  # stays False if the caller leaves the epoch or a batch fails
@@ -91,6 +94,8 @@ class Dali(Engine):
                 except StopIteration:
                     pipeline.reset()
                     ended = True
+                    for batch in self._empty:
+                        yield batch, torch.empty((0, plan.size, plan.size, 3), dtype=torch.uint8)
                     return
                 except RuntimeError as error:
                     raise self._name_bad_file(error) from error
@@ -115,9 +120,13 @@ class Dali(Engine):
             backend.ReleaseUnusedMemory()  # DALI would keep it for its next pipeline
         self._reader.close()
 
-    def _read_ahead(self, plan: Iterable[Batch]):
-        """Yield (batch, lists of its encoded images). Files are read while DALI decodes earlier batches."""
-        return work_ahead(plan, self._reading, _AHEAD - 1)
+    def _with_samples(self, plan: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield the batches that DALI can run. A rank's part of the last batch of an epoch may be empty."""
+        for batch in plan:
+            if len(batch.ids):
+                yield batch
+            else:
+                self._empty.append(batch)
 
     def _reading(self, batch: Batch) -> list[concurrent.futures.Future]:
         """Return tasks that read the batch's images in order, each of them several images."""
@@ -216,28 +225,6 @@ class PairedDali(Dali):
         if where == "gpu" and not has_gpu:
             raise BadInput("--dali_device gpu: it needs a GPU")
         super().__init__(store, workers, device if has_gpu and where != "cpu" else None)
-        self._empty: list[Batch] = []  # batches of the epoch without a sample of this rank, by _read_ahead()
-
-    def run(self, plan: Plan) -> Data:
-        """Yield the batches of an epoch, as Dali does, and at the end those without a sample of this rank,
-        which _read_ahead() has kept from DALI."""
-        self._empty = []
-        yield from super().run(plan)
-        for batch in self._empty:
-            yield batch, torch.empty((0, plan.size, plan.size, 3), dtype=torch.uint8)
-
-    def _read_ahead(self, plan: Iterable[Batch]):
-        """Yield (batch, lists of its encoded images) as Dali does, without empty batches, which DALI cannot
-        run: a rank's part of the last batch of an epoch may be empty."""
-
-        def list_not_empty() -> Iterator[Batch]:
-            for batch in plan:
-                if len(batch.ids):
-                    yield batch
-                else:
-                    self._empty.append(batch)
-
-        return super()._read_ahead(list_not_empty())
 
     def _arguments(self, ids: np.ndarray, crops: Crop) -> tuple[np.ndarray, ...]:
         """Return the flips, int32 [n] each, and if images are resized, their sizes, float32 [n, 2]."""

@@ -10,8 +10,13 @@ from PIL import Image
 
 from bootfile.ground.errors import BadInput
 from bootfile.processes import ranks
+from bootfile.sampling.plan import Plan
+from bootfile.sampling.sampler import WholeBatchSampler
 from datasets.compat.dali_dataset import Dataset
+from datasets.folders import image_folder
 from datasets.loaders import backends
+from datasets.sampling.augment import random_resized_crop
+from datasets.stores.files import FileStore
 from tests.conftest import ROOT, run
 
 TRAIN, VAL, CLASSES = 50, 23, 5
@@ -222,6 +227,17 @@ def test_validation_gives_back_what_it_took(folder, cache):
     dataset.close()
     psutil.wait_procs(before, timeout=60)
     assert not before & workers()
+
+
+@pytest.mark.skipif(bool(MISSING), reason=str(MISSING))
+def test_a_rank_may_have_no_sample_of_the_last_batch(folder, cache):
+    """As with HybridTrainPipe, whose epochs have all samples. DALI cannot run an empty batch."""
+    index = image_folder.load(str(folder), "val", cache)
+    order = WholeBatchSampler(VAL, VAL - 1, 0, rank=1, world_size=2)
+    plan = Plan(index, order, random_resized_crop, 32)
+    with backends.build("dali", FileStore(index), plan, torch.device("cpu"), 2) as loader:
+        for _ in range(2):
+            assert [len(images) for images, _ in loader] == [11, 0]
 
 
 # wrong use

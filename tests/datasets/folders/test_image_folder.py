@@ -20,10 +20,9 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from bootfile.ground.errors import BadInput
-from datasets.folders import image_folder, image_index
-from datasets.folders.image_folder import load
-from datasets.folders.image_index import open_index
-from datasets.folders.splits import fraction, val_share
+from datasets.folders import image_folder
+from datasets.folders.image_folder import load, open_index
+from datasets.folders.listing import fraction, val_share
 from datasets.stores.files import FileStore
 from tests import conftest
 
@@ -766,7 +765,7 @@ def test_fingerprints_leave_the_endings_of_all_names_out():
         digest.update(3 * np.arange(count).tobytes())
         columns["offsets"] = np.cumsum([0, *map(len, names)])
         columns["names"] = np.frombuffer(b"".join(names), np.uint8)
-        assert image_index._fingerprint(("a",), columns) == digest.hexdigest()
+        assert image_folder._fingerprint(("a",), columns) == digest.hexdigest()
 
 
 def test_an_index_of_another_user_is_not_used(data, start, lines, monkeypatch):
@@ -859,7 +858,7 @@ class Killed(BaseException):
 def test_killed_while_the_index_is_written(data, tmp_path, start, monkeypatch, last):
     index = start(data)
     (data / "train" / "dog" / "1.jpg").unlink()
-    flush, rename, done = image_index._flush, os.rename, []
+    flush, rename, done = image_folder._flush, os.rename, []
 
     def until(function, *arguments):
         function(*arguments)
@@ -867,7 +866,7 @@ def test_killed_while_the_index_is_written(data, tmp_path, start, monkeypatch, l
         if len(done) == last or function is rename:
             raise Killed
 
-    monkeypatch.setattr(image_index, "_flush", functools.partial(until, flush))
+    monkeypatch.setattr(image_folder, "_flush", functools.partial(until, flush))
     monkeypatch.setattr(os, "rename", functools.partial(until, rename))
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)  # a killed process deletes nothing
     with pytest.raises(Killed):

@@ -15,7 +15,7 @@ import trustme
 
 from bootfile.ground.errors import BadInput
 from datasets.folders import image_folder
-from datasets.stores import connection, forms, references
+from datasets.stores import connection, forms, redis_store
 from datasets.stores.files import FileStore
 from tests.conftest import LONGEST, ROOT, finish, start, wait_until
 from tests.support import pictures
@@ -110,7 +110,7 @@ def test_a_folder_whose_name_is_not_text_has_a_cache(empty_redis, index, made):
     with Opened(empty_redis.url(), index) as opened:
         opened.store.reference.register()
         assert opened.store.put(ALL[:1], made["decoded"][:1]) == 1 and opened.said == []
-        assert "caf" in references.list_sets(opened.store.server)[0].title
+        assert "caf" in redis_store.list_sets(opened.store.server)[0].title
 
 
 def damages(value: bytes, other: bytes):
@@ -369,11 +369,11 @@ def test_a_user_with_the_rights_that_are_documented(tmp_path, index, made, monke
         with Opened(server.url("bootfile"), index, "active") as opened:
             store = opened.store
             assert store.put(ALL, made["decoded"]) == 40 and same(store.read(ALL), made["decoded"])
-            references.send_redis_command(store.server, store.name, "PERSIST", np.array(ALL))
+            redis_store.send_redis_command(store.server, store.name, "PERSIST", np.array(ALL))
             store.reference.register(offline=True)
             until(lambda: opened.sets()[0].references)
-            references.sweep(opened.server)
-            references.remove(opened.server, store.name)
+            redis_store.sweep(opened.server)
+            redis_store.remove(opened.server, store.name)
             assert store.lengths(ALL).tolist() == [0] * 40 and opened.said == []
         for command in (("EVAL", "return 1", 0), ("KEYS", "*"), ("GET", "other")):
             with pytest.raises(Exception, match="permissions"):
@@ -430,7 +430,7 @@ def test_an_active_set_goes_with_the_last_one(empty_redis, index, made):
     client = empty_redis.client()
     with Opened(empty_redis.url(), index, "active") as first:
         first.store.put(ALL, made["decoded"])
-        assert 0 < client.ttl(first.key(0)) <= references.SAMPLE_LIFETIME
+        assert 0 < client.ttl(first.key(0)) <= redis_store.SAMPLE_LIFETIME
         with Opened(empty_redis.url(), index, "active") as second:
             until(lambda: len(first.sets()[0].references) == 2)
             assert same(second.store.read(ALL), made["decoded"])
@@ -447,7 +447,7 @@ def test_no_heartbeat_follows_the_release(empty_redis, index, monkeypatch):
     """A heartbeat that is on its way ends before the release; the one of Servers.close() is not sent."""
     monkeypatch.setattr("datasets.stores.redis_store._BEAT", 0.0)
     arrived, may_go = threading.Event(), threading.Event()
-    beat = references.Reference.beat
+    beat = redis_store.Reference.beat
 
     def beat_when_told(reference):
         if threading.current_thread().name == "cache":
@@ -455,7 +455,7 @@ def test_no_heartbeat_follows_the_release(empty_redis, index, monkeypatch):
             assert may_go.wait(LONGEST)
         return beat(reference)
 
-    monkeypatch.setattr(references.Reference, "beat", beat_when_told)
+    monkeypatch.setattr(redis_store.Reference, "beat", beat_when_told)
     opened = Opened(empty_redis.url(), index, "active")
     assert arrived.wait(60)
     closing, lock, has_begun = threading.Thread(target=opened.store.close), opened.store._ticks, []
@@ -491,23 +491,23 @@ def test_an_offline_set_stays_and_is_shared(empty_redis, index, made):
     with Opened(empty_redis.url(), index) as tool:
         (stored,) = tool.sets()
         assert stored.mode == "offline" and stored.references == []
-        references.sweep(tool.server)
+        redis_store.sweep(tool.server)
         assert client.dbsize() >= 40
-        references.remove(tool.server, stored.name)
+        redis_store.remove(tool.server, stored.name)
     assert client.dbsize() == 0
 
 
 SCRIPT = """
 import sys, time
 sys.path.insert(0, {root!r})
-from datasets.folders import image_index
+from datasets.folders import image_folder
 from datasets.stores import forms
 from datasets.stores.files import FileStore
-from datasets.stores import connection, references
+from datasets.stores import connection, redis_store
 from datasets.stores.redis_store import RedisStore
-references.LIFETIME = 1
+redis_store.LIFETIME = 1
 connection.CONNECT = connection.READ = 400
-index = image_index.open_index({folder!r})
+index = image_folder.open_index({folder!r})
 store = RedisStore(connection.Server(connection.parse({url!r})), index, "active")
 store.put([0, 1], [forms.make(FileStore(index), id, "decoded") for id in (0, 1)])
 while not store.reference.is_counted:
