@@ -139,27 +139,32 @@ def connect(topology: Topology, timeout: float, deadline: float) -> torch.distri
     if topology.nodes == 1 and not parent_holds_it:
         host = "127.0.0.1"  # one node needs no network
     assert host and port  # with several processes topology.resolve() has checked it
+    look_up = functools.partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     # the name of a headless service may exist only after its pod has started
     entries = _retry(
-        functools.partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM),
+        look_up,
         deadline,
         f"waiting for the host name {host} to resolve",
         f"the master's host name {host} does not resolve on {socket.gethostname()}",
     )
     addresses: list[tuple[int, tuple]] = [(family, address) for family, _, _, _, address in entries]
-    address = addresses[0][1][:2]
 
-    def try_connection() -> None:
+    def reach() -> str:
+        """Return the address at which rank 0 answers."""
+        # looked up each time: a pod that replaces that of node 0 has the same name and another address
+        address: tuple = look_up()[0][4]
         seconds = max(0.1, min(5.0, deadline - time.monotonic()))
-        socket.create_connection(address, seconds).close()
+        socket.create_connection(address[:2], seconds).close()
+        return address[0]
 
     # only rank 0 listens; with the store of torchrun's agent no rank does
     listener = None
     if holds_it:
         listener = _listen(topology, addresses, timeout)
+        address = addresses[0][1][0]
     else:  # until rank 0 listens; it logs what it waits for, which a TCPStore does not
-        _retry(
-            try_connection,
+        address = _retry(
+            reach,
             deadline,
             f"waiting for rank 0 at {_address(topology)}",
             f"rank {topology.rank} cannot reach rank 0 at {_address(topology)}: rank 0 is missing, or the "
@@ -173,7 +178,7 @@ def connect(topology: Topology, timeout: float, deadline: float) -> torch.distri
     # what listens may be no store at all: then the next calls would never return
     with _watchdog(bound, no_answer):
         store = torch.distributed.TCPStore(
-            address[0],
+            address,
             port,
             is_master=holds_it,
             wait_for_workers=False,
