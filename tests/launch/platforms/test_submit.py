@@ -237,6 +237,15 @@ def test_a_job_has_at_most_100_variables(count, line, tmp_path):
     assert len(environments) == count and environments["PYTHONUNBUFFERED"] == ("0" if line else "1")
 
 
+def test_the_interface_is_the_user_s_except_on_modelarts(tmp_path):
+    text = _example(('OMP_NUM_THREADS = "8"', 'NCCL_SOCKET_IFNAME = "eth0"'))
+    for platform in ("slurm", "kubernetes"):
+        script = templates.render(platform, _config(tmp_path, text, platform), "run-1")
+        assert "NCCL_SOCKET_IFNAME" in script
+    with pytest.raises(BadInput, match=r"\[environment\] NCCL_SOCKET_IFNAME: ModelArts sets this variable"):
+        _config(tmp_path, text)
+
+
 SECRETS = [  # a value that may be a secret, in place of `epochs = 20`, and words of the error
     ('AWS_SECRET_ACCESS_KEY = "hunter2"', "looks like a secret"),
     ('URL = "redis://me:hunter2@host"', "looks like a secret"),
