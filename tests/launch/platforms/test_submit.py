@@ -499,6 +499,13 @@ def test_skypilot_file(layout):
     ("sagemaker-sdk", "faults = 3", "faults = 31", "sagemaker retries a job at most 30 times"),
     ("sagemaker", "# spot_wait_hours = 24", 'spot_wait_hours = "24"', "spot_wait_hours: expected a whole"),
     ("sagemaker-sdk", "# torchrun = true", 'torchrun = "no"', "torchrun: expected true or false, got 'no'"),
+    (
+        "skypilot",
+        'inputs = { data_url = "/data/cifar10" }\noutputs = { train_url = "s3://bucket/runs" }',
+        'outputs = { train_url = "/runs" }',
+        "[outputs] train_url: /runs/run-1 would be lost with its pod or machine",
+    ),
+    ("pai-dlc", '{ train_url = "/mnt/runs" }', '{ train_url = "/mnt/run" }', "would be lost with its pod or"),
     ("slurm", "[platform.slurm]", "[platform.slurm]\nunused = 1", "unused: unknown key: expected one"),
     ("slurm", '{ data_url = "/shared', '{ data-url = "/shared', "data_url is given twice in [inputs]"),
 ])  # fmt: skip
