@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, TypeVar
 
-from bootfile.ground.errors import BadInput, in_one_line, print_line
+from bootfile.ground.errors import BadInput, Once, in_one_line, print_line
 
 T = TypeVar("T")
 
@@ -26,6 +26,8 @@ PARTIAL = ".partial-"  # the names of temporary files and folders begin with thi
 _BLOCK = 2**20  # bytes
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # Lustre and NFS without locks, for example
 _UNLOCKED = 86400.0  # seconds after which a temporary file is deleted on a file system without locks
+
+_warn_once = Once(print_line)
 
 
 @contextlib.contextmanager
@@ -92,17 +94,12 @@ def lock(handle: int, kind: int) -> bool:
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
-        _warn_of_locks(error.strerror)
+        _warn_once(
+            f"warning: a file system has no locks ({error.strerror}): do not start two jobs at a time that "
+            "make the same index, pack or download"
+        )
         return False
     return True
-
-
-@functools.cache  # one warning per process
-def _warn_of_locks(reason: str) -> None:
-    print_line(
-        f"warning: a file system has no locks ({reason}): do not start two jobs at a time that make the same "
-        "index, pack or download"
-    )
 
 
 def parse_json_lines(content: bytes) -> list[dict[str, Any]]:

@@ -28,13 +28,7 @@ _TASKS_OF_PROCESS = 8
 # seconds from SIGTERM to SIGKILL after another process has failed: enough to finish a save in flight
 GRACE = 5.0
 # exit codes of a child that has printed why it ends
-_EXPLAINED = {
-    errors.BAD_INPUT,
-    endings.NO_RENDEZVOUS,
-    endings.LOST_CONTACT,
-    errors.NOT_SAVED,
-    errors.DIVERGED,
-}
+_EXPLAINED = {errors.BAD_INPUT, errors.NO_RENDEZVOUS, errors.LOST_CONTACT, errors.NOT_SAVED, errors.DIVERGED}
 _EXPLAINED |= {errors.INTERRUPTED, *range(128 + 1, 128 + 65)}  # and of one that a signal has asked to stop
 
 

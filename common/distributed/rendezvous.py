@@ -35,6 +35,7 @@ from common.platform.topology import Topology
 
 _PREFIX = "bootfile/{}"  # before the keys of one start
 _START = "start"  # the barrier of all ranks
+_PORT = "bootfile/port"  # that of rank 0, in the store of torchrun's agents
 _POLL = 0.2  # seconds
 _BUSY = 10.0  # seconds for a port to become free: after a restart the old process may still hold it
 _ANSWER = 20.0  # seconds for a server that accepts connections to answer as a store
@@ -62,10 +63,12 @@ def meet(topology: Topology, timeout: float, backend: str) -> torch.distributed.
         while _is_of_earlier_start(store, topology):
             _wait_for_end(store, deadline)
             store = connect(topology, timeout, deadline)
-    # A restarted job must not read the old values if torchrun's agent keeps its store. Rank 0's own store is
-    # new, and then the counts may differ: an agent that came later has restarted less often.
-    is_agents = os.environ.get(AGENT_STORE) == "True"
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_agents else "0"
+    # A restarted job must not read the old values if torchrun's agent keeps its store. That of rank 0 is new.
+    attempt = "0"
+    if _parent_holds_store(topology):
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", attempt)
+    else:  # from here on it is wrong, if torchrun has set it
+        os.environ.pop(AGENT_STORE, None)
     store = torch.distributed.PrefixStore(_PREFIX.format(attempt), store)
     try:
         with _watchdog(bound, no_answer), contextlib.ExitStack() as folders:
@@ -89,7 +92,7 @@ def meet(topology: Topology, timeout: float, backend: str) -> torch.distributed.
 def _is_of_earlier_start(store: torch.distributed.Store, topology: Topology) -> bool:
     """Return whether this rank has already met the others in this store: a scheduler has replaced a lost
     process before the others have noticed its loss. The store of torchrun's agent is not one of a start."""
-    if topology.rank == 0 or os.environ.get(AGENT_STORE) == "True":
+    if topology.rank == 0 or _parent_holds_store(topology):
         return False
     store = torch.distributed.PrefixStore(_PREFIX.format(0), store)
     all_met = torch.distributed.PrefixStore(_START, store)
@@ -100,6 +103,12 @@ def _is_of_earlier_start(store: torch.distributed.Store, topology: Topology) -> 
         is_same = bool(layout) and _world_size(json.loads(layout)) == topology.world_size
         return is_same and not is_error and all_met.add("here", 0) >= topology.world_size
     return True
+
+
+def _parent_holds_store(topology: Topology) -> bool:
+    """Return whether the store is that of the process that has started this one. Several agents of torchrun
+    have one, too, but each counts its own restarts: they cannot tell which values in it are of this start."""
+    return topology.nodes == 1 and os.environ.get(AGENT_STORE) == "True"
 
 
 def _wait_for_end(store: torch.distributed.Store, deadline: float) -> None:
@@ -132,34 +141,53 @@ def connect(topology: Topology, timeout: float, deadline: float) -> torch.distri
     Every rank calls it in meet(), and the agent of each node of an elastic job.
 
     timeout: seconds. deadline: a time of time.monotonic(). Raises NoRendezvous."""
-    parent_holds_it = os.environ.get(AGENT_STORE) == "True"
+    parent_holds_it = _parent_holds_store(topology)
     holds_it = topology.rank == 0 and not parent_holds_it
     port = topology.master_port
     host = topology.master_host
     if topology.nodes == 1 and not parent_holds_it:
         host = "127.0.0.1"  # one node needs no network
     assert host and port  # with several processes topology.resolve() has checked it
+    agents = None
+    if topology.nodes > 1 and os.environ.get(AGENT_STORE) == "True":
+        # the store of torchrun's agents tells the port of rank 0, which holds the store of this start
+        limit = datetime.timedelta(seconds=timeout)
+        agents = torch.distributed.TCPStore(
+            host, port, is_master=False, wait_for_workers=False, timeout=limit
+        )
+    if agents and holds_it:
+        port = 0  # any that is free
+    look_up = functools.partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     # the name of a headless service may exist only after its pod has started
     entries = _retry(
-        functools.partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM),
+        look_up,
         deadline,
         f"waiting for the host name {host} to resolve",
         f"the master's host name {host} does not resolve on {socket.gethostname()}",
     )
     addresses: list[tuple[int, tuple]] = [(family, address) for family, _, _, _, address in entries]
-    address = addresses[0][1][:2]
 
-    def try_connection() -> None:
+    def reach() -> tuple[str, int]:
+        """Return the address and the port at which rank 0 answers."""
+        # looked up each time: a pod that replaces that of node 0 has the same name and another address
+        place: tuple = look_up()[0][4]
+        address, port, *_ = place
+        if agents:
+            port = int(texts.read(agents, _PORT) or 0)  # 0 refuses the connection
         seconds = max(0.1, min(5.0, deadline - time.monotonic()))
-        socket.create_connection(address, seconds).close()
+        socket.create_connection((address, port), seconds).close()
+        return address, port
 
     # only rank 0 listens; with the store of torchrun's agent no rank does
     listener = None
     if holds_it:
         listener = _listen(topology, addresses, timeout)
+        address, port = addresses[0][1][0], listener.getsockname()[1]
+        if agents:
+            texts.write(agents, _PORT, str(port))
     else:  # until rank 0 listens; it logs what it waits for, which a TCPStore does not
-        _retry(
-            try_connection,
+        address, port = _retry(
+            reach,
             deadline,
             f"waiting for rank 0 at {_address(topology)}",
             f"rank {topology.rank} cannot reach rank 0 at {_address(topology)}: rank 0 is missing, or the "
@@ -173,7 +201,7 @@ def connect(topology: Topology, timeout: float, deadline: float) -> torch.distri
     # what listens may be no store at all: then the next calls would never return
     with _watchdog(bound, no_answer):
         store = torch.distributed.TCPStore(
-            address[0],
+            address,
             port,
             is_master=holds_it,
             wait_for_workers=False,
@@ -192,6 +220,7 @@ def _listen(topology: Topology, addresses: list[tuple[int, tuple]], timeout: flo
     master's address, because the store has no password. It listens on every interface if this node does not
     have that address (a service, NAT), or if the other nodes may use another one."""
     family, address = addresses[0]
+    port = address[1]
     # A name that is loopback in the /etc/hosts of this node has another address on the other nodes.
     inside = topology.nodes == 1 or network.is_loopback(topology.master_host or "")
 
@@ -203,9 +232,9 @@ def _listen(topology: Topology, addresses: list[tuple[int, tuple]], timeout: flo
                 if error.errno != errno.EADDRNOTAVAIL or inside:
                     raise
         dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
-        return socket.create_server(("", topology.master_port), family=family, dualstack_ipv6=dual)
+        return socket.create_server(("", port), family=family, dualstack_ipv6=dual)
 
-    name = f"port {topology.master_port} of {socket.gethostname()}"
+    name = f"port {port} of {socket.gethostname()}"
     failure = f"rank 0 cannot listen on {name}: another program, or another rank 0, uses it"
     return _retry(listen, time.monotonic() + min(_BUSY, timeout), f"waiting for {name}", failure)
 

@@ -258,13 +258,13 @@ class Members:
         # the number first, then the look at the keys: a plan that comes between has a later tick
         self._ticks = self._store.add("ticks", 0)
         while True:
-            if not self._has(Plan.key(generation)):
+            if not self._store.check([Plan.key(generation)]):
                 self._wait()
                 reason = read(self._store, f"refused/{self.name}")
                 if reason:
                     raise BadInput(reason)
                 continue
-            if self._has(Plan.key(generation + 1)):  # only the newest plan counts
+            if self._store.check([Plan.key(generation + 1)]):  # only the newest plan counts
                 generation += 1
                 continue
             plan = Plan(*json.loads(self._store.get(Plan.key(generation))))
@@ -305,7 +305,7 @@ class Members:
             barrier.tick(self._store)
         while self._store.add(key, 0) < len(plan.ids):
             # one of them was lost on its way here: the newer plan has the others
-            if self._has(Plan.key(plan.generation + 1)):
+            if self._store.check([Plan.key(plan.generation + 1)]):
                 return False
             self._wait()
         return True
@@ -315,11 +315,8 @@ class Members:
         job is done the others do not come, and the process ends."""
         self._ticks += 1
         barrier.wait_for(self._store, f"tick/{self._ticks}", _TIMEOUT.total_seconds())
-        if self._has("done"):
+        if self._store.check(["done"]):
             errors.leave(0)
-
-    def _has(self, key: str) -> bool:
-        return self._store.check([key])
 
     def _fail(self, error: RuntimeError) -> None:
         """End main() after an error of a collective: another process is gone. The Group calls it, in the

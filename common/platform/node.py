@@ -56,13 +56,9 @@ _FEW = 128  # open files or processes: too few to train
 _ENOUGH = 1024
 
 # Memory that the kernel frees when a group needs it: version 2, and version 1 with the groups below.
-_RECLAIMABLE = (
-    "inactive_file",
-    "active_file",
-    "slab_reclaimable",
-    "total_inactive_file",
-    "total_active_file",
-)
+_RECLAIMABLE = {
+    "inactive_file", "active_file", "slab_reclaimable", "total_inactive_file", "total_active_file",
+}  # fmt: skip
 
 
 class Finding:

@@ -160,7 +160,7 @@ def first_host(text: str) -> str:
 def _read(platform: Platform, env: Mapping[str, str]) -> Claim | None:
     """Return the claim of a platform from its rows of the table, or None if it is another one. Raises
     BadInput."""
-    if not any(env.keys() >= set(names.split()) for names in platform.marks):
+    if not platform.is_marked(env):
         return None
     size_names = platform.names("{nodes}")
     rank_names = platform.names("{node}")

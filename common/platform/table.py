@@ -36,6 +36,10 @@ class Platform:
     marks: tuple[str, ...] = ()
     grace: float = 25.0
 
+    def is_marked(self, env: Mapping[str, str]) -> bool:
+        """Return whether the variables show that this platform has set them."""
+        return any(env.keys() >= set(names.split()) for names in self.marks)
+
     def names(self, *meanings: str) -> list[str]:
         """Return the variables with one of these meanings, in the order of the table."""
         return [name for name, meaning in self.variables.items() if meaning in meanings]

@@ -142,13 +142,11 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str], gpus: int = 0) -> 
 def promised_gpus(env: Mapping[str, str]) -> int | None:
     """Return the number of GPUs of this node in the platform's variables; None if it is not set or 0, which
     some platforms set on a node without GPUs. PET_NPROC_PER_NODE does not count: without GPUs, Kubeflow sets
-    it to the number of CPUs."""
-    for profile in PROFILES.values():
-        for name in profile.names("{gpus}", "{devices}"):
-            count = count_in(env, name)
-            if count:
-                return count
-    return None
+    it to the number of CPUs. NPROC_PER_NODE counts only on its platforms: scripts of users have this name,
+    too."""
+    profiles = [profile for profile in PROFILES.values() if not profile.marks or profile.is_marked(env)]
+    names = [name for profile in profiles for name in profile.names("{gpus}", "{devices}")]
+    return next(filter(None, (count_in(env, name) for name in names)), None)
 
 
 def _from_launcher(args: argparse.Namespace, env: Mapping[str, str]) -> Topology:

@@ -102,7 +102,8 @@ def make_job(ddp: bool, amp: bool, exact: bool = False, fsdp: bool = False, text
         variant = _read(f"jobs/{names[-1]}")
         variant = _FUSED_SGD.sub("", variant) if text else variant
         combined = combine(variants[1], combined, variant, tag="新增")
-    combined = _without_replaced(combined)
+    # the project has no base of whose lines the blocks could tell
+    combined = "\n".join(line for line in combined.split("\n") if not replaced_lines(line))
     if not text:
         [step] = _STEP.findall(combined)
         # in a project the whole step is one block: it is what the user changes
@@ -212,16 +213,6 @@ def combine(base: str, *variants: str, tag: str = "") -> str:
         if place not in dropped:
             parts.append(line)
     return "".join(parts)
-
-
-def _without_replaced(text: str) -> str:
-    """Return the text without the lines that its blocks replace."""
-
-    def shorten(block: re.Match) -> str:
-        """Return a block without the lines that it replaces: re.sub() calls it for each block."""
-        return "\n".join(line for line in block[0].split("\n") if not replaced_lines(line))
-
-    return BLOCK.sub(shorten, text)
 
 
 def _renumber(text: str) -> str:

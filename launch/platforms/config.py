@@ -30,7 +30,7 @@ TABLES = {"sagemaker-sdk": "sagemaker"}  # another form of a file: the table wit
 PLATFORMS = ("modelarts", *get_args(_Other), *TABLES)
 UNBUFFERED = "PYTHONUNBUFFERED"  # otherwise a killed node loses its last log lines
 _MOST_VARIABLES = 100  # that the creator of a job gives (vendor's page ma_drawer_129, 2026-08-04)
-_INTERFACES = ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")  # variables that ModelArts sets, too
+_INTERFACES = {"NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"}  # variables that ModelArts sets, too
 _SNAPSHOT = re.compile(r"[A-Za-z0-9_.-]+-[0-9a-f]{12}")
 
 
@@ -77,7 +77,7 @@ def _check_argument(name: str) -> str:
 
 
 def _check_variable(name: str) -> str:
-    if name in _INTERFACES or (VARIABLES.fullmatch(name) and name != "MASTER_PORT"):
+    if VARIABLES.fullmatch(name) and name != "MASTER_PORT":
         raise ValueError("the platform sets this variable: remove it")
     return name
 
@@ -297,6 +297,8 @@ def _check_modelarts(config: JobConfig) -> None:
         raise BadInput(f"[retries] {', '.join(dependent)}: the service needs faults with it, such as 3")
     if len(config.notification.model_fields_set) == 1:
         raise BadInput("[notification] needs topic_urn and events")
+    for name in config.environment.keys() & _INTERFACES:
+        raise BadInput(f"[environment] {name}: ModelArts sets this variable: remove it")
     if len(config.environment) > _MOST_VARIABLES:
         counted = f"{len(config.environment)} variables, with {UNBUFFERED}"
         raise BadInput(f"[environment] has {counted}: a job of ModelArts takes at most {_MOST_VARIABLES}")

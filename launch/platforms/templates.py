@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shlex
+from collections.abc import Iterable
 from typing import Any
 
 from bootfile.ground.errors import BadInput, import_optional
@@ -60,7 +61,9 @@ def render(platform: str, config: JobConfig, run: str, resume_from: str | None =
     }
     if platform.startswith("kube"):
         values["pod_grace"] = find_pod_grace(config.parameters.get("grace", ""))
-        _check_volume(outputs, settings)
+        _check_kept(outputs, [settings.get("volume_path", "")] if "volume_claim" in settings else [])
+    if platform in ("pai-dlc", "skypilot"):
+        _check_kept(outputs, table.mounts)
     if name == "sagemaker":  # train_url is the checkpoint folder, which it restores after a restart
         # the service mounts the code as one more channel
         values["channels"] = {"code": table.code or config.code or "", **inputs}
@@ -83,14 +86,13 @@ def render(platform: str, config: JobConfig, run: str, resume_from: str | None =
     return _fill(platform, settings, values)
 
 
-def _check_volume(outputs: dict[str, str], settings: dict[str, Any]) -> None:
-    """Raise BadInput for a folder of results that is not in the volume: it would be lost with its pod."""
-    volume = str(settings.get("volume_path", "")).rstrip("/")
+def _check_kept(outputs: dict[str, str], volumes: Iterable[Any]) -> None:
+    """Raise BadInput for a folder of results that is in none of the volumes: its pod or machine may end."""
+    folders = [f"{str(volume).rstrip('/')}/" for volume in volumes]
     for name, place in outputs.items():
-        is_kept = "volume_claim" in settings and f"{place}/".startswith(f"{volume}/")
-        if place.startswith("/") and not is_kept:
-            expected = "expected a URL, or a folder in volume_path of a volume_claim"
-            raise BadInput(f"[outputs] {name}: {place} would be lost with its pod: {expected}")
+        if place.startswith("/") and not f"{place}/".startswith(tuple(folders)):
+            expected = "expected a URL, or a folder of mounts, or in volume_path of a volume_claim"
+            raise BadInput(f"[outputs] {name}: {place} would be lost with its pod or machine: {expected}")
 
 
 def _check_sagemaker(config: JobConfig, inputs: dict[str, str], outputs: dict[str, str], code: str) -> None:

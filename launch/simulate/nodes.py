@@ -61,6 +61,7 @@ class Node:
         self._code = code
         self._data = data
         self._tasks: list[subprocess.Popen] = []  # what start() started, until close()
+        self._mark = f"{os.getpid()}.{index}"  # a variable of the node's processes, and of their forks
 
     def make_folders(self, outputs: str | None = None) -> None:
         """Make a new container: the code, and an output folder with a copy of `outputs`."""
@@ -69,6 +70,9 @@ class Node:
         place = f"{self._folder}.{self.scheduled}" if self.scheduled > 1 else self._folder
         names = (f"user-job-dir/{self._code.name}", "inputs", "outputs", "cache", "logs")
         self.folders = Folders(*(os.path.join(place, name) for name in names))
+        self.output = os.path.join(self.folders.outputs, OUTPUT)  # what a platform collects at the end
+        self.log = os.path.join(self.folders.logs, f"node_{self.index}.log")
+        self.slow_data = f"{self.folders.logs}-slow-data"  # for hooks/sitecustomize.py: how slow they are
         for folder in self.folders:
             os.makedirs(folder)
         manifests.write_files(self.folders.code, self._code.files)
@@ -82,27 +86,12 @@ class Node:
         if outputs is not None:
             copy_tree(outputs, self.output)
 
-    @property
-    def slow_data(self) -> str:
-        """Return the folder that tells hooks/sitecustomize.py how slow the node's data are."""
-        return f"{self.folders.logs}-slow-data"
-
     def slow_down(self, rank: int | None, delay: float) -> None:
         """Open the files of the input later from now on, as a slow mount does. rank: only in the processes of
         this one; None: of all. delay: seconds; 0: at once again."""
         path = os.path.join(self.slow_data, "all" if rank is None else f"rank-{rank}")
         os.makedirs(self.slow_data, exist_ok=True)
         write_atomic(path, str(delay))  # a process may read it at any time
-
-    @property
-    def output(self) -> str:
-        """Return the folder that a platform collects at the end."""
-        return os.path.join(self.folders.outputs, OUTPUT)
-
-    @property
-    def log(self) -> str:
-        """Return the path of the file that the processes write to."""
-        return os.path.join(self.folders.logs, f"node_{self.index}.log")
 
     @property
     def running(self) -> bool:
@@ -186,11 +175,6 @@ class Node:
             return {rank: task.pid for rank, task in tasks if task.poll() is None}
         # workers of a rank have its variables, and it as their parent
         return {rank: pid for pid, rank in rank_of.items() if rank_of.get(processes[pid]["ppid"]) != rank}
-
-    @property
-    def _mark(self) -> str:
-        """Return the value of the variable that marks the node's processes, also after they have forked."""
-        return f"{os.getpid()}.{self.index}"
 
 
 def copy_tree(source: str, destination: str) -> None:

@@ -3,10 +3,12 @@
 import os
 import signal
 import subprocess
+import sys
+import time
 
 import pytest
 
-from tests.conftest import QUICK, free_port, processes_of, start
+from tests.conftest import QUICK, ROOT, environment, free_port, processes_of, start
 from tests.support.repeats import repeats
 
 pytestmark = pytest.mark.thorough
@@ -31,3 +33,34 @@ def test_a_killed_rank_is_restarted(attempt, tmp_path):
             killed = True
     assert process.wait(120) == 0, "".join(lines[-30:])
     assert killed and sum("test_accuracy=" in line for line in lines) == 1
+
+
+def test_a_killed_rank_of_a_second_agent_is_restarted_once(tmp_path):
+    """Each agent counts its restarts: that of the killed rank one more than the other one, whose ranks it
+    stops. Rank 0 must not read what is left of the first start in the store of the agents."""
+    rendezvous = ("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--local-addr=127.0.0.1")
+    torchrun = ("-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=1")
+    command = [sys.executable, *torchrun, *rendezvous, *JOB, f"--output_dir={tmp_path / 'out'}"]
+    logs = [tmp_path / name for name in ("first", "second")]
+    agents = []
+    for log in logs:
+        with log.open("w") as file:
+            options = {"stdout": file, "stderr": subprocess.STDOUT}
+            agents.append(subprocess.Popen(command, cwd=ROOT, env=environment(), **options))
+    while not any(" step=2/" in log.read_text() for log in logs):
+        assert all(agent.poll() is None for agent in agents), logs[0].read_text() + logs[1].read_text()
+        time.sleep(0.1)
+    if " step=" in logs[1].read_text():  # the agent that came later may have rank 0
+        agents.reverse()
+        logs.reverse()
+    [rank_0], [rank_1] = map(processes_of, agents)
+    os.kill(rank_0, signal.SIGSTOP)  # else it may end by itself: then its agent counts, too
+    os.kill(rank_1, signal.SIGKILL)
+    while "closing signal SIGTERM" not in logs[0].read_text():
+        time.sleep(0.1)
+    os.kill(rank_0, signal.SIGCONT)
+    codes = [agent.wait(300) for agent in agents]
+    text = logs[0].read_text() + logs[1].read_text()
+    assert codes == [0, 0], text[-3000:]
+    assert text.count("test_accuracy=") == 1
+    assert text.count("starts TORCHELASTIC_RESTART_COUNT=") == 4, "each rank is started once more"

@@ -16,6 +16,7 @@ import torch
 from bootfile import records
 from bootfile.exact import files as checkpoint
 from bootfile.ground import files
+from bootfile.ground.errors import Once, print_line
 from common.ground import files as job_files
 from datasets.folders import image_folder, random_folder
 from tests.support import pictures
@@ -174,7 +175,7 @@ def test_a_file_system_without_locks_gets_one_warning(tmp_path, monkeypatch, cap
         raise OSError(reason, os.strerror(reason))
 
     monkeypatch.setattr(fcntl, "flock", fail)
-    files._warn_of_locks.cache_clear()
+    monkeypatch.setattr(files, "_warn_once", Once(print_line))
     folder = random_folder.make(str(tmp_path / "images"), lambda path: pictures.make(Path(path), 3, 0))
     image_folder.load(folder, "train", str(tmp_path / "cache"))
     files.write_atomic(str(tmp_path / "a"), "a")

@@ -8,6 +8,7 @@ import signal
 import socket
 import socketserver
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -250,6 +251,25 @@ def test_survivors_of_a_lost_process_exit(tmp_path):
     assert nodes[0].returncode == 5 and nodes[1].returncode not in (0, None)
     assert any("lost contact with another process" in error for error in errors[0])
     assert not os.path.exists(f"/proc/{lost}"), "no process is left"
+
+
+def test_a_master_with_a_new_address_is_found(monkeypatch):
+    """As the pod of node 0 that is replaced while the others start: it has the same name, another address."""
+    waits = threading.Event()
+    old = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.9", 1))]
+    look_up = socket.getaddrinfo
+
+    def get_address(*place, **options):
+        return look_up(*place, **options) if waits.is_set() else old
+
+    monkeypatch.setattr(socket, "getaddrinfo", get_address)
+    monkeypatch.setattr(rendezvous, "_POLL", 0.01)
+    monkeypatch.setattr(rendezvous.Heartbeat, "beat", lambda _, text: waits.set())
+    server, host, port = launcher.hold_store()
+    place = Topology(1, 2, 1, None, host, port, "node", "plain")
+    store = rendezvous.connect(place, 10, time.monotonic() + 10)
+    store.set("key", "value")
+    assert waits.is_set() and server.get("key") == b"value"
 
 
 @pytest.mark.parametrize(

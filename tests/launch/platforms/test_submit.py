@@ -237,6 +237,15 @@ def test_a_job_has_at_most_100_variables(count, line, tmp_path):
     assert len(environments) == count and environments["PYTHONUNBUFFERED"] == ("0" if line else "1")
 
 
+def test_the_interface_is_the_user_s_except_on_modelarts(tmp_path):
+    text = _example(('OMP_NUM_THREADS = "8"', 'NCCL_SOCKET_IFNAME = "eth0"'))
+    for platform in ("slurm", "kubernetes"):
+        script = templates.render(platform, _config(tmp_path, text, platform), "run-1")
+        assert "NCCL_SOCKET_IFNAME" in script
+    with pytest.raises(BadInput, match=r"\[environment\] NCCL_SOCKET_IFNAME: ModelArts sets this variable"):
+        _config(tmp_path, text)
+
+
 SECRETS = [  # a value that may be a secret, in place of `epochs = 20`, and words of the error
     ('AWS_SECRET_ACCESS_KEY = "hunter2"', "looks like a secret"),
     ('URL = "redis://me:hunter2@host"', "looks like a secret"),
@@ -490,6 +499,13 @@ def test_skypilot_file(layout):
     ("sagemaker-sdk", "faults = 3", "faults = 31", "sagemaker retries a job at most 30 times"),
     ("sagemaker", "# spot_wait_hours = 24", 'spot_wait_hours = "24"', "spot_wait_hours: expected a whole"),
     ("sagemaker-sdk", "# torchrun = true", 'torchrun = "no"', "torchrun: expected true or false, got 'no'"),
+    (
+        "skypilot",
+        'inputs = { data_url = "/data/cifar10" }\noutputs = { train_url = "s3://bucket/runs" }',
+        'outputs = { train_url = "/runs" }',
+        "[outputs] train_url: /runs/run-1 would be lost with its pod or machine",
+    ),
+    ("pai-dlc", '{ train_url = "/mnt/runs" }', '{ train_url = "/mnt/run" }', "would be lost with its pod or"),
     ("slurm", "[platform.slurm]", "[platform.slurm]\nunused = 1", "unused: unknown key: expected one"),
     ("slurm", '{ data_url = "/shared', '{ data-url = "/shared', "data_url is given twice in [inputs]"),
 ])  # fmt: skip
