@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from bootfile import __version__
 from bootfile.ground.errors import BAD_INPUT, INTERRUPTED, BadInput, say_error
@@ -26,30 +26,12 @@ VERBS = {  # verb: (module with main(arguments) -> exit code, what it does)
         "compare the data and the states of two runs; show the first step that differs",
     ),
 }
-USAGE = "\n".join(
-    [
-        "usage: bootfile VERB [ARGUMENTS]   (VERB --help: details; --version)",
-        "",
-        *(f"  {verb:<10}{meaning}" for verb, (_, meaning) in VERBS.items()),
-    ]
-)
 
 
 def main() -> int:
     """Run the verb of the command line, and return the exit code."""
-    verb, *arguments = sys.argv[1:] or [""]
-    if verb in ("-h", "--help", "--version"):
-        print(f"bootfile {__version__}" if verb == "--version" else USAGE)
-        return 0
-    if not verb:
-        print(USAGE, file=sys.stderr)
-        return BAD_INPUT
-    if verb not in VERBS:
-        say_error(describe_unknown(verb, VERBS))
-        return BAD_INPUT
     try:
-        # the module of a verb is imported only now: a wrong verb does not wait for torch
-        return run_verb(verb, VERBS[verb][0], arguments)
+        return run("bootfile", VERBS)
     except KeyboardInterrupt:
         say_error("interrupted")
         return INTERRUPTED
@@ -58,13 +40,29 @@ def main() -> int:
         return error.code
 
 
-def describe_unknown(verb: str, verbs: Collection[str]) -> str:
-    """Return an error line for a verb that does not exist: the verb that was meant, or all of them."""
-    import difflib  # only after an error
+def run(program: str, verbs: dict[str, tuple[str, str]]) -> int:
+    """Run the verb of the command line, one of these of a program, and return the exit code: also of
+    `python -m launch`. Raises BadInput."""
+    verb, *arguments = sys.argv[1:] or [""]
+    if verb == "--version":
+        print(f"bootfile {__version__}")
+        return 0
+    if verb in ("", "-h", "--help"):
+        print(
+            f"usage: {program} VERB [ARGUMENTS]   (VERB --help: details; --version)\n",
+            *(f"  {name:<10}{meaning}" for name, (_, meaning) in verbs.items()),
+            sep="\n",
+            file=sys.stdout if verb else sys.stderr,
+        )
+        return 0 if verb else BAD_INPUT
+    if verb not in verbs:
+        import difflib  # only after an error
 
-    meant = difflib.get_close_matches(verb.lower(), verbs, 1)
-    hint = f"did you mean {meant[0]}?" if meant else f"expected {', '.join(verbs)}"
-    return f"unknown command {verb!r}: {hint}"
+        meant = difflib.get_close_matches(verb.lower(), verbs, 1)
+        hint = f"did you mean {meant[0]}?" if meant else f"expected {', '.join(verbs)}"
+        raise BadInput(f"unknown command {verb!r}: {hint}")
+    # the module of a verb is imported only now: a wrong verb does not wait for torch
+    return run_verb(verb, verbs[verb][0], arguments)
 
 
 def run_verb(verb: str, module: str, arguments: list[str]) -> int:

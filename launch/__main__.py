@@ -5,8 +5,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # if this folder is a link
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # before another `common`
-from bootfile import __version__, cli
-from bootfile.ground import errors
+from bootfile import cli
 from common.distributed.entry import entry
 
 VERBS = {  # verb: (module with main(arguments) -> exit code, what it does)
@@ -30,25 +29,12 @@ VERBS = {  # verb: (module with main(arguments) -> exit code, what it does)
     "replay": ("bootfile.history.replay", "train a run again as if some samples had never been in it"),
     "data": ("launch.data.cli", "show the samples of a step, or the steps of a sample"),
 }
-USAGE = "\n".join(
-    ["usage: python -m launch VERB [ARGUMENTS]   (VERB --help: details; --version)", ""]
-    + [f"  {verb:<10}{meaning}" for verb, (_, meaning) in VERBS.items()]
-)
 
 
 @entry
 def main() -> None:
     """Run the verb of this process and exit with its code."""
-    verb, *arguments = sys.argv[1:] or [""]
-    if verb in ("-h", "--help", "--version"):
-        print(f"bootfile {__version__}" if verb == "--version" else USAGE)
-        sys.exit()
-    if not verb:
-        print(USAGE, file=sys.stderr)
-        sys.exit(errors.BAD_INPUT)
-    if verb not in VERBS:
-        raise errors.BadInput(cli.describe_unknown(verb, VERBS))
-    sys.exit(cli.run_verb(verb, VERBS[verb][0], arguments))
+    sys.exit(cli.run("python -m launch", VERBS))
 
 
 if __name__ == "__main__":

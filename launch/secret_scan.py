@@ -128,6 +128,8 @@ def _find_setting(line: str, is_program: bool) -> str:
 def describe(path: str, findings: list[Finding]) -> str:
     """Return the findings of a file as one line, "path:2 (a password), line 5 (a private key)". A kind has
     its first line, and the number of further ones."""
+    if not findings[0].line:  # a file that is refused by its name
+        return f"{path} ({findings[0].kind})"
     lines_of: dict[str, list[int]] = {}  # kind -> its lines
     for finding in findings:
         lines_of.setdefault(finding.kind, []).append(finding.line)
@@ -135,10 +137,7 @@ def describe(path: str, findings: list[Finding]) -> str:
     for kind, (first, *others) in lines_of.items():
         more = f", and in {len(others)} more" if others else ""
         parts.append(f"line {first} ({kind}{more})")
-    text = ", ".join(parts)
-    if text.startswith("line 0 "):  # a file that is refused by its name
-        return f"{path} {text.removeprefix('line 0 ')}"
-    return f"{path}:{text.removeprefix('line ')}"  # as compilers write it
+    return f"{path}:{', '.join(parts).removeprefix('line ')}"  # as compilers write it
 
 
 def looks_secret(name: str, value: str) -> bool:

@@ -14,6 +14,7 @@ from bootfile.console import outputs
 from bootfile.ground.errors import BadInput
 from bootfile.ground.numbers import counted
 from bootfile.receipt.recorded_run import Run
+from bootfile.sampling.sampler import BatchSampler
 from common.run import sample_losses
 from launch.data import samples
 from launch.explain import align
@@ -99,35 +100,44 @@ def _list_losses(run: Run, around: int, data: Any) -> list[str]:
 def _find_sample(run: Run, args: argparse.Namespace) -> list[str]:
     """Return the step and the rank that had --sample in each epoch of the run."""
     sampler = run.sampler(run.last)
-    shown = args.sample
-    if not shown.isdecimal():
-        with samples.open_data(run, args.data_url) as data:
-            find_image = getattr(data, "find", lambda path: None)  # only a folder of images has it
-            images = map(find_image, [shown, os.path.abspath(shown)])
-            image = next((id for id in images if id is not None), None)
-            if image is None:
-                raise BadInput(f"--sample {shown} is neither an id in 0..{sampler.size - 1} nor an image")
-            shown = f"{image} ({data.path(image)})"
-    id = int(shown.partition(" ")[0])
+    id, name = _find_id(run, sampler, args)
     epochs = np.arange(1, -(-run.last // len(sampler)) + 1)
     steps = (sampler.find(id, epochs) + 1).tolist()
-    rows = [["epoch", "step", "rank"]]
-    count = 0
-    for epoch, step in zip(epochs.tolist(), steps, strict=True):
-        if not step:
-            rows.append([str(epoch), "-", "skipped: it is in the rest that is smaller than a batch"])
-        elif run.is_left_out(step):
-            rows.append([str(epoch), str(step), run.name_left_out()])
-        elif id in run.removed and step <= run.last:
-            rows.append([str(epoch), str(step), "removed (--without)"])
-        elif step <= run.last:
-            count += 1
-            rank = run.ranks(sampler, step)[run.ids(sampler, step) == id][0]
-            rows.append([str(epoch), str(step), str(rank)])
+    rows = [
+        [str(epoch), str(step or "-"), _describe_use(run, sampler, id, step)]
+        for epoch, step in zip(epochs.tolist(), steps, strict=True)
+        if step <= run.last
+    ]
     last = run.last
     while run.is_left_out(last):
         last -= 1
     # the ids were computed and not read: a step that the receipt has proves that they are those of the run
     run.ids(sampler, last)  # also if no step had the sample
-    title = f"sample {shown}: {counted(count, 'time')} in the steps 1-{run.last}, equal to the receipt"
-    return [title, *align(rows)]
+    count = sum(rank.isdecimal() for _, _, rank in rows)
+    title = f"sample {name}: {counted(count, 'time')} in the steps 1-{run.last}, equal to the receipt"
+    return [title, *align([["epoch", "step", "rank"], *rows])]
+
+
+def _find_id(run: Run, sampler: BatchSampler, args: argparse.Namespace) -> tuple[int, str]:
+    """Return the id of --sample, which may be the path of an image, and its name. Raises BadInput."""
+    text = args.sample
+    if text.isdecimal():
+        return int(text), text
+    with samples.open_data(run, args.data_url) as data:
+        find_image = getattr(data, "find", lambda path: None)  # only a folder of images has it
+        for path in (text, os.path.abspath(text)):
+            id = find_image(path)
+            if id is not None:
+                return id, f"{id} ({data.path(id)})"
+    raise BadInput(f"--sample {text} is neither an id in 0..{sampler.size - 1} nor an image")
+
+
+def _describe_use(run: Run, sampler: BatchSampler, id: int, step: int) -> str:
+    """Return the rank that had a sample in a step, or why none had it. step: 0 in an epoch without it."""
+    if not step:  # one of --epoch_steps, or with a rest that is smaller than a batch
+        return "skipped: the epoch ends before it"
+    if run.is_left_out(step):
+        return run.name_left_out()
+    if id in run.removed:
+        return "removed (--without)"
+    return str(run.ranks(sampler, step)[run.ids(sampler, step) == id][0])

@@ -42,6 +42,7 @@ def main(arguments: list[str]) -> int:
     ending = os.path.splitext(args.to)[1].lower()
     if ending not in FORMS:
         raise BadInput(f"--to {args.to}: expected {names}")
+    outputs.check_folder(args.to)
     if os.path.lexists(args.to) and not args.force:
         raise BadInput(f"--to {args.to} exists: name another file, or add --force")
     import torch

@@ -9,7 +9,6 @@ the first. An earlier report is replaced; any other file only with --force. Exit
 there, or FILE cannot be written.
 """
 
-import gc
 import os
 import re
 import time
@@ -53,13 +52,8 @@ def main(arguments: list[str]) -> int:
 
 def render_page(runs: list[Run], title: str | None = None) -> str:
     """Return the HTML of runs, whose names must differ: main() calls it, and the tests."""
-    # matplotlib makes many objects when it is imported, and all of them stay: do not search them for garbage
-    gc.disable()
     from bootfile.console import page
     from launch.report import charts  # imports matplotlib, which --help does not need
-
-    gc.freeze()
-    gc.enable()
 
     settings = [run.settings for run in runs]
     return page.render(

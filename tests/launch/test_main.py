@@ -65,7 +65,8 @@ def test_help_and_the_records_of_runs_need_neither_torch_nor_hugging_face(tmp_pa
         chain.add(np.arange(4), np.zeros(4))
         chain.chain(1, 2, chain.take(), str(tmp_path / name))
         starts.write(str(tmp_path / name), argparse.Namespace(seed=0), {"world size": 1}, time=1.0, step=0)
-        write_state(str(tmp_path / name), {"step": 1, "digest": "0", "parts": {"model.bias": "1"}})
+        parts = {"model.bias": "1"}
+        write_state(str(tmp_path / name), {"step": 1, "format": 2, "digest": "0", "parts": parts})
     compared = run("-c", NO_TORCH, "receipt", "a", "b", cwd=tmp_path, env=PATH, fresh=True).stdout
     assert "data equal for 1 steps" in compared and "state equal at step 1" in compared
     run("-c", NO_TORCH, "report", "a", "b", cwd=tmp_path, env=PATH, fresh=True)

@@ -50,6 +50,8 @@ def test_other_logits_are_not_written(digits, tmp_path, monkeypatch):
     monkeypatch.setitem(export.FORMS, ".pt2", wrong)
     with pytest.raises(BadInput, match=r"not written: .*logits differ .*0\.00"):
         _export(digits, tmp_path / "model.pt2")
+    with pytest.raises(BadInput, match="none is not a folder in which"):
+        _export(digits, tmp_path / "none" / "model.pt2")
     with pytest.raises(BadInput, match=r"expected .*\.onnx, \.pt2"):
         _export(digits, tmp_path / "model.ts")
     (tmp_path / "mine.pt2").write_text("mine")
