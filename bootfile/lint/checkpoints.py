@@ -90,9 +90,7 @@ class Checkpoints(Walk):
     def __init__(self, tracer: Tracer):
         super().__init__(tracer)
         found = [self._read(event) for event in self.select("call", "method", "missed")]
-        self.saves: list[Save] = [
-            save for save in found if save is not None and not self._is_of_data(save)
-        ]
+        self.saves: list[Save] = [save for save in found if save is not None and not self._is_of_data(save)]
         self.training_saves = [save for save in self.saves if self.is_in_training(save.event)]
         # a file that is written after the last epoch is of no use to a restart
         self.restart_saves = self.training_saves or self.saves
@@ -132,7 +130,9 @@ class Checkpoints(Walk):
         sample, or a file that the script removes, such as one whose size it reads."""
         functions = save.event.functions
         later = [event for event in self.calls(_REMOVES) if event.order > save.event.order]
-        removed = {unparse(part) for event in later if event.functions == functions for part in event.node.args}
+        removed = {
+            unparse(part) for event in later if event.functions == functions for part in event.node.args
+        }
         is_removed = any(unparse(part) in removed for part in save.event.node.args[1:2])
         is_of_sample = "__getitem__" in functions or (save.is_open and any(map(_OF_DATA.search, functions)))
         return is_of_sample or is_removed
@@ -270,6 +270,7 @@ def _flatten(value: Value, key: str, entries: list[Entry], depth: int) -> bool:
             is_open = is_open or (is_inner_open and _HOLDS_ALL.search(str(name)) is not None)
         return is_open
     if base.kind == "instance" and base.parts:
+        entries.extend([Entry(key, base)] if key else [])
         entries.extend(Entry(f"{key}.{name}", part) for name, part in base.parts.items())
         return not key
     entries.append(Entry(key, value))

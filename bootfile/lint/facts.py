@@ -12,7 +12,7 @@ from bootfile.lint.sources import unparse
 from bootfile.lint.table import Finding
 from bootfile.lint.trace import Tracer
 from bootfile.lint.values import Value, list_deps, root
-from bootfile.lint.walk import given_state, is_followed, split
+from bootfile.lint.walk import given_state, is_followed, list_parameter_owners, split
 
 _RESUME = re.compile(r"resum|restart|continue_(from|train)", re.IGNORECASE)
 _WEIGHTS = re.compile(r"weights|pretrain|fine_?tun|lora|adapter", re.IGNORECASE)
@@ -85,6 +85,11 @@ class Facts(Checkpoints):
                 loaded[root(event.value)] = event
         return loaded
 
+    def list_trained_modules(self) -> list[Value]:
+        """Return the modules whose parameters the optimizers of the training loop change."""
+        optimizers = [value for value in self.changed if value.kind == "optimizer"]
+        return [module for value in optimizers for module in list_parameter_owners(value)]
+
     def restart_loads(self) -> list[Event]:
         """Return the loads of the file that a restart continues from, and not those of pretrained weights."""
         # the file from which the optimizer is loaded is that of a restart
@@ -92,11 +97,15 @@ class Facts(Checkpoints):
         sources = {dep for load in loads for value in load.args.values() for dep in list_deps(value)}
         return [event for event in self.loads if root(event.value) in sources] or self.loads[-1:]
 
-    def is_read(self, name: str) -> bool:
-        """Return whether the script reads an entry of a checkpoint, for whatever use; `checkpoint[name]` with
-        a name that is not known may read any entry."""
-        keys = {event.value.key for event in self.select("read")}
-        return None in keys or (name != "" and name in map(str, keys))
+    def is_read(self, key: str) -> bool:
+        """Return whether the script reads an entry of a checkpoint, such as "model.state", for whatever use;
+        `checkpoint[name]` with a name that is not known may read any entry."""
+        wanted = key.split(".")
+        for keys in [_list_keys(event.value) for event in self.select("read")]:
+            pairs = zip(keys, wanted[-len(keys) :], strict=False)
+            if len(keys) <= len(wanted) and all(one in (None, other) for one, other in pairs):
+                return True
+        return False
 
     # Does the script continue a training?
 
@@ -181,6 +190,15 @@ def _restores(event: Event) -> bool:
         return LOAD_NAME.search(event.text) is not None
     # a method of an object whose class is not part of the project
     return event.text in ("load_state", "load_checkpoint", "resume_or_load") and not is_followed(event)
+
+
+def _list_keys(field: Value) -> list[str | None]:
+    """Return the keys of an entry, from the outside: "model", "state" of `checkpoint["model"]["state"]`."""
+    keys: list[str | None] = []
+    while field.kind == "field" and field.of is not None:
+        keys.insert(0, None if field.key is None else str(field.key))
+        field = root(field.of)
+    return keys
 
 
 def of_a_restart(findings: Iterable[Finding], facts: Facts) -> Iterator[Finding]:
