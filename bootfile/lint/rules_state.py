@@ -1,5 +1,6 @@
 """Rules about the objects that the loop changes: does a checkpoint have their state, and is it read back?"""
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -58,14 +59,14 @@ def _find_ahead(facts: Facts) -> Iterator[Finding]:
     for value, event in facts.changed.items():
         number, added = split(value.options.get("last_epoch") or Value())
         first = [offset for start, offset in starts if start is number and start.kind == "field"]
-        is_stepped = all(
-            len(step.loops) == 1 for step in facts.in_training("step") if root(step.value) is value
-        )
-        if value.kind == "scheduler" and first and added >= first[0] and is_stepped:
+        steps = [step for step in facts.in_training("step") if root(step.value) is value]
+        # what is loaded after it replaces what the constructor did
+        is_ahead = value.kind == "scheduler" and value not in facts.loaded and first != []
+        if is_ahead and added >= first[0] and all(len(step.loops) == 1 for step in steps):
             text = (
                 f"{describe(value, 'scheduler')} is made with last_epoch={number.label}, and steps once more"
             )
-            yield at(value, "R103", f"{text}: after a restart it is one epoch ahead", value=value, step=event)
+            yield at(value, "R103", f"{text}: a restart is one epoch ahead", value=value, step=event)
 
 
 def _find_apex(facts: Facts) -> Iterator[Finding]:
@@ -214,15 +215,15 @@ def _find_not_loaded(facts: Facts) -> Iterator[Finding]:
             message = f"{name} is in the checkpoint of {where}, but is not loaded with it"
             yield at(load, "R201", message, not is_restart, value=value, save=save.event, load=load)
         for entry in save.entries if facts.select("read") else ():
-            number = entry.value
+            number, where = entry.value, name_line(save.event, load)
             start = number.of if number.kind == "counter" and number.of is not None else number
             is_lost = start.kind == "const" and number is not start and not facts.is_own_state(start)
             if is_lost and entry.key and number not in seen and not facts.is_read(entry.key):
                 seen.add(number)
-                message = (
-                    f"{entry.key} is in the checkpoint of {name_line(save.event, load)}, but is not loaded"
-                )
-                yield at(load, "R201", f"{message} with it", not is_restart, value=number, load=load)
+                message = f"{entry.key} is in the checkpoint of {where}, but is not loaded with it"
+                event = next(one for one in facts.events if one.args.get(0) is number)
+                found = at(load, "R201", message, not is_restart, value=number, load=load)
+                yield dataclasses.replace(found, evidence=found.evidence | {"event": event})
 
 
 def _comes_back(facts: Facts, value: Value) -> bool:
