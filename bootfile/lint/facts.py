@@ -80,10 +80,15 @@ class Facts(Checkpoints):
             given = given_state(event)
             # target.load_state_dict(model.state_dict()) does not continue a run
             is_copy = root(given).kind == "state" and not values.is_restored(given)
-            is_later = event.order > self.first_step and self.is_in_training(event)
-            if not is_copy and not is_later:
+            if not is_copy and not self._is_later(event):
                 loaded[root(event.value)] = event
         return loaded
+
+    def _is_later(self, event: Event) -> bool:
+        """Return whether an event is after the first step of the training: in a script that is started, and
+        not in a function that nothing calls, in which the training comes at any place."""
+        is_ordered = self.tracer.is_script or self.is_in_training(event)
+        return event.order > self.first_step and is_ordered
 
     def list_trained_modules(self) -> list[Value]:
         """Return the modules whose parameters the optimizers of the training loop change."""
@@ -101,7 +106,8 @@ class Facts(Checkpoints):
         """Return whether the script reads an entry of a checkpoint, such as "model.state", for whatever use;
         `checkpoint[name]` with a name that is not known may read any entry."""
         wanted = key.split(".")
-        for keys in [_list_keys(event.value) for event in self.select("read")]:
+        reads = [event.value for event in self.select("read") if not self._is_later(event)]
+        for keys in map(_list_keys, reads):
             pairs = zip(keys, wanted[-len(keys) :], strict=False)
             if len(keys) <= len(wanted) and all(one in (None, other) for one, other in pairs):
                 return True

@@ -95,6 +95,11 @@ FORMS = {
                   "end": SAVE.replace("'epoch'", "'settings': vars(args), 'epoch'")},
          {"load": "first = saved['epoch']; print(saved['optimizer'])",
           "end": SAVE.replace("'epoch'", "'settings': vars(args), 'epoch'")}),
+    "a load after the training is not one of a restart":
+        ("R201", {"load": "first = saved['epoch']", "end": SAVE,
+                  "after": "saved = torch.load('out/8.pt')\nmodel.load_state_dict(saved['model'])\n"
+                           "optimizer.load_state_dict(saved['optimizer'])"},
+         {"end": SAVE, "after": "saved = torch.load('out/8.pt')\nmodel.load_state_dict(saved['model'])"}),
     "a counter that is saved, and not loaded":
         ("R201", {"batch": "step += 1", "end": SAVE.replace("'epoch'", "'step': step, 'epoch'")},
          {"load": DEFAULT["load"] + "; step = saved['step']", "batch": "step += 1",
