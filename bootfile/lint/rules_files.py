@@ -82,7 +82,7 @@ def _find_in_place(facts: Facts) -> Iterator[Finding]:
     later = [save for save in facts.saves if save.event.order > facts.first_step and is_checkpoint(save)]
     saves = facts.training_saves or later
     saves = [save for save in saves if "os.name" not in save.event.describe_conditions()]
-    saves = [save for save in saves if not _is_single(save) and not _is_renamed(facts, save)]
+    saves = [save for save in saves if not _is_single(save) and not is_renamed(facts, save)]
     fixed = [save for save in saves if not varies(facts, save)]
     others = [save for save in saves if save not in fixed]
     numbered = [save for save in others if is_checkpoint(save)]
@@ -125,7 +125,7 @@ def _is_listed(facts: Facts, load: Event) -> bool:
     return any("listing" in dep.flags for value in load.args.values() for dep in facts.list_deps(value))
 
 
-def _is_renamed(facts: Facts, save: Save) -> bool:
+def is_renamed(facts: Facts, save: Save) -> bool:
     """Return whether a file gets its name only after it was written."""
     path, paths = path_of(save.event), set(map(unparse, _path_nodes(save.event)))
     # `with open(new, "wb") as file: torch.save(state, file)`

@@ -23,7 +23,7 @@ from bootfile.lint.carried import (
 )
 from bootfile.lint.facts import Facts, of_a_restart
 from bootfile.lint.record import Event
-from bootfile.lint.rules_files import is_file_of, path_of
+from bootfile.lint.rules_files import is_file_of, is_renamed, path_of
 from bootfile.lint.sources import find_counted, unparse
 from bootfile.lint.table import Finding, at, name_line
 from bootfile.lint.values import Value
@@ -214,8 +214,9 @@ def _find_last(facts: Facts) -> Iterator[Finding]:
         for save in facts.restart_saves if is_best and start not in facts.list_deps(new) else ():
             has_last = any(entry.value is new and entry.name == str(start.key) for entry in save.entries)
             # a file that is written only if it is the best has the best result
-            is_last = not _decides(facts, start, [save.event])
-            if has_last and is_last and all(is_file_of(save, load) for load in facts.restart_loads()):
+            is_last = has_last and not _decides(facts, start, [save.event])
+            is_loaded = all(is_file_of(save, load) for load in facts.restart_loads())
+            if is_last and (is_loaded or is_renamed(facts, save)):
                 where = name_line(save.event, event)
                 message = f"{event.text} begins with the last result, which {where} saves as {start.key}"
                 yield at(event, "R108", message, value=start, save=[save.event])

@@ -58,13 +58,16 @@ def _find_ahead(facts: Facts) -> Iterator[Finding]:
     starts += [split(dep) for start, _ in starts if start.key == "max" for dep in start.deps]
     for value in facts.changed:
         number, added = split(value.options.get("last_epoch") or Value())
-        first = [offset for start, offset in starts if start is number and start.kind == "field"]
+        read = [(start, offset) for start, offset in starts if start.kind == number.kind == "field"]
+        first = [offset for start, offset in read if (start.key, start.of) == (number.key, number.of)]
         steps = [step for step in facts.in_training("step") if root(step.value) is value]
         # what is loaded after it replaces what the constructor did
         is_ahead = value.kind == "scheduler" and value not in facts.loaded and first != []
         if is_ahead and added >= first[0] and all(len(step.loops) == 1 for step in steps):
             text = f"{describe(value, 'scheduler')} is made with last_epoch={number.label}, and steps"
-            yield at(value, "R103", f"{text} once more: a restart is one epoch ahead", value=value)
+            text = f"{text} once more: a restart is one epoch ahead"
+            # its rate does not depend on the epoch, but earlier releases of torch multiply it once more
+            yield at(value, "R103", text, value.key == "ExponentialLR", value=value)
 
 
 def _find_apex(facts: Facts) -> Iterator[Finding]:

@@ -66,7 +66,7 @@ LISTED = """class Images:
         return self.{}[number]
 loader = Images()
 """
-MADE = "torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9, last_epoch={})"
+MADE = "torch.optim.lr_scheduler.StepLR(optimizer, 3, last_epoch={})"
 CONFIG = "class Config:\n    def __init__(self):\n        self.amp = False\nconfig = Config()"
 TWO = "def save_one(name, part):\n    torch.save(part.state_dict(), f'out/{name}.pt')\n"
 # rule, parts with the bug, parts without it
