@@ -20,7 +20,6 @@ _START = re.compile(r"resum|restart|start|begin|last|restor|offset|done|previous
 _FIRST = re.compile(r"(start|begin|resume|initial|last)_?(epoch|step|iter)", re.IGNORECASE)
 _COUNTER = re.compile(r"^(start_)?(epoch|step|iter|global_step|iteration|iter_num|n_iter)s?$")
 _COUNTS = re.compile("epoch|step|iter", re.IGNORECASE)
-_NUMBERS = ("attribute", "option", "unknown")
 _SHOWS = re.compile("print|log|info|write")
 _UPDATES = ("update", "update_parameters", "step", "update_fn", "ema_update")
 _AVERAGE_NAME = re.compile(r"ema|av(g|erage)|teacher|shadow|momentum|_k$|slow", re.IGNORECASE)
@@ -126,7 +125,7 @@ class Facts(Checkpoints):
         reads = [event for event in self.select("read") if event.order < self.first_step]
         counters = [event for event in reads if _COUNTER.search(str(event.value.key or ""))]
         is_counter = any(map(self._is_kept, counters))
-        is_later = is_counter or self._begins_later() or self._names_start(starts)
+        is_later = is_counter or self._begins_later()
         if any(map(values.is_restored, starts)) or (bool(self.loads) and is_later):
             return "counter"
         ways = [[*event.functions, *[test.text for test in event.conditions]] for event in self.loads]
@@ -147,19 +146,13 @@ class Facts(Checkpoints):
         is_given = any(split(start)[0].kind not in ("const", "none") for start in starts)
         return is_given or any(_FIRST.search(part.label) for part in given)
 
-    def _names_start(self, starts: list[Value]) -> bool:
-        """Return whether the file that is loaded has the number of the first epoch in its name."""
-        numbers = {dep for start in starts for dep in list_deps(start) if dep.kind in _NUMBERS}
-        return any(numbers & list_deps(value) for load in self.loads for value in load.args.values())
-
     def _is_sure(self) -> bool:
         """Return whether the script loads an optimizer or a counter, or whether its loop does not begin with
         the first epoch."""
         if self.intent == "counter" or (self.intent == "optimizer" and not self._loads_weights()):
             return True
         # `for epoch in range(start_epoch, ...)`: the script knows a start that is not the first epoch
-        counted = [loop.start for loop in self.loops if loop.value is not None]
-        if any(start is not None and start.kind not in ("const", "none") for start in counted):
+        if self._begins_later():
             return True
         # a counter of steps that begins with an attribute or an option, not with a constant
         counters = [counter for counter in self.tracer.counters if _COUNTS.search(counter.label)]
