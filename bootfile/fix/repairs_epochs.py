@@ -209,6 +209,7 @@ def save_at_sigterm(job: Job) -> None:
     # of the calls that write the whole checkpoint, the one that the fewest tests decide about
     whole = facts.fullest_save.event.node  # type: ignore[union-attr]
     calls = [one.event for one in facts.training_saves if one.event.node is whole]
+    require(calls, "the checkpoint is saved after the last epoch only")
     save: Event = min(calls, key=lambda one: len(one.conditions))
     loop = save.loops[0]
     inside = list_in_body(job, loop, save)

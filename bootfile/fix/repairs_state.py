@@ -18,6 +18,7 @@ from bootfile.fix.checkpoint import (
     reach,
 )
 from bootfile.fix.edits import CannotEdit, Script, require
+from bootfile.fix.repairs_numbers import save_number
 from bootfile.fix.scope import list_stored
 from bootfile.lint.record import Class, Event
 from bootfile.lint.rules_random import find_used
@@ -57,8 +58,11 @@ def save_object(job: Job) -> None:
 
 
 def load_object(job: Job) -> None:
-    """Load the state of an object that is saved (R201)."""
+    """Load the state of an object, or a counter, that is saved (R201)."""
     value = root(job.find("value"))
+    if value.kind == "counter":
+        save_number(job)
+        return
     checkpoint = find_checkpoint(job)
     entries = [(key, root(part)) for _, _, saved in checkpoint.dicts for key, part in saved.parts.items()]
     states = [(key, part.of) for key, part in entries if part.kind == "state" and part.of is not None]

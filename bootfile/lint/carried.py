@@ -105,7 +105,10 @@ def is_result(facts: Facts, value: Value) -> bool:
     deps = facts.list_deps(value)
     if any(_TELLS_TIME.search(f"{dep.key} {dep.label}") for dep in deps if "from_call" in dep.flags):
         return False
-    plain = ("const", "none", "option", "args", "range", "module", "list", "compared", *values.NUMBERS)
+    plain = (
+        "const", "none", "option", "args", "range", "module", "list", "compared", "field", "checkpoint",
+        *values.NUMBERS,
+    )  # fmt: skip
     is_computed = any(dep.flags & {"from_call", "sum"} for dep in deps)
     return is_computed or any(dep.kind not in plain and not dep.deps for dep in deps)
 

@@ -270,6 +270,7 @@ def _flatten(value: Value, key: str, entries: list[Entry], depth: int) -> bool:
             is_open = is_open or (is_inner_open and _HOLDS_ALL.search(str(name)) is not None)
         return is_open
     if base.kind == "instance" and base.parts:
+        entries.extend([Entry(key, base)] if key else [])
         entries.extend(Entry(f"{key}.{name}", part) for name, part in base.parts.items())
         return not key
     entries.append(Entry(key, value))

@@ -12,7 +12,7 @@ from bootfile.lint.sources import unparse
 from bootfile.lint.table import Finding
 from bootfile.lint.trace import Tracer
 from bootfile.lint.values import Value, list_deps, root
-from bootfile.lint.walk import given_state, is_followed, split
+from bootfile.lint.walk import given_state, is_followed, list_parameter_owners, split
 
 _RESUME = re.compile(r"resum|restart|continue_(from|train)", re.IGNORECASE)
 _WEIGHTS = re.compile(r"weights|pretrain|fine_?tun|lora|adapter", re.IGNORECASE)
@@ -20,7 +20,6 @@ _START = re.compile(r"resum|restart|start|begin|last|restor|offset|done|previous
 _FIRST = re.compile(r"(start|begin|resume|initial|last)_?(epoch|step|iter)", re.IGNORECASE)
 _COUNTER = re.compile(r"^(start_)?(epoch|step|iter|global_step|iteration|iter_num|n_iter)s?$")
 _COUNTS = re.compile("epoch|step|iter", re.IGNORECASE)
-_NUMBERS = ("attribute", "option", "unknown")
 _SHOWS = re.compile("print|log|info|write")
 _UPDATES = ("update", "update_parameters", "step", "update_fn", "ema_update")
 _AVERAGE_NAME = re.compile(r"ema|av(g|erage)|teacher|shadow|momentum|_k$|slow", re.IGNORECASE)
@@ -80,10 +79,20 @@ class Facts(Checkpoints):
             given = given_state(event)
             # target.load_state_dict(model.state_dict()) does not continue a run
             is_copy = root(given).kind == "state" and not values.is_restored(given)
-            is_later = event.order > self.first_step and self.is_in_training(event)
-            if not is_copy and not is_later:
+            if not is_copy and not self._is_later(event):
                 loaded[root(event.value)] = event
         return loaded
+
+    def _is_later(self, event: Event) -> bool:
+        """Return whether an event is after the first step of the training: in a script that is started, and
+        not in a function that nothing calls, in which the training comes at any place."""
+        is_ordered = self.tracer.is_script or self.is_in_training(event)
+        return event.order > self.first_step and is_ordered
+
+    def list_trained_modules(self) -> list[Value]:
+        """Return the modules whose parameters the optimizers of the training loop change."""
+        optimizers = [value for value in self.changed if value.kind == "optimizer"]
+        return [module for value in optimizers for module in list_parameter_owners(value)]
 
     def restart_loads(self) -> list[Event]:
         """Return the loads of the file that a restart continues from, and not those of pretrained weights."""
@@ -92,11 +101,16 @@ class Facts(Checkpoints):
         sources = {dep for load in loads for value in load.args.values() for dep in list_deps(value)}
         return [event for event in self.loads if root(event.value) in sources] or self.loads[-1:]
 
-    def is_read(self, name: str) -> bool:
-        """Return whether the script reads an entry of a checkpoint, for whatever use; `checkpoint[name]` with
-        a name that is not known may read any entry."""
-        keys = {event.value.key for event in self.select("read")}
-        return None in keys or (name != "" and name in map(str, keys))
+    def is_read(self, key: str) -> bool:
+        """Return whether the script reads an entry of a checkpoint, such as "model.state", for whatever use;
+        `checkpoint[name]` with a name that is not known may read any entry."""
+        wanted = key.split(".")
+        reads = [event.value for event in self.select("read") if not self._is_later(event)]
+        for keys in map(_list_keys, reads):
+            pairs = zip(keys, wanted[-len(keys) :], strict=False)
+            if len(keys) <= len(wanted) and all(one in (None, other) for one, other in pairs):
+                return True
+        return False
 
     # Does the script continue a training?
 
@@ -111,7 +125,7 @@ class Facts(Checkpoints):
         reads = [event for event in self.select("read") if event.order < self.first_step]
         counters = [event for event in reads if _COUNTER.search(str(event.value.key or ""))]
         is_counter = any(map(self._is_kept, counters))
-        is_later = is_counter or self._begins_later() or self._names_start(starts)
+        is_later = is_counter or self._begins_later()
         if any(map(values.is_restored, starts)) or (bool(self.loads) and is_later):
             return "counter"
         ways = [[*event.functions, *[test.text for test in event.conditions]] for event in self.loads]
@@ -132,19 +146,13 @@ class Facts(Checkpoints):
         is_given = any(split(start)[0].kind not in ("const", "none") for start in starts)
         return is_given or any(_FIRST.search(part.label) for part in given)
 
-    def _names_start(self, starts: list[Value]) -> bool:
-        """Return whether the file that is loaded has the number of the first epoch in its name."""
-        numbers = {dep for start in starts for dep in list_deps(start) if dep.kind in _NUMBERS}
-        return any(numbers & list_deps(value) for load in self.loads for value in load.args.values())
-
     def _is_sure(self) -> bool:
         """Return whether the script loads an optimizer or a counter, or whether its loop does not begin with
         the first epoch."""
         if self.intent == "counter" or (self.intent == "optimizer" and not self._loads_weights()):
             return True
         # `for epoch in range(start_epoch, ...)`: the script knows a start that is not the first epoch
-        counted = [loop.start for loop in self.loops if loop.value is not None]
-        if any(start is not None and start.kind not in ("const", "none") for start in counted):
+        if self._begins_later():
             return True
         # a counter of steps that begins with an attribute or an option, not with a constant
         counters = [counter for counter in self.tracer.counters if _COUNTS.search(counter.label)]
@@ -181,6 +189,15 @@ def _restores(event: Event) -> bool:
         return LOAD_NAME.search(event.text) is not None
     # a method of an object whose class is not part of the project
     return event.text in ("load_state", "load_checkpoint", "resume_or_load") and not is_followed(event)
+
+
+def _list_keys(field: Value) -> list[str | None]:
+    """Return the keys of an entry, from the outside: "model", "state" of `checkpoint["model"]["state"]`."""
+    keys: list[str | None] = []
+    while field.kind == "field" and field.of is not None:
+        keys.insert(0, None if field.key is None else str(field.key))
+        field = root(field.of)
+    return keys
 
 
 def of_a_restart(findings: Iterable[Finding], facts: Facts) -> Iterator[Finding]:

@@ -120,7 +120,9 @@ class Methods(Recorder):
 
     def _make_args(self, call: Call) -> Value:
         flags = {"namespace"} if call.base.label != "self" else set()
-        return self._make("args", call.node, label="args", flags=flags)
+        made = self._make("args", call.node, label="args", flags=flags)
+        is_pair = call.name == "parse_known_args"
+        return self._make("list", call.node, parts={0: made}) if is_pair else made
 
     def _list_parameters(self, call: Call) -> Value:
         base = call.base

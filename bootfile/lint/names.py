@@ -88,11 +88,14 @@ class Names(Expressions):
             return old
         # a loop changes it at some times only: it depends on both values, and on the test
         is_outer = set(old.loops) < set(self._loops)
-        if is_outer and values.is_start(old) and new.kind in (*values.VAGUE, *values.NUMBERS):
+        is_first = values.is_start(old) or old.kind == "field"
+        if is_outer and is_first and new.kind in (*values.VAGUE, *values.NUMBERS, "attribute"):
             deps = [old, new, self._conditions[-1].value]
             return self._make("unknown", new.node, deps, label=name, of=old, loops=old.loops)
         if old.kind == "state" and new.kind == "state" and old.flags != new.flags:
             new.flags.add("either")
+        # what is restored is what it was before
+        new.deps |= {old} if new.kind == "field" and old.kind == "instance" else set()
         # two branches make the same thing in two ways: from here on they are one object
         if new.kind != "wrapped":
             unite(old, new)

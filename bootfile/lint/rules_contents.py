@@ -8,7 +8,7 @@ from bootfile.lint.checkpoints import Entry, Save
 from bootfile.lint.facts import Facts
 from bootfile.lint.known_defects import asks_for_less
 from bootfile.lint.record import Event
-from bootfile.lint.rules_files import is_checkpoint, path_node, path_of
+from bootfile.lint.rules_files import is_checkpoint, is_file_of
 from bootfile.lint.sources import unparse
 from bootfile.lint.table import Finding, at, name_line
 from bootfile.lint.values import Value, list_deps, root
@@ -39,7 +39,7 @@ def _find_refused(facts: Facts) -> Iterator[Finding]:
     # then it is a hint: the release that the requirements ask for loads all objects
     is_old = asks_for_less(facts, "torch", "2.6")
     saves = [save for save in facts.saves if save.event.text == "torch.save"]
-    for save in [save for save in saves if is_checkpoint(save) or _is_file_of(save, loads[0])]:
+    for save in [save for save in saves if is_checkpoint(save) or is_file_of(save, loads[0])]:
         for entry in save.entries:
             what = _describe_object(entry)
             if what:
@@ -59,21 +59,6 @@ def _may_refuse(load: Event) -> bool:
     return load.text == "torch.load" and not is_told
 
 
-def _is_file_of(save: Save, load: Event) -> bool:
-    """Return whether a load may read the file of a save: not "optimizer.pt" instead of "arguments.bin"."""
-    written = _list_names(path_of(save.event), path_node(save.event))
-    read = _list_names(load.args.get(0, Value()), next(iter(load.node.args), None))
-    return not written or not read or bool(written & read)
-
-
-def _list_names(path: Value, node: ast.AST | None) -> set[str]:
-    """Return the constant names of files in a path."""
-    nodes = [one for one in [node, *[dep.node for dep in list_deps(path)]] if isinstance(one, ast.AST)]
-    parts = [part for one in nodes for part in ast.walk(one) if isinstance(part, ast.Constant)]
-    texts = [path.key if path.kind == "const" else None, *[part.value for part in parts]]
-    return {text for text in texts if isinstance(text, str) and re.search(r"\w\.\w+$", text)}
-
-
 def _describe_object(entry: Entry) -> str:
     """Return what an entry is that is more than tensors and numbers; "" for others."""
     value, base = entry.value, root(entry.value)
@@ -84,6 +69,9 @@ def _describe_object(entry: Entry) -> str:
     number = _find_numpy(value)
     if number is not None:
         return f"a number of NumPy ({number.key}) as {entry.name}"
+    made = next((dep for dep in (base, *value.deps) if dep.kind == "instance" and dep.cls is not None), None)
+    if made is not None and value.kind in ("instance", "field"):
+        return f"the object {made.label or entry.name}"
     is_settings = value.kind == "unknown" and re.search(r"^(config|cfg|conf)$", value.label)
     if is_settings and any(str(dep.key) == "yacs.config.CfgNode" for dep in list_deps(value)):
         return f"the CfgNode {value.label}"

@@ -5,21 +5,30 @@ import re
 from collections.abc import Iterator
 
 from bootfile.lint import values
+from bootfile.lint.carried import SETS
 from bootfile.lint.checkpoints import Save
 from bootfile.lint.facts import Facts, of_a_restart
+from bootfile.lint.rules_files import path_of
 from bootfile.lint.sources import unparse
 from bootfile.lint.table import Finding, at, name_line
 from bootfile.lint.values import Loop, Value, kind_of, list_deps, root
 from bootfile.lint.walk import split
 
 _COUNTS = re.compile(r"step|iter|epoch|batch|^it$|^i$", re.IGNORECASE)
-_NUMBER = re.compile("epoch|step|iter|progress|state")
+_NUMBER = re.compile(r"epoch|step|iter|progress|^(\w*_)?train\w*_state$|^state$")
 _READS_ENTRY = re.compile(r"\[['\"]|\.get\(")
 
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Yield the findings about epochs and the batches that a restart skips."""
-    for find in (_find_wrong_epoch, _find_planned, _find_wrong_step, _find_first_epoch, _find_moved_end):
+    for find in (
+        _find_wrong_epoch,
+        _find_wrong_file,
+        _find_planned,
+        _find_wrong_step,
+        _find_first_epoch,
+        _find_moved_end,
+    ):
         yield from of_a_restart(find(facts), facts)
 
 
@@ -38,6 +47,30 @@ def _find_wrong_epoch(facts: Facts) -> Iterator[Finding]:
                 if message:
                     yield at(loop, "R301", message, value=start, save=save.event, added=added)
                     return
+
+
+def _find_wrong_file(facts: Facts) -> Iterator[Finding]:
+    """Find an epoch in the name of a file, with which a restart loads it, that is not the next one."""
+    for loop in facts.loops:
+        start, added = split(loop.start or Value())
+        paths = [value for load in facts.loads for value in load.args.values()]
+        read = [_find_offset(path, start) for path in paths if start.label and loop.value is not None]
+        for save in [save for save in facts.training_saves if save.event.loops[0] is loop]:
+            written = _find_offset(path_of(save.event), loop.value or Value())
+            for offset in [one for one in read if one is not None and written is not None]:
+                message = _judge(facts, loop, save, (written or 0) - offset + added)
+                if message:
+                    yield at(loop, "R301", message, value=start, save=save.event, added=added)
+                    return
+
+
+def _find_offset(path: Value, number: Value) -> int | None:
+    """Return what is added to a number in a path; None if the path does not have it."""
+    parts = [split(part) for part in list_deps(path)]
+    # an option is another value wherever it is read
+    named = (number.kind, number.label) if number.label and number.kind in ("option", "attribute") else None
+    offsets = [added for part, added in parts if part is number or (part.kind, part.label) == named]
+    return max(offsets, key=abs, default=None)
 
 
 def _list_offsets(save: Save, key: str, number: Value | None) -> list[int]:
@@ -117,7 +150,8 @@ def _find_first_epoch(facts: Facts) -> Iterator[Finding]:
     if (facts.restores_all and not facts.is_accelerated) or not loads:
         return
     for loop in facts.loops:
-        saves = [save for save in facts.training_saves if save.event.loops[0] is loop]
+        later = [save for save in facts.restart_saves if save.event.order > facts.first_step]
+        saves = [save for save in later if loop in (save.event.loops or (loop,))]
         # of several loops, that of the objects that are loaded
         steps = [step for step in facts.select("step") if step.loops and step.loops[0] is loop]
         stepped = {root(step.value) for step in steps}
@@ -164,7 +198,9 @@ def _finds_its_place(facts: Facts, loop: Loop) -> bool:
     reads = {event.value for event in facts.select("read")}
     read = {value for value in reads if value.key is None or _NUMBER.search(str(value.key))}
     inside = [event for event in facts.events if read and event.loops and event.loops[0] is loop]
-    return any(read & list_deps(argument) for event in inside for argument in event.args.values())
+    # an assignment replaces what the name was before, and does not use it
+    given = [[event.args[0]] if event.name in SETS else event.args.values() for event in inside]
+    return any(read & list_deps(value) for of_event in given for value in of_event)
 
 
 def _adds_offset(loop: Loop) -> bool:

@@ -10,8 +10,8 @@ from bootfile.lint.facts import Facts
 from bootfile.lint.record import Event
 from bootfile.lint.sources import unparse
 from bootfile.lint.table import Finding, at, name_line
-from bootfile.lint.values import NUMBERS, Value, list_deps, root
-from bootfile.lint.walk import is_guarded
+from bootfile.lint.values import NUMBERS, Value, kind_of, list_deps, root
+from bootfile.lint.walk import describe, is_guarded
 
 _MOVES = ("replace", "rename", "renames", "move")
 _RENAMES = r"(^|\.)(replace|rename|renames|move|mkstemp|NamedTemporaryFile|safe_save|atomic_\w+)$"
@@ -59,12 +59,30 @@ def _path_nodes(event: Event) -> list[ast.AST]:
     return [node for node in nodes if isinstance(node, ast.AST)]
 
 
+def is_file_of(save: Save, load: Event) -> bool:
+    """Return whether a load may read the file of a save: not "optimizer.pt" instead of "arguments.bin"."""
+    written = _list_names(path_of(save.event), path_node(save.event))
+    read = _list_names(load.args.get(0, Value()), next(iter(load.node.args), None))
+    return not written or not read or bool(written & read)
+
+
+def _list_names(path: Value, node: ast.AST | None) -> set[str]:
+    """Return the constant names of files in a path."""
+    nodes = [one for one in [node, *[dep.node for dep in list_deps(path)]] if isinstance(one, ast.AST)]
+    parts = [part for one in nodes for part in ast.walk(one) if isinstance(part, ast.Constant)]
+    texts = [path.key if path.kind == "const" else None, *[part.value for part in parts]]
+    return {text for text in texts if isinstance(text, str) and re.search(r"\w\.\w+$", text)}
+
+
 # R501: a checkpoint that is written over the only one before
 
 
 def _find_in_place(facts: Facts) -> Iterator[Finding]:
-    saves = [save for save in facts.training_saves if "os.name" not in save.event.describe_conditions()]
-    saves = [save for save in saves if not _is_single(save) and not _is_renamed(facts, save)]
+    # of files after the training only those of a restart
+    later = [save for save in facts.saves if save.event.order > facts.first_step and is_checkpoint(save)]
+    saves = facts.training_saves or later
+    saves = [save for save in saves if "os.name" not in save.event.describe_conditions()]
+    saves = [save for save in saves if not _is_single(save) and not is_renamed(facts, save)]
     fixed = [save for save in saves if not varies(facts, save)]
     others = [save for save in saves if save not in fixed]
     numbered = [save for save in others if is_checkpoint(save)]
@@ -107,7 +125,7 @@ def _is_listed(facts: Facts, load: Event) -> bool:
     return any("listing" in dep.flags for value in load.args.values() for dep in facts.list_deps(value))
 
 
-def _is_renamed(facts: Facts, save: Save) -> bool:
+def is_renamed(facts: Facts, save: Save) -> bool:
     """Return whether a file gets its name only after it was written."""
     path, paths = path_of(save.event), set(map(unparse, _path_nodes(save.event)))
     # `with open(new, "wb") as file: torch.save(state, file)`
@@ -233,16 +251,17 @@ def _is_of_rank(event: Event) -> bool:
 
 
 def _find_parts(facts: Facts) -> Iterator[Finding]:
-    """Find a model and its optimizer in two files, which a kill leaves at different steps."""
-    saves = [save for save in facts.training_saves if len(save.entries) == len(save.owners())]
-    kinds = [(save.event, {owner.kind for owner in save.owners()}) for save in saves]
-    states = [event for event, of_file in kinds if of_file & {"optimizer", "model"} == {"optimizer"}]
-    weights = [event for event, of_file in kinds if of_file & {"optimizer", "model"} == {"model"}]
-    loaded = {value.kind for value in facts.loaded}
-    for event in states:
-        others = [other for other in weights if other.loops == event.loops]
-        if others and {"model", "optimizer"} <= loaded:
-            where = name_line(others[0], event)
-            text = f"the optimizer is in another file than the model of {where}: a kill leaves two steps"
-            yield at(event, "R508", text, save=event)
-            return
+    """Find states in two files that are written one after the other: a kill leaves two steps."""
+    saves = [save for save in facts.training_saves if save.owners()]
+    loaded = facts.loaded.keys() & {*facts.changed, *facts.list_trained_modules()}
+    for number, save in enumerate(saves):
+        for other in saves[:number]:
+            tests = [[test.node for test in one.event.conditions] for one in (save, other)]
+            is_together = save.event.loops == other.event.loops and tests[0] == tests[1]
+            mine, others = ({*map(root, one.owners())} & loaded for one in (save, other))
+            if is_together and mine and others and not mine & others:
+                first, second = (describe(max(one, key=kind_of)) for one in (mine, others))
+                where = name_line(other.event, save.event)
+                text = f"{first} is in another file than {second}, which {where} saves"
+                yield at(save.event, "R508", f"{text}: a kill leaves two steps", save=save.event)
+                return

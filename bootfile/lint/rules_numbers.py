@@ -23,7 +23,7 @@ from bootfile.lint.carried import (
 )
 from bootfile.lint.facts import Facts, of_a_restart
 from bootfile.lint.record import Event
-from bootfile.lint.rules_files import path_of
+from bootfile.lint.rules_files import is_file_of, is_renamed, path_of
 from bootfile.lint.sources import find_counted, unparse
 from bootfile.lint.table import Finding, at, name_line
 from bootfile.lint.values import Value
@@ -59,6 +59,7 @@ def check(facts: Facts) -> Iterator[Finding]:
     yield from of_a_restart(_find_early(facts), facts)
     if not facts.saves_all:
         yield from of_a_restart(_find_best(facts, list_carried(facts)), facts)
+        yield from of_a_restart(_find_last(facts), facts)
         yield from of_a_restart(_find_only_best(facts), facts)
     if not facts.saves_all and not facts.restores_all:
         yield from of_a_restart(_find_counters(facts, list_carried(facts)), facts)
@@ -74,13 +75,16 @@ def _find_counters(facts: Facts, carried: list[Carried]) -> Iterator[Finding]:
     # `np.save("losses.npy", losses)`
     writes = [event for event in facts.calls(_FILES) if event.order > facts.first_step]
     uses += [Use("figures", event, value) for event in writes for value in event.args.values()]
+    entries = [entry for save in facts.saves for entry in save.entries]
     is_told = False
     for number in carried:
         of_number = [use for use in uses if number.start in facts.list_deps(use.given)]
         needed = [use for use in of_number if _matters(facts, number, use)]
         used = [use for use in needed if not _has_offset(facts, use, number)]
         first = min(used, key=lambda use: list(_WORDS).index(use.kind), default=None)
-        if first is None or _may_come_back(facts, number, first):
+        # one that is saved and not loaded is a matter of R201
+        is_saved = any(number.start in (entry.value.of, entry.value) for entry in entries)
+        if first is None or is_saved or _may_come_back(facts, number, first):
             continue
         is_figure = first.kind == "figures"
         if is_figure and (is_told or _has_values(facts, number)):
@@ -199,6 +203,23 @@ def _find_early(facts: Facts) -> Iterator[Finding]:
                 where = name_line(save.event, event)
                 message = f"{where} saves {event.text} before it gets the result of the epoch"
                 yield at(event, "R108", message, value=old, save=[save.event])
+                return
+
+
+def _find_last(facts: Facts) -> Iterator[Finding]:
+    """Find a best result that begins with the last one, which the checkpoint has under its key."""
+    for event in facts.in_training(*SETS):
+        start, new = first_of(event), event.args[0]
+        is_best = start.kind == "field" and _keeps_best(facts, event, start)
+        for save in facts.restart_saves if is_best and start not in facts.list_deps(new) else ():
+            has_last = any(entry.value is new and entry.name == str(start.key) for entry in save.entries)
+            # a file that is written only if it is the best has the best result
+            is_last = has_last and not _decides(facts, start, [save.event])
+            is_loaded = all(is_file_of(save, load) for load in facts.restart_loads())
+            if is_last and (is_loaded or is_renamed(facts, save)):
+                where = name_line(save.event, event)
+                message = f"{event.text} begins with the last result, which {where} saves as {start.key}"
+                yield at(event, "R108", message, value=start, save=[save.event])
                 return
 
 

@@ -32,7 +32,7 @@ SOURCES = [
            r"^random\.(random|randint|choice|choices|shuffle|sample|uniform|gauss|randrange|betavariate)$"),
 ]  # fmt: skip
 _SEEDS_ALL = (
-    r"(^|\.)(seed_everything|(set|setup|fix|init|make)_?(the_)?(all_)?(random_)?(manual_)?seeds?|seed_all|seed_torch"
+    r"(^|\.)(seed_everything|(set|setup|fix|init|make)_?(the_)?(all_)?(random_)?(manual_)?seeds?|seed_all|seed_torch|random_seed"
     r"|manual_seed_all)$|^(?!.*random\.)\w+\.seed$"
 )
 # of images, and of activations
@@ -186,6 +186,11 @@ def _find_draw(facts: Facts, source: Source) -> tuple[Event | None, str]:
     for event in draws:
         if facts.is_in_training(event) and _trains_with(facts, event):
             return event, f"{event.text.rpartition('.')[2]}()"
+    # torch seeds Python's random numbers in its workers
+    in_workers = facts.calls(f"{SOURCES[0].draws}|{SOURCES[2].draws}") if is_torch else []
+    for event in in_workers if any("num_workers" in one.args for one in facts.select("create")) else []:
+        if facts.is_in_training(event) and event.functions[-1:] == ("__getitem__",):
+            return event, f"{event.text.rpartition('.')[2]}() in the workers"
     for event in facts.select("create", "call") if is_torch else ():
         what = "dropout" if "ropout" in event.text else "augmentation"
         is_here = what == "augmentation" or event.path == facts.tracer.source.path
@@ -198,7 +203,7 @@ def _trains_with(facts: Facts, event: Event) -> bool:
     """Return whether the training depends on random numbers: they are not for a figure or an evaluation, and
     not drawn in a worker, which has its own seed."""
     # in a function with a name such as log_images() or evaluate()
-    is_aside = any(_ASIDE.search(function) for function in event.functions)
+    is_aside = any(_ASIDE.search(name) and "train" not in name for name in event.functions)
     if is_aside or any(is_modulo(getattr(test.node, "test", None)) for test in event.conditions):
         return False
     if set(event.functions) & {"__getitem__", "__iter__", "collate_fn"}:

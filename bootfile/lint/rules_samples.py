@@ -219,6 +219,19 @@ def _leaves_nothing(listing: Listing) -> bool:
     return True
 
 
+def _is_not_read(listing: Listing) -> bool:
+    """Return whether the names become attributes that the samples do not come from: no method reads them."""
+    statement = next(part for part in listing.above if isinstance(part, ast.stmt))
+    nodes = [*ast.walk(statement)] if isinstance(statement, ast.Assign | ast.For) else []
+    added = [unparse(node.func) for node in nodes if isinstance(node, ast.Call)]
+    given = {name.removesuffix(".append") for name in added if name.endswith(".append")}
+    given |= {unparse(target) for target in getattr(statement, "targets", [])}
+    others = [part for part in listing.cls.body if part is not listing.function]
+    read = {unparse(node) for other in others for node in ast.walk(other) if isinstance(node, ast.Attribute)}
+    is_own = given != set() and all(name.startswith("self.") for name in given)
+    return is_own and given.isdisjoint(read)
+
+
 def _is_for_evaluation(listing: Listing) -> bool:
     """Return whether a listing is under `if split == "test"`."""
     branches = [part for part in listing.above if isinstance(part, ast.If)]
@@ -228,5 +241,5 @@ def _is_for_evaluation(listing: Listing) -> bool:
 
 SPARED: tuple[Callable[[Listing], bool], ...] = (
     _loses_order, _is_sorted, _becomes_keys, _is_drawn, _is_not_called, _is_only_counted, _leaves_nothing,
-    _is_for_evaluation,
+    _is_not_read, _is_for_evaluation,
 )  # fmt: skip

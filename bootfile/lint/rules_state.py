@@ -1,5 +1,6 @@
 """Rules about the objects that the loop changes: does a checkpoint have their state, and is it read back?"""
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -31,7 +32,7 @@ class Kind(NamedTuple):
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Yield the findings about state."""
-    for find in (_find_missing, _find_apex, _find_not_loaded, _find_modules):
+    for find in (_find_missing, _find_ahead, _find_apex, _find_not_loaded, _find_modules):
         yield from of_a_restart(find(facts), facts)
 
 
@@ -48,6 +49,25 @@ def _find_missing(facts: Facts) -> Iterator[Finding]:
         # a restart loads the optimizer, or another file has it, as the one after the last epoch
         is_elsewhere = value in facts.loaded or any(value in other.owners() for other in facts.saves)
         yield describe_missing(value, event, save.event, is_elsewhere and kind == "optimizer")
+
+
+def _find_ahead(facts: Facts) -> Iterator[Finding]:
+    """Find a schedule that gets the number of the epochs before the restart: its constructor steps, too."""
+    starts = [split(loop.start or Value()) for loop in facts.loops]
+    # `range(max(0, last_epoch), epochs)`
+    starts += [split(dep) for start, _ in starts if start.key == "max" for dep in start.deps]
+    for value in facts.changed:
+        number, added = split(value.options.get("last_epoch") or Value())
+        read = [(start, offset) for start, offset in starts if start.kind == number.kind == "field"]
+        first = [offset for start, offset in read if (start.key, start.of) == (number.key, number.of)]
+        steps = [step for step in facts.in_training("step") if root(step.value) is value]
+        # what is loaded after it replaces what the constructor did
+        is_ahead = value.kind == "scheduler" and value not in facts.loaded and first != []
+        if is_ahead and added >= first[0] and all(len(step.loops) == 1 for step in steps):
+            text = f"{describe(value, 'scheduler')} is made with last_epoch={number.label}, and steps"
+            text = f"{text} once more: a restart is one epoch ahead"
+            # its rate does not depend on the epoch, but earlier releases of torch multiply it once more
+            yield at(value, "R103", text, value.key == "ExponentialLR", value=value)
 
 
 def _find_apex(facts: Facts) -> Iterator[Finding]:
@@ -151,7 +171,10 @@ def _steps_to_epoch(facts: Facts, event: Event) -> bool:
 
 def _is_off(facts: Facts, value: Value) -> bool:
     """Return whether a GradScaler keeps no scale; never of an average."""
-    return is_constant(value.options.get("enabled"), False)
+    enabled = value.options.get("enabled")
+    # `config.amp = False` is a default, which a user changes
+    is_default = any(one.value is enabled and "." in one.name for one in facts.tracer.bound)
+    return is_constant(enabled, False) and not is_default
 
 
 KINDS = {
@@ -180,8 +203,7 @@ def _find_not_loaded(facts: Facts) -> Iterator[Finding]:
     is_restart = bool(kinds & {"optimizer", "scheduler"} or is_continued or _CONTINUES.search(way))
     seen: set[Value] = set()
     # another model than the one that is loaded, such as a discriminator
-    optimizers = [value for value in facts.changed if value.kind == "optimizer"]
-    trained = {owner for value in optimizers for owner in list_parameter_owners(value) if "model" in kinds}
+    trained = {module for module in facts.list_trained_modules() if "model" in kinds}
     for save in facts.saves:
         for value in save.owners():
             # what the training does not change is the same at each start, and need not be loaded
@@ -193,11 +215,22 @@ def _find_not_loaded(facts: Facts) -> Iterator[Finding]:
             where = name_line(save.event, load)
             message = f"{name} is in the checkpoint of {where}, but is not loaded with it"
             yield at(load, "R201", message, not is_restart, value=value, save=save.event, load=load)
+        for entry in save.entries if facts.select("read") else ():
+            number, where = entry.value, name_line(save.event, load)
+            start = number.of if number.kind == "counter" and number.of is not None else number
+            is_lost = start.kind == "const" and number is not start and not facts.is_own_state(start)
+            if is_lost and entry.key and number not in seen and not facts.is_read(entry.key):
+                seen.add(number)
+                message = f"{entry.key} is in the checkpoint of {where}, but is not loaded with it"
+                event = next(one for one in facts.events if one.args.get(0) is number)
+                found = at(load, "R201", message, not is_restart, value=number, load=load)
+                yield dataclasses.replace(found, evidence=found.evidence | {"event": event})
 
 
 def _comes_back(facts: Facts, value: Value) -> bool:
     """Return whether an object gets its state, needs none, or whether the script reads its entry."""
-    names = [entry.name for save in facts.saves for entry in save.entries if entry.owner is value]
+    entries = [entry for save in facts.saves for entry in save.entries if entry.owner is value]
+    names = [entry.name for entry in entries]
     created = [event for event in facts.select("create") if event.value is value and not event.conditions]
     made = max((event.order for event in created), default=0)
     name = (value.kind, value.label)
@@ -207,7 +240,7 @@ def _comes_back(facts: Facts, value: Value) -> bool:
     # it is made again after the object of its name was loaded, or loaded from an entry that no file has
     if made > max(loads, default=made) or (value in facts.loaded and _is_misread(facts, value, names)):
         return False
-    return bool(loads) or value in facts.loaded or any(map(facts.is_read, names))
+    return bool(loads) or value in facts.loaded or any(facts.is_read(entry.key) for entry in entries)
 
 
 def _is_misread(facts: Facts, value: Value, names: list[str]) -> bool:

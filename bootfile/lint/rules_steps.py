@@ -155,12 +155,13 @@ def _read_modulo(condition: Condition) -> tuple[str, Any, str] | None:
 
 def _find_no_signal(facts: Facts) -> Iterator[Finding]:
     """Find a script that saves at the ends of epochs only, and does not handle SIGTERM."""
-    saves = [save.event for save in facts.training_saves]
-    # `backward()` in a loop over batches in a loop over epochs, and all saves in the outer one
+    saves = [save.event for save in facts.restart_saves if save.event.order > facts.first_step]
+    # `backward()` in a loop over batches in a loop over epochs, and all saves in the outer one or after it
     deepest = max((len(event.loops) for event in facts.select("backward")), default=0)
-    is_outer = deepest > 1 and all(len(save.loops) == 1 for save in saves)
+    is_outer = deepest > 1 and all(len(save.loops) < 2 for save in saves)
     if saves and is_outer and not facts.imports(_HANDLES_SIGNALS):
-        text = "checkpoints are saved at the ends of epochs only, and no handler saves one at SIGTERM"
+        when = "at the ends of epochs" if saves[0].loops else "after the last epoch"
+        text = f"checkpoints are saved {when} only, and no handler saves one at SIGTERM"
         yield at(saves[0], "R801", text, save=saves[0])
 
 
@@ -206,6 +207,9 @@ def _skips_by_number(facts: Facts, event: Event) -> bool:
 def _is_in_data_loop(facts: Facts, event: Event) -> bool:
     """Return whether the second loop around an event reads data."""
     read = [facts.list_deps(loop.iterated or Value()) for loop in event.loops[1:2]]
+    # `batch = next(iterator)` in a loop over steps
+    nexts = [call for call in facts.calls(r"^next$") if call.loops == event.loops]
+    read += [facts.list_deps(value) for call in nexts for value in call.args.values()]
     return any(kind_of(value) in ("loader", "dataset") for deps in read for value in deps)
 
 

@@ -118,9 +118,9 @@ RULES = {
     "R507": Rule("a log is opened with mode w at each start",
          "after a restart the lines of the epochs before are lost",
          'open(path, "a") if the training continues', f"{_GITHUB}/flairNLP/flair/issues/1718", is_hint=True),
-    "R508": Rule("the model and the optimizer are in two files",
+    "R508": Rule("states that belong together are in two files",
          "a kill between the two writes leaves states of different steps, with which a restart "
-         "continues", "save both in one file", f"{_TORCH}/notes/serialization.html", is_hint=True),
+         "continues", "save them in one file", f"{_TORCH}/notes/serialization.html", is_hint=True),
     "R601": Rule("names of a wrapped model are loaded into the bare one",
          "the restart ends with missing keys, or with strict=False nothing is loaded",
          "save model.module.state_dict(), and load it into the bare model or into model.module",

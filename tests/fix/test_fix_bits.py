@@ -54,6 +54,7 @@ PARTS = {
     "train": TRAIN, "step": "pass", "end": "pass", "save": "", "result": "",
 }  # fmt: skip
 SCHEDULER = "scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5**epoch)"
+AHEAD = "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5, last_epoch=last)"
 SAMPLED = "sampler = DistributedSampler(data, 1, 0)\nloader = DataLoader(data, 4, sampler=sampler)"
 STEPPED = "steps += 1\nfor group in optimizer.param_groups:\n    group['lr'] = 0.1 * min(1, steps / 20)"
 # the loss rises: the first epoch is the best one
@@ -96,6 +97,16 @@ KINDS = {
     "epoch again": ("R301", {"next": 'saved["epoch"]'}),
     "epoch left out": ("R301", {"next": 'saved["epoch"] + 2'}),
     "first epoch": ("R302", {"range": "4", "next": "0"}),
+    "schedule that its constructor steps": ("R103", {
+        "setup": "last = -1", "next": 'saved["epoch"] + 1; last = saved["epoch"] + 1',
+        "before": AHEAD, "end": "scheduler.step()"}),
+    "counter that is not loaded": ("R201", {
+        "setup": "steps = 0", "step": STEPPED, "save": ', "steps": steps'}),
+    "best that begins with the last": ("R108", {
+        "setup": RISING, "before": "if start:\n    best = saved['loss']", "save": ', "loss": loss',
+        "end": "loss = loss.item() + (0, 9, 5, 6)[epoch]\n" + BEST}),
+    "load after the training": ("R201", {
+        "setup": SCHEDULER, "end": "scheduler.step()", "save": ', "scheduler": scheduler.state_dict()'}),
     "order": ("R401", {"setup": "loader = DataLoader(data, 4, shuffle=True)"}),
 }  # fmt: skip
 
