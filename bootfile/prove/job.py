@@ -250,12 +250,10 @@ class Job:
             draw = random.Random(0)
             moments = np.array([draw.uniform(0.2, 1) for _ in range(case.stops)])
             # a start may take less time than the reference, which was the first one
-            return self._measure_seconds, [(seconds * share * moments).tolist() for share in (0.8, 0.4, 0.2)]
+            tries = [(seconds * share * moments).tolist() for share in (0.8, 0.4, 0.2)]
+            return lambda: time.monotonic() - self._start_time, tries
         # by written files, because the steps are not known; not at the ends, where nothing is lost
         return self._progress, trial.choose_tries(case.kills, max(1, int(0.2 * writes)), int(0.8 * writes))
-
-    def _measure_seconds(self) -> float:
-        return time.monotonic() - self._start_time
 
     def _progress(self) -> float:
         """Return how many files of tensors the run has written so far. A SIGKILL waits for the first one."""
