@@ -42,7 +42,7 @@ def prepare(
     """
     global _is_prepared, _shared
     # until the child has a handler: a SIGTERM in between would be lost, and the parent would wait for ever
-    _block()
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     if _is_prepared:
         return
     _is_prepared = True
@@ -70,10 +70,6 @@ def end_daemons() -> None:
     for child in multiprocessing.active_children():
         if child.daemon:
             child.terminate()
-
-
-def _block() -> None:
-    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 
 def _restore_mask() -> None:

@@ -141,8 +141,8 @@ class RollCall:
             return
         self.clock.end_call(now)
         if self.report.exits:
-            looks = [(seen, seen.look(_SILENCE)) for seen in self.local.values()]
-            for seen, place in looks:
+            for seen in self.local.values():
+                place = seen.look(_SILENCE)
                 if place and place.verb in (STOPPED, HELD):  # it cannot end itself
                     seen.kill()
         self.report.end_call()
