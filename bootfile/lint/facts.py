@@ -84,10 +84,12 @@ class Facts(Checkpoints):
         return loaded
 
     def _is_later(self, event: Event) -> bool:
-        """Return whether an event is after the first step of the training: in a script that is started, and
-        not in a function that nothing calls, in which the training comes at any place."""
-        is_ordered = self.tracer.is_script or self.is_in_training(event)
-        return event.order > self.first_step and is_ordered
+        """Return whether an event is in the training, or after all of it in a script that is started: nothing
+        calls the functions of another one, and the training may come before what loads."""
+        if self.is_in_training(event):
+            return event.order > self.first_step
+        steps = self.in_training("backward", "step")
+        return self.tracer.is_script and steps != [] and event.order > steps[-1].order
 
     def list_trained_modules(self) -> list[Value]:
         """Return the modules whose parameters the optimizers of the training loop change."""

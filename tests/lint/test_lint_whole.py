@@ -100,6 +100,10 @@ FORMS = {
                   "after": "saved = torch.load('out/8.pt')\nmodel.load_state_dict(saved['model'])\n"
                            "optimizer.load_state_dict(saved['optimizer'])"},
          {"end": SAVE, "after": "saved = torch.load('out/8.pt')\nmodel.load_state_dict(saved['model'])"}),
+    "a second training loads after the first one":
+        ("R201", {"load": "first = saved['epoch']", "end": SAVE, "after": "print('end')"},
+         {"end": SAVE, "setup": "for batch in loader:\n    model(batch).mean().backward()\n    "
+                                "optimizer.step()"}),
     "a counter that is saved, and not loaded":
         ("R201", {"batch": "step += 1", "end": SAVE.replace("'epoch'", "'step': step, 'epoch'")},
          {"load": DEFAULT["load"] + "; step = saved['step']", "batch": "step += 1",
