@@ -1,7 +1,7 @@
 """Are the bits of fixed runs those of another version? Before and after each change of the loop:
 
     python -m tests.judge OUT                      the states, receipts and metrics of all runs
-    python -m tests.judge OUT --against OTHER      the same, compared with those of another working tree;
+    python -m tests.judge OUT --against OTHER      the same, compared with OTHER, the OUT of another version;
                                                    a copy of its interrupted runs is continued, too
 
 RUNS: names of runs (default: all). The runs need the same machine, not the same version. Exit code 20: they
@@ -145,6 +145,8 @@ def main() -> None:
     args = parser.parse_args()
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     args.out.mkdir(parents=True)
+    if args.against and not (args.against / "judge.json").is_file():
+        parser.error(f"--against {args.against}: no OUT of an earlier `python -m tests.judge OUT`")
     found = judge(args.out.resolve(), args.runs, args.against and args.against.resolve())
     (args.out / "judge.json").write_text(json.dumps(found, indent=1) + "\n")
     if not args.against:
