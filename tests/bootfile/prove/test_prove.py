@@ -294,6 +294,7 @@ def test_a_name_that_is_not_utf8_does_not_hide_the_verdict(tmp_path, monkeypatch
     assert b"1 runs of 'caf\\udce9.py'" in sys.stdout.buffer.getvalue()
 
 
+@pytest.mark.thorough
 def test_a_reference_that_fails_when_it_is_repeated_is_bad_input(tmp_path):
     (tmp_path / "own.py").write_text("import sys; sys.exit('the port is taken')")
     with forked_jobs():
@@ -303,6 +304,7 @@ def test_a_reference_that_fails_when_it_is_repeated_is_bad_input(tmp_path):
             job.repeat(cases.AGAIN)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not forks.are_possible(), reason="no forks with this torch, or on a GPU")
 def test_a_fork_can_get_a_signal_until_its_end_was_read(tmp_path):
     (tmp_path / "own.py").write_text("import sys; sys.exit(3)")

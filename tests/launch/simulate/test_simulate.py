@@ -158,6 +158,7 @@ def test_a_new_container_without_the_mount_of_the_results():
     assert "resumed from" not in output and rows(output)["0 run 2"].code == 0
 
 
+@pytest.mark.thorough
 def test_a_relative_folder_of_results_is_one_of_this_machine(tmp_path):
     """All nodes write to it, as to a mounted volume, and it is there after the simulation."""
     script = tmp_path / "train.py"
