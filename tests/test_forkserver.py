@@ -170,9 +170,10 @@ ENDS = """
 import functools, os, subprocess, sys, time
 sys.path.insert(0, ROOT)
 from bootfile.processes import sessions
-program = "import time; print('ready', flush=True); time.sleep(600)"
+# both write to one pipe: print() may write a text and its end apart, and the other one's text between
+program = "import os, time; os.write(1, b'ready\\\\n'); time.sleep(600)"
 child = sessions.start_child([sys.executable, "-c", program])
-print(child.pid, flush=True)
+os.write(1, b"%d\\n" % child.pid)
 time.sleep(600)
 """
 
