@@ -18,7 +18,7 @@ from common.ground.files import HOME, is_url, locked
 _TIMEOUT = 20  # seconds without a byte
 _BLOCK = 1 << 20
 
-CACHE_FOLDER = os.path.expanduser(os.path.join("~", ".cache", "bootfile"))  # of indexes, outside of a job
+CACHE_FOLDER = os.path.expanduser(os.path.join("~", ".cache", "bootfile"))  # indexes, outside of a job
 DEFAULT_FOLDER = os.path.join(HOME, "input_dir")
 
 

@@ -78,7 +78,7 @@ def _list_names(path: Value, node: ast.AST | None) -> set[str]:
 
 
 def _find_in_place(facts: Facts) -> Iterator[Finding]:
-    # of files after the training only those of a restart
+    # after the training only the files of a restart count
     later = [save for save in facts.saves if save.event.order > facts.first_step and is_checkpoint(save)]
     saves = facts.training_saves or later
     saves = [save for save in saves if "os.name" not in save.event.describe_conditions()]

@@ -140,6 +140,7 @@ def _describe_accelerator(module: Any) -> Facts:
     is_on = {"benchmark": cudnn.benchmark, "deterministic": cudnn.deterministic}
     is_on["TF32"] = _uses_tf32(cudnn, getattr(cudnn, "conv", None))
     of_rnn = _uses_tf32(cudnn, getattr(cudnn, "rnn", None))
+    # named where it differs only: the facts of earlier versions have one setting for both
     is_on[f"TF32 of RNN {of_rnn}"] = of_rnn != is_on["TF32"]
     facts["CUDA"] = torch.version.cuda or _NONE
     facts["cuDNN"] = " ".join([str(cudnn.version()), *(name for name, on in is_on.items() if on)])

@@ -237,7 +237,7 @@ def _fingerprint(classes: Sequence[str], columns: dict[str, np.ndarray]) -> str:
     # a .JPEG and a .png may be the same data: the names count without their endings, as of splitext()
     dots = np.append(-1, np.flatnonzero(names == ord(".")))
     slashes = np.append(-1, np.flatnonzero(names == ord("/")))
-    # of each path the last ones
+    # the last dot and the last slash of each path
     dot = dots[np.searchsorted(dots, ends) - 1]
     slash = slashes[np.searchsorted(slashes, ends) - 1]
     first = np.maximum(slash + 1, starts)

@@ -35,7 +35,7 @@ from datasets.files import refuse_dead_link
 from datasets.folders import images
 from datasets.folders.walk import Log, is_hidden, is_image, list_folder, shown, stat_files, walk
 
-VAL_SHARE = 0.1  # of the images of a folder without splits
+VAL_SHARE = 0.1  # the part of a folder without splits that validates
 SPLITS = {  # the names that Hugging Face's imagefolder takes, as splits; the first that exists is used
     "train": ("train", "training"),
     "val": ("val", "validation", "valid", "dev", "test", "testing", "eval", "evaluation"),

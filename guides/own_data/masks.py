@@ -33,7 +33,7 @@ class Pairs(torch.utils.data.Dataset):  # x.jpg with x_mask.png: class numbers, 
         return image / 255, mask.long()
 
 
-class MeanIoU(metrics.ConfusionMatrix):  # of logits [N, classes, H, W]
+class MeanIoU(metrics.ConfusionMatrix):  # takes logits [N, classes, H, W]
     def value(self, sums):
         matrix = sums.view(self.classes, self.classes)
         union = matrix.sum(0) + matrix.sum(1) - matrix.diagonal()

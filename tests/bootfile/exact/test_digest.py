@@ -135,8 +135,8 @@ def test_ranks_add_their_own_parts_and_no_rank_gathers_a_tensor():
 
 
 def test_a_state_has_the_digest_that_earlier_versions_have_recorded():
-    """With another one a restart would refuse the checkpoints of a run that an earlier version began. If it
-    has to change, so does digest.FORMAT, and states of before are not compared."""
+    """A restart would refuse the checkpoints of a run that an earlier version began, if their digests were
+    others. A change of the digest needs a new digest.FORMAT: states of another format are not compared."""
     step = {"step": torch.tensor(3.0), "exp_avg": torch.arange(3.0)}
     groups = [{"lr": 0.1, "betas": (0.9, 0.999), "fused": True, "params": [0]}]
     objects = {

@@ -406,7 +406,7 @@ def test_processes_per_node(env, given, processes):
         (MODELARTS, 8), (VOLCENGINE, 8), (SAGEMAKER, 8), (PAI, 8), (SKYPILOT, 8), (DSTACK, 8),
         (MODELARTS | {"MA_NUM_GPUS": "0"}, None), (PAI | {"NPROC_PER_NODE": "auto"}, None),
         (KUBEFLOW_V2, None), (TORCHRUN, None), ({}, None),
-        ({"NPROC_PER_NODE": "8"}, None),  # of the user
+        ({"NPROC_PER_NODE": "8"}, None),  # a variable of the user
     ],
 )  # fmt: skip
 def test_promised_gpus(env, gpus):
