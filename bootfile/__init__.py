@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bootfile.exact.plugins import Plugin as Plugin
     from bootfile.exact.plugins import Processes as Processes
     from bootfile.exact.preemption import Preemption as Preemption
-    from bootfile.exact.training_loader import TrainingLoader as TrainingLoader
+    from bootfile.exact.protocols import TrainingLoader as TrainingLoader
     from bootfile.exact.usual import usual as usual
     from bootfile.ground.errors import BadInput as BadInput
     from bootfile.ground.intervals import Interval as Interval
@@ -44,7 +44,7 @@ _MODULES = {
     "Processes": "bootfile.exact.plugins",
     "Receipt": "bootfile.receipt.loop_receipt",
     "SequentialBatchSampler": "bootfile.sampling.sampler",
-    "TrainingLoader": "bootfile.exact.training_loader",
+    "TrainingLoader": "bootfile.exact.protocols",
     "WholeBatchSampler": "bootfile.sampling.sampler",
     "map_style_loader": "bootfile.loaders.map_style",
     "torch_loader": "bootfile.loaders.torch_loader",

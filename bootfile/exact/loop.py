@@ -40,7 +40,7 @@ from bootfile.ground.intervals import Interval
 from bootfile.processes import ranks, signals
 
 if TYPE_CHECKING:
-    from bootfile.exact.training_loader import TrainingLoader
+    from bootfile.exact.protocols import TrainingLoader
 
 _EPOCH = Interval(1, "epoch")
 _LAST_WRITE = 4.0  # seconds to wait for a write in flight when the job ends with an error

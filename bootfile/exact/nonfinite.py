@@ -8,7 +8,7 @@ decides before the step, and the device waits.
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -17,6 +17,9 @@ from bootfile.exact.optimizer_steps import parameters_of
 from bootfile.ground import accelerator, errors
 from bootfile.ground.errors import BadInput
 from bootfile.processes import ranks
+
+if TYPE_CHECKING:
+    from bootfile.exact.protocols import Watcher
 
 
 class Diverged(BadInput):
@@ -62,7 +65,7 @@ class Guard:
     _hooks: Sequence[Any] = ()  # a process has one run
 
     def __init__(
-        self, model: torch.nn.Module, *optimizers: torch.optim.Optimizer, watchers: Sequence[Any] = ()
+        self, model: torch.nn.Module, *optimizers: torch.optim.Optimizer, watchers: "Sequence[Watcher]" = ()
     ):
         # each gets an attribute `found_inf`, as from torch's GradScaler
         self.optimizers: tuple[Any, ...] = optimizers

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store  # a build of torch may have no torch.distributed
 
     from bootfile.exact.machines import Machines
-    from bootfile.exact.training_loader import TrainingLoader
+    from bootfile.exact.protocols import TrainingLoader
     from bootfile.ground.folder_lock import FolderLock
 
 

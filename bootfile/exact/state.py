@@ -17,6 +17,7 @@ from bootfile.ground.errors import BadInput
 
 if TYPE_CHECKING:
     from bootfile.exact.program import Order
+    from bootfile.exact.protocols import Extras, LoopAttributes
 
 FORMAT = 3
 DATA = "training data"  # a name in the identity
@@ -99,10 +100,8 @@ class RunState:
         self.run = uuid.uuid4().hex[:16]
         self.bad_steps = 0  # steps that were skipped
         self.bad_in_a_row = 0
-        # plain values of the program around a loop, such as its best score: with state_dict() and
-        # load_state_dict(), which gets the whole SavedState
-        self.extras: Any = None
-        self.attributes: Any = None  # the LoopAttributes of the loader, if it has some
+        self.extras: Extras | None = None
+        self.attributes: LoopAttributes | None = None  # those of the data set that the loop changes
         self.is_other_machine = False  # the one of the checkpoint had another instruction set
         self.generators: list[str] = []  # names of those that were added, in their order
         self.pending: Callable[[], None] | None = None

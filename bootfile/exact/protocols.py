@@ -1,6 +1,7 @@
-"""What the loop needs of its loader, and of the loader's receipt. These are types: no run loads this file,
-except with a loader that inherits from TrainingLoader."""
+"""What the loop needs of others: of its loader, the loader's receipt, and the program around it. These are
+types: no run loads this file, except with a loader that inherits from TrainingLoader."""
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
@@ -80,3 +81,30 @@ class TrainingLoader(Protocol):
 
     def example(self, count: int) -> Any:
         """Return the inputs of `count` samples as a step gets them."""
+
+
+class LoopAttributes(Protocol):
+    """What a loop changes in its data set (bootfile/loaders/loop_attributes.py)."""
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, values: dict[str, Any]) -> None: ...
+
+    def end_epoch(self) -> None: ...
+
+
+class Extras(Protocol):
+    """Plain values of the program around a loop, such as its best score, which a state has in addition."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the values from a whole SavedState."""
+
+
+class Watcher(Protocol):
+    """One question to all ranks: a Plugin (plugins.py)."""
+
+    def numbers(self) -> list[float] | torch.Tensor: ...
+
+    def judge(self, maxima: list[float]) -> None: ...
