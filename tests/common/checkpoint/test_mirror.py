@@ -173,6 +173,13 @@ def test_results_are_at_the_url_and_come_back(server, tmp_path):
     assert other.end(8) == "" and steps(server, job.url) == [6, 8]
 
 
+def test_a_new_run_replaces_the_later_checkpoints_of_the_one_before(server, tmp_path):
+    url = "s3://runs/later"
+    Job(tmp_path / "first", url).end(10)
+    assert Job(tmp_path / "second", url, resume="never").end(2) == "" and steps(server, url) == [2]
+    assert Job(tmp_path / "third", url).step == 2
+
+
 def test_a_restart_that_trains_nothing_deletes_what_no_list_names(server, tmp_path):
     """A job was killed before it deleted the checkpoints that its last one replaces."""
     url = "s3://runs/left"
