@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from bootfile.exact import due
-from bootfile.exact.due import SaveTimes
+from bootfile.exact.due import ReportTimes, SaveTimes
 from bootfile.ground.intervals import Interval
 
 _HOUR = 3600
@@ -65,3 +65,16 @@ def test_each_start_of_a_job_that_is_killed_every_five_minutes_progresses(monkey
 )
 def test_a_share_of_an_epoch_is_at_least_a_step(every, steps):
     assert every.steps(8) == steps
+
+
+@pytest.mark.parametrize("every, evaluate_every, steps", [
+    (Interval(4), 0, [4, 5, 8, 10]),  # and after each epoch of 5 steps
+    (Interval(600, "s"), 0, [1, 5, 10]),
+    (Interval(1, "epoch"), 3, [3, 5, 6, 9, 10]),
+    (None, 3, [3, 6, 9]),
+    (None, 0, []),
+])  # fmt: skip
+def test_reports_are_due_also_after_epochs_and_before_evaluations(every, evaluate_every, steps):
+    reports = ReportTimes(every, None, evaluate_every)
+    reports.first = 1
+    assert [step for step in range(1, 11) if reports.is_due(step, 5)] == steps

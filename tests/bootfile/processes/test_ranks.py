@@ -78,3 +78,12 @@ def test_a_digest_notices_two_changes_that_cancel_in_a_sum(kind):
     assert ranks.digest(signs) != ranks.digest(values)
     assert ranks.digest(exchanged.to(kind)) != ranks.digest(values)
     assert ranks.digest(moved << 40) != ranks.digest(torch.tensor([0, 3]) << 40)
+
+
+@pytest.mark.parametrize("values", [["a", "a", "b"], ["a", "b", "a"]])
+def test_a_rank_with_another_value_is_named(values, monkeypatch):
+    monkeypatch.setattr(ranks, "gather_objects", lambda value: ["a", "a", "a"])
+    ranks.assert_equal_across_ranks("data", "a")
+    monkeypatch.setattr(ranks, "gather_objects", lambda value: values)
+    with pytest.raises(BadInput, match=f"data: rank 0 has a, rank {values.index('b')} has b"):
+        ranks.assert_equal_across_ranks("data", "a")

@@ -168,6 +168,13 @@ def test_steps_that_were_skipped_before_a_stop_count_after_the_restart(recovery,
             _step(again, model, poison=True)
 
 
+@pytest.mark.parametrize("others", [0.0, 1.0])
+def test_a_signal_at_another_rank_stops_an_evaluation_at_all(recovery, monkeypatch, others):
+    keeper, _ = recovery()
+    monkeypatch.setattr("bootfile.processes.ranks.maximum", lambda value, device: max(value, others))
+    assert keeper.end_evaluation() == keeper.position.is_stopping == bool(others)
+
+
 @_needs_fused
 def test_a_scaler_does_not_overrule_the_other_ranks():
     """GradScaler.step() sets found_inf by the gradients of this rank only."""
