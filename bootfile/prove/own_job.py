@@ -82,7 +82,8 @@ class OwnJob(Job):
             if not is_too_long:
                 raise BadInput(f"{error} ({_HINT})") from error
         if is_too_long:
-            raise BadInput(f"{self.script} --help did not end within {_HELP_CPU} CPU seconds: {_HINT}")
+            limits = f"{_HELP_CPU} CPU seconds, or {_HELP_SECONDS} s"
+            raise BadInput(f"{self.script} --help did not end within {limits}: {_HINT}")
         with open(log, encoding="utf-8", errors="replace") as file:
             return file.read()
 
