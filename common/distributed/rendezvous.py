@@ -34,7 +34,8 @@ from common.platform.platforms import has_local_rank_0
 from common.platform.topology import Topology
 
 _PREFIX = "bootfile/{}"  # before the keys of one start
-_START = "start"  # the barrier of all ranks
+_START = "start"  # the barrier at which all ranks arrive, in hours perhaps
+_ANSWERS = "answers"  # that at which all answer at once: a rank that arrived may have ended since
 _PORT = "bootfile/port"  # that of rank 0, in the store of torchrun's agents
 _POLL = 0.2  # seconds
 _BUSY = 10.0  # seconds for a port to become free: after a restart the old process may still hold it
@@ -77,6 +78,9 @@ def meet(topology: Topology, timeout: float, backend: str) -> torch.distributed.
             error, world_size = _claim(store, topology, backend)
             rest = deadline - time.monotonic()
             barrier.gather(store, _START, "", error, topology.rank, world_size, rest)
+            # until here a process that replaces one that has ended counts in its place
+            rest = max(deadline - time.monotonic(), _ANSWER / 2)
+            barrier.gather(store, _ANSWERS, "to answer", None, topology.rank, world_size, rest)
             if store.add("without token", 0):  # some ranks cannot read it: requests to stop have none
                 token = ""
             # from here on a request to stop in the store is believed only with this token
@@ -95,13 +99,12 @@ def _is_of_earlier_start(store: torch.distributed.Store, topology: Topology) -> 
     if topology.rank == 0 or _parent_holds_store(topology):
         return False
     store = torch.distributed.PrefixStore(_PREFIX.format(0), store)
-    all_met = torch.distributed.PrefixStore(_START, store)
+    answers = torch.distributed.PrefixStore(_ANSWERS, store)
     with contextlib.suppress(RuntimeError):  # it closes now: the next one is that of this start
-        is_error = bool(texts.read(all_met, "error"))
         layout = texts.read(store, "layout")
         # _claim() reports another layout: some of its processes may be as many as all of this one's
         is_same = bool(layout) and _world_size(json.loads(layout)) == topology.world_size
-        return is_same and not is_error and all_met.add("here", 0) >= topology.world_size
+        return is_same and answers.add("here", 0) >= topology.world_size
     return True
 
 

@@ -128,7 +128,8 @@ def test_a_rank_that_is_replaced_waits_for_the_others(monkeypatch):
     assert stores["first again"].get("key") == b"value"
 
 
-def test_a_rank_that_is_replaced_while_the_others_still_come_takes_its_place(tmp_path):
+@pytest.mark.parametrize("last", [2, 1], ids=["before the last one", "after the last one"])
+def test_a_rank_that_is_replaced_while_the_others_still_come_takes_its_place(last, tmp_path):
     """As a pod that is evicted before all pods are there."""
     port = free_port()
     options = (*PATIENT, f"--output_dir={tmp_path}")
@@ -137,7 +138,10 @@ def test_a_rank_that_is_replaced_while_the_others_still_come_takes_its_place(tmp
     read_until(first, "waiting for 1 of 3 processes")
     lost.kill()
     lost.wait()
-    for node in (_node(port, 1, 3, *options), _node(port, 2, 3, *options), first):
+    others = [_node(port, 3 - last, 3, *options)]
+    if last == 1:  # all have come once, and one of them has ended
+        read_until(first, "waiting for 1 of 3 processes to answer")
+    for node in (*others, _node(port, last, 3, *options), first):
         finish(node)
 
 
