@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 _EPOCH = Interval(1, "epoch")
 _LAST_WRITE = 4.0  # seconds to wait for a write in flight when the job ends with an error
+_last_runs: Any = weakref.WeakKeyDictionary()  # model -> (folder, position) of its last run in this process
 
 
 @dataclasses.dataclass
@@ -236,6 +237,14 @@ class Exact:
         From then on a signal stops the loop at its next step. Raises BadInput if no checkpoint can be used.
         """
         step = self.restore()
+        folder, position = _last_runs.get(self.model, ("", self.position))
+        # a cell of a notebook that has failed before its first save, and is run again
+        if not step and folder == self.saver.folder and position.ended:
+            raise BadInput(
+                f"{folder} has no checkpoint, and the model has trained {position.ended} steps in this "
+                "process: make the model and the optimizer again, to begin with step 1"
+            )
+        _last_runs[self.model] = self.saver.folder, self.position
         self.begin(step)
         self.announce(step)
         return step

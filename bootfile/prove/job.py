@@ -16,7 +16,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -104,7 +104,8 @@ class Job:
         # of the present run: (inode, time) of each file that was written; the files at each SIGKILL
         self._writes: set[tuple[int, int]] = set()
         self._left: list[Left] = []
-        self._reference = (0, 0.0)  # files that the reference writes, and seconds that it takes
+        self._reference = 0  # files that the reference writes
+        self._seconds = float("inf")  # that the fastest run has taken
         self._is_read = False  # whether a restart has read a damaged file
 
     def folder(self, name: str) -> str:
@@ -178,7 +179,9 @@ class Job:
         # to tell the files that the restart has written from those that it has only read
         before = self._versions()
         with _watch_reads(damaged) as read:
-            for kills in tries:
+            for number, kills in enumerate(tries):
+                if number:
+                    self._delete(case, self.output)
                 self._left.clear()
                 self._writes.clear()
                 began = time.monotonic()
@@ -191,16 +194,16 @@ class Job:
                     lambda: self._continue(case),
                     stops=bool(case.stops),
                 )
+                if not case.damages:
+                    self._seconds = min(self._seconds, time.monotonic() - began)
                 if self._has_trained(case, killed):
                     break
-                if kills is not tries[-1]:
-                    self._delete(case, self.output)
             else:
                 self.doubts.append(f"no restart had to train on ({case.name}): {self._longer}")
         self._is_read = bool(read)
         self._restore_damaged(damaged, before & self._versions())
         if case.name == REFERENCE:
-            self._reference = len(self._writes), time.monotonic() - began
+            self._reference = len(self._writes)
         return self._describe_kills(case, killed) if case.kills or case.stops else done
 
     def _start(self, case: Case, place: str | None) -> Callable[[list[str], str, IO[Any]], Any]:
@@ -241,16 +244,16 @@ class Job:
         """Return the options of a case."""
         return ""
 
-    def _plan_kills(self, case: Case) -> tuple[Callable[[], float], list[list[float]]]:
+    def _plan_kills(self, case: Case) -> tuple[Callable[[], float], Iterable[list[float]]]:
         """Return (what measures the progress of a run, for each try of it the progress at its signals)."""
         if case.damages:  # _progress() reads the files, as if the restart had read the damaged ones
             return float, [[]]
-        writes, seconds = self._reference
+        writes = self._reference
         if case.stops:
             draw = random.Random(0)
             moments = np.array([draw.uniform(0.2, 1) for _ in range(case.stops)])
-            # a start may take less time than the reference, which was the first one
-            tries = [(seconds * share * moments).tolist() for share in (0.8, 0.4, 0.2)]
+            # computed before each try: the one before it may have been faster than all other runs
+            tries = ((self._seconds * share * moments).tolist() for share in (0.8, 0.4, 0.2))
             return lambda: time.monotonic() - self._start_time, tries
         # by written files, because the steps are not known; not at the ends, where nothing is lost
         return self._progress, trial.choose_tries(case.kills, max(1, int(0.2 * writes)), int(0.8 * writes))
@@ -293,8 +296,10 @@ class Job:
 
     def _has_trained(self, case: Case, killed: list[float]) -> bool:
         """Return whether a restart of a case had steps left to train; True for a case without a restart."""
-        if not case.kills:
-            return bool(killed) or not case.stops
+        if not case.kills and not case.stops:
+            return True
+        if case.stops and len(self._left) < len(killed):  # one without files begins again
+            return True
         left = itertools.pairwise([*self._left, self._read_left()])
         return any(after.has_trained_since(before) for before, after in left)
 
@@ -308,7 +313,7 @@ class Job:
             return f"SIGTERM after {times} s of a start, {restarts}"
         kills = f"{len(killed)} SIGKILLs, each with a restart" if killed[1:] else "a SIGKILL and a restart"
         times = ", ".join(f"{kill:.0f}" for kill in killed)
-        return f"{kills}: after {times} of about {self._reference[0]} writes of files"
+        return f"{kills}: after {times} of about {self._reference} writes of files"
 
     def _accept_reference(self) -> None:
         """Raise BadInput if the reference has no files to compare. A missing receipt is a line."""

@@ -103,6 +103,20 @@ def test_an_argument_of_another_kind_is_refused_with_what_is_expected(said, make
         make(OtherKinds(), tmp_path)
 
 
+def test_a_model_that_has_trained_without_a_save_does_not_begin_again(tmp_path):
+    """A cell of a notebook fails in step 2, before the first save, and is run again with the same model."""
+    first = Loop(tmp_path)
+    first.run.resume()
+    batches = iter(first.loader)
+    first.step(*next(batches))
+    first.run.end_step()
+    first.run.give_up()
+    with pytest.raises(BadInput, match="has trained 1 steps"):
+        Loop(tmp_path, model=first.model).run.resume()
+    assert Loop(tmp_path).run.resume() == 0  # a new model
+    assert Loop(tmp_path / "fine-tuned", model=first.model).run.resume() == 0
+
+
 def test_a_step_before_resume_is_named(tmp_path):
     loop = Loop(tmp_path)
     loop.step(*next(iter(loop.loader)))

@@ -717,6 +717,8 @@ def stop(*_):
     sys.exit(143)
 
 signal.signal(signal.SIGTERM, stop)
+# SIGTERM waits until the next evaluation, at any load
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 while step < 40:
     optimizer.zero_grad()
     (model(inputs[step * 10 : step * 10 + 10]) - 1).square().mean().backward()
@@ -726,7 +728,9 @@ while step < 40:
         save("OUT/last.pt")
         kept = {name: value.clone() for name, value in model.state_dict().items()}
         model.weight.data.mul_(HALF)  # an average in the place of the weights, while the loop evaluates
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         time.sleep(0.5)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         model.load_state_dict(kept)
 save("OUT/final.pt")
 """
@@ -741,3 +745,13 @@ def test_a_script_is_stopped_at_other_moments_than_a_write(tmp_path, half):
     shown = proofs.prove(tmp_path / "script.py", *options, cwd=tmp_path, code=20 if half == 0.5 else 0)
     assert "SIGTERM after" in shown
     assert (f"differs: {cases.STOPPED}" in shown) == (half == 0.5)
+
+
+@pytest.mark.thorough
+def test_a_script_that_ignores_sigterm_was_not_stopped(tmp_path):
+    """It trains to its end, and its restart has nothing left to train."""
+    ignores = STOPPED.replace("SIGTERM, stop)", "SIGTERM, signal.SIG_IGN)").replace("HALF", "1.0")
+    (tmp_path / "script.py").write_text(ignores)
+    options = ("--compare=OUT/final.pt", "--resume_with=--resume", "--kills=1", "--stops=1")
+    shown = proofs.prove(tmp_path / "script.py", *options, cwd=tmp_path, code=21)
+    assert f"no restart had to train on ({cases.STOPPED})" in shown
