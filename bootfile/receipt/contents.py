@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from bootfile.ground.errors import BadInput
-from bootfile.ground.mixing import mix
+from bootfile.ground.mixing import mix, to_words
 
 _LINES = 64  # parts of a tensor that are hashed
 _LINE = 64  # bytes of such a part
@@ -107,12 +107,7 @@ def _hash_rows(rows: torch.Tensor) -> np.ndarray:
     if chosen.dtype in _NOT_IN_NUMPY or chosen.element_size() == 1:
         chosen = chosen.contiguous().view(torch.uint8)
     # the calls cost more than the bytes of a small batch, and NumPy's are shorter than torch's
-    content = np.ascontiguousarray(chosen.numpy(force=True)).view(np.uint8)
-    if content.shape[1] % 8:
-        filled = np.zeros((len(content), -(-content.shape[1] // 8) * 8), np.uint8)
-        filled[:, : content.shape[1]] = content  # np.pad() takes 16 us
-        content = filled
-    words = content.view(np.uint64)
+    words = to_words(np.ascontiguousarray(chosen.numpy(force=True)).view(np.uint8))
     kind = _hash_kind(rows.dtype, rows.shape[1:])
     return mix(np.einsum("ij,j->i", words, _keys(words.shape[1])) ^ kind)
 
