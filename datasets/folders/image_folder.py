@@ -448,9 +448,7 @@ def _find_replaced(present: np.ndarray, stored: np.ndarray) -> np.ndarray:
     present, stored: int64 [n], the ctimes of the files and those in an index. A start compares them, of some
     files and then perhaps of all."""
     is_other = present != stored
-    if is_other.all():
-        return np.zeros_like(is_other)
-    return is_other
+    return np.zeros_like(is_other) if is_other.all() else is_other
 
 
 def _judge(index: ImageFolderIndex, max_bad: float, log: Log) -> None:
@@ -486,9 +484,7 @@ def _inspect(path: str, member: Sequence[int] | None) -> tuple:
     member: bytes, mtime and ctime of a member. None: the open file has them, because a call of stat with its
     path would cost as much as reading it. Raises OSError or BadInput if the file cannot be read.
     """
-    file_path, offset = path, 0
-    if member is not None:
-        file_path, offset = tar_files.split_path(path) or (path, 0)
+    file_path, offset = tar_files.split_path(path) or (path, 0)
     descriptor = os.open(file_path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
     try:
         status = os.fstat(descriptor)
@@ -525,10 +521,9 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
     failures: list[Exception] = []  # those of the unread files
     # _reuse() compares them with the old index; for a list, get_states() refuses files that do not exist
     if old is not None or listing.is_list:
-        columns["bytes"], columns["mtimes"], columns["ctimes"] = listing.get_states().T.copy()
-    rows = np.arange(count)  # of the files that are read
-    if old is not None:
-        rows = _reuse(listing, old, columns, bad, log)
+        columns["bytes"], columns["mtimes"], columns["ctimes"] = listing.get_states(np.arange(count)).T.copy()
+    # of the files that are read
+    rows = np.arange(count) if old is None else _reuse(listing, old, columns, bad, log)
     prefix = os.path.join(listing.base, "")
 
     def read(first: int) -> int:

@@ -141,9 +141,7 @@ def _find_sides(base: str) -> tuple[str, ...]:
         if is_folder(os.path.join(base, side)):
             sides.append(side)
     if tuple(sides) not in SIDES:
-        names = "none of these folders"
-        if sides:
-            names = "/ and ".join(sides) + "/"
+        names = "/ and ".join(sides) + "/" if sides else "none of these folders"
         raise BadInput(f"{base} has {names}: expected blurry/ and sharp/ or img/ and gt/")
     return tuple(sides)
 

@@ -118,9 +118,8 @@ def load_index(
         states.append((path, status.st_size, status.st_mtime_ns))
     digest = hashlib.blake2b(repr((_FORMAT, states)).encode(), digest_size=8).hexdigest()
     folder = cache or os.path.dirname(paths[0])
-    owners = []
-    if not cache:  # in the folder of the files: their owner could change them anyway
-        owners = [os.stat(paths[0]).st_uid]
+    # in the folder of the files: their owner could change them anyway
+    owners = [] if cache else [os.stat(paths[0]).st_uid]
     place = own_place(os.path.join(folder, f".files-{digest}.npy"), log, *owners)
 
     def scan_again(path: str) -> list[Row]:
@@ -282,8 +281,7 @@ def look(
     ordered, labels = number_classes(texts, classes, pattern, has_cls)
     if labelled and classes is None:
         check_classes(ordered, "", pattern, names, bool(are_named or has_cls or splits))
-    if are_named:
-        val_share = 0.0
+    val_share = 0.0 if are_named else val_share
     if val_share:  # last way: the hashes of the names
         kept = divide(pattern, split, names, labels, ordered, val_share, log)
         members = [members[place] for place in kept]
@@ -372,9 +370,8 @@ def _select_members(
 def _split_folder(member: _Member) -> str:
     """Return the first folder of an image's name, which may be a split; "" if that folder is its class."""
     first, *others = member.name.split("/")
-    if member.number:  # the class is in a .cls: train/1.jpg
-        return first if others else ""
-    return first if len(others) > 1 else ""  # train/cat/1.jpg
+    fewest = 1 if member.number else 2  # train/1.jpg, whose class is in a .cls; train/cat/1.jpg
+    return first if len(others) >= fewest else ""
 
 
 def _find_splits(source: str, texts: Iterable[str], splits: str | None, matches: Callable) -> dict[str, str]:

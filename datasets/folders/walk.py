@@ -118,9 +118,7 @@ def is_image(name: str) -> bool:
 
 def ending(name: str) -> str:
     """Return the ending of a file that is left out, in small letters."""
-    if is_hidden(name):
-        return "hidden"
-    return os.path.splitext(name)[1].lower() or "without ending"
+    return "hidden" if is_hidden(name) else os.path.splitext(name)[1].lower() or "without ending"
 
 
 def count_endings(endings: Counter[str]) -> str:
