@@ -282,20 +282,20 @@ class OtherRun:
 
     def _find_facts(self, starts: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the facts of the run in the folder. Raises BadInput if it did not begin as this one."""
-        facts: dict[str, Any] = {}
-        began = "step 1"
-        if starts and starts[0].get("parent"):
-            facts = starts[0]["parent"]
-            began = f"step {facts['step']} of {facts['folder']}"
-        is_same = bool(facts) and self._args.at_step in (None, facts["step"])
-        if is_same and facts["folder"] != os.path.realpath(self._args.from_run):  # it may have been moved
-            is_same = bool(facts["run"]) and Parent(self._args.from_run, facts["step"]).run == facts["run"]
-        if not is_same:
-            raise BadInput(
-                f"{self._folder} holds a run that began at {began}, not at the step of --from and --at_step: "
-                "use another --output_dir"
-            )
-        return facts
+        facts: dict[str, Any] = (starts[0].get("parent") if starts else None) or {}
+        if facts and self._args.at_step in (None, facts["step"]) and self._is_parent(facts):
+            return facts
+        began = f"step {facts['step']} of {facts['folder']}" if facts else "step 1"
+        raise BadInput(
+            f"{self._folder} holds a run that began at {began}, not at the step of --from and --at_step: "
+            "use another --output_dir"
+        )
+
+    def _is_parent(self, facts: dict[str, Any]) -> bool:
+        """Return whether the run of --from is the one of these facts, which may have been moved since."""
+        if facts["folder"] == os.path.realpath(self._args.from_run):
+            return True
+        return bool(facts["run"]) and Parent(self._args.from_run, facts["step"]).run == facts["run"]
 
     def _find_changed(self, parent: Parent) -> str:
         """Return the options and processes of the old run that this start has changed, in words; "" without
