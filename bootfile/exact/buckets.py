@@ -38,9 +38,8 @@ def backward_without_trace(
     kind = parameter.device.type
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.is_floating_point():
-            return tensor.to(parameter)  # also to its type
-        return tensor.to(parameter.device)
+        # numbers with a point get the type of the parameter, too
+        return tensor.to(parameter) if tensor.is_floating_point() else tensor.to(parameter.device)
 
     # kept for the end: a forward pass changes the statistics of BatchNorm
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]

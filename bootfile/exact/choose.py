@@ -81,10 +81,8 @@ def choose(
         paths = files.list_newest_first(folder)
     elif os.path.isdir(wanted):
         paths = _list(wanted)
-    elif os.path.exists(wanted):
-        paths = [wanted]
     else:
-        paths = []
+        paths = [wanted] if os.path.exists(wanted) else []
     if not paths:
         raise BadInput(f"--resume {wanted}: no such file, or folder with checkpoints")
     refused = []

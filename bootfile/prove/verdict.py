@@ -97,9 +97,7 @@ def needs_more(row: Row) -> list[Case]:
         return cases.ONE_CHANGE
     if name == KILLED and result == "differs" and row.different[0].part in _ROUNDED:
         return [row.case._replace(name=cases.SAME_THREADS, changes=())]
-    if name == cases.SAME_THREADS and result == "equal":
-        return [cases.OTHER_THREADS]
-    return []
+    return [cases.OTHER_THREADS] if name == cases.SAME_THREADS and result == "equal" else []
 
 
 def find_difference(rows: list[Row]) -> Row | None:

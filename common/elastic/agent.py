@@ -370,10 +370,8 @@ class _Agent:
         # no error: the job is done, or a signal stops it, and its members end by themselves
         is_stop = bool(self._asked) or code == 0 or self._store.check(["stop"])
         is_error = code in _ENDS or not is_stop
-        if code and is_error:
-            self._limit(launcher.GRACE)
-        elif code:
-            self._limit(launcher.GRACE + self._grace)
+        if code:
+            self._limit(launcher.GRACE if is_error else launcher.GRACE + self._grace)
         for name, child in self._children.items():
             if not self._was_member(name):
                 child.kill()

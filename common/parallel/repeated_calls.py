@@ -93,12 +93,9 @@ class Guards:
             inputs, states = sent_by_first[name]
             repeated = recorder.repeat(inputs, states, functools.partial(digest_results, module))
             recorder.forget()
-            first = expected.get(name)
-            if not first or not repeated:
-                continue
-            for part, digest in repeated.items():
-                if digest != first.get(part):
-                    differences.append(f"{name}: {part}")
+            first = expected.get(name) or {}
+            parts = repeated.items() if first and repeated else ()
+            differences += [f"{name}: {part}" for part, digest in parts if digest != first.get(part)]
         self._results = {}
         # on all ranks: one that continued would wait for the others in the next collective
         gathered = list(itertools.chain(*ranks.gather_objects(differences)))
@@ -221,9 +218,7 @@ def _find_autocast(devices: list[torch.device | None]) -> Any:
     kind = next((device.type for device in devices if device and device.type != "cpu"), "cpu")
     # checkpoint() has the same need: the arguments of autocast differ between versions of torch
     of_accelerator, of_cpu = torch.utils.checkpoint._get_autocast_kwargs(kind)
-    if of_accelerator:
-        return torch.autocast(kind, **of_accelerator)
-    return torch.autocast("cpu", **of_cpu)
+    return torch.autocast(kind, **of_accelerator) if of_accelerator else torch.autocast("cpu", **of_cpu)
 
 
 def _find_method(source: Any, names: tuple[str, ...]) -> Any:

@@ -108,9 +108,8 @@ class KSpeedFolder:
         if self._store and ids:  # one request for all of them
             contents = dict(zip(ids, self._store.read(np.array([*ids.values()])), strict=True))
         # bad images, and other files than images, are not in the index
-        for name in names:
-            if name not in contents:
-                contents[name] = Path(name).read_bytes()
+        others = [name for name in names if name not in contents]
+        contents |= {name: Path(name).read_bytes() for name in others}
         return [contents[name] for name in names]
 
     def size(self, path: str | None = None) -> int:
