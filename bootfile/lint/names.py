@@ -50,8 +50,9 @@ class Names(Expressions):
     def _set_tuple(self, target: ast.Tuple | ast.List, value: Value, node: Any, keep: bool) -> None:
         """`a, b = pair`, `first, *rest = items`"""
         for number, part in enumerate(target.elts):
-            rest = Value(deps=values.join_deps([value]))
-            given = rest if isinstance(part, ast.Starred) else self._unpack(value, number, node)
+            # `*rest` may be any of the items
+            is_rest = isinstance(part, ast.Starred)
+            given = Value(deps=values.join_deps([value])) if is_rest else self._unpack(value, number, node)
             self._assign(part, given, node, keep)
 
     _set_list = _set_tuple

@@ -17,6 +17,7 @@ _LINES = 64  # parts of a tensor that are hashed
 _LINE = 64  # bytes of such a part
 _NOT_IN_NUMPY = (torch.bfloat16, torch.complex32)  # nor are some types of one byte
 _ADVICE = "it cannot be hashed: give ids"
+_NONE = -1  # no length is this one
 
 
 def hash_ids(ids: Any) -> np.ndarray:
@@ -61,7 +62,8 @@ def _sizes(value: Any) -> list[int]:
 
 def _hash(value: Any, count: int) -> np.ndarray:
     """Return the hashes of `count` samples, uint64 [count], or one hash [1] of a value that all samples have.
-    count: -1 if the value is one sample."""
+    count: _NONE if the value is one sample, of which no part has samples. hash_batch() calls it with a batch,
+    and it calls itself with the parts."""
     if not isinstance(value, torch.Tensor) and hasattr(value, "__array_interface__"):
         array = np.array(value)  # NumPy's arrays and numbers, images of PIL
         try:
@@ -78,7 +80,7 @@ def _hash(value: Any, count: int) -> np.ndarray:
     elif isinstance(value, list | tuple):
         parts = list(value)
         if len(parts) == count and not any(count in _sizes(part) for part in parts):  # a list of samples
-            return np.concatenate([_hash(part, -1) for part in parts])
+            return np.concatenate([_hash(part, _NONE) for part in parts])
     elif isinstance(value, str | bytes | int | float | complex | None):
         return np.array([_hash_text(value)], np.uint64)
     else:

@@ -147,7 +147,7 @@ class OtherRun:
         self._parts: Any = None  # from settle() on
         self._folder = run.output.folder
         self._parent: Parent | None = None  # on rank 0, until its step
-        self._begins = False  # this start is the first one with a state of its own
+        self._is_first_start = False  # on rank 0, from choose() on: the new run has no checkpoint yet
         self.facts: dict[str, Any] = {}
 
     def choose(self, wanted: str, state: RunState) -> str:
@@ -181,7 +181,7 @@ class OtherRun:
         latest = int(os.environ[compute.ONLY]) if compute.ONLY in os.environ else None
         parent = Parent(self._args.from_run, step, latest)
         self._parent = parent
-        self._begins = True
+        self._is_first_start = True
         _check_skipped(self._args.skip_steps, self._skipped, parent.step)
         self.facts = {"folder": parent.folder, "run": parent.run, "step": parent.step, "state": parent.state}
         if parent.unrecorded:
@@ -224,10 +224,10 @@ class OtherRun:
         if self._parent and step < self._parent.step:
             points = [point for point in self._parent.points if point > step]
             skipped = [number for number in self._parent.skipped if number > step]
-        of_first = (self.facts, points, skipped, self._begins)
-        self.facts, points, skipped, begins = ranks.broadcast_object(of_first)
+        of_first = (self.facts, points, skipped, self._is_first_start)
+        self.facts, points, skipped, is_first_start = ranks.broadcast_object(of_first)
         scores = parts.state.extras
-        if begins and isinstance(scores, Scores):
+        if is_first_start and isinstance(scores, Scores):
             scores.best = -math.inf  # the folder has no best.pth yet
         parts.state.identity.pop(_SKIPPED, None)
         if self._skipped:

@@ -18,6 +18,7 @@ import contextlib
 import functools
 import glob
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -409,24 +410,32 @@ def _is_current(index: ImageFolderIndex, listing: Listing) -> bool:
     scan_listing() asks at each start, and again when it holds the lock."""
     if not index.is_complete or os.path.exists(os.path.join(index.folder, CHANGED)):
         return False
-    count = len(listing.paths)
     bad = {path for path, _, _, _ in index.bad}
-    paths = listing.paths
-    is_good = np.ones(count, bool)
+    is_good = np.ones(len(listing.paths), bool)
     if bad:
         is_good = np.array([path not in bad for path in listing.paths])
-        paths = [listing.paths[row] for row in np.flatnonzero(is_good).tolist()]
-    facts = (index.base, index.classes, index.division, len(index), len(bad))
+    return _has_names(index, listing, is_good) and _has_states(index, listing, is_good)
+
+
+def _has_names(index: ImageFolderIndex, listing: Listing, is_good: np.ndarray) -> bool:
+    """Return whether an index has the names and labels of all listed files. They are in memory: no call of
+    the file system is needed. is_good: bool [n], whether a listed file is not one of the bad ones."""
+    count = len(listing.paths)
+    paths = listing.paths if is_good.all() else list(itertools.compress(listing.paths, is_good))
+    facts = (index.base, index.classes, index.division, len(index), len(index.bad))
     if facts != (listing.base, listing.classes, listing.division, len(paths), count - len(paths)):
         return False
-    # all names and labels: they are in memory, and need no call of the file system
     names = np.insert(index.names, index.offsets[1:-1], 0).tobytes()  # with \0 between them
-    is_same = names == os.fsencode("\0".join(paths)) and np.array_equal(index.labels, listing.labels[is_good])
-    if not is_same:
-        return False
+    return names == os.fsencode("\0".join(paths)) and np.array_equal(index.labels, listing.labels[is_good])
+
+
+def _has_states(index: ImageFolderIndex, listing: Listing, is_good: np.ndarray) -> bool:
+    """Return whether _COMPARED of the files have the sizes and times of an index with these names. is_good:
+    as for _has_names()."""
+    count = len(listing.paths)
     states = np.empty((count, 2), np.int64)  # sizes and times when the files were read
     states[is_good] = np.stack([index.bytes, index.mtimes], axis=1)
-    if bad:
+    if index.bad:
         states[~is_good] = [(size, mtime) for _, size, mtime, _ in index.bad]
     ctimes = np.zeros(count, np.int64)
     ctimes[is_good] = index.ctimes
