@@ -142,10 +142,10 @@ def search(
     return results
 
 
-def seed_with(seed: int, held: Sequence[Generator], device: torch.device | None = None) -> None:
-    """Seed all generators of this process and of the device, and those that a loader holds, each in another
+def seed_with(seed: int, held: Sequence[Generator]) -> None:
+    """Seed all generators of this process, and those that a loader holds, each in another
     way: with one seed they would all draw the same numbers. seed: 0..2^64-1."""
-    seed_all(seed, device)
+    seed_all(seed)
     for place, generator in enumerate(held, 1):
         generator.seed((seed + place) % 2**63)
 

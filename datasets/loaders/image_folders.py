@@ -158,9 +158,7 @@ def _read_run(args: argparse.Namespace, output: Output) -> tuple[list[dict], boo
     elif args.resume != "never":
         continued = read_starts(args.resume)
     # `known`: the starts of the run whose weights this start continues from, evaluates or begins with
-    known = continued
-    if args.evaluate:
-        known = read_starts(args.weights) or continued
+    known = (read_starts(args.weights) if args.evaluate else []) or continued
     # a run at whose step this one begins has also chosen the classes
     is_new = not known and not (args.from_run and records.read_starts(args.from_run))
     return known or read_starts(args.weights), is_new
