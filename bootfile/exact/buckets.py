@@ -18,8 +18,7 @@ def settle_buckets(forward: torch.nn.parallel.DistributedDataParallel, inputs: A
     passes = 2 if forward.static_graph else 1
     # torch 2.6 and later can run a compiled model without compiling it for this batch.
     eager: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-    set_stance = getattr(torch.compiler, "set_stance", None)
-    if set_stance:
+    if set_stance := getattr(torch.compiler, "set_stance", None):
         eager = set_stance("force_eager")
     # cudnn.benchmark would try all algorithms for this batch.
     with eager, torch.backends.cudnn.flags(enabled=True, benchmark=False):

@@ -111,8 +111,7 @@ class Forked(Plugin):
     def _refuse_change(self, step: int, before: "_Before") -> None:
         """Raise BadInput, on every rank, if the step that was left out has changed a part of the state."""
         # rank 0 decides for all, so that no rank waits for one that has ended
-        changed = ranks.broadcast_object(before.find_change())
-        if changed:
+        if changed := ranks.broadcast_object(before.find_change()):
             option = "--skip_steps" if step in self._plan.skipped else "--without"
             raise BadInput(
                 f"{option}: step {step} is left out, and the loop changes {changed} in it: take the "

@@ -108,8 +108,7 @@ def _compare_data(parts: Parts) -> None:
 def _warn_of_generators(parts: Parts) -> None:
     """Print one warning that names generators which neither a checkpoint nor the loader knows."""
     places = {"model": parts.model, "criterion": parts.criterion, "collate_fn": parts.loader.collate_fn}
-    paths = parts.loader.find_unknown_generators(places, parts.state.objects)
-    if paths:
+    if paths := parts.loader.find_unknown_generators(places, parts.state.objects):
         parts.say(
             f"warning: {', '.join(paths)}: random number generators of your own, whose numbers a restart "
             "does not repeat. Use torch's global one, or call checkpoint.add(name=generator) before "

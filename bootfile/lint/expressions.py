@@ -27,8 +27,7 @@ class Expressions(Calls):
             raise TooLarge
         if node is None:
             return Value("none")
-        method = getattr(self, f"_of_{type(node).__name__.lower()}", None)
-        if method:
+        if method := getattr(self, f"_of_{type(node).__name__.lower()}", None):
             result: Value = method(node)
             return result
         # an expression without a method: what it is made of is followed, what it is stays unknown

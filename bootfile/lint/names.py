@@ -19,8 +19,7 @@ class Names(Expressions):
 
     def _assign(self, target: ast.expr, value: Value, node: Any, keep: bool = False) -> None:
         """Bind a target. keep: a loop or a counter binds it, whatever it was before."""
-        method = getattr(self, f"_set_{type(target).__name__.lower()}", None)
-        if method:
+        if method := getattr(self, f"_set_{type(target).__name__.lower()}", None):
             method(target, value, node, keep)
 
     def _set_name(self, target: ast.Name, value: Value, node: Any, keep: bool) -> None:

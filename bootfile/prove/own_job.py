@@ -178,8 +178,7 @@ class OwnJob(Job):
         several = [killed] if is_of_one and any(case.value == "2" for case in others) else []
         count = max(self.same_bits, default=1)
         if "--elastic" in self._known and count > 1:
-            reason = sessions.why_no_fork()
-            if reason:
+            if reason := sessions.why_no_fork():
                 self.unchecked.append(f"{cases.REPLACED}: {reason}")
             else:
                 replaced = Case(cases.REPLACED, option=PROCESSES, losses=_LOSSES[count])

@@ -169,8 +169,7 @@ def find_same_ranks(steps: Steps) -> list[str]:
         for rank, part in enumerate(np.split(samples, np.cumsum(sizes[:-1]))):
             ranks.setdefault(np.sort(part).tobytes(), []).append(rank)
         ranks.pop(b"", None)
-        groups = [group for group in ranks.values() if len(group) > 1]
-        if groups:
+        if groups := [group for group in ranks.values() if len(group) > 1]:
             shared.append((number, groups[0]))
     if not shared:
         return []

@@ -250,8 +250,7 @@ class OtherRun:
         parent = self._parent
         difference = parent.check(self._folder, step, line)
         if difference:
-            changes = "; ".join(parent.find_changes(self._describe_start()))
-            if changes:
+            if changes := "; ".join(parent.find_changes(self._describe_start())):
                 difference += f"{NOT_THE_SAME}{changes}"
         elif step == parent.step:
             samples, states = parent.compared

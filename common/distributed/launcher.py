@@ -59,8 +59,7 @@ def check_room(count: int) -> None:
     process that starts them calls it before."""
     from bootfile.machine import process_limits
 
-    line = process_limits.shortage(count * _TASKS_OF_PROCESS, f"{count} processes of this job")
-    if line:
+    if line := process_limits.shortage(count * _TASKS_OF_PROCESS, f"{count} processes of this job"):
         raise BadInput(f"{line}, or use fewer --processes_per_node")
 
 

@@ -125,8 +125,7 @@ class Roll:
         if self._plan is not self._began and self._store.check([begun]):
             self._note_begin(int(self._store.get(begun)))
         for name, process in list(self._known.items()):
-            reason = reasons[name]
-            if reason:
+            if reason := reasons[name]:
                 del self._known[name]
                 # no loss: a spare, a process that has done its last step, one that leaves
                 if name in self._plan.ids and reason != "exit code 0" and not process.was_asked:

@@ -98,8 +98,7 @@ class Guards:
             differences += [f"{name}: {part}" for part, digest in parts if digest != first.get(part)]
         self._results = {}
         # on all ranks: one that continued would wait for the others in the next collective
-        gathered = list(itertools.chain(*ranks.gather_objects(differences)))
-        if gathered:
+        if gathered := list(itertools.chain(*ranks.gather_objects(differences))):
             raise BadInput(
                 f"--exact_shards: {gathered[0]} changes if a shard is computed again after others or on "
                 "another process: expected state between two calls only in buffers (register_buffer) of "
@@ -238,8 +237,7 @@ def _get_states(sources: list[Any]) -> list[Any]:
 def _set_states(sources: list[Any], states: list[Any]) -> None:
     """Set generators to states of _get_states()."""
     for source, state in zip(sources, states, strict=True):
-        set_state = _find_method(source, _SET)
-        if set_state:
+        if set_state := _find_method(source, _SET):
             set_state(state)
         else:
             source.bit_generator.state = state

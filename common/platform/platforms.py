@@ -425,8 +425,7 @@ def refuse(env: Mapping[str, str], claim: Claim | None) -> None:
             )
     if claim and claim.nodes * (claim.processes or 1) > 1:  # it says how the processes belong together
         return
-    names = _find_signs(env, claim)
-    if names:
+    if names := _find_signs(env, claim):
         shown = values_of(env, *sorted(names))
         raise BadInput(
             f"{shown}: this is one of several processes, and their number, nodes or "

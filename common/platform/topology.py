@@ -222,8 +222,7 @@ def _local_world_size(
     claim = platforms.of_launcher(env)
     if claim and claim.processes and claim.place == (rank, size):
         return claim.processes
-    nodes = whole(env, "AZUREML_NODE_COUNT", 0)
-    if nodes:
+    if nodes := whole(env, "AZUREML_NODE_COUNT", 0):
         return size // nodes
     node_rank = whole(env, "NODE_RANK", 0)
     if node_rank:  # the ranks before the first one of this node are those of the nodes before it

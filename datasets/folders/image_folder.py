@@ -144,8 +144,7 @@ class ImageFolderIndex:
         """Return the counts of images, of all and of the first classes, and the place, for the log."""
         tars: dict[str, None] = {}  # the first and the last one
         for id in (0, len(self) - 1):
-            member = tar_files.split_path(self.path(id))
-            if member:
+            if member := tar_files.split_path(self.path(id)):
                 tars[member[0]] = None
         place = " to ".join(tars) or self.base
         if self.labels.ndim == 2:  # an image has several labels
@@ -376,8 +375,7 @@ def scan_listing(listing: Listing, cache: str, log: Log) -> ImageFolderIndex:
                 if index is None or not _is_current(index, listing):
                     index = _scan(folder, listing, index, log)
     try:
-        changes = images.judge(np.asarray(index.traits))
-        if changes:
+        if changes := images.judge(np.asarray(index.traits)):
             log(f"{listing.split}: of {len(index)} images {changes}")
     except images.BadImage as error:
         raise BadInput(f"{listing.split} images of {index.base}: {error}") from error

@@ -226,8 +226,7 @@ def number_classes(
     if len(places) < len(ordered):
         twins = [ascii(name) for place, name in enumerate(ordered) if places[form(name)] != place]
         raise BadInput(f"{source}: two classes have one name in different spellings: {shown(twins)}")
-    unknown = [name for name in used if form(name) not in places]
-    if unknown:
+    if unknown := [name for name in used if form(name) not in places]:
         owner = f"class {unknown[0]!r}" if unknown[0] else "no class folder"
         raise BadInput(
             f"{source}: {names.count(unknown[0])} images belong to {owner}, but the train split has "
@@ -405,8 +404,7 @@ def _choose_name(candidates: set[str], names: tuple[str, ...], any_capitals: boo
     """Return the candidate that is the first of the names; "" if none is one. any_capitals: Val is val, but
     of several the one in small letters is taken."""
     for name in names:
-        equal = [one for one in candidates if name == (one.lower() if any_capitals else one)]
-        if equal:
+        if equal := [one for one in candidates if name == (one.lower() if any_capitals else one)]:
             return name if name in equal else min(equal)
     return ""
 

@@ -62,8 +62,7 @@ def find(patterns: str | Iterable[str]) -> list[str]:
         folder = files.local_folder(fixed)
         names = [wild]
         # each number of {000..127} must be there: a shard that is missing would not be noticed otherwise
-        span = re.search(r"\{(\d+)\.\.(\d+)\}", wild)
-        if span:
+        if span := re.search(r"\{(\d+)\.\.(\d+)\}", wild):
             numbers = range(int(span[1]), int(span[2]) + 1)
             names = [wild.replace(span[0], str(number).zfill(len(span[1]))) for number in numbers]
         if not names:
@@ -269,8 +268,7 @@ def look(
         members = _select_members(members, kinds, split, ignored)
     if splits not in (None, NO_SPLITS) and not are_named:
         raise BadInput(f"--splits {splits}: {pattern} has no file and no folder of these names")
-    others = count_endings(ignored)
-    if others:
+    if others := count_endings(ignored):
         log(f"{pattern}: ignored {others}")
     if not members:
         raise BadInput(f"{pattern} holds no image ({' '.join(images.EXTENSIONS)}) of the split {split}")
@@ -301,8 +299,7 @@ def _select_tars(
     # the files are not named by splits: look() then asks the names of the images
     if not any(kinds.values()):
         return paths, False
-    unused = [path for path, kind in kinds.items() if not kind]
-    if unused:
+    if unused := [path for path, kind in kinds.items() if not kind]:
         log(f"{pattern}: ignored {shown(unused)}")
     of_split = [path for path in paths if kinds[path.removeprefix(base)] == split]
     if not of_split:

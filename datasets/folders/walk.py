@@ -175,8 +175,7 @@ def stat_files(base: str, paths: list[str]) -> np.ndarray:
             parts.append(part)
             bar.update(len(part))
     states = np.concatenate(parts)
-    missing = [paths[row] for row in np.flatnonzero(states[:, 0] < 0)]
-    if missing:
+    if missing := [paths[row] for row in np.flatnonzero(states[:, 0] < 0)]:
         link = describe_dead_links(prefix + name for name in missing[:SHOWN])
         raise BadInput(f"{len(missing)} of {len(paths)} files are missing in {base}: {shown(missing)}{link}")
     return states
