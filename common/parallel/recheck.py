@@ -52,7 +52,6 @@ class Recheck(Plugin):
 
     def __init__(self, shards: Any, forward: Any, every: int, say: Callable[[str], object]):
         self._shards = shards
-        self._model = forward.module
         self._every = every
         self._say = say
         self._recorder = Recorder(forward, forward.module, self._watch_outputs)
